@@ -1,0 +1,53 @@
+# Each target sets up what it needs: only Python >= 3.11 and make have to be there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test soak check format bench lock clean
+
+help: ## Show what each target does
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(VENV)/installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Paceline needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Paceline into $(VENV) (once)…"
+	@$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --no-deps --editable .
+	@touch $@
+
+$(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
+	@echo "Installing the development tools into $(VENV) (once)…"
+	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@touch $@
+
+serve: $(VENV)/installed ## Start Paceline with the embedded models
+	@$(BIN)/paceline serve $(ARGS)
+
+test: $(VENV)/installed-dev ## Run the test suite
+	@$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/installed-dev ## Run the long property tests (thousands of random schedules)
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+check: $(VENV)/installed-dev ## Check format, lint, types and import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/installed-dev ## Format the code and apply safe lint fixes
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/installed-dev ## Measure speed against mlx-lm, paired in one run
+	@$(BIN)/paceline bench $(ARGS)
+
+lock: ## Rewrite the lock files (needs uv)
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet pyproject.toml -o requirements.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet --group dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

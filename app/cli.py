@@ -1,0 +1,5 @@
+"""The `paceline` command."""
+
+
+def main() -> None:
+    """Run the command line."""

@@ -1,0 +1,1 @@
+"""Values, ports and errors that every layer shares. Standard library and msgspec only."""

@@ -1,0 +1,95 @@
+"""The one tree of errors. Each names what happened and the next action; HTTP codes live here and nowhere else.
+
+PacelineError
+├── InvalidRequest            400  the client asked for something malformed or impossible
+│   └── SpeculationUnavailable     a method was asked for explicitly and cannot run
+├── ModelNotFound             404
+├── QueueFull                 429  come back after `retry_after_seconds`
+├── ModelUnavailable          503  the model cannot be loaded or is quarantined
+│   └── InsufficientMemory
+└── WorkerGone                503  the worker process ended while the request ran
+"""
+
+
+class PacelineError(Exception):
+    """Base of all errors told to a client: `message` is for people, `code` for programs."""
+
+    status = 500
+    kind = "server_error"
+    code = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        parameter: str | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or type(self).code
+        self.parameter = parameter
+        self.retry_after_seconds = retry_after_seconds
+
+
+class InvalidRequest(PacelineError):
+    """The request is malformed, out of range or does not fit the model."""
+
+    status = 400
+    kind = "invalid_request_error"
+    code = "invalid_request"
+
+
+class SpeculationUnavailable(InvalidRequest):
+    """The client asked for one method by name and that method cannot run here."""
+
+    code = "speculation_unavailable"
+
+
+class ModelNotFound(PacelineError):
+    """No model with that id is on disk."""
+
+    status = 404
+    kind = "invalid_request_error"
+    code = "model_not_found"
+
+
+class QueueFull(PacelineError):
+    """The bounded queue of the model is full; nothing was accepted."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "queue_full"
+
+
+class ModelUnavailable(PacelineError):
+    """The model cannot serve: its folder is broken, it is quarantined, or its load was cancelled."""
+
+    status = 503
+    code = "model_unavailable"
+
+
+class InsufficientMemory(ModelUnavailable):
+    """The model does not fit under the memory ceiling, or not until another one is released."""
+
+    code = "insufficient_memory"
+
+
+class WorkerGone(PacelineError):
+    """The worker process ended while the request was running; the supervisor restarts it."""
+
+    status = 503
+    code = "worker_restarted"
+
+
+def _tree(root: type[PacelineError]) -> dict[str, type[PacelineError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+def error_class(name: str) -> type[PacelineError]:
+    """The class that an error frame names; unknown names become the root, never a crash."""
+    return _tree(PacelineError).get(name, PacelineError)

@@ -1,0 +1,215 @@
+"""Frames between the server process and the worker: tagged msgpack structs, no pickle, no tensors.
+
+Server → worker: commands. Worker → server: events. A request id comes back in every event about it; each choice of
+a request (`n` > 1) is one `index`. Exactly one `Finished` per index, or one `Failed` for the whole request.
+"""
+
+from typing import Any
+
+import msgspec
+
+from app.core.request import SamplingParameters, SpeculationRequest
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
+
+class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
+    """A main model and its optional drafter: loaded, leased and unloaded as one unit. Paths are local folders."""
+
+    id: str
+    path: str
+    draft_id: str | None = None
+    draft_path: str | None = None
+    draft_unavailable: str = ""
+    """Why the draft model that was asked for is not used; empty when there is none to explain."""
+    policy: str = "single"
+    num_draft_tokens: int | None = None
+    max_rows: int = 8
+    prefill_chunk_tokens: int = 512
+    max_context_tokens: int | None = None
+    prefix_cache_bytes: int = 1 << 30
+    queue_limit: int = 128
+
+
+# --- commands -------------------------------------------------------------------------------------------------
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Generate from chat messages, from text, or from token ids: exactly one of the three is set."""
+
+    id: str
+    model: ModelSpecification
+    messages: list[dict[str, Any]] | None = None
+    text: str | None = None
+    tokens: list[int] | None = None
+    tools: list[dict[str, Any]] | None = None
+    template_arguments: dict[str, Any] = {}
+    max_tokens: int | None = None
+    """None: up to the end of the context."""
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    echo: bool = False
+    sampling: SamplingParameters = SamplingParameters()
+    speculation: SpeculationRequest = SpeculationRequest()
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+
+
+class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Answered by `ModelLoaded` or `Failed` with this id, after `LoadProgress` events."""
+
+    id: str
+    model: ModelSpecification
+    pinned: bool | None = None
+    idle_seconds: float | None = None
+
+
+class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    model_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Finish running requests for at most `drain_seconds`, then exit 0."""
+
+    drain_seconds: float = 0.0
+
+
+Command = Generate | Cancel | LoadModel | UnloadModel | Shutdown
+
+
+# --- events ---------------------------------------------------------------------------------------------------
+
+
+class TokenText(msgspec.Struct, frozen=True, kw_only=True):
+    """One token as the client sees it in `logprobs`."""
+
+    token: str
+    token_bytes: tuple[int, ...] = ()
+    logprob: float = 0.0
+    top: tuple[tuple[str, float, tuple[int, ...]], ...] = ()
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    process_id: int
+    device: str
+    versions: dict[str, str] = {}
+    memory_ceiling_bytes: int = 0
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Sent after every step and at least once a second; `pending` says whether work is waiting for a step."""
+
+    pending: bool
+    step_seconds: float = 0.0
+    snapshot: "Snapshot | None" = None
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The prompt was rendered and tokenized and the request is queued: from here on streaming may begin."""
+
+    id: str
+    prompt_tokens: int
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Text of one step. `accepted_characters`: spans of `text` that came from the drafter as (start, end)."""
+
+    id: str
+    index: int
+    text: str
+    tokens: int
+    accepted_spans: tuple[tuple[int, int], ...] = ()
+    method: str = "off"
+    logprobs: tuple[TokenText, ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Counted to the last told token; nothing after a stop is in here."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    cycles: int = 0
+    steps: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    methods: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The one terminal event of a choice. `finish_reason` is OpenAI's: stop, length or tool_calls."""
+
+    id: str
+    index: int
+    finish_reason: str
+    usage: Usage
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The one terminal event of a request that failed; `error` names a class of `core.errors`."""
+
+    id: str
+    error: str
+    message: str
+    code: str
+    parameter: str | None = None
+    retry_after_seconds: int | None = None
+
+
+class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    model_id: str
+    phase: str
+    fraction: float
+
+
+class ModelLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    model_id: str
+    seconds: float
+
+
+class ModelUnloaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    id: str
+    model_id: str
+
+
+class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """State of one model in the pool, as `ps`, `/v1/models` and `/metrics` show it."""
+
+    id: str
+    state: str
+    """loading, ready or unloading."""
+    draft_id: str | None = None
+    weights_bytes: int = 0
+    cache_bytes: int = 0
+    prefix_cache_bytes: int = 0
+    cache_families: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    unavailable: dict[str, str] = {}
+    max_context_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    pinned: bool = False
+    idle_seconds: float = 0.0
+    leases: int = 0
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker's state, sent with a heartbeat about once a second while anything changes."""
+
+    models: tuple[LoadedModel, ...] = ()
+    active_bytes: int = 0
+    cached_bytes: int = 0
+    peak_bytes: int = 0
+
+
+Event = Ready | Heartbeat | Accepted | Delta | Finished | Failed | LoadProgress | ModelLoaded | ModelUnloaded

@@ -1,0 +1,48 @@
+"""What the layers ask of one another, so that each can be tested with a fake."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.core.request import Request
+from app.core.step import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a loaded engine can do, fixed for its life."""
+
+    max_context_tokens: int
+    max_rows: int
+    prefill_chunk_tokens: int = 512
+    drafters: tuple[str, ...] = ()
+    """Methods that can run here, best first."""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Method -> the reason why it cannot run here."""
+    rows_may_batch: bool = True
+    """False: an unknown cache class decodes alone, without drafts."""
+
+
+class EnginePort(Protocol):
+    """One loaded model with its drafters. All calls come from the MLX thread; none blocks on anything else."""
+
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    def admit(self, request: Request) -> int:
+        """Claim a row; the answer is how many prompt tokens the prefix cache already holds (< prompt length)."""
+        ...
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run one forward. All caches commit or none: on an exception the rows of the plan are unusable."""
+        ...
+
+    def release(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Free the row; `tokens` (prompt and told output) may be kept for the prefix cache. Unknown ids are fine."""
+        ...
+
+
+class Clock(Protocol):
+    """Seconds that only go forward."""
+
+    def __call__(self) -> float: ...

@@ -1,0 +1,47 @@
+"""What was asked: frozen values that cross every boundary."""
+
+from typing import Literal
+
+import msgspec
+
+Method = Literal["off", "draft_model", "ngram"]
+"""A way to run decode steps; `off` is plain decoding. A drafter registers under any other name."""
+
+
+class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is drawn from the target's logits.
+
+    Order: logit bias and penalties, temperature, then top-k, top-p, min-p. `temperature` 0 is argmax.
+    `seed` keys the noise together with the output position, so the same seed gives the same text.
+    """
+
+    seed: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    top_logprobs: int | None = None
+    """None: no logprobs; 0: of the chosen token only; k: and of the k likeliest."""
+
+
+class SpeculationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client asked of speculation. `auto` may fall back and says why; a name must run or be refused."""
+
+    method: str = "auto"
+    num_draft_tokens: int | None = None
+    draft_model: str | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate, as the scheduler and the engine see it."""
+
+    id: str
+    prompt_tokens: tuple[int, ...]
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    sampling: SamplingParameters = SamplingParameters()
+    speculation: SpeculationRequest = SpeculationRequest()

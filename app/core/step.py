@@ -1,0 +1,130 @@
+"""One step of the loop: what the scheduler plans, what the engine answers, what the client is told.
+
+There are no phases, only counters: `computed` counts the tokens of a sequence that are in the cache. Chunked
+prefill, a prefix hit, rejected drafts and carried-over tokens are all `computed` lagging behind `len(tokens)`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """Feed `tokens[start:end]` of one sequence; no logits are wanted."""
+
+    sequence_id: str
+    tokens: Sequence[int]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """Feed `tokens[computed:]` (one token, or more after a carry-over) and up to `num_draft_tokens` drafts.
+
+    `tokens` is a read-only view of prompt and output. `remaining` is how many tokens may still be emitted (>= 1).
+    """
+
+    sequence_id: str
+    tokens: Sequence[int]
+    prompt_length: int
+    computed: int
+    remaining: int
+    method: str = "off"
+    num_draft_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One forward for all rows, padded to the widest."""
+
+    rows: tuple[DecodeRow, ...]
+
+
+StepPlan = PrefillStep | DecodeStep
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probability (nat) of one emitted token and of the likeliest ones, from the target's raw logits."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutcome:
+    """What one row gained: `emitted` = accepted drafts and then one recovered or bonus token of the target.
+
+    `computed` is the new length of the cache. `drafted` counts only drafts that were verified.
+    """
+
+    sequence_id: str
+    emitted: tuple[int, ...]
+    computed: int
+    drafted: int = 0
+    accepted: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    method: str = "off"
+    why_not_drafted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Outcomes of one step. A planned row may be missing: it made no progress and is planned again."""
+
+    outcomes: tuple[RowOutcome, ...] = ()
+    prefilled: tuple[tuple[str, int], ...] = ()
+    """(sequence id, new computed) of the row that a prefill step fed."""
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+    width: int = 1
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended, in OpenAI's words where they exist."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counters of one sequence. Rates are derived, never stored."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    cycles: int = 0
+    """Steps that verified at least one draft."""
+    steps: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    methods: tuple[str, ...] = ()
+    """Every method that ran for this sequence, in order of first use."""
+    reason: str = ""
+    """Why speculation did not run, or not all the time; empty when it always did."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Tokens of one step told to one client; exactly one event per request carries a `finish_reason`.
+
+    `accepted` says how many of `tokens`, from the first, came from the drafter.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    drafted: int = 0
+    accepted: int = 0
+    method: str = "off"
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    statistics: Statistics = field(default_factory=Statistics)
+    error: str = ""
