@@ -1,0 +1,212 @@
+"""Frames over the inherited socketpair: four bytes of length (big endian), then one msgpack struct. No pickle.
+
+Both processes use this file. `FrameDecoder` is free of I/O; `ServerChannel` is the asyncio end (commands out, events
+in), `WorkerChannel` the blocking end (events out under a lock, commands in on a reader thread). A frame over
+`MAX_FRAME_BYTES` or one that is no message ends the channel: the supervisor restarts what cannot be understood.
+"""
+
+import asyncio
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, cast
+
+import msgspec
+
+from app.core.errors import InvalidRequest, QueueFull
+from app.core.messages import MAX_FRAME_BYTES, Command, Event, Failed
+
+MAX_BACKLOG_BYTES: Final = 2 * MAX_FRAME_BYTES
+"""Commands that the worker has not read yet; above it new ones are refused."""
+READ_BYTES: Final = 256 * 1024
+
+_LENGTH = struct.Struct(">I")
+_ENCODER = msgspec.msgpack.Encoder()
+_EVENTS: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+_COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_NOT_A_MESSAGE = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
+_logger = logging.getLogger("paceline.channel")
+
+
+class FrameError(Exception):
+    """The bytes are no frame of ours: too long, or not a known message."""
+
+
+class _Addressed(msgspec.Struct):
+    """What is read of a command that does not decode, so that its sender can be told."""
+
+    id: str
+
+
+def pack(message: Command | Event) -> bytes:
+    """One frame of `message`. Raises FrameError when it cannot be encoded or is over `MAX_FRAME_BYTES`."""
+    try:
+        payload = _ENCODER.encode(message)
+    except (TypeError, UnicodeError, OverflowError, RecursionError, ValueError) as error:
+        raise FrameError(f"the message cannot be encoded: {error}") from error
+    if len(payload) > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {len(payload)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def unpack_event(payload: bytes) -> Event:
+    """The event in one frame. Raises FrameError."""
+    try:
+        return _EVENTS.decode(payload)
+    except _NOT_A_MESSAGE as error:
+        raise FrameError(f"not an event: {error}") from error
+
+
+def unpack_command(payload: bytes) -> Command:
+    """The command in one frame. Raises FrameError."""
+    try:
+        return _COMMANDS.decode(payload)
+    except _NOT_A_MESSAGE as error:
+        raise FrameError(f"not a command: {error}") from error
+
+
+class FrameDecoder:
+    """Cuts a byte stream into payloads, however the bytes were split on the way."""
+
+    def __init__(self, limit_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._buffer = bytearray()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of a frame that is not complete yet; never more than the limit and one read."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The payloads that `data` completes; exhaust it. Raises FrameError at a length over the limit."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > self._limit_bytes:
+                raise FrameError(f"a frame of {length} bytes is over the limit of {self._limit_bytes}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            payload = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield payload
+
+
+class ServerChannel(asyncio.Protocol):
+    """The server's end. `on_event` gets every event in order, `on_close` once why the channel ended."""
+
+    def __init__(self, on_event: Callable[[Event], None], on_close: Callable[[str], None]) -> None:
+        self._on_event = on_event
+        self._on_close = on_close
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._reason = ""
+
+    @classmethod
+    async def open(
+        cls, end: socket.socket, on_event: Callable[[Event], None], on_close: Callable[[str], None]
+    ) -> "ServerChannel":
+        """Speak over `end`, which the channel owns from now on."""
+        channel = cls(on_event, on_close)
+        await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=end)
+        return channel
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of asyncio.Protocol."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Part of asyncio.Protocol: a bad frame closes the channel, whatever came before it was told."""
+        if self._reason:
+            return
+        try:
+            for payload in self._decoder.feed(data):
+                self._on_event(unpack_event(payload))
+        except FrameError as error:
+            self._reason = f"it sent a frame that is not understood ({error})"
+            _logger.exception("closing the channel")
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Part of asyncio.Protocol."""
+        self._transport = None
+        self._on_close(self._reason or (str(exc) if exc else ""))
+
+    def send(self, command: Command) -> None:
+        """Queue one command; never blocks. On a closed channel it is dropped, the close is told by `on_close`.
+
+        Raises InvalidRequest when the command cannot be a frame, QueueFull when the worker does not read.
+        """
+        try:
+            frame = pack(command)
+        except FrameError as error:
+            raise InvalidRequest(f"The request cannot be sent to the model: {error}.") from error
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._transport.get_write_buffer_size() + len(frame) > MAX_BACKLOG_BYTES:
+            raise QueueFull("Too many requests wait for the worker; try again.", retry_after_seconds=2)
+        self._transport.write(frame)
+
+    def close(self) -> None:
+        """End the channel now, without waiting for what is still to be written; safe to call twice."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class WorkerChannel:
+    """The worker's end: `send` from any thread, commands on one reader thread."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.settimeout(None)
+        self._end = end
+        self._lock = threading.Lock()
+
+    def send(self, event: Event) -> None:
+        """Write one event; blocks while the server does not read, which is the worker's only back-pressure.
+
+        After the server is gone events are dropped: the reader's `on_close` ends the process.
+        """
+        frame = pack(event)
+        try:
+            with self._lock:
+                self._end.sendall(frame)
+        except OSError as error:
+            _logger.debug("dropped an event: %s", error)
+
+    def start(self, on_command: Callable[[Command], None], on_close: Callable[[], None]) -> threading.Thread:
+        """Read commands on a daemon thread until the server's end closes, then call `on_close`."""
+        thread = threading.Thread(target=self._read, args=(on_command, on_close), name="reader", daemon=True)
+        thread.start()
+        return thread
+
+    def close(self) -> None:
+        """End the channel; safe to call twice."""
+        self._end.close()
+
+    def _read(self, on_command: Callable[[Command], None], on_close: Callable[[], None]) -> None:
+        decoder = FrameDecoder()
+        try:
+            while data := self._end.recv(READ_BYTES):
+                for payload in decoder.feed(data):
+                    self._hand_over(payload, on_command)
+        except (OSError, FrameError) as error:
+            _logger.warning("the channel to the server ended: %s", error)
+        on_close()
+
+    def _hand_over(self, payload: bytes, on_command: Callable[[Command], None]) -> None:
+        try:
+            command = unpack_command(payload)
+        except FrameError as error:
+            self._refuse(payload, error)
+        else:
+            on_command(command)
+
+    def _refuse(self, payload: bytes, error: FrameError) -> None:
+        """Tell the sender of a malformed command; raises the error when nobody can be told."""
+        try:
+            request_id = msgspec.msgpack.decode(payload, type=_Addressed).id
+        except _NOT_A_MESSAGE:
+            raise error from None
+        self.send(Failed(id=request_id, error="InvalidRequest", message=str(error), code="invalid_request"))

@@ -1,0 +1,107 @@
+"""One life of the worker process: spawned once, spoken to, ended for certain, never reused."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import app
+from app.core.messages import Command, Event
+from app.worker.channel import ServerChannel
+
+WORKER_COMMAND = (sys.executable, "-m", "app.worker.process")
+PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent
+
+_SET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONFAULTHANDLER": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+_SECRET_ENDINGS = ("TOKEN", "_KEY", "SECRET", "PASSWORD")
+_DROPPED = frozenset({"MLX_LM_TRUST_REMOTE_CODE"})
+
+
+def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The worker's environment: offline, with stack dumps, and without anything that looks like a secret."""
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name not in _DROPPED and not name.upper().endswith(_SECRET_ENDINGS)
+    }
+    return kept | _SET
+
+
+class Child:
+    """The process and its channel. `end` leaves neither it nor its group behind."""
+
+    def __init__(self, process: Process, channel: ServerChannel) -> None:
+        self._process = process
+        self._channel = channel
+
+    @classmethod
+    async def spawn(
+        cls, command: Sequence[str], *, on_event: Callable[[Event], None], on_close: Callable[[str], None]
+    ) -> "Child":
+        """Start `command --channel-fd N` in its own session. Raises OSError when it cannot start."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                "--channel-fd",
+                str(theirs.fileno()),
+                stdin=DEVNULL,
+                stdout=DEVNULL,
+                cwd=PACKAGE_PARENT,
+                env=worker_environment(os.environ),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return cls(process, await ServerChannel.open(ours, on_event, on_close))
+
+    @property
+    def process_id(self) -> int:
+        """The process id, also of its session and group."""
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Queue one command; see `ServerChannel.send`."""
+        self._channel.send(command)
+
+    async def wait(self, seconds: float) -> int | None:
+        """The exit code once it has ended (negative: minus the signal), None when it lives on after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self._process.wait(), seconds)
+        return None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send `number` to the process, if it is still there."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def end(self, *steps: tuple[signal.Signals, float]) -> int:
+        """Send each signal and wait its seconds; then SIGKILL to the whole group. The answer is the exit code."""
+        for number, seconds in steps:
+            if self._process.returncode is None:
+                self.send_signal(number)
+                await self.wait(seconds)
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        code = await self._process.wait()
+        self._channel.close()
+        return code

@@ -1,0 +1,239 @@
+"""Keeps one worker process alive: spawns it, watches its heartbeat, tells its end, restarts it, blames models.
+
+Runs in the server process on asyncio. One task owns the child from spawn to the last wait, so that neither a crash
+nor `stop` nor a cancelled caller leaves an orphan. Who wants events attaches one `LinkListener` (the client).
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.core.errors import WorkerGone
+from app.core.messages import Command, Event, Heartbeat, Ready, Shutdown
+from app.core.ports import Clock
+from app.worker.child import WORKER_COMMAND, Child
+from app.worker.recovery import Backoff, CrashLog, describe_exit
+from app.worker.watchdog import Watchdog
+
+_logger = logging.getLogger("paceline.supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Every wait of the supervisor, in seconds; the defaults are the product's promises."""
+
+    start_seconds: float = 120.0
+    silence_seconds: float = 30.0
+    step_factor: float = 10.0
+    look_seconds: float = 1.0
+    reap_seconds: float = 1.0
+    abort_seconds: float = 2.0
+    first_pause_seconds: float = 1.0
+    longest_pause_seconds: float = 60.0
+    steady_seconds: float = 60.0
+    crash_limit: int = 3
+    crash_window_seconds: float = 300.0
+    stop_seconds: float = 5.0
+
+
+class LinkListener(Protocol):
+    """Who is told what the worker says. All calls come from the event loop and must not raise."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether an answer of the worker is waited for."""
+        ...
+
+    def handle(self, event: Event) -> None:
+        """One event, in the order the worker sent it."""
+        ...
+
+    def worker_gone(self, cause: str) -> frozenset[str]:
+        """The worker ended: fail what is in flight, at once; the answer names the models it was for."""
+        ...
+
+
+class Supervisor:
+    """One worker at a time, for ever, until `stop`."""
+
+    def __init__(
+        self,
+        *,
+        command: Sequence[str] = WORKER_COMMAND,
+        memory_ceiling_bytes: int | None = None,
+        timing: Timing | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        ceiling = () if memory_ceiling_bytes is None else ("--memory-ceiling-bytes", str(memory_ceiling_bytes))
+        self._command = (*command, *ceiling)
+        self._timing = timing or Timing()
+        self._clock = clock
+        self._crashes = CrashLog(self._timing.crash_limit, self._timing.crash_window_seconds)
+        self._listener: LinkListener | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._child: Child | None = None
+        self._watchdog = self._new_watchdog()
+        self._wake = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._closed: str | None = None
+        self._drain_seconds: float | None = None
+        self.restarts = 0
+        self.last_exit = ""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a worker has said `Ready`, lives and is not being stopped."""
+        return self._ready.is_set() and self._drain_seconds is None
+
+    @property
+    def process_id(self) -> int | None:
+        """The worker's process id while there is one."""
+        return self._child.process_id if self._child else None
+
+    @property
+    def quarantined(self) -> Mapping[str, str]:
+        """Model id -> why it is kept from running."""
+        return self._crashes.quarantined
+
+    def release_quarantine(self, model_id: str) -> bool:
+        """Let a model run again; False when it was not quarantined."""
+        return self._crashes.release(model_id)
+
+    def attach(self, listener: LinkListener) -> None:
+        """Tell everything to `listener`; one at a time, before `start`."""
+        self._listener = listener
+
+    async def start(self) -> None:
+        """Begin; returns at once, `wait_ready` tells when the worker can be used."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="worker supervisor")
+
+    async def wait_ready(self, seconds: float) -> bool:
+        """Whether a worker is ready within `seconds`; at once False after `stop`."""
+        if self._drain_seconds is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ready.wait(), seconds)
+        return self.ready
+
+    def send(self, command: Command) -> None:
+        """Queue a command. Raises WorkerGone without a ready worker, and what `ServerChannel.send` raises."""
+        if self._child is None or not self._ready.is_set():
+            raise WorkerGone("The model worker is not running; try again in a moment.", retry_after_seconds=2)
+        self._child.send(command)
+
+    async def stop(self, drain_seconds: float = 0.0) -> None:
+        """Let running requests finish for `drain_seconds`, then end the worker for certain. Safe to call twice."""
+        if self._drain_seconds is None:
+            self._drain_seconds = drain_seconds
+        self._wake.set()
+        self._ready.set()  # whoever waits looks again and learns that it is over
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def _run(self) -> None:
+        backoff = Backoff(
+            self._timing.first_pause_seconds, self._timing.longest_pause_seconds, self._timing.steady_seconds
+        )
+        while self._drain_seconds is None:
+            began = self._clock()
+            await self._live()
+            if self._drain_seconds is not None:
+                break
+            self.restarts += 1
+            await self._pause(backoff.pause_seconds(self._clock() - began))
+
+    async def _live(self) -> None:
+        """One worker from spawn to its end."""
+        self._closed = None
+        self._wake.clear()
+        self._watchdog = self._new_watchdog()
+        try:
+            self._child = child = await Child.spawn(self._command, on_event=self._handle, on_close=self._handle_close)
+        except OSError as error:
+            self._lose(f"it could not be started ({error})")
+            return
+        try:
+            hung = await self._watch()
+            if self._drain_seconds is not None:
+                await self._drain(child, self._drain_seconds)
+            elif hung:
+                self._lose(hung)
+                await child.end((signal.SIGABRT, self._timing.abort_seconds))
+            else:
+                code = await child.wait(self._timing.reap_seconds)
+                self._lose(self._closed or describe_exit(code))
+        finally:
+            self._ready.clear()
+            self._child = None
+            await child.end()
+
+    async def _watch(self) -> str:
+        """Return when the channel closed or `stop` was called (empty), or why the worker counts as hung."""
+        began = looked = self._clock()
+        while self._closed is None and self._drain_seconds is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._timing.look_seconds)
+                continue
+            now = self._clock()
+            if not self.ready:
+                if now - began > self._timing.start_seconds:
+                    return f"it did not become ready within {self._timing.start_seconds:g} s"
+            elif self._watchdog.look(now - looked, in_flight=self._in_flight):
+                return f"it hung: no heartbeat for {self._watchdog.allowed_seconds:.3g} s while work was pending"
+            looked = now
+        return ""
+
+    async def _drain(self, child: Child, drain_seconds: float) -> None:
+        """The orderly end: a command, then SIGTERM, then (in `Child.end`) SIGKILL."""
+        if self._closed is None:
+            child.send(Shutdown(drain_seconds=drain_seconds))
+        code = await child.wait(drain_seconds + self._timing.stop_seconds)
+        if code is None:
+            code = await child.end((signal.SIGTERM, self._timing.reap_seconds))
+        self._ready.clear()
+        self.last_exit = describe_exit(code)
+        if self._listener is not None:
+            self._listener.worker_gone("the server is stopping")
+
+    def _lose(self, cause: str) -> None:
+        """The worker is gone: tell everyone first, then learn from it."""
+        self._ready.clear()
+        self._closed = cause
+        self.last_exit = cause
+        _logger.error("the worker is gone: %s", cause)
+        models = self._listener.worker_gone(cause) if self._listener is not None else frozenset[str]()
+        for model in self._crashes.record(self._clock(), models, cause):
+            _logger.error("quarantined %s: %s", model, self._crashes.quarantined[model])
+
+    async def _pause(self, seconds: float) -> None:
+        self._wake.clear()
+        if self._drain_seconds is None and seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), seconds)
+
+    def _handle(self, event: Event) -> None:
+        if self._closed is not None:
+            return  # the last words of a worker that was given up
+        if isinstance(event, Heartbeat):
+            self._watchdog.beat(event)
+        if self._listener is not None:
+            self._listener.handle(event)
+        if isinstance(event, Ready):
+            self._ready.set()
+
+    def _handle_close(self, reason: str) -> None:
+        if self._closed is None:
+            self._closed = reason
+        self._wake.set()
+
+    @property
+    def _in_flight(self) -> bool:
+        return self._listener is not None and self._listener.in_flight
+
+    def _new_watchdog(self) -> Watchdog:
+        return Watchdog(self._timing.silence_seconds, self._timing.step_factor, 2 * self._timing.look_seconds)

@@ -1,0 +1,151 @@
+"""A worker without a model: a real process that speaks the channel and does what the text of each request says.
+
+Run as `python -m tests.worker.fake_worker [--flag] --channel-fd N`. Texts: "words N", "forever", "silent", "kill",
+"stop" (SIGSTOP), "exit N", "garbage", "fail NAME", "environment", "hold" (finishes when the worker drains).
+"""
+
+import argparse
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from app.core.messages import (
+    Accepted,
+    Cancel,
+    Command,
+    Delta,
+    Failed,
+    Finished,
+    Generate,
+    Heartbeat,
+    LoadedModel,
+    LoadModel,
+    LoadProgress,
+    ModelLoaded,
+    ModelUnloaded,
+    Ready,
+    Shutdown,
+    Snapshot,
+    UnloadModel,
+    Usage,
+)
+from app.worker.channel import WorkerChannel
+
+BEAT_SECONDS = 0.05
+
+
+class FakeWorker:
+    """Obeys scripts; cancels and drains like the real one."""
+
+    def __init__(self, end: socket.socket, options: argparse.Namespace) -> None:
+        self.end = end
+        self.options = options
+        self.channel = WorkerChannel(end)
+        self.open: dict[str, Generate] = {}
+        self.loads: set[str] = set()
+        self.over = threading.Event()
+
+    def run(self) -> int:
+        self.channel.start(self.obey, self.over.set)
+        if not self.options.never_ready:
+            self.channel.send(Ready(process_id=os.getpid(), device="fake", versions={"fake": "1"}))
+        while not self.over.wait(BEAT_SECONDS):
+            for request_id, command in tuple(self.open.items()):
+                if command.text == "forever":
+                    self.channel.send(Delta(id=request_id, index=0, text="x", tokens=1))
+            snapshot = Snapshot(models=(LoadedModel(id="fake", state="ready"),), active_bytes=1)
+            self.channel.send(Heartbeat(pending=bool(self.open), step_seconds=0.001, snapshot=snapshot))
+        return 0
+
+    def obey(self, command: Command) -> None:
+        match command:
+            case Generate():
+                self.generate(command)
+            case Cancel():
+                if self.open.pop(command.id, None):
+                    self.channel.send(Finished(id=command.id, index=0, finish_reason="cancelled", usage=Usage()))
+                if command.id in self.loads:
+                    self.loads.discard(command.id)
+                    self.channel.send(LoadProgress(model_id="slow", phase="failed", fraction=0.0))
+            case LoadModel():
+                self.load(command)
+            case UnloadModel():
+                self.channel.send(ModelUnloaded(id=command.id, model_id=command.model_id))
+            case Shutdown():
+                if not self.options.deaf:
+                    self.drain()
+
+    def load(self, command: LoadModel) -> None:
+        self.channel.send(LoadProgress(model_id=command.model.id, phase="weights", fraction=0.5))
+        if command.model.id == "slow":
+            self.loads.add(command.id)
+            return
+        self.channel.send(LoadProgress(model_id=command.model.id, phase="ready", fraction=1.0))
+        self.channel.send(ModelLoaded(id=command.id, model_id=command.model.id, seconds=0.1))
+
+    def drain(self) -> None:
+        for request_id, command in tuple(self.open.items()):
+            if command.text == "hold":
+                self.channel.send(Delta(id=request_id, index=0, text="done", tokens=1))
+                self.finish(command)
+        self.over.set()
+
+    def finish(self, command: Generate) -> None:
+        self.open.pop(command.id, None)
+        for index in range(command.n):
+            usage = Usage(prompt_tokens=1, completion_tokens=1)
+            self.channel.send(Finished(id=command.id, index=index, finish_reason="stop", usage=usage))
+
+    def generate(self, command: Generate) -> None:
+        verb, _, argument = (command.text or "").partition(" ")
+        actions: dict[str, Callable[[], object]] = {
+            "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+            "exit": lambda: os._exit(int(argument)),
+            "garbage": lambda: self.end.sendall(struct.pack(">I", 1 << 31)),
+            "words": lambda: self.words(command, int(argument)),
+            "environment": lambda: self.environment(command),
+        }
+        if verb == "fail":
+            self.channel.send(Failed(id=command.id, error=argument, message="as asked", code="asked"))
+            return
+        self.open[command.id] = command
+        self.channel.send(Accepted(id=command.id, prompt_tokens=1))
+        actions.get(verb, lambda: None)()
+
+    def words(self, command: Generate, count: int) -> None:
+        for number in range(count):
+            for index in range(command.n):
+                self.channel.send(Delta(id=command.id, index=index, text=f"{number} ", tokens=1))
+        self.finish(command)
+
+    def environment(self, command: Generate) -> None:
+        for name, value in os.environ.items():
+            self.channel.send(Delta(id=command.id, index=0, text=f"{name}={value}", tokens=1))
+        self.channel.send(Delta(id=command.id, index=0, text=f"session={os.getsid(0) == os.getpid()}", tokens=1))
+        self.channel.send(Delta(id=command.id, index=0, text=f"cwd={Path.cwd()}", tokens=1))
+        self.finish(command)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--channel-fd", type=int, required=True)
+    parser.add_argument("--memory-ceiling-bytes", type=int)
+    parser.add_argument("--never-ready", action="store_true")
+    parser.add_argument("--deaf", action="store_true")
+    parser.add_argument("--crash", action="store_true")
+    options = parser.parse_args()
+    if options.crash:
+        return 7
+    if options.deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return FakeWorker(socket.socket(fileno=options.channel_fd), options).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

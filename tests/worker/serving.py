@@ -1,0 +1,74 @@
+"""A supervisor and its client around the fake worker, for tests of the server's side."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from app.core.messages import Event, Generate, ModelSpecification
+from app.worker.client import WorkerClient
+from app.worker.stream import StreamEvent
+from app.worker.supervisor import Supervisor, Timing
+
+DEADLINE_SECONDS = 15.0
+QUICK = Timing(
+    look_seconds=0.1,
+    abort_seconds=0.1,
+    first_pause_seconds=0.02,
+    longest_pause_seconds=0.05,
+    stop_seconds=0.4,
+    reap_seconds=0.4,
+)
+
+
+def fake_command(*flags: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "tests.worker.fake_worker", *flags)
+
+
+def ask(text: str, *, request_id: str = "r", model_id: str = "m", n: int = 1) -> Generate:
+    model = ModelSpecification(id=model_id, path=f"/models/{model_id}")
+    return Generate(id=request_id, model=model, text=text, n=n)
+
+
+async def collect(client: WorkerClient, command: Generate) -> list[StreamEvent]:
+    return [event async for event in client.generate(command)]
+
+
+async def until(client: WorkerClient, wanted: Callable[[Event], bool]) -> Event:
+    """The next event of the worker that is wanted."""
+    found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+
+    def hear(event: Event) -> None:
+        if wanted(event) and not found.done():
+            found.set_result(event)
+
+    unsubscribe = client.subscribe(hear)
+    try:
+        return await asyncio.wait_for(found, DEADLINE_SECONDS)
+    finally:
+        unsubscribe()
+
+
+@asynccontextmanager
+async def serving(
+    *flags: str, timing: Timing = QUICK, buffer_events: int = 4096, ready_seconds: float = DEADLINE_SECONDS
+) -> AsyncIterator[tuple[Supervisor, WorkerClient]]:
+    supervisor = Supervisor(command=fake_command(*flags), timing=timing)
+    client = WorkerClient(supervisor, buffer_events=buffer_events, ready_seconds=ready_seconds)
+    await supervisor.start()
+    try:
+        yield supervisor, client
+    finally:
+        await supervisor.stop()
+
+
+class Stopwatch:
+    """Seconds of the wall since it was made."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began

@@ -1,0 +1,134 @@
+"""The client over a supervised fake worker: streams, cancels, loads, slow readers, subscriptions."""
+
+import asyncio
+
+import pytest
+
+from app.core.errors import InvalidRequest, PacelineError, QueueFull
+from app.core.messages import Accepted, Delta, Finished, Generate, Heartbeat, LoadProgress, ModelSpecification
+from tests.worker.serving import ask, collect, serving, until
+
+SLOW = ModelSpecification(id="slow", path="/models/slow")
+FAST = ModelSpecification(id="fast", path="/models/fast")
+
+
+def cancelled(event: object) -> bool:
+    return isinstance(event, Finished) and event.finish_reason == "cancelled"
+
+
+def test_streams_loads_and_snapshot() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            events = await collect(client, ask("words 3", n=2))
+            assert isinstance(events[0], Accepted)
+            assert [event.text for event in events if isinstance(event, Delta) and event.index == 1] == [
+                "0 ",
+                "1 ",
+                "2 ",
+            ]
+            assert [event.index for event in events if isinstance(event, Finished)] == [0, 1]
+            phases: list[str] = []
+            client.subscribe(lambda event: phases.append(event.phase) if isinstance(event, LoadProgress) else None)
+            assert (await client.load(FAST, pinned=True)).model_id == "fast"
+            assert phases == ["weights", "ready"]
+            assert client.progress == {}
+            await client.unload("fast")
+            await until(client, lambda event: isinstance(event, Heartbeat))
+            assert [model.id for model in client.snapshot.models] == ["fake"]
+            assert not client.in_flight
+
+    asyncio.run(scenario())
+
+
+def test_the_error_that_a_frame_names_is_raised() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            with pytest.raises(QueueFull, match="as asked") as caught:
+                await collect(client, ask("fail QueueFull"))
+            assert caught.value.code == "asked"
+            with pytest.raises(PacelineError):
+                await collect(client, ask("fail os.system"))
+            with pytest.raises(InvalidRequest):
+                await collect(client, ask("\ud800"))
+            assert not client.in_flight
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("way", ["aclose", "cancel"])
+def test_leaving_early_cancels_in_the_worker(way: str) -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            stream = client.generate(ask("forever"))
+            assert isinstance(await anext(stream), Accepted)
+            gone = asyncio.create_task(until(client, cancelled))
+            await asyncio.sleep(0)
+            if way == "aclose":
+                await stream.aclose()
+            else:
+                await anext(stream)
+                waiting = asyncio.create_task(drain(stream))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+            await gone
+            assert not client.in_flight
+
+    async def drain(stream: object) -> None:
+        async for _ in stream:  # type: ignore[attr-defined]
+            pass
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_does_not_read_is_cancelled_and_told() -> None:
+    async def scenario() -> None:
+        async with serving(buffer_events=10) as (_, client):
+            stream = client.generate(ask("forever"))
+            await anext(stream)
+            await until(client, cancelled)
+            for _ in range(10):
+                assert isinstance(await anext(stream), Delta)
+            with pytest.raises(PacelineError) as caught:
+                await anext(stream)
+            assert caught.value.code == "client_too_slow"
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_load_is_cancelled_in_the_worker() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            loading = asyncio.create_task(client.load(SLOW))
+            await until(client, lambda event: isinstance(event, LoadProgress))
+            assert client.progress["slow"].fraction == 0.5
+            failed = asyncio.create_task(until(client, lambda event: isinstance(event, LoadProgress)))
+            await asyncio.sleep(0)
+            loading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+            await failed
+            assert client.progress == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_failing_listener_disturbs_nobody_and_a_used_id_is_refused() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+
+            def broken(event: object) -> None:
+                raise RuntimeError("a broken page")
+
+            unsubscribe = client.subscribe(broken)
+            assert await collect(client, ask("words 1"))
+            unsubscribe()
+            unsubscribe()
+            stream = client.generate(ask("forever"))
+            await anext(stream)
+            with pytest.raises(ValueError, match="in use"):
+                await collect(client, Generate(id="r", model=FAST, text="words 1"))
+            await stream.aclose()
+
+    asyncio.run(scenario())

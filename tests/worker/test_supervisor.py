@@ -1,0 +1,245 @@
+"""The supervisor and a real process: spawn, crash, hang, quarantine, stop, parent death."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
+from app.core.messages import Accepted, Delta, Failed, Finished, Heartbeat, Ready
+from app.worker.child import PACKAGE_PARENT, worker_environment
+from app.worker.client import WorkerClient
+from app.worker.supervisor import Supervisor, Timing
+from tests.worker.serving import DEADLINE_SECONDS, QUICK, Stopwatch, ask, collect, serving, until
+
+IMPATIENT = dataclasses.replace(QUICK, silence_seconds=1.0)
+
+
+async def lost(client: WorkerClient, text: str, *, request_id: str = "r", model_id: str = "m") -> PacelineError:
+    """The error that a request ends with."""
+    with pytest.raises(WorkerGone) as caught:
+        await collect(client, ask(text, request_id=request_id, model_id=model_id))
+    return caught.value
+
+
+def test_a_worker_serves_in_its_own_session_offline_and_without_secrets() -> None:
+    async def scenario() -> None:
+        async with serving() as (supervisor, client):
+            events = await collect(client, ask("environment"))
+            lines = [event.text for event in events if isinstance(event, Delta)]
+            assert "HF_HUB_OFFLINE=1" in lines
+            assert "TOKENIZERS_PARALLELISM=false" in lines
+            assert "session=True" in lines
+            assert f"cwd={PACKAGE_PARENT}" in lines
+            assert client.ready_info is not None
+            assert client.ready_info.process_id == supervisor.process_id
+
+    asyncio.run(scenario())
+
+
+def test_secrets_do_not_reach_the_worker() -> None:
+    inherited = {"HF_TOKEN": "a", "PACELINE_API_KEY": "b", "MLX_LM_TRUST_REMOTE_CODE": "1", "PATH": "/bin"}
+    kept = worker_environment(inherited)
+    assert "PATH" in kept
+    assert not kept.keys() & (inherited.keys() - {"PATH"})
+
+
+def test_kill_mid_stream_tells_every_client_and_the_next_request_is_fine() -> None:
+    async def scenario() -> None:
+        async with serving() as (supervisor, client):
+            failures: list[str] = []
+            client.subscribe(lambda event: failures.append(event.id) if isinstance(event, Failed) else None)
+            tasks = [asyncio.create_task(lost(client, "forever", request_id=f"r{n}")) for n in range(8)]
+            await until(client, lambda event: isinstance(event, Delta) and event.id == "r7")
+            assert supervisor.process_id is not None
+            watch = Stopwatch()
+            os.kill(supervisor.process_id, signal.SIGKILL)
+            errors = await asyncio.gather(*tasks)
+            assert watch.seconds <= 2
+            assert all("SIGKILL" in error.message for error in errors)
+            assert sorted(failures) == sorted(f"r{n}" for n in range(8))
+            events = await collect(client, ask("words 3"))
+            assert watch.seconds <= 10
+            assert isinstance(events[-1], Finished)
+            assert (client.restarts, client.quarantined) == (1, {})
+            assert "SIGKILL" in client.last_exit
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("text", "cause"), [("kill", "SIGKILL"), ("exit 3", "code 3"), ("garbage", "not understood")])
+def test_every_way_to_die_has_a_readable_cause(text: str, cause: str) -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            error = await lost(client, text)
+            assert cause in error.message
+            assert error.retry_after_seconds is not None
+            assert await collect(client, ask("words 1"))
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_worker_counts_as_hung_and_is_replaced() -> None:
+    async def scenario() -> None:
+        async with serving(timing=IMPATIENT) as (supervisor, client):
+            await supervisor.wait_ready(DEADLINE_SECONDS)
+            old = supervisor.process_id
+            watch = Stopwatch()
+            error = await lost(client, "stop")
+            assert "hung" in error.message
+            assert watch.seconds > 0.5 * IMPATIENT.silence_seconds
+            assert await collect(client, ask("words 1"))
+            assert old is not None
+            assert not psutil.pid_exists(old)
+            assert supervisor.process_id != old
+
+    asyncio.run(scenario())
+
+
+def test_silence_without_pending_work_is_no_hang_and_heartbeats_keep_a_slow_answer_alive() -> None:
+    async def scenario() -> None:
+        async with serving(timing=IMPATIENT) as (supervisor, client):
+            silent = asyncio.create_task(collect(client, ask("silent")))
+            watch = Stopwatch()
+            while watch.seconds < 1.5 * IMPATIENT.silence_seconds:
+                await until(client, lambda event: isinstance(event, Heartbeat))
+            assert supervisor.restarts == 0
+            silent.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_three_crashes_quarantine_the_model_and_only_it() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            for number in range(3):
+                assert client.quarantined == {}
+                await lost(client, "kill", request_id=f"r{number}", model_id="bad")
+            assert "3 times" in client.quarantined["bad"]
+            with pytest.raises(ModelUnavailable, match="quarantined"):
+                await collect(client, ask("words 1", model_id="bad"))
+            assert await collect(client, ask("words 1", model_id="good"))
+            assert client.release_quarantine("bad")
+            assert await collect(client, ask("words 1", model_id="bad"))
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_never_starts_is_reported_and_tried_again() -> None:
+    async def scenario() -> None:
+        async with serving("--crash", ready_seconds=0.1) as (supervisor, client):
+            with pytest.raises(WorkerGone, match="not running"):
+                await collect(client, ask("words 1"))
+            while supervisor.restarts < 3:
+                assert not await supervisor.wait_ready(0.05)
+            assert "code 7" in client.last_exit
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_is_never_ready_is_replaced() -> None:
+    async def scenario() -> None:
+        timing = Timing(start_seconds=0.3, look_seconds=0.05, abort_seconds=0.1, stop_seconds=0.3)
+        async with serving("--never-ready", timing=timing, ready_seconds=0.1) as (supervisor, client):
+            while supervisor.restarts == 0:
+                assert not await supervisor.wait_ready(0.05)
+            assert "did not become ready" in client.last_exit
+
+    asyncio.run(scenario())
+
+
+def test_a_command_that_cannot_be_spawned_is_an_error_not_a_crash() -> None:
+    async def scenario() -> None:
+        supervisor = Supervisor(command=("/nonexistent/python",), timing=QUICK)
+        await supervisor.start()
+        while supervisor.restarts == 0:
+            assert not await supervisor.wait_ready(0.02)
+        assert "could not be started" in supervisor.last_exit
+        await supervisor.stop()
+
+    asyncio.run(scenario())
+
+
+def test_stop_drains_running_requests_and_refuses_new_ones() -> None:
+    async def scenario() -> None:
+        async with serving() as (supervisor, client):
+            held = asyncio.create_task(collect(client, ask("hold")))
+            await until(client, lambda event: isinstance(event, Accepted))
+            stopping = asyncio.create_task(supervisor.stop(5.0))
+            events = await held
+            assert isinstance(events[-1], Finished)
+            await stopping
+            assert "code 0" in supervisor.last_exit
+            with pytest.raises(WorkerGone):
+                await collect(client, ask("words 1"))
+
+    asyncio.run(scenario())
+
+
+def test_stop_ends_a_deaf_worker_too_and_fails_what_is_left() -> None:
+    async def scenario() -> None:
+        async with serving("--deaf") as (supervisor, client):
+            task = asyncio.create_task(lost(client, "silent"))
+            await until(client, lambda event: isinstance(event, Accepted))
+            process_id = supervisor.process_id
+            assert process_id is not None
+            await supervisor.stop(0.0)
+            assert not psutil.pid_exists(process_id)
+            assert "stopping" in (await task).message
+
+    asyncio.run(scenario())
+
+
+def test_stop_before_ready_and_twice_leaves_nobody_behind() -> None:
+    async def scenario() -> None:
+        async with serving() as (supervisor, _):
+            await asyncio.gather(supervisor.stop(), supervisor.stop())
+            assert supervisor.process_id is None
+        assert not [child for child in psutil.Process().children() if "fake_worker" in " ".join(child.cmdline())]
+
+    asyncio.run(scenario())
+
+
+PARENT = """
+import asyncio
+from tests.worker.serving import ask, serving
+
+async def main():
+    async with serving() as (supervisor, client):
+        stream = client.generate(ask("forever"))
+        await anext(stream)
+        print(supervisor.process_id, flush=True)
+        async for _ in stream:
+            pass
+
+asyncio.run(main())
+"""
+
+
+def test_the_worker_dies_with_its_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, cwd=PACKAGE_PARENT)
+    assert parent.stdout is not None
+    worker = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    worker.wait(timeout=DEADLINE_SECONDS)
+    assert not worker.is_running()
+
+
+def test_ready_is_told_once_per_life() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            first = await until(client, lambda event: isinstance(event, Ready))
+            await lost(client, "kill")
+            second = await until(client, lambda event: isinstance(event, Ready))
+            assert isinstance(first, Ready)
+            assert isinstance(second, Ready)
+            assert first.process_id != second.process_id
+
+    asyncio.run(scenario())
