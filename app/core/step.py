@@ -104,8 +104,12 @@ class Statistics:
     """Steps that verified at least one draft."""
     steps: int = 0
     accepted_per_position: tuple[int, ...] = ()
+    queue_seconds: float = 0.0
+    """From `submit` to admission."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    """From `submit` to the first told tokens; 0 when there were none."""
     methods: tuple[str, ...] = ()
     """Every method that ran for this sequence, in order of first use."""
     reason: str = ""

@@ -1,0 +1,208 @@
+"""Decode steps: draft → verify → accept → rewind, in one lazy graph and one read per cycle.
+
+Plain decoding is the same with zero drafts, plus one forward launched ahead, so that the device never waits for the
+host. A launched forward belongs to its rows: whatever is planned next, its tokens are delivered first.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from app.core.request import Request
+from app.core.step import DecodeRow, RowOutcome, TokenLogprobs
+from app.engine.acceptance import count_accepted
+from app.engine.alone import AloneRunner
+from app.engine.drafters import Proposal, Verdict
+from app.engine.drafters.registry import Drafters
+from app.engine.launch import Launched, Scores, feed, score
+from app.engine.runner import Runner
+from app.engine.sampling import SampledRow, adjust, draw
+
+DRAFT_TIMING_INTERVAL = 32
+"""Every so many cycles the drafts are evaluated on their own, so that the governor knows what they cost."""
+
+
+class Decoder:
+    """Runs decode steps over one runner. `requests` is the engine's live view of the admitted requests."""
+
+    def __init__(self, runner: Runner | AloneRunner, drafters: Drafters, requests: Mapping[str, Request]) -> None:
+        self.runner = runner
+        self.drafters = drafters
+        self.requests = requests
+        self.ahead: Launched | None = None
+        self._cycles = 0
+        self._draft_seconds_per_token = 0.0
+
+    def forget(self, request_id: str) -> None:
+        """The row is over; what was launched for the others stays."""
+        if self.ahead is not None:
+            self.ahead = self.ahead.only([name for name in self.ahead.sequence_ids if name != request_id])
+
+    def decode(self, rows: Sequence[DecodeRow]) -> tuple[tuple[RowOutcome, ...], int, float]:
+        """Outcomes, forward width and seconds spent on drafting."""
+        by_id = {row.sequence_id: row for row in rows}
+        rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
+        if self.ahead is not None and any(row.sequence_id in self.ahead.sequence_ids for row in rows):
+            return self._plain(rows, ("",) * len(rows)), 1, 0.0
+        for row in rows:
+            check_length(self.runner, row.sequence_id, row.computed)
+        proposal, draft_seconds = self._propose(rows)
+        if proposal.tokens is None:
+            width = max(len(row.tokens) - row.computed for row in rows)
+            return self._plain(rows, proposal.reasons), width, draft_seconds
+        return self._verify(rows, proposal, proposal.tokens), 1 + max(proposal.counts), draft_seconds
+
+    def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[str]) -> tuple[RowOutcome, ...]:
+        """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first."""
+        current, self.ahead = self.ahead, None
+        if current is None:
+            current = self._launch(rows, None)
+        if all(row.num_draft_tokens == 0 for row in rows):
+            beyond = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
+            if beyond:
+                self.ahead = self._launch(beyond, current.only([row.sequence_id for row in beyond]))
+        current.start()
+        if self.ahead is not None:
+            self.ahead.start()
+        tokens: Any = current.tokens.tolist()
+        index = {name: place for place, name in enumerate(current.sequence_ids)}
+        return tuple(
+            RowOutcome(
+                sequence_id=row.sequence_id,
+                emitted=(tokens[index[row.sequence_id]],),
+                computed=len(row.tokens),
+                logprobs=self._logprobs(current.scores, index[row.sequence_id], row.sequence_id, 1),
+                why_not_drafted=reason,
+            )
+            for row, reason in zip(rows, reasons, strict=True)
+            if row.sequence_id in index
+        )
+
+    def _launch(self, rows: Sequence[DecodeRow], launched: Launched | None) -> Launched:
+        """One forward without drafts, fully kept. Rows in `launched` feed the token that is still on the device."""
+        names = [row.sequence_id for row in rows]
+        fed, widths = feed(rows, launched)
+        logits, forward = self.runner.forward(names, fed, widths)
+        self.runner.commit(forward, widths)
+        pending = () if launched is None else launched.sequence_ids
+        sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
+        if max(widths) > 1:
+            last = mx.array(widths, dtype=mx.int32)[:, None, None] - 1
+            logits = mx.take_along_axis(logits, last, axis=1)
+        logits = logits.astype(mx.float32)
+        drawn = draw(adjust(logits, sampled, fed if pending else None), sampled)
+        return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
+
+    def _sampled(self, row: DecodeRow, pending: int = 0) -> SampledRow:
+        return SampledRow(self.requests[row.sequence_id].sampling, row.tokens, row.prompt_length, pending)
+
+    def _scores(self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow]) -> Scores | None:
+        wanted = [self.requests[row.sequence_id].sampling.top_logprobs for row in rows]
+        top = [value for value in wanted if value is not None]
+        return score(logits, drawn, max(top)) if top else None
+
+    def _logprobs(self, scores: Scores | None, row: int, name: str, count: int) -> tuple[TokenLogprobs, ...]:
+        top = self.requests[name].sampling.top_logprobs
+        return () if scores is None or top is None else scores.read(row, count, top)
+
+    def _propose(self, rows: Sequence[DecodeRow]) -> tuple[Proposal, float]:
+        """Ask each row's drafter; one rectangle of drafts [rows, K] comes back."""
+        started = time.perf_counter()
+        parts: dict[str, list[int]] = {}
+        for index, row in enumerate(rows):
+            if row.num_draft_tokens and row.method in self.drafters.available:
+                parts.setdefault(row.method, []).append(index)
+        counts, reasons = [0] * len(rows), [""] * len(rows)
+        drafts: list[mx.array | None] = [None] * len(rows)
+        for method, members in parts.items():
+            chosen = [rows[index] for index in members]
+            proposal = self.drafters.available[method].propose(chosen, [self._sampled(row) for row in chosen])
+            for place, index in enumerate(members):
+                counts[index], reasons[index] = proposal.counts[place], proposal.reasons[place]
+                drafts[index] = None if proposal.tokens is None else proposal.tokens[place]
+        width = max(counts)
+        if width == 0:
+            return Proposal(None, tuple(counts), tuple(reasons)), time.perf_counter() - started
+        tokens = mx.stack([_padded(row, width) for row in drafts])
+        return Proposal(tokens, tuple(counts), tuple(reasons)), self._draft_seconds(tokens, started)
+
+    def _draft_seconds(self, tokens: mx.array, started: float) -> float:
+        """Measured now and then by waiting for the drafts alone; in between, the last figure scaled by their number."""
+        self._cycles += 1
+        if self._cycles % DRAFT_TIMING_INTERVAL == 2:
+            mx.eval(tokens)
+            self._draft_seconds_per_token = (time.perf_counter() - started) / tokens.shape[1]
+        return self._draft_seconds_per_token * tokens.shape[1]
+
+    def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
+        """One forward over known tokens and drafts; the only read brings drawn tokens and accepted counts."""
+        names = [row.sequence_id for row in rows]
+        known = [len(row.tokens) - row.computed for row in rows]
+        widths = [size + count for size, count in zip(known, proposal.counts, strict=True)]
+        fed = _fed(rows, known, drafts)
+        logits, forward = self.runner.forward(names, fed, widths, record=True)
+        slots = drafts.shape[1] + 1
+        if logits.shape[1] != slots:
+            first = mx.array(known, dtype=mx.int32)[:, None] - 1
+            places = mx.minimum(first + mx.arange(slots), logits.shape[1] - 1)
+            logits = mx.take_along_axis(logits, places[..., None], axis=1)
+        logits = logits.astype(mx.float32)
+        sampled = [self._sampled(row) for row in rows]
+        drawn = draw(adjust(logits, sampled, drafts), sampled)
+        accepted = count_accepted(drafts, drawn, proposal.counts)
+        scores = self._scores(logits, drawn, rows)
+        packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
+        mx.async_eval(packed, *(scores.arrays() if scores else ()))
+        read: Any = packed.tolist()
+        counts = [values[-1] for values in read]
+        kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
+        self._tell_drafters(rows, proposal, counts)
+        return tuple(
+            RowOutcome(
+                sequence_id=row.sequence_id,
+                emitted=tuple(read[index][: counts[index] + 1]),
+                computed=row.computed + kept[index],
+                drafted=proposal.counts[index],
+                accepted=counts[index],
+                logprobs=self._logprobs(scores, index, row.sequence_id, counts[index] + 1),
+                method=row.method if proposal.counts[index] else "off",
+                why_not_drafted=proposal.reasons[index],
+            )
+            for index, row in enumerate(rows)
+        )
+
+    def _tell_drafters(self, rows: Sequence[DecodeRow], proposal: Proposal, accepted: Sequence[int]) -> None:
+        verdicts: dict[str, list[Verdict]] = {}
+        for row, drafted, count in zip(rows, proposal.counts, accepted, strict=True):
+            if drafted:
+                verdicts.setdefault(row.method, []).append(Verdict(row.sequence_id, drafted, count))
+        for method, told in verdicts.items():
+            self.drafters.available[method].observe(told)
+
+
+def check_length(runner: Runner | AloneRunner, name: str, computed: int) -> None:
+    """The one invariant: cached length == `computed`. Raises RuntimeError."""
+    if runner.length(name) != computed:
+        raise RuntimeError(f"cache holds {runner.length(name)} tokens of {name}, the plan says {computed}")
+
+
+def _padded(drafts: mx.array | None, width: int) -> mx.array:
+    if drafts is None:
+        return mx.zeros((width,), dtype=mx.int32)
+    missing = width - drafts.shape[0]
+    return mx.concatenate([drafts, mx.zeros((missing,), dtype=mx.int32)]) if missing else drafts
+
+
+def _fed(rows: Sequence[DecodeRow], known: Sequence[int], drafts: mx.array) -> mx.array:
+    """int32 [rows, known + K]: each row's uncached tokens, then its drafts, then padding."""
+    tokens = [list(row.tokens[row.computed :]) for row in rows]
+    if len(set(known)) == 1:
+        return mx.concatenate([mx.array(tokens, dtype=mx.int32), drafts], axis=1)
+    width = max(known) + drafts.shape[1]
+    pieces = [
+        _padded(mx.concatenate([mx.array(row, dtype=mx.int32), drafts[index]]), width)
+        for index, row in enumerate(tokens)
+    ]
+    return mx.stack(pieces)

@@ -1,0 +1,165 @@
+"""One loaded model with its drafters: rows come, steps run, rows go. Steps are planned by the scheduler; nothing here
+knows a queue.
+"""
+
+import time
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from app.core.ports import EngineLimits
+from app.core.request import Request
+from app.core.step import PrefillStep, StepPlan, StepResult
+from app.engine.alone import AloneRunner
+from app.engine.decoding import Decoder, check_length
+from app.engine.drafters.registry import Drafters, DraftSource, open_drafters
+from app.engine.loader import LoadedUnit
+from app.engine.prefix_cache import PrefixCache, StateRow
+from app.engine.rollback import UnknownCacheError
+from app.engine.runner import Runner
+
+
+class Engine:
+    """`EnginePort` over mlx. One thread loads, steps and frees it."""
+
+    def __init__(self, runner: Runner | AloneRunner, drafters: Drafters, limits: EngineLimits, prefixes: PrefixCache):
+        self.runner = runner
+        self.drafters = drafters
+        self._limits = limits
+        self.prefixes = prefixes
+        self._requests: dict[str, Request] = {}
+        self._checkpoints: dict[str, dict[int, StateRow]] = {}
+        self._decoder = Decoder(runner, drafters, self._requests)
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._limits
+
+    @property
+    def cache_families(self) -> tuple[str, ...]:
+        return self.runner.caches.families or ("alone",)
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.runner.caches.nbytes + sum(drafter.nbytes for drafter in self.drafters.available.values())
+
+    @property
+    def prefix_cache_bytes(self) -> int:
+        return self.prefixes.nbytes
+
+    def drop_prefix_cache(self) -> None:
+        self.prefixes.clear()
+
+    def admit(self, request: Request) -> int:
+        self.runner.claim(request.id)
+        self._requests[request.id] = request
+        if isinstance(self.runner, AloneRunner):
+            return 0
+        slot = self.runner.caches.table.slots[request.id]
+        return self.prefixes.restore(self.runner.caches, slot, request.prompt_tokens)
+
+    def release(self, request_id: str, tokens: Sequence[int]) -> None:
+        if self._requests.pop(request_id, None) is None:
+            return
+        self._decoder.forget(request_id)
+        if isinstance(self.runner, Runner):
+            self._keep_prefix(self.runner, request_id, tokens)
+        self.runner.release(request_id)
+        self._checkpoints.pop(request_id, None)
+        for drafter in self.drafters.available.values():
+            drafter.release(request_id)
+
+    def _keep_prefix(self, runner: Runner, request_id: str, tokens: Sequence[int]) -> None:
+        length = min(len(tokens), runner.length(request_id))
+        checkpoints = {point: row for point, row in self._checkpoints.get(request_id, {}).items() if point <= length}
+        if runner.caches.states and runner.length(request_id) == length:
+            checkpoints[length] = _state_row(runner, request_id)
+        self.prefixes.store(runner.caches, runner.caches.table.slots[request_id], tokens[:length], checkpoints)
+
+    def close(self) -> None:
+        """Drop every row, cache and drafter state."""
+        self._reset()
+        self.prefixes.clear()
+
+    def _reset(self) -> None:
+        self._decoder.ahead = None
+        for name in list(self._requests):
+            for drafter in self.drafters.available.values():
+                drafter.release(name)
+        self._requests.clear()
+        self._checkpoints.clear()
+        self.runner.clear()
+
+    def step(self, plan: StepPlan) -> StepResult:
+        started = time.perf_counter()
+        try:
+            if isinstance(plan, PrefillStep):
+                self._prefill(plan)
+                prefilled = ((plan.sequence_id, plan.end),)
+                return StepResult(
+                    prefilled=prefilled, seconds=time.perf_counter() - started, width=plan.end - plan.start
+                )
+            outcomes, width, draft_seconds = self._decoder.decode(plan.rows)
+        except BaseException:
+            self._reset()
+            raise
+        return StepResult(
+            outcomes=outcomes, seconds=time.perf_counter() - started, draft_seconds=draft_seconds, width=width
+        )
+
+    def _prefill(self, plan: PrefillStep) -> None:
+        name, size = plan.sequence_id, plan.end - plan.start
+        check_length(self.runner, name, plan.start)
+        tokens = mx.array([list(plan.tokens[plan.start : plan.end])], dtype=mx.int32)
+        logits, forward = self.runner.forward([name], tokens, [size])
+        self.runner.commit(forward, [size])
+        if isinstance(self.runner, AloneRunner):
+            mx.eval([layer.state for layer in self.runner.caches.layers])
+        else:
+            mx.eval(self.runner.caches.arrays())
+            if self.runner.caches.states and plan.end == len(plan.tokens) - 1:
+                self._checkpoints[name] = {plan.end: _state_row(self.runner, name)}
+        del logits
+        mx.clear_cache()
+
+
+def _state_row(runner: Runner, request_id: str) -> StateRow:
+    slot = runner.caches.table.slots[request_id]
+    return tuple(state.read_row(slot) or () for state in runner.caches.states)
+
+
+def open_engine(unit: LoadedUnit) -> Engine:
+    """Caches, drafters and limits for a loaded unit."""
+    specification = unit.spec
+    chunk = specification.prefill_chunk_tokens
+    prefixes = PrefixCache(specification.prefix_cache_bytes)
+    try:
+        runner = Runner(unit.target, chunk_tokens=chunk)
+    except UnknownCacheError as error:
+        reason = f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts"
+        drafters = Drafters({}, {"draft_model": reason, "ngram": reason})
+        limits = EngineLimits(
+            max_context_tokens=unit.max_context_tokens,
+            max_rows=1,
+            prefill_chunk_tokens=chunk,
+            unavailable=drafters.unavailable,
+            rows_may_batch=False,
+        )
+        return Engine(AloneRunner(unit.target), drafters, limits, PrefixCache(0))
+    drafters = open_drafters(
+        DraftSource(
+            model=unit.draft,
+            target_vocabulary=unit.vocabulary_size,
+            max_context_tokens=unit.draft_max_context_tokens or unit.max_context_tokens,
+            chunk_tokens=chunk,
+            why_no_model=specification.draft_unavailable,
+        )
+    )
+    limits = EngineLimits(
+        max_context_tokens=unit.max_context_tokens,
+        max_rows=specification.max_rows,
+        prefill_chunk_tokens=chunk,
+        drafters=tuple(drafters.available),
+        unavailable=drafters.unavailable,
+    )
+    return Engine(runner, drafters, limits, prefixes)

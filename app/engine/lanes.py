@@ -1,0 +1,176 @@
+"""Slots and lanes: which row a sequence sits in, how many of its tokens are cached, where they lie, who sees whom.
+
+All of it is arithmetic on host integers; the buffers are in `slot_cache`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+
+MASK_FULL = "causal"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The slots `first:stop` of one forward of `width` tokens a row, and their cached lengths before it."""
+
+    first: int
+    stop: int
+    width: int
+    lengths: tuple[int, ...]
+
+    @cached_property
+    def uniform(self) -> bool:
+        return len(set(self.lengths)) == 1
+
+    @cached_property
+    def offset(self) -> int | mx.array:
+        """Position of the first fed token: an int when all rows agree, else int32 [rows]."""
+        return self.lengths[0] if self.uniform else mx.array(self.lengths, dtype=mx.int32)
+
+
+class SlotTable:
+    """Which sequence sits in which slot, and how many of its tokens are cached. Shared by all layers of a model."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, int] = {}
+        self.lengths: list[int] = []
+        self.selection = Selection(0, 1, 1, (0,))
+
+    def claim(self, sequence_id: str) -> int:
+        """Take the next slot. Occupied slots are always 0 … n-1."""
+        slot = len(self.slots)
+        self.slots[sequence_id] = slot
+        if slot == len(self.lengths):
+            self.lengths.append(0)
+        self.lengths[slot] = 0
+        return slot
+
+    def release(self, sequence_id: str) -> tuple[int, int] | None:
+        """Free the slot; the answer is the (source, destination) of the row that must move into the hole."""
+        hole = self.slots.pop(sequence_id)
+        last = len(self.slots)
+        if hole == last:
+            return None
+        mover = next(name for name, slot in self.slots.items() if slot == last)
+        self.slots[mover] = hole
+        self.lengths[hole] = self.lengths[last]
+        return last, hole
+
+    def length(self, sequence_id: str) -> int:
+        return self.lengths[self.slots[sequence_id]]
+
+    def select(self, sequence_ids: Sequence[str], width: int) -> Selection:
+        """Aim the next forward at these sequences."""
+        slots = [self.slots[name] for name in sequence_ids]
+        first, stop = min(slots), max(slots) + 1
+        self.selection = Selection(first, stop, width, tuple(self.lengths[first:stop]))
+        return self.selection
+
+
+class Lane:
+    """Where rows of one attention window lie in their buffers. All layers with the same window share one lane.
+
+    Without a window, index = position. With one, a row that reaches the capacity is moved to the front of its buffer
+    so that `window + margin` tokens stay: enough to see the window after rewinding up to `margin` tokens.
+    """
+
+    def __init__(self, table: SlotTable, window: int | None, *, margin_tokens: int, chunk_tokens: int) -> None:
+        self.table = table
+        self.window = window
+        self.keep_tokens = (window or 0) + margin_tokens
+        self.capacity = None if window is None else self.keep_tokens + chunk_tokens
+        self.bases: list[int] = []
+        self.moves: list[tuple[int, int, int]] = []
+        self._begun: Selection | None = None
+        self._starts: tuple[int, ...] = ()
+        self._masks: dict[tuple[int, bool, int | None], Any] = {}
+        self._indices: dict[int, mx.array] = {}
+
+    def base(self, slot: int) -> int:
+        return self.bases[slot] if slot < len(self.bases) else 0
+
+    def set_base(self, slot: int, base: int) -> None:
+        self.bases.extend([0] * (slot + 1 - len(self.bases)))
+        self.bases[slot] = base
+
+    def begin(self) -> tuple[int, ...]:
+        """Buffer index at which each selected row writes; plans the moves of rows that reached the capacity."""
+        selection = self.table.selection
+        if self._begun is not selection:
+            self._begun = selection
+            self._masks.clear()
+            self._indices.clear()
+            self.moves = self._plan_moves(selection)
+            self._starts = tuple(
+                length - self.base(slot) for slot, length in enumerate(selection.lengths, selection.first)
+            )
+        return self._starts
+
+    def _plan_moves(self, selection: Selection) -> list[tuple[int, int, int]]:
+        moves: list[tuple[int, int, int]] = []
+        if self.capacity is None:
+            return moves
+        for slot, length in enumerate(selection.lengths, selection.first):
+            index = length - self.base(slot)
+            if index + selection.width > self.capacity and index > self.keep_tokens:
+                moves.append((slot, index - self.keep_tokens, index))
+                self.set_base(slot, self.base(slot) + index - self.keep_tokens)
+        return moves
+
+    def can_hold(self, slot: int, length: int) -> bool:
+        """Whether the row still has every token that position `length` would attend to."""
+        base = self.base(slot)
+        return base == 0 or (self.window is not None and length - self.window + 1 >= base)
+
+    @property
+    def uniform(self) -> bool:
+        return len(set(self.begin())) == 1
+
+    @property
+    def extent(self) -> int:
+        """Number of buffer positions that the forward reads."""
+        return max(self.begin()) + self.table.selection.width
+
+    def write_index(self, rows: int) -> mx.array:
+        """int32 [rows, 1, width, 1]: where each row of the whole buffer writes; rows outside the range write junk
+        behind their own length."""
+        self.begin()
+        if rows not in self._indices:
+            selection = self.table.selection
+            starts = [
+                (self.table.lengths[slot] if slot < len(self.table.lengths) else 0) - self.base(slot)
+                for slot in range(rows)
+            ]
+            index = mx.array(starts, dtype=mx.int32)[:, None] + mx.arange(selection.width, dtype=mx.int32)
+            self._indices[rows] = index[:, None, :, None]
+        return self._indices[rows]
+
+    def mask(self, width: int, *, return_array: bool, window_size: int | None) -> Any:
+        """None, "causal", or bool [width, extent] / [rows, 1, width, extent]; made once per forward."""
+        self.begin()
+        windows = [size for size in (window_size, self.window) if size is not None]
+        window = min(windows) if windows else None
+        key = (width, return_array, window)
+        if key not in self._masks:
+            self._masks[key] = self._make_mask(width, return_array=return_array, window=window)
+        return self._masks[key]
+
+    def _make_mask(self, width: int, *, return_array: bool, window: int | None) -> Any:
+        starts = self.begin()
+        extent = max(starts) + width
+        if len(set(starts)) == 1:
+            if window is None or extent <= window:
+                if width == 1 and not return_array:
+                    return None
+                if not return_array:
+                    return MASK_FULL
+            queries = mx.arange(starts[0], extent)[:, None]
+        else:
+            queries = mx.array(starts, dtype=mx.int32)[:, None, None, None] + mx.arange(width)[:, None]
+        keys = mx.arange(extent)
+        mask = queries >= keys
+        return mask if window is None else mask & (queries < keys + window)

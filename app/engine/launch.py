@@ -1,0 +1,97 @@
+"""A forward that was launched and not yet read: tokens of its rows, still on the device.
+
+Plain decoding launches the next forward before it reads the current token, so the device never waits for the host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from app.core.step import DecodeRow, TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Raw log probabilities of a forward: chosen [rows, slots], likeliest ids and values [rows, slots, k]."""
+
+    chosen: mx.array
+    top_ids: mx.array
+    top_values: mx.array
+
+    def arrays(self) -> list[mx.array]:
+        return [self.chosen, self.top_ids, self.top_values]
+
+    def rows(self, index: mx.array) -> "Scores":
+        return Scores(self.chosen[index], self.top_ids[index], self.top_values[index])
+
+    def read(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
+        """Values of the first `count` slots of a row with its `top` likeliest tokens; waits for the device."""
+        chosen: list[float] = _read(self.chosen[row, :count])
+        ids: list[list[int]] = _read(self.top_ids[row, :count, :top])
+        values: list[list[float]] = _read(self.top_values[row, :count, :top])
+        return tuple(
+            TokenLogprobs(logprob, tuple(zip(slot_ids, slot_values, strict=True)))
+            for logprob, slot_ids, slot_values in zip(chosen, ids, values, strict=True)
+        )
+
+
+def _read(array: mx.array) -> Any:
+    return array.tolist()
+
+
+def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
+    """Log softmax (nat) of float32 `logits` [rows, slots, vocabulary] at `drawn` [rows, slots] and its `top` best."""
+    normalised = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(normalised, drawn[..., None], axis=-1)[..., 0]
+    if top == 0:
+        empty = mx.zeros((*drawn.shape, 0))
+        return Scores(chosen, empty.astype(mx.int32), empty)
+    best = mx.argpartition(-normalised, kth=top - 1, axis=-1)[..., :top]
+    values = mx.take_along_axis(normalised, best, axis=-1)
+    order = mx.argsort(-values, axis=-1)
+    return Scores(chosen, mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1))
+
+
+@dataclass(frozen=True)
+class Launched:
+    """int32 `tokens` [rows], one per row of `sequence_ids`."""
+
+    sequence_ids: tuple[str, ...]
+    tokens: mx.array
+    scores: Scores | None = None
+
+    def only(self, wanted: Sequence[str]) -> "Launched | None":
+        """The same launch without the rows that are not wanted; None when none is left."""
+        keep = [index for index, name in enumerate(self.sequence_ids) if name in wanted]
+        if len(keep) == len(self.sequence_ids):
+            return self
+        if not keep:
+            return None
+        index = mx.array(keep)
+        return Launched(
+            tuple(self.sequence_ids[row] for row in keep),
+            self.tokens[index],
+            None if self.scores is None else self.scores.rows(index),
+        )
+
+    def start(self) -> None:
+        mx.async_eval(self.tokens, *(self.scores.arrays() if self.scores else ()))
+
+
+def feed(rows: Sequence[DecodeRow], launched: Launched | None) -> tuple[mx.array, list[int]]:
+    """int32 [rows, width] of what each row feeds next, right-padded, and each row's real width.
+
+    A row in `launched` feeds its token that the host has not read; the others feed `tokens[computed:]`.
+    """
+    if launched is not None and launched.sequence_ids == tuple(row.sequence_id for row in rows):
+        return launched.tokens[:, None], [1] * len(rows)
+    pending = {} if launched is None else {name: index for index, name in enumerate(launched.sequence_ids)}
+    known = [[0] if row.sequence_id in pending else list(row.tokens[row.computed :]) for row in rows]
+    width = max(len(tokens) for tokens in known)
+    fed = mx.array([tokens + [0] * (width - len(tokens)) for tokens in known], dtype=mx.int32)
+    for index, row in enumerate(rows):
+        if launched is not None and row.sequence_id in pending:
+            fed[index, 0] = launched.tokens[pending[row.sequence_id]]
+    return fed, [len(tokens) for tokens in known]

@@ -1,0 +1,119 @@
+"""Recording what a recurrent layer was fed during a verify forward, so that only its scan is run again.
+
+mlx-lm's models call a module-level `gated_delta_update` or `ssm_update` and an `nn.Conv1d`. `attach` wraps both once;
+nothing is kept unless a recording is open. Re-running the scan on the recorded inputs costs no matrix product
+(the third way of speculation.md §3.1, after z-lab's MLX code).
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+SCANS = ("gated_delta_update", "ssm_update")
+
+
+@dataclass
+class Recording:
+    """Scans and convolution inputs of one forward, in layer order."""
+
+    scans: list[tuple[Callable[..., Any], inspect.BoundArguments]] = field(default_factory=list)
+    convolutions: list[tuple[mx.array, int]] = field(default_factory=list)
+    """(input [rows, kernel - 1 + width, channels], kernel size)."""
+
+
+class _Recorder:
+    """Holds the open recording. The MLX thread is the only one that runs a model."""
+
+    def __init__(self) -> None:
+        self.open: Recording | None = None
+
+
+_recorder = _Recorder()
+
+
+class RecordingConv1d(nn.Conv1d):
+    """An `nn.Conv1d` that notes its input while a recording is open; parameters and results are unchanged."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if _recorder.open is not None:
+            _recorder.open.convolutions.append((x, self.weight.shape[1]))
+        return super().__call__(x)
+
+
+def attach(model: nn.Module) -> bool:
+    """Make the model's recurrent layers recordable. False: it has none of a known kind, so tokens are carried over."""
+    found = False
+    for _, module in model.named_modules():
+        source = sys.modules[type(module).__module__]
+        for name in SCANS:
+            scan = getattr(source, name, None)
+            if scan is None:
+                continue
+            found = True
+            if not hasattr(scan, "recorded_scan"):
+                setattr(source, name, _recorded(scan))
+        if type(module) is nn.Conv1d:
+            module.__class__ = RecordingConv1d
+    return found
+
+
+def _recorded(scan: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(scan)
+
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
+        if _recorder.open is not None:
+            _recorder.open.scans.append((scan, signature.bind(*arguments, **keywords)))
+        return scan(*arguments, **keywords)
+
+    wrapper.recorded_scan = scan  # type: ignore[attr-defined]
+    return wrapper
+
+
+@contextmanager
+def recording() -> Iterator[Recording]:
+    """Keep the scans of the forwards that run inside."""
+    _recorder.open = Recording()
+    try:
+        yield _recorder.open
+    finally:
+        _recorder.open = None
+
+
+def replay(record: Recording, layer: int, keep: Sequence[int]) -> tuple[mx.array, mx.array]:
+    """(convolution state, recurrent state) of one layer after the first `keep[row]` fed tokens of each row.
+
+    One row needs no mask: its inputs are cut. Several are masked; Mamba2's scan also wants `lengths`.
+    """
+    conv_input, kernel = record.convolutions[layer]
+    scan, bound = record.scans[layer]
+    arguments = dict(bound.arguments)
+    starts = mx.array(list(keep), dtype=mx.int32)
+    tail = starts[:, None] + mx.arange(kernel - 1, dtype=mx.int32)
+    conv_state = mx.take_along_axis(conv_input, tail[..., None], axis=1)
+    if len(keep) == 1:
+        if keep[0] == 0:
+            return conv_state, arguments["state"]
+        _cut(arguments, keep[0])
+        arguments["mask"] = None
+        if "lengths" in arguments:
+            arguments["lengths"] = None
+    else:
+        width = conv_input.shape[1] - (kernel - 1)
+        arguments["mask"] = mx.arange(width) < starts[:, None]
+        if "lengths" in inspect.signature(scan).parameters:
+            arguments["lengths"] = starts
+    return conv_state, scan(**arguments)[1]
+
+
+_PER_TOKEN = frozenset({"q", "k", "v", "a", "b", "hidden_states", "B", "C", "dt"})
+
+
+def _cut(arguments: dict[str, Any], keep: int) -> None:
+    for name in _PER_TOKEN & arguments.keys():
+        arguments[name] = arguments[name][:, :keep]

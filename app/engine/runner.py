@@ -1,0 +1,161 @@
+"""One model with its caches: forwards over chosen rows, then a commit that says how much of them stays.
+
+Every forward is a transaction: the lengths move only in `commit`, so what was written and not kept is never read.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from app.engine.lanes import Selection
+from app.engine.recording import Recording, attach, recording
+from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A launched forward: where each row lies in it and how many tokens each was really fed."""
+
+    selection: Selection
+    sequence_ids: tuple[str, ...]
+    widths: tuple[int, ...]
+    record: Recording
+
+
+class Runner:
+    """Runs one model over slot caches. All calls come from the MLX thread."""
+
+    def __init__(self, model: nn.Module, *, margin_tokens: int = MARGIN_TOKENS, chunk_tokens: int = 512) -> None:
+        self.model = model
+        self.caches: Caches = make_caches(model, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
+        self.recordable = bool(self.caches.states) and attach(model)
+        self._probe()
+
+    def _probe(self) -> None:
+        """Compare a few tokens with mlx-lm's own caches. Raises UnknownCacheError when the model needs more of them."""
+        tokens = mx.array([[1, 2, 3, 4, 5, 6]])
+        original = make_prompt_cache(self.model)
+        spans = ((0, 3), (3, 5), (5, 6))
+        wanted = [self.model(tokens[:, start:stop], cache=original) for start, stop in spans]
+        self.claim("probe")
+        try:
+            got = []
+            for start, stop in spans:
+                logits, forward = self.forward(["probe"], tokens[:, start:stop], [stop - start])
+                got.append(logits)
+                self.commit(forward, [stop - start])
+            first, second = mx.concatenate(wanted, axis=1), mx.concatenate(got, axis=1)
+            scale = mx.maximum(mx.max(mx.abs(first)), 1.0)
+            distance = float(mx.max(mx.abs(first - second)) / scale)
+        except (AttributeError, TypeError, ValueError, AssertionError) as error:
+            raise UnknownCacheError(f"the model reaches into its caches ({error})") from error
+        finally:
+            self.release("probe")
+        if not distance < 5e-2:
+            raise UnknownCacheError(f"slot caches change the model's answer by {distance:.3g}")
+
+    def claim(self, sequence_id: str) -> None:
+        self.caches.claim(sequence_id)
+
+    def release(self, sequence_id: str) -> None:
+        if sequence_id in self.caches.table.slots:
+            self.caches.release(sequence_id)
+
+    def length(self, sequence_id: str) -> int:
+        return self.caches.table.length(sequence_id)
+
+    def ordered(self, sequence_ids: Sequence[str]) -> list[str]:
+        """The ids in slot order, the order in which rows lie in a forward."""
+        return sorted(sequence_ids, key=self.caches.table.slots.__getitem__)
+
+    def forward(
+        self, sequence_ids: Sequence[str], tokens: mx.array, widths: Sequence[int], *, record: bool = False
+    ) -> tuple[mx.array, Forward]:
+        """Feed int32 `tokens` [rows, width]; logits [rows, width, vocabulary] come back lazily, in the same order.
+
+        `sequence_ids` are in slot order. With `record`, recurrent scans are kept for a partial commit.
+        """
+        selection = self.caches.table.select(sequence_ids, tokens.shape[1])
+        rows = selection.stop - selection.first
+        slots = [self.caches.table.slots[name] - selection.first for name in sequence_ids]
+        inert = rows != len(slots)
+        padded_widths = [0] * rows
+        for slot, width in zip(slots, widths, strict=True):
+            padded_widths[slot] = width
+        if inert:
+            source = [0] * rows
+            for index, slot in enumerate(slots):
+                source[slot] = index
+            tokens = tokens[mx.array(source)]
+        for state in self.caches.states:
+            state.begin(selection, padded_widths)
+        with recording() if record and self.recordable else nullcontext(Recording()) as kept:
+            logits = self.model(tokens, cache=self.caches.layers)
+        if inert:
+            logits = logits[mx.array(slots)]
+        return logits, Forward(selection, tuple(sequence_ids), tuple(widths), kept)
+
+    def commit(self, forward: Forward, keep: Sequence[int]) -> list[int]:
+        """Keep the first `keep[row]` tokens of each row. The answer is what was kept: 0 where tokens are carried over.
+
+        Rows of attention layers just get their new length. Recurrent states that hold too much are scanned again
+        from the recording; without one they go back to before the forward, and so does the row.
+        """
+        selection, table = forward.selection, self.caches.table
+        kept = list(keep)
+        if self.caches.states:
+            kept = self._commit_states(forward, kept)
+        for name, size in zip(forward.sequence_ids, kept, strict=True):
+            slot = table.slots[name]
+            table.lengths[slot] = selection.lengths[slot - selection.first] + size
+        return kept
+
+    def _commit_states(self, forward: Forward, keep: list[int]) -> list[int]:
+        selection = forward.selection
+        rows = selection.stop - selection.first
+        slots = [self.caches.table.slots[name] - selection.first for name in forward.sequence_ids]
+        live, padded_keep = [False] * rows, [0] * rows
+        for slot, size in zip(slots, keep, strict=True):
+            live[slot], padded_keep[slot] = True, size
+        if tuple(keep) != forward.widths:
+            if self.caches.commit_states(selection, live, padded_keep, forward.record):
+                return keep
+            keep = [size if size == width else 0 for size, width in zip(keep, forward.widths, strict=True)]
+            for slot, size in zip(slots, keep, strict=True):
+                live[slot] = size > 0
+        for state in self.caches.states:
+            state.commit(selection, live, [array for array in state.cache if array is not None])
+        return keep
+
+    def rewind(self, sequence_id: str, length: int) -> None:
+        """Forget the row's tokens from `length` on. Only for models without recurrent states."""
+        table = self.caches.table
+        slot = table.slots[sequence_id]
+        table.lengths[slot] = min(table.lengths[slot], length)
+
+    def clear(self) -> None:
+        """Drop every row and buffer."""
+        for name in list(self.caches.table.slots):
+            self.caches.release(name)
+        self.caches.clear()
+
+    def state_rows(self) -> list[list[mx.array | None]]:
+        """References to all recurrent states: a free snapshot."""
+        return [list(state.store) for state in self.caches.states]
+
+    def restore_rows(self, snapshots: Sequence[list[list[mx.array | None]]], choice: dict[int, int]) -> None:
+        """Give each slot the states of the snapshot that `choice` names for it."""
+        for layer, state in enumerate(self.caches.states):
+            for index, current in enumerate(state.store):
+                if current is None:
+                    continue
+                rows = []
+                for slot in range(current.shape[0]):
+                    held: Any = snapshots[choice[slot]][layer][index] if slot in choice else current
+                    rows.append(held[slot : slot + 1])
+                state.store[index] = rows[0] if len(rows) == 1 else mx.concatenate(rows)

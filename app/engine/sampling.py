@@ -1,0 +1,171 @@
+"""From logits to tokens: one rule for every row, keyed by (request seed, output position).
+
+`x = argmax(logits + gumbel(key(seed, position)))` is a draw from softmax(logits) (the Gumbel-max trick); at
+temperature 0 it is argmax. The noise depends on nothing else, so the text is the same alone or in a batch, with or
+without drafts, and a drafter that draws with the same key agrees as often as the distributions allow
+(arXiv 2408.07978).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from app.core.request import SamplingParameters
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class SampledRow:
+    """What drawing for one row needs: its parameters, its prompt and output so far, and where its output stands."""
+
+    parameters: SamplingParameters
+    tokens: Sequence[int]
+    prompt_length: int
+    pending: int = 0
+    """Tokens of this row that are drawn but not yet read by the host (one while a forward is launched ahead)."""
+
+    @property
+    def position(self) -> int:
+        """Output position of the next token to draw."""
+        return len(self.tokens) - self.prompt_length + self.pending
+
+
+def noise_key(seed: int, position: int) -> tuple[int, int]:
+    """Two words of 32 bits from splitmix64 (Steele, Lea, Flood 2014) of the seed and the output position."""
+    value = (seed * _GOLDEN + (position + 1) * 0xD1B54A32D192ED03) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    value ^= value >> 31
+    return value >> 32, value & 0xFFFFFFFF
+
+
+def gumbel_noise(rows: Sequence[SampledRow], slots: int, vocabulary: int) -> mx.array:
+    """float32 [rows, slots, vocabulary]; slot i belongs to output position `row.position + i`."""
+    keys = [noise_key(row.parameters.seed, row.position + slot) for row in rows for slot in range(slots)]
+    draw = mx.vmap(lambda key: mx.random.gumbel((vocabulary,), key=key))
+    noise: mx.array = draw(mx.array(keys, dtype=mx.uint32))
+    return noise.reshape(len(rows), slots, vocabulary)
+
+
+def adjust(logits: mx.array, rows: Sequence[SampledRow], fed: mx.array | None) -> mx.array:
+    """Apply logit bias and penalties per slot, each with the drafts before it as prefix.
+
+    `logits` float32 [rows, slots, vocabulary]; `fed` int32 [rows, n] are tokens that the host has not in
+    `row.tokens` yet: slot i has seen the first `n - slots + 1 + i` of them.
+    """
+    if not any(_adjusts(row.parameters) for row in rows):
+        return logits
+    adjusted = []
+    for index, row in enumerate(rows):
+        mine = logits[index : index + 1]
+        if _adjusts(row.parameters):
+            mine = _adjust_row(mine[0], row, None if fed is None else fed[index])[None]
+        adjusted.append(mine)
+    return mx.concatenate(adjusted) if len(adjusted) > 1 else adjusted[0]
+
+
+def _adjusts(parameters: SamplingParameters) -> bool:
+    return bool(parameters.logit_bias) or _penalises(parameters)
+
+
+def _penalises(parameters: SamplingParameters) -> bool:
+    return (
+        parameters.repetition_penalty != 1.0
+        or parameters.presence_penalty != 0.0
+        or parameters.frequency_penalty != 0.0
+    )
+
+
+def _adjust_row(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.array:
+    """Order as in vLLM: repetition (prompt and output), then frequency and presence (output only), then bias."""
+    parameters = row.parameters
+    slots, vocabulary = logits.shape
+    if _penalises(parameters):
+        output = _counts(row.tokens[row.prompt_length :], vocabulary)
+        prompt = _counts(row.tokens[: row.prompt_length], vocabulary)
+        counts = mx.broadcast_to(output, (slots, vocabulary)) + _fed_counts(fed, slots, vocabulary)
+        if parameters.repetition_penalty != 1.0:
+            penalised = mx.where(
+                logits > 0, logits / parameters.repetition_penalty, logits * parameters.repetition_penalty
+            )
+            logits = mx.where((counts + prompt) > 0, penalised, logits)
+        logits = logits - parameters.frequency_penalty * counts
+        logits = logits - parameters.presence_penalty * (counts > 0)
+    if parameters.logit_bias:
+        bias = mx.zeros((vocabulary,), dtype=mx.float32)
+        ids = mx.array(list(parameters.logit_bias))
+        bias[ids] = mx.array(list(parameters.logit_bias.values()), dtype=mx.float32)
+        logits = logits + bias
+    return logits
+
+
+def _counts(tokens: Sequence[int], vocabulary: int) -> mx.array:
+    counts = mx.zeros((vocabulary,), dtype=mx.float32)
+    return counts.at[mx.array(list(tokens))].add(1.0) if tokens else counts
+
+
+def _fed_counts(fed: mx.array | None, slots: int, vocabulary: int) -> mx.array:
+    """float32 [slots, vocabulary]: how often each token is among the fed tokens that slot i has seen."""
+    if fed is None or fed.shape[0] == 0:
+        return mx.zeros((slots, vocabulary), dtype=mx.float32)
+    hot = (fed[:, None] == mx.arange(vocabulary)).astype(mx.float32)
+    seen = mx.cumsum(hot, axis=0)
+    first = fed.shape[0] - slots + 1
+    if first == 0:
+        return mx.concatenate([mx.zeros((1, vocabulary), dtype=mx.float32), seen[: slots - 1]])
+    return seen[first - 1 : first - 1 + slots]
+
+
+def draw(logits: mx.array, rows: Sequence[SampledRow], *, noise_vocabulary: int | None = None) -> mx.array:
+    """int32 [rows, slots]: the token of every slot of `logits` float32 [rows, slots, vocabulary].
+
+    `noise_vocabulary` is the target's vocabulary, so that a drafter with another padding sees the same noise.
+    """
+    greedy = mx.argmax(logits, axis=-1).astype(mx.int32)
+    sampling = [row.parameters.temperature > 0 for row in rows]
+    if not any(sampling):
+        return greedy
+    slots, vocabulary = logits.shape[1:]
+    temperature = [
+        max(row.parameters.temperature, 1e-6) if hot else 1.0 for row, hot in zip(rows, sampling, strict=True)
+    ]
+    scaled = truncate(logits / _column(temperature), [row.parameters for row in rows])
+    noise = gumbel_noise(rows, slots, max(vocabulary, noise_vocabulary or 0))[..., :vocabulary]
+    drawn = mx.argmax(scaled + noise, axis=-1).astype(mx.int32)
+    if all(sampling):
+        return drawn
+    return mx.where(mx.array(sampling)[:, None], drawn, greedy)
+
+
+def truncate(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
+    """Set to -inf what top-k, then top-p, then min-p exclude (the order of vLLM). Rows without any stay as they are."""
+    vocabulary = logits.shape[-1]
+    top_k = [value.top_k if 0 < value.top_k < vocabulary else vocabulary for value in parameters]
+    wants_order = any(size < vocabulary for size in top_k) or any(value.top_p < 1.0 for value in parameters)
+    if wants_order:
+        logits = _top_k_top_p(logits, top_k, [value.top_p for value in parameters])
+    if any(value.min_p > 0.0 for value in parameters):
+        floor = mx.max(logits, axis=-1, keepdims=True) + mx.log(
+            _column([max(value.min_p, 1e-30) for value in parameters])
+        )
+        logits = mx.where(logits < floor, -mx.inf, logits)
+    return logits
+
+
+def _top_k_top_p(logits: mx.array, top_k: Sequence[int], top_p: Sequence[float]) -> mx.array:
+    order = mx.argsort(-logits, axis=-1)
+    ordered = mx.take_along_axis(logits, order, axis=-1)
+    rank = mx.arange(logits.shape[-1])
+    ordered = mx.where(rank < _column(top_k), ordered, -mx.inf)
+    probabilities = mx.softmax(ordered, axis=-1, precise=True)
+    before = mx.cumsum(probabilities, axis=-1) - probabilities
+    keep = (before < _column(top_p)) | (rank == 0)
+    ordered = mx.where(keep, ordered, -mx.inf)
+    return mx.put_along_axis(mx.full(logits.shape, -mx.inf, dtype=logits.dtype), order, ordered, axis=-1)
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(list(values), dtype=mx.float32)[:, None, None]

@@ -1,0 +1,192 @@
+"""Drives an engine by hand over random schedules, and the naive loop that every schedule must equal.
+
+The naive loop is mlx-lm's own cache, one row, one token at a time, with `draw` for each token: no drafts, no batch, no
+launch ahead, no rollback.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from app.core.ports import EngineLimits
+from app.core.request import Request, SamplingParameters
+from app.core.step import DecodeRow, DecodeStep, PrefillStep
+from app.engine.drafters import Drafter, Proposal, Verdict
+from app.engine.drafters.draft_model import DraftModel
+from app.engine.drafters.ngram import Ngram
+from app.engine.drafters.registry import Drafters
+from app.engine.engine import Engine
+from app.engine.prefix_cache import PrefixCache
+from app.engine.runner import Runner
+from app.engine.sampling import SampledRow, adjust, draw
+
+
+def naive(model: nn.Module, prompt: Sequence[int], count: int, sampling: SamplingParameters) -> list[int]:
+    """The tokens that the simplest loop generates."""
+    cache = make_prompt_cache(model)
+    tokens = list(prompt)
+    for token in tokens[:-1]:
+        mx.eval(model(mx.array([[token]]), cache=cache))
+    for _ in range(count):
+        logits = model(mx.array([[tokens[-1]]]), cache=cache).astype(mx.float32)
+        row = [SampledRow(sampling, tokens, len(prompt))]
+        tokens.append(int(draw(adjust(logits, row, None), row).item()))
+    return tokens[len(prompt) :]
+
+
+class Scripted:
+    """A drafter that knows the right continuation and spoils it as its script says."""
+
+    name = "scripted"
+
+    def __init__(self, truth: dict[str, list[int]], vocabulary: int, script: Callable[[int], int]) -> None:
+        self.truth = truth
+        self.vocabulary = vocabulary
+        self.script = script
+        self.cycle = 0
+
+    def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
+        drafts, counts = [], []
+        for row in rows:
+            known = row.tokens[: row.prompt_length]
+            whole = [*known, *self.truth[row.sequence_id]]
+            wanted = whole[len(row.tokens) : len(row.tokens) + row.num_draft_tokens]
+            right = self.script(self.cycle)
+            self.cycle += 1
+            spoiled = [token if place < right else (token + 1) % self.vocabulary for place, token in enumerate(wanted)]
+            drafts.append(spoiled)
+            counts.append(len(spoiled))
+        width = max(counts)
+        if width == 0:
+            return Proposal(None, tuple(counts), ("script",) * len(rows))
+        padded = [tokens + [0] * (width - len(tokens)) for tokens in drafts]
+        return Proposal(mx.array(padded, dtype=mx.int32), tuple(counts), ("",) * len(rows))
+
+    def observe(self, verdicts: Sequence[Verdict]) -> None:
+        """A script does not learn."""
+
+    def release(self, sequence_id: str) -> None:
+        """A script keeps nothing."""
+
+    nbytes = 0
+
+
+def build(
+    target: nn.Module,
+    *,
+    draft: nn.Module | None = None,
+    scripted: Scripted | None = None,
+    vocabulary: int = 97,
+    margin_tokens: int = 24,
+    chunk_tokens: int = 16,
+    prefix_bytes: int = 0,
+    max_rows: int = 8,
+    carry_over: bool = False,
+) -> Engine:
+    """An engine over a tiny model. A small margin makes sliding windows wrap; `carry_over` forgets the recordings."""
+    runner = Runner(target, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
+    if carry_over:
+        runner.recordable = False
+    available: dict[str, Drafter] = {"ngram": Ngram()}
+    if draft is not None:
+        available["draft_model"] = DraftModel(
+            Runner(draft, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens),
+            target_vocabulary=vocabulary,
+            max_context_tokens=4096,
+        )
+    if scripted is not None:
+        available["scripted"] = scripted
+    limits = EngineLimits(
+        max_context_tokens=4096, max_rows=max_rows, prefill_chunk_tokens=chunk_tokens, drafters=tuple(available)
+    )
+    return Engine(runner, Drafters(available), limits, PrefixCache(prefix_bytes))
+
+
+@dataclass
+class Live:
+    """One sequence as a scheduler would track it."""
+
+    request: Request
+    tokens: list[int]
+    computed: int = 0
+    told: int = 0
+    accepted: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.told >= self.request.max_tokens
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.request.prompt_tokens) :]
+
+
+@dataclass
+class Driver:
+    """Plans steps by chance: admissions, prefill chunks, draft lengths and methods, leaves and cancels."""
+
+    engine: Engine
+    chance: random.Random
+    methods: Sequence[str]
+    longest_draft: int = 5
+    chunk_tokens: int = 16
+    live: dict[str, Live] = field(default_factory=dict)
+    finished: dict[str, Live] = field(default_factory=dict)
+
+    def admit(self, request: Request) -> None:
+        cached = self.engine.admit(request)
+        assert 0 <= cached < len(request.prompt_tokens)
+        self.live[request.id] = Live(request, list(request.prompt_tokens), cached)
+
+    def leave(self, name: str) -> None:
+        sequence = self.live.pop(name)
+        self.engine.release(name, tuple(sequence.tokens[: sequence.computed]))
+        self.finished[name] = sequence
+
+    def step(self) -> None:
+        prefilling = [s for s in self.live.values() if not s.told and len(s.tokens) - s.computed > 1]
+        decoding = [s for s in self.live.values() if s not in prefilling]
+        if prefilling and (not decoding or self.chance.random() < 0.5):
+            self._prefill(self.chance.choice(prefilling))
+        elif decoding:
+            self._decode(decoding)
+
+    def _prefill(self, sequence: Live) -> None:
+        end = min(len(sequence.tokens) - 1, sequence.computed + self.chance.randint(1, self.chunk_tokens))
+        name = sequence.request.id
+        result = self.engine.step(PrefillStep(name, sequence.tokens, sequence.computed, end))
+        assert result.prefilled == ((name, end),)
+        sequence.computed = end
+
+    def _decode(self, decoding: Sequence[Live]) -> None:
+        speculate = self.chance.random() < 0.7
+        rows = [self._row(sequence, speculate=speculate) for sequence in decoding]
+        result = self.engine.step(DecodeStep(tuple(rows)))
+        for outcome in result.outcomes:
+            sequence = self.live[outcome.sequence_id]
+            assert outcome.accepted <= outcome.drafted
+            assert len(outcome.emitted) == outcome.accepted + 1
+            sequence.tokens.extend(outcome.emitted)
+            sequence.told += len(outcome.emitted)
+            sequence.computed = outcome.computed
+            sequence.accepted += outcome.accepted
+            assert sequence.computed < len(sequence.tokens)
+            if sequence.done:
+                self.leave(outcome.sequence_id)
+
+    def _row(self, sequence: Live, *, speculate: bool) -> DecodeRow:
+        remaining = sequence.request.max_tokens - sequence.told
+        wanted = self.chance.randint(0, self.longest_draft) if speculate else 0
+        return DecodeRow(
+            sequence_id=sequence.request.id,
+            tokens=sequence.tokens,
+            prompt_length=len(sequence.request.prompt_tokens),
+            computed=sequence.computed,
+            remaining=remaining,
+            method=self.chance.choice(self.methods),
+            num_draft_tokens=min(wanted, remaining - 1),
+        )
