@@ -1,0 +1,271 @@
+"""What a model folder is, read without trusting it: data only, headers only, nothing executed, nothing loaded.
+
+A folder is accepted when `config.json` is small JSON, no file or config key could run code, no link leaves the tree,
+and every weight file is a safetensors file whose header agrees with its length. mlx accepts overlapping tensors and
+transformers imports what `auto_map` names, so this gate comes before either (reliability reference F10, F11, §2.2).
+"""
+
+import math
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.core.errors import ModelUnavailable
+from app.core.safe_files import DOWNLOAD_AGAIN, DTYPE_BITS, TensorInfo, printable, read_header, read_object
+
+MAX_INDEX_BYTES = 64 * 1024 * 1024
+MAX_FILES = 10_000
+MAX_DEPTH = 4
+
+INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+CODE_KEYS = frozenset({"model_file", "auto_map", "_attn_implementation_internal"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A folder that passed the gate. Numbers are 0 where the config does not tell them."""
+
+    path: Path
+    config: Mapping[str, Any]
+    model_type: str
+    architectures: tuple[str, ...]
+    drafter: str
+    """`dflash`, `eagle3` or `mtp` for a drafter that reads the target's features; empty for a model of its own."""
+    tensors: Mapping[str, TensorInfo]
+    weight_files: tuple[str, ...]
+    files: tuple[str, ...]
+    """Every file below the folder, as relative POSIX paths; hidden ones are left out."""
+    weight_bytes: int
+    parameter_count: int
+    bits: int
+    """Bits of one weight: the quantisation's, or the width of the commonest dtype."""
+    max_position_embeddings: int
+    vocab_size: int
+    has_chat_template: bool
+
+
+def inspect_folder(path: Path) -> ModelFolder:
+    """Read and check the folder at `path`; costs one small read per file, whatever the size of the weights.
+
+    Raises `ModelUnavailable` with one line (reason; next action) that names the folder but never its full path.
+    """
+    try:
+        return _inspect(path.resolve(strict=True))
+    except ModelUnavailable as refusal:
+        reason = refusal.message
+    except OSError as error:
+        reason = f"its folder cannot be read ({error.strerror}); check that it exists and is readable"
+    except (ValueError, RuntimeError):
+        reason = "its path is not usable; rename the folder"
+    raise ModelUnavailable(f'model "{printable(path.name)}": {reason}')
+
+
+def drafter_method(config: Mapping[str, Any]) -> str:
+    """Which feature drafter `config` describes, or "" when it is a model of its own."""
+    names = " ".join((*_architectures(config), str(config.get("speculators_model_type", "")))).lower()
+    if "dflash_config" in config or "dflash" in names:
+        return "dflash"
+    if "eagle" in names or "draft_vocab_size" in config:
+        return "eagle3"
+    if "mtp" in names or "nextn" in names:
+        return "mtp"
+    return printable(str(config.get("speculators_model_type", "")))
+
+
+def text_number(config: Mapping[str, Any], *keys: str) -> int:
+    """The first positive whole number under one of `keys`, looked for in the text part of a nested config too."""
+    nested = (config.get(name) for name in ("text_config", "transformer_layer_config", "llm_config"))
+    for part in (config, *(value for value in nested if isinstance(value, dict))):
+        for key in keys:
+            value = part.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 40:
+                return value
+    return 0
+
+
+def _inspect(root: Path) -> ModelFolder:
+    if not root.is_dir():
+        raise ModelUnavailable("it is not a folder; give the folder that holds config.json")
+    files = tuple(sorted(_list_files(root, root, 0)))
+    config = _checked_config(root, files)
+    weight_files = _weight_files(files)
+    tensors = _read_tensors(root, weight_files)
+    _check_index(root, files, tensors)
+    drafter = drafter_method(config)
+    if not drafter and not any(name in files for name in TOKENIZER_FILES):
+        raise ModelUnavailable(f"it has no tokenizer; {DOWNLOAD_AGAIN} with its tokenizer.json")
+    model_type = config.get("model_type")
+    if not drafter and not (isinstance(model_type, str) and model_type):
+        raise ModelUnavailable(f"its config.json names no model_type; {DOWNLOAD_AGAIN}")
+    return ModelFolder(
+        path=root,
+        config=config,
+        model_type=model_type if isinstance(model_type, str) else "",
+        architectures=_architectures(config),
+        drafter=drafter,
+        tensors=tensors,
+        weight_files=weight_files,
+        files=files,
+        weight_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
+        parameter_count=_parameter_count(config, tensors),
+        bits=_bits(config, tensors),
+        max_position_embeddings=text_number(
+            config, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"
+        ),
+        vocab_size=text_number(config, "vocab_size", "padded_vocab_size"),
+        has_chat_template=_has_chat_template(root, files),
+    )
+
+
+def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
+    names = config.get("architectures")
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+
+
+def _list_files(root: Path, folder: Path, depth: int) -> Iterator[str]:
+    """Relative names of all files; refuses links that leave the tree, code, and weights that are no plain file."""
+    with os.scandir(folder) as entries:
+        for count, entry in enumerate(entries):
+            if count >= MAX_FILES:
+                raise ModelUnavailable(f"it holds more than {MAX_FILES} files; keep only the model's own files there")
+            if entry.name.startswith("."):
+                continue
+            if entry.is_symlink():
+                _check_link(root, Path(entry.path))
+            if entry.is_dir(follow_symlinks=False) and not entry.name.endswith(".safetensors"):
+                if depth < MAX_DEPTH:
+                    yield from _list_files(root, Path(entry.path), depth + 1)
+                continue
+            _check_file(entry)
+            yield Path(entry.path).relative_to(root).as_posix()
+
+
+def _check_link(root: Path, link: Path) -> None:
+    """A link may point inside the folder, or, in a Hugging Face snapshot, inside the cache of the same repository."""
+    home = root
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        home = root.parent.parent
+    try:
+        target = link.resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise ModelUnavailable(f"{printable(link.name)} is a link to nothing; {DOWNLOAD_AGAIN}") from None
+    if not target.is_relative_to(home):
+        raise ModelUnavailable(f"{printable(link.name)} is a link that leaves the folder; copy the file into it")
+
+
+def _check_file(entry: os.DirEntry[str]) -> None:
+    if entry.name.endswith(".py"):
+        raise ModelUnavailable(
+            f"it contains Python code ({printable(entry.name)}), which is never run here; remove that file"
+        )
+    if entry.name.endswith(".safetensors") and not stat.S_ISREG(entry.stat().st_mode):
+        raise ModelUnavailable(f"{printable(entry.name)} is not a regular file; {DOWNLOAD_AGAIN}")
+
+
+def _checked_config(root: Path, files: tuple[str, ...]) -> dict[str, Any]:
+    """`config.json`, after every config of the folder was searched for keys that make a library run code."""
+    if "config.json" not in files:
+        raise ModelUnavailable("it has no config.json; give a folder in Hugging Face layout with safetensors weights")
+    for name in files:
+        if "/" not in name and name.endswith("config.json"):
+            _refuse_code(read_object(root / name), name)
+    return read_object(root / "config.json")
+
+
+def _refuse_code(config: dict[str, Any], file: str) -> None:
+    waiting: list[Any] = [config]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting.extend(value)
+        if not isinstance(value, dict):
+            continue
+        waiting.extend(value.values())
+        found = CODE_KEYS.intersection(value) or ({"trust_remote_code"} if value.get("trust_remote_code") else ())
+        for key in sorted(found):
+            raise ModelUnavailable(
+                f'{printable(file)} asks to run code ("{key}"), which is never done here; remove that key'
+            )
+
+
+def _weight_files(files: tuple[str, ...]) -> tuple[str, ...]:
+    """The files that are loaded: `model*.safetensors` as mlx-lm does, or every one when none has that name."""
+    found = tuple(name for name in files if name.endswith(".safetensors") and "/" not in name)
+    if not found:
+        raise ModelUnavailable(
+            "it has no safetensors weights; GGUF and PyTorch files are not supported, convert the model"
+        )
+    return tuple(name for name in found if name.startswith("model")) or found
+
+
+def _read_tensors(root: Path, names: Iterable[str]) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    for name in names:
+        found = read_header(root / name)
+        if not tensors.keys().isdisjoint(found):
+            raise ModelUnavailable(f"{printable(name)} repeats a tensor of another file; {DOWNLOAD_AGAIN}")
+        tensors.update(found)
+    return tensors
+
+
+def _check_index(root: Path, files: tuple[str, ...], tensors: Mapping[str, TensorInfo]) -> None:
+    """Every shard that the index names is there and holds the tensors that the index puts in it."""
+    if INDEX_FILE not in files:
+        return
+    weight_map = read_object(root / INDEX_FILE, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise ModelUnavailable(f"{INDEX_FILE} holds no weight map; {DOWNLOAD_AGAIN}")
+    missing = sorted(set(weight_map.values()).difference(files))
+    if missing:
+        raise ModelUnavailable(
+            f"{len(missing)} weight files are missing, first {printable(missing[0])}; {DOWNLOAD_AGAIN}"
+        )
+    for name, shard in weight_map.items():
+        if name not in tensors or tensors[name].file != shard:
+            raise ModelUnavailable(f"{printable(shard)} lacks a tensor that the index puts there; {DOWNLOAD_AGAIN}")
+
+
+def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in ("quantization", "quantization_config"):
+        value = config.get(key)
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _bits(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
+    told = text_number(_quantisation(config), "bits")
+    sizes = Counter[str]()
+    for tensor in tensors.values():
+        sizes[tensor.dtype] += tensor.size_bytes
+    return told or (DTYPE_BITS[sizes.most_common(1)[0][0]] if sizes else 0)
+
+
+def _parameter_count(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
+    """Weights before quantisation: packed ones are counted by their scales (one per group), scales never."""
+    quantisation = _quantisation(config)
+    count = 0
+    for name, tensor in tensors.items():
+        stem, _, leaf = name.rpartition(".")
+        scales = tensors.get(f"{stem}.scales")
+        if scales is None:
+            count += math.prod(tensor.shape)
+        elif leaf == "weight":
+            layer = quantisation.get(stem)
+            group = text_number(layer if isinstance(layer, dict) else {}, "group_size")
+            count += math.prod(scales.shape) * (group or text_number(quantisation, "group_size") or 64)
+    return count
+
+
+def _has_chat_template(root: Path, files: tuple[str, ...]) -> bool:
+    if "chat_template.jinja" in files or "chat_template.json" in files:
+        return True
+    if "tokenizer_config.json" not in files:
+        return False
+    config = read_object(root / "tokenizer_config.json")
+    return bool(config.get("chat_template") or config.get("chat_template_type"))

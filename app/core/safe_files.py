@@ -1,0 +1,116 @@
+"""Files that nobody vouches for: opened without waiting, capped, checked before a value of theirs is used.
+
+Everything here raises `ModelUnavailable` (a reason and the next action, never a path) and ends fast.
+"""
+
+import math
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from app.core.errors import ModelUnavailable
+
+MAX_JSON_BYTES = 8 * 1024 * 1024
+MAX_HEADER_BYTES = 100_000_000
+MAX_TENSORS = 200_000
+DOWNLOAD_AGAIN = "download the model again"
+
+DTYPE_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor as its safetensors header describes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    file: str
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def printable(name: str) -> str:
+    """`name` as one short line that JSON and a terminal can carry, whatever bytes the file system holds."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name[:200])
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Open without ever waiting: a FIFO or a device put in the place of a file is refused, not read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ModelUnavailable(f"{printable(path.name)} cannot be read ({error.strerror}); check it") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ModelUnavailable(f"{printable(path.name)} is not a regular file; {DOWNLOAD_AGAIN}")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The JSON object in a regular file of at most `max_bytes`."""
+    with _open_regular(path) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ModelUnavailable(f"{printable(path.name)} is larger than {max_bytes >> 20} MiB; {DOWNLOAD_AGAIN}")
+    value = _decode(content, Any, path.name)
+    if not isinstance(value, dict):
+        raise ModelUnavailable(f"{printable(path.name)} holds no JSON object; {DOWNLOAD_AGAIN}")
+    return value
+
+
+def _decode(content: bytes | msgspec.Raw, kind: Any, name: str) -> Any:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        raise ModelUnavailable(f"{printable(name)} is not valid; {DOWNLOAD_AGAIN}") from None
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Tensors of one safetensors file: 8 bytes length, JSON header, then data that the tensors cover exactly."""
+    broken = f"{printable(path.name)} is truncated or corrupt; {DOWNLOAD_AGAIN}"
+    with _open_regular(path) as file:
+        available = os.fstat(file.fileno()).st_size - 8
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(available, MAX_HEADER_BYTES):
+            raise ModelUnavailable(broken)
+        header = file.read(length)
+    entries = _decode(header, dict[str, msgspec.Raw], path.name)
+    entries.pop("__metadata__", None)
+    if len(entries) > MAX_TENSORS:
+        raise ModelUnavailable(broken)
+    tensors = {name: _decode(raw, _Entry, path.name) for name, raw in entries.items()}
+    end = 0
+    for entry in sorted(tensors.values(), key=lambda entry: entry.data_offsets):
+        if not _is_sound(entry, end):
+            raise ModelUnavailable(broken)
+        end = entry.data_offsets[1]
+    if end != available - length:
+        raise ModelUnavailable(broken)
+    return {
+        name: TensorInfo(entry.dtype, tuple(entry.shape), entry.data_offsets[1] - entry.data_offsets[0], path.name)
+        for name, entry in tensors.items()
+    }
+
+
+def _is_sound(entry: _Entry, expected_begin: int) -> bool:
+    begin, end = entry.data_offsets
+    if entry.dtype not in DTYPE_BITS or len(entry.shape) > 16 or any(size < 0 for size in entry.shape):
+        return False
+    return begin == expected_begin and (end - begin) * 8 == math.prod(entry.shape) * DTYPE_BITS[entry.dtype]

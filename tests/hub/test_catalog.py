@@ -1,0 +1,174 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from app.core.errors import ModelNotFound
+from app.hub.catalog import Catalog, CatalogModel, default_catalog
+from tests.hub.folders import write_model
+
+
+class Time:
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def ids(catalog: Catalog) -> list[str]:
+    return [model.id for model in catalog.models()]
+
+
+def snapshot(cache: Path, name: str, revision: str, *, main: str = "") -> Path:
+    repository = cache / name
+    folder = write_model(repository / "snapshots" / revision)
+    (repository / "refs").mkdir(exist_ok=True)
+    if main:
+        (repository / "refs" / "main").write_text(main)
+    return folder
+
+
+def test_missing_folders_hold_no_models(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    catalog = Catalog([nowhere], hugging_face_cache=nowhere, lm_studio=nowhere, embedded=nowhere)
+    assert catalog.models() == ()
+
+
+def test_models_lie_one_or_two_levels_deep_or_are_the_folder_itself(tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "flat")
+    write_model(tmp_path / "models" / "org" / "nested")
+    write_model(tmp_path / "models" / ".hidden")
+    write_model(tmp_path / "models" / "org" / "too" / "deep")
+    (tmp_path / "models" / "empty").mkdir()
+    (tmp_path / "models" / "note.txt").write_text("not a model")
+    alone = write_model(tmp_path / "alone")
+    assert ids(Catalog([tmp_path / "models", alone])) == ["alone", "flat", "org/nested"]
+
+
+def test_a_model_tells_what_its_headers_and_config_say(tmp_path: Path) -> None:
+    write_model(tmp_path / "small")
+    write_model(tmp_path / "drafter", dflash_config={"target_layer_ids": [0]})
+    small, drafter = Catalog([tmp_path]).find("small"), Catalog([tmp_path]).find("drafter")
+    assert small == CatalogModel(
+        id="small",
+        path=tmp_path / "small",
+        source="folder",
+        size_bytes=64,
+        parameter_count=32,
+        context=4096,
+        model_type="qwen3",
+        bits=16,
+    )
+    assert (drafter.kind, drafter.method) == ("drafter", "dflash")
+
+
+def test_a_broken_model_is_listed_with_its_problem_and_harms_no_other(tmp_path: Path) -> None:
+    write_model(tmp_path / "good")
+    (write_model(tmp_path / "cut") / "model.safetensors").write_bytes(b"cut")
+    (write_model(tmp_path / "bare") / "config.json").unlink()
+    problems = {model.id: model.problem for model in Catalog([tmp_path]).models()}
+    assert problems["good"] == ""
+    assert "truncated or corrupt" in problems["cut"]
+    assert "no config.json" in problems["bare"]
+    assert str(tmp_path) not in "".join(problems.values())
+
+
+def test_the_hugging_face_cache_is_read_through_refs_main(tmp_path: Path) -> None:
+    snapshot(tmp_path, "models--org--two", "aaa")
+    chosen = snapshot(tmp_path, "models--org--two", "bbb", main="aaa\n")
+    os.utime(chosen, ns=(1, 1))
+    newest = snapshot(tmp_path, "models--org--newest", "new")
+    os.utime(snapshot(tmp_path, "models--org--newest", "old", main="../../elsewhere"), ns=(1, 1))
+    snapshot(tmp_path, "models--gpt2", "c0ffee", main="c0ffee")
+    (tmp_path / "models--org--partial" / "snapshots").mkdir(parents=True)
+    (tmp_path / "datasets--org--data").mkdir()
+    found = {model.id: model.path for model in Catalog([], hugging_face_cache=tmp_path).models()}
+    assert found == {
+        "org/two": tmp_path / "models--org--two" / "snapshots" / "aaa",
+        "org/newest": newest,
+        "gpt2": tmp_path / "models--gpt2" / "snapshots" / "c0ffee",
+    }
+
+
+def test_the_first_folder_wins(tmp_path: Path) -> None:
+    first = write_model(tmp_path / "one" / "same")
+    write_model(tmp_path / "two" / "same")
+    write_model(tmp_path / "embedded" / "same")
+    catalog = Catalog([tmp_path / "one", tmp_path / "two"], embedded=tmp_path / "embedded")
+    assert [(model.path, model.source) for model in catalog.models()] == [(first, "folder")]
+
+
+def test_an_unknown_id_gets_the_nearest_ones(tmp_path: Path) -> None:
+    write_model(tmp_path / "demo-assistant")
+    catalog = Catalog([tmp_path])
+    with pytest.raises(ModelNotFound, match="did you mean demo-assistant"):
+        catalog.find("demo-asistant")
+    with pytest.raises(ModelNotFound, match="/v1/models lists") as caught:
+        catalog.find("../../etc/passwd\n\0" + "x" * 100_000)
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 400
+    assert caught.value.parameter == "model"
+
+
+def test_the_listing_is_refreshed_by_time_and_on_demand(tmp_path: Path) -> None:
+    now = Time()
+    write_model(tmp_path / "first")
+    catalog = Catalog([tmp_path], clock=now, refresh_seconds=2.0)
+    assert ids(catalog) == ["first"]
+    write_model(tmp_path / "second")
+    now.seconds = 1.9
+    assert ids(catalog) == ["first"]
+    now.seconds = 2.0
+    assert ids(catalog) == ["first", "second"]
+    write_model(tmp_path / "third")
+    catalog.refresh()
+    assert ids(catalog) == ["first", "second", "third"]
+
+
+def test_a_folder_is_inspected_again_only_when_it_changed(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    catalog = Catalog([tmp_path], refresh_seconds=0.0)
+    before = catalog.find("model")
+    assert catalog.find("model") is before
+    (folder / "model.safetensors").write_bytes(b"broken")
+    assert "corrupt" in catalog.find("model").problem
+    write_model(folder, max_position_embeddings=128_000)
+    assert catalog.find("model").context == 128_000
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({"HF_HUB_CACHE": "{}/direct", "HF_HOME": "{}/other"}, "direct"),
+        ({"HF_HOME": "{}/face"}, "face/hub"),
+        ({"XDG_CACHE_HOME": "{}/xdg"}, "xdg/huggingface/hub"),
+        ({}, "home/.cache/huggingface/hub"),
+    ],
+)
+def test_the_default_catalog_honours_the_hub_variables(tmp_path: Path, environment: dict[str, str], place: str) -> None:
+    snapshot(tmp_path / place, "models--org--name", "abc", main="abc")
+    told = {name: value.format(tmp_path) for name, value in environment.items()}
+    catalog = default_catalog([], environment=told, home=tmp_path / "home")
+    assert catalog.find("org/name").source == "hugging_face"
+    off = default_catalog([], environment=told, home=tmp_path / "home", use_hugging_face=False)
+    assert "org/name" not in ids(off)
+
+
+def test_the_default_catalog_finds_the_folder_of_lm_studio(tmp_path: Path) -> None:
+    write_model(tmp_path / ".cache" / "lm-studio" / "models" / "org" / "legacy")
+    assert default_catalog([], environment={}, home=tmp_path).find("org/legacy").source == "lm_studio"
+    write_model(tmp_path / ".lmstudio" / "models" / "org" / "usual")
+    assert default_catalog([], environment={}, home=tmp_path).find("org/usual").source == "lm_studio"
+    write_model(tmp_path / "drive" / "org" / "moved")
+    settings = tmp_path / ".lmstudio" / "settings.json"
+    settings.write_text(json.dumps({"downloadsFolder": str(tmp_path / "drive")}))
+    assert default_catalog([], environment={}, home=tmp_path).find("org/moved").source == "lm_studio"
+    settings.write_text("{broken")
+    assert "org/usual" in ids(default_catalog([], environment={}, home=tmp_path))
+    assert "org/usual" not in ids(default_catalog([], environment={}, home=tmp_path, use_lm_studio=False))
+
+
+def test_embedded_models_if_any_are_sound(tmp_path: Path) -> None:
+    embedded = list(default_catalog([], environment={}, home=tmp_path).models())
+    assert all(model.source == "embedded" and not model.problem for model in embedded)

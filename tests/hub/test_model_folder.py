@@ -1,0 +1,275 @@
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.core.errors import ModelUnavailable
+from app.core.model_folder import inspect_folder
+from app.core.safe_files import MAX_JSON_BYTES
+from tests.hub.folders import CONFIG, packed, safetensors, write_model
+
+SOUND = safetensors({"a": ("F16", (2, 3)), "b": ("F32", (0,)), "c": ("U8", ())})
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(ModelUnavailable) as caught:
+        inspect_folder(folder)
+    message = caught.value.message
+    assert message.startswith(f'model "{folder.name}": ')
+    assert "\n" not in message
+    assert str(folder.parent) not in message
+    return message
+
+
+def test_a_sound_folder_is_described(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "small")
+    (folder / "model.safetensors").write_bytes(
+        safetensors({"embed.weight": ("BF16", (8, 4)), "norm.weight": ("F32", (4,))})
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    found = inspect_folder(folder)
+    assert found.path == folder.resolve()
+    assert (found.model_type, found.architectures, found.drafter) == ("qwen3", ("Qwen3ForCausalLM",), "")
+    assert (found.weight_bytes, found.parameter_count, found.bits) == (64 + 16, 36, 16)
+    assert (found.max_position_embeddings, found.vocab_size, found.has_chat_template) == (4096, 8, True)
+    assert found.tensors["embed.weight"].shape == (8, 4)
+    assert found.tensors["embed.weight"].size_bytes == 64
+    assert found.weight_files == ("model.safetensors",)
+    assert set(found.files) == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_quantised_weights_count_as_the_weights_they_stand_for(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "quantised", quantization={"bits": 4, "group_size": 32})
+    packed_weights = {"l.weight": ("U32", (8, 8)), "l.scales": ("F16", (8, 2)), "l.biases": ("F16", (8, 2))}
+    (folder / "model.safetensors").write_bytes(safetensors(packed_weights))
+    found = inspect_folder(folder)
+    assert (found.bits, found.parameter_count) == (4, 8 * 64)
+
+
+def test_numbers_are_found_in_the_text_part_of_a_nested_config(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", "text_config": {"vocab_size": 7, "max_position_embeddings": 99}}
+    found = inspect_folder(write_model(tmp_path / "nested", config=config))
+    assert (found.vocab_size, found.max_position_embeddings) == (7, 99)
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"model_type": "qwen3", "dflash_config": {}}, "dflash"),
+        ({"architectures": ["DFlash2DraftModel"]}, "dflash"),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}, "eagle3"),
+        ({"speculators_model_type": "eagle3"}, "eagle3"),
+        ({"architectures": ["Qwen3_5MTPModel"]}, "mtp"),
+    ],
+)
+def test_feature_drafters_are_recognised_and_need_no_tokenizer(
+    tmp_path: Path, config: dict[str, Any], method: str
+) -> None:
+    folder = write_model(tmp_path / "drafter", config=config)
+    (folder / "tokenizer.json").unlink()
+    assert inspect_folder(folder).drafter == method
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not valid"),
+        (b"{", "not valid"),
+        (b"[1]", "no JSON object"),
+        (b"\xff\xfe{}", "not valid"),
+        (b"[" * 200_000, "not valid"),
+        (b'{"a": "' + b"x" * MAX_JSON_BYTES + b'"}', "larger than 8 MiB"),
+        (b'{"vocab_size": 8}', "no model_type"),
+        (b'{"model_type": 3}', "no model_type"),
+    ],
+    ids=["empty", "cut", "list", "utf16", "deep", "huge", "untyped", "number"],
+)
+def test_a_bad_config_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "config.json").write_bytes(content)
+    assert reason in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", {**CONFIG, "auto_map": {"AutoModel": "modeling.Model"}}),
+        ("config.json", {**CONFIG, "model_file": "model.py"}),
+        ("config.json", {**CONFIG, "text_config": {"_attn_implementation_internal": "x/y"}}),
+        ("config.json", {**CONFIG, "parts": [{"trust_remote_code": True}]}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tok.Tok", None]}}),
+    ],
+)
+def test_a_config_that_asks_to_run_code_is_refused(tmp_path: Path, file: str, content: dict[str, Any]) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / file).write_text(json.dumps(content))
+    assert f"{file} asks to run code" in refused(folder)
+
+
+def test_trust_remote_code_switched_off_is_fine(tmp_path: Path) -> None:
+    assert inspect_folder(write_model(tmp_path / "model", trust_remote_code=False)).model_type == "qwen3"
+
+
+@pytest.mark.parametrize("name", ["modeling_qwen.py", "inference/generate.py"])
+def test_python_files_are_refused(tmp_path: Path, name: str) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("raise SystemExit")
+    assert "Python code" in refused(folder)
+
+
+@pytest.mark.parametrize(("file", "reason"), [("config.json", "no config.json"), ("tokenizer.json", "no tokenizer")])
+def test_missing_files_are_named(tmp_path: Path, file: str, reason: str) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / file).unlink()
+    assert reason in refused(folder)
+
+
+def test_a_folder_without_weights_or_no_folder_at_all(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "model.gguf")
+    assert "no safetensors weights" in refused(folder)
+    assert "cannot be read" in refused(tmp_path / "nowhere")
+    assert "not a folder" in refused(folder / "config.json")
+    with pytest.raises(ModelUnavailable, match="not usable"):
+        inspect_folder(Path("nul\0byte"))
+
+
+def test_pipes_and_folders_in_the_place_of_weights_are_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    assert "not a regular file" in refused(folder)
+    (folder / "model.safetensors").rmdir()
+    os.mkfifo(folder / "model.safetensors")
+    assert "not a regular file" in refused(folder)
+    piped = write_model(tmp_path / "piped")
+    (piped / "config.json").unlink()
+    os.mkfifo(piped / "config.json")
+    assert "not a regular file" in refused(piped)
+
+
+def test_links_may_not_leave_the_folder(tmp_path: Path) -> None:
+    outside = tmp_path / "secret.json"
+    outside.write_text("{}")
+    folder = write_model(tmp_path / "model")
+    (folder / "inside.json").symlink_to("config.json")
+    inspect_folder(folder)
+    (folder / "outside.json").symlink_to(outside)
+    assert "leaves the folder" in refused(folder)
+    (folder / "outside.json").unlink()
+    (folder / "loop.json").symlink_to("loop.json")
+    assert "link to nothing" in refused(folder)
+
+
+def test_a_snapshot_of_the_hugging_face_cache_may_link_to_its_own_blobs_only(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--name"
+    snapshot = write_model(repository / "snapshots" / "abc123")
+    (repository / "blobs").mkdir()
+    (snapshot / "model.safetensors").rename(repository / "blobs" / "sha")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/sha")
+    assert inspect_folder(snapshot).weight_bytes == 64
+    (tmp_path / "other").write_text("{}")
+    (snapshot / "extra.json").symlink_to("../../../other")
+    assert "leaves the folder" in refused(snapshot)
+
+
+def entry(dtype: Any = "U8", shape: Any = (4,), offsets: Any = (0, 4)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00\x00\x00",
+        bytes(8),
+        b"\xff" * 8,
+        packed(b"{}")[:-1],
+        packed(b"not json"),
+        packed([]),
+        packed({"a": 1}) + bytes(4),
+        packed({"a": entry()}) + bytes(3),
+        packed({"a": entry()}) + bytes(5),
+        packed({"a": entry(dtype="X9")}) + bytes(4),
+        packed({"a": entry(dtype=[])}) + bytes(4),
+        packed({"a": entry(shape=(-4,))}) + bytes(4),
+        packed({"a": entry(shape=(-2, -2))}) + bytes(4),
+        packed({"a": entry(shape=(5,))}) + bytes(4),
+        packed({"a": entry(shape=(2**62, 2**62))}) + bytes(4),
+        packed({"a": entry(shape=(1.5,))}) + bytes(4),
+        packed({"a": entry(offsets=(4, 0))}) + bytes(4),
+        packed({"a": entry(offsets=(-4, 0))}) + bytes(4),
+        packed({"a": entry(offsets=(0, 4, 8))}) + bytes(4),
+        packed({"a": entry(), "b": entry()}) + bytes(4),
+        packed({"a": entry(), "b": entry(offsets=(2, 6))}) + bytes(6),
+        packed({"a": entry(), "b": entry(offsets=(8, 12))}) + bytes(12),
+        packed({"a": entry(dtype="F16")}) + bytes(4),
+        packed(b'{"a":' + b"[" * 100_000) + bytes(4),
+    ],
+)
+def test_a_broken_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(content)
+    assert "model.safetensors is" in refused(folder)
+
+
+def test_every_shard_of_the_index_must_be_there_with_its_tensors(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    index = folder / "model.safetensors.index.json"
+    (folder / first).write_bytes(safetensors({"a": ("F16", (2,))}))
+    index.write_text(json.dumps({"weight_map": {"a": first, "b": second}}))
+    assert "1 weight files are missing" in refused(folder)
+    (folder / second).write_bytes(safetensors({"c": ("F16", (2,))}))
+    assert "lacks a tensor" in refused(folder)
+    (folder / second).write_bytes(safetensors({"a": ("F16", (2,))}))
+    assert "repeats a tensor" in refused(folder)
+    (folder / second).write_bytes(safetensors({"b": ("F16", (2,))}))
+    assert inspect_folder(folder).weight_files == (first, second)
+    index.write_text(json.dumps({"weight_map": {"a": 3}}))
+    assert "no weight map" in refused(folder)
+
+
+def test_names_that_no_terminal_should_see_are_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "evil\x1b[2J\nname"
+    folder.mkdir()
+    with pytest.raises(ModelUnavailable) as caught:
+        inspect_folder(folder)
+    assert caught.value.message.isprintable()
+
+
+FILES = ("config.json", "tokenizer_config.json", "model.safetensors", "model.safetensors.index.json")
+
+
+@settings(max_examples=60, deadline=1000, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    name=st.sampled_from(FILES),
+    content=st.one_of(
+        st.binary(max_size=200),
+        st.binary(max_size=200).map(packed),
+        st.integers(0, len(SOUND) - 1).map(lambda end: SOUND[:end]),
+        st.tuples(st.integers(0, len(SOUND) - 1), st.integers(0, 255)).map(
+            lambda change: SOUND[: change[0]] + bytes([change[1]]) + SOUND[change[0] + 1 :]
+        ),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+            max_leaves=8,
+        ).map(lambda value: json.dumps(value).encode()),
+    ),
+)
+def test_whatever_a_file_holds_the_gate_answers_or_refuses(name: str, content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = write_model(Path(temporary) / "model")
+        (folder / "model.safetensors").write_bytes(SOUND)
+        (folder / name).write_bytes(content)
+        with contextlib.suppress(ModelUnavailable):
+            assert inspect_folder(folder).weight_bytes >= 0

@@ -1,0 +1,131 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.hub.catalog import Catalog, CatalogModel
+from app.hub.pairing import candidates, default_draft, pair
+from tests.hub.folders import write_model
+
+
+def model(root: Path, name: str, *, size: int = 0, **options: Any) -> CatalogModel:
+    write_model(root / name, **options)
+    found = Catalog([root]).find(name)
+    return replace(found, size_bytes=size) if size else found
+
+
+def test_identical_tokenizer_files_fit(tmp_path: Path) -> None:
+    main, draft = model(tmp_path, "main", rows=16), model(tmp_path, "draft")
+    pairing = pair(main, draft)
+    assert (pairing.fits, pairing.reason, pairing.method) == (True, "", "draft_model")
+    assert (pairing.main_id, pairing.draft_id) == ("main", "draft")
+
+
+def test_equal_tokens_in_different_files_fit_whatever_the_embedding_is_padded_to(tmp_path: Path) -> None:
+    main = model(tmp_path, "main", rows=16, vocab_size=16)
+    draft = model(tmp_path, "draft", vocab_size=8)
+    file = draft.path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"] = dict(reversed(content["model"]["vocab"].items()))
+    content["normalizer"] = None
+    file.write_text(json.dumps(content, indent=2))
+    assert pair(main, draft).fits
+
+
+def test_tokens_listed_by_position_are_compared_by_id(tmp_path: Path) -> None:
+    main, draft = model(tmp_path, "main", rows=16), model(tmp_path, "draft")
+    unigram = {"model": {"type": "Unigram", "vocab": [[piece, -1.0] for piece in "abcdefgh"]}}
+    (draft.path / "tokenizer.json").write_text(json.dumps(unigram))
+    assert pair(main, draft).fits
+
+
+def test_the_first_token_that_differs_is_named(tmp_path: Path) -> None:
+    main = model(tmp_path, "main", rows=16)
+    assert (
+        "token 2 is 'c' in the main model and 'x' in the draft"
+        in pair(main, model(tmp_path, "other", pieces="abxdyfgh")).reason
+    )
+    longer = pair(main, model(tmp_path, "longer", added={"<think>": 8}))
+    assert not longer.fits
+    assert "token 8 is unused in the main model and '<think>' in the draft" in longer.reason
+
+
+def test_special_tokens_count(tmp_path: Path) -> None:
+    main = model(tmp_path, "main", rows=16, added={"<eos>": 8})
+    assert pair(main, model(tmp_path, "same", added={"<eos>": 8}, tie_word_embeddings=True)).fits
+    assert "'<eos>'" in pair(main, model(tmp_path, "other", added={"<end>": 8})).reason
+
+
+def test_a_draft_larger_than_its_main_model_is_refused(tmp_path: Path) -> None:
+    main, draft = model(tmp_path, "main", rows=8), model(tmp_path, "draft", rows=9)
+    assert "larger than the main model" in pair(main, draft).reason
+    assert pair(main, main).fits
+
+
+def test_broken_folders_and_files_are_reasons_not_errors(tmp_path: Path) -> None:
+    main, draft = model(tmp_path, "main", rows=16), model(tmp_path, "draft")
+    (draft.path / "tokenizer.json").write_text('{"model": 3}')
+    assert "tokenizer.json is not valid" in pair(main, draft).reason
+    (draft.path / "tokenizer.json").unlink()
+    assert "cannot be compared" in pair(main, draft).reason
+    (draft.path / "tokenizer.model").write_bytes(b"sentencepiece")
+    assert "cannot be compared" in pair(main, draft).reason
+    assert pair(main, replace(draft, problem="it is broken")).reason.endswith("it is broken")
+    (main.path / "tokenizer.json").rename(main.path / "elsewhere")
+    (main.path / "tokenizer.model").write_bytes(b"sentencepiece")
+    assert pair(main, draft).fits
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ({"num_target_layers": 2, "dflash_config": {"target_layer_ids": [0, 1]}}, ""),
+        ({"hidden_size": 5, "dflash_config": {}}, "hidden size of 5"),
+        ({"dflash_config": {"num_target_layers": 36}}, "made for 36 layers"),
+        ({"dflash_config": {"target_layer_ids": [1, 2]}}, "reads layers"),
+        ({"vocab_size": 9, "dflash_config": {}}, "made for 9 tokens"),
+    ],
+)
+def test_a_feature_drafter_must_have_been_made_for_the_model(
+    tmp_path: Path, extra: dict[str, Any], reason: str
+) -> None:
+    main, draft = model(tmp_path, "main", rows=16), model(tmp_path, "draft", **extra)
+    pairing = pair(main, draft)
+    assert (pairing.fits, pairing.method) == (not reason, "dflash")
+    assert reason in pairing.reason
+    assert "drafter itself" in pair(draft, main).reason
+
+
+def test_candidates_are_the_fitting_models_smallest_first(tmp_path: Path) -> None:
+    main = model(tmp_path, "main", size=1000)
+    others = [
+        model(tmp_path, "middle", size=500),
+        model(tmp_path, "small", size=100),
+        model(tmp_path, "huge", size=5000),
+        model(tmp_path, "foreign", size=10, pieces="hgfedcba"),
+    ]
+    assert [found.id for found in candidates(main, [main, *others])] == ["small", "middle"]
+
+
+def test_the_default_draft_is_a_small_sibling_of_the_same_family(tmp_path: Path) -> None:
+    main = model(tmp_path, "demo-assistant", size=900)
+    relative = model(tmp_path, "demo-draft", size=300)
+    stranger = model(tmp_path, "other-draft", size=100)
+    large = model(tmp_path, "demo-large", size=301)
+    foreign = model(tmp_path, "demo-foreign", size=10, pieces="hgfedcba")
+    elsewhere = replace(stranger, id="demo-elsewhere", source="hugging_face")
+    everything = [large, stranger, foreign, elsewhere, relative, main]
+    assert default_draft(main, everything) == relative
+    assert default_draft(main, [large, stranger, foreign, elsewhere]) == stranger
+    assert default_draft(main, [main, large, foreign, elsewhere]) is None
+    assert default_draft(replace(main, problem="broken"), everything) is None
+
+
+def test_the_server_side_never_loads_a_model_library() -> None:
+    code = "import app.hub.catalog, app.hub.pairing, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "jinja2", "pydantic"} & set(loaded)
