@@ -1,0 +1,219 @@
+"""Loads a main model and its draft from local folders, slice by slice, on the MLX thread.
+
+`load_unit` is a generator: between two slices of some 64 MB the loop takes other steps, and `close()` abandons the load
+and frees what was read. A folder is data: it is inspected before mlx-lm sees it, nothing in it is ever executed, and
+whatever is wrong with it ends in one `ModelUnavailable` with a one-line reason. Nothing here wires memory.
+"""
+
+import json
+import re
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from app.core.errors import ModelUnavailable
+from app.core.messages import ModelSpecification
+from app.core.model_folder import ModelFolder, inspect_folder
+from app.engine import memory
+
+SLICE_BYTES = 64 * 1024 * 1024
+PADDING_TOKENS = 1024
+"""Without tokenizer files to compare, embeddings may differ by this many rows of padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedUnit:
+    """A target and its optional draft, in memory. `vocabulary_size` counts embedding rows, padding included."""
+
+    spec: ModelSpecification
+    target: nn.Module
+    draft: nn.Module | None
+    config: Mapping[str, Any]
+    draft_config: Mapping[str, Any] | None
+    weights_bytes: int
+    max_context_tokens: int
+    vocabulary_size: int
+    draft_max_context_tokens: int | None = None
+    draft_vocabulary_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One model of a unit: built, its weights not yet read."""
+
+    path: Path
+    model: nn.Module
+    config: Mapping[str, Any]
+    vocabulary_size: int
+    context_tokens: int
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(int(value.nbytes) for value in _parameters(self.model))
+
+
+def load_unit(
+    spec: ModelSpecification, *, slice_bytes: int = SLICE_BYTES
+) -> Generator[tuple[str, float], None, LoadedUnit]:
+    """Yield (phase, fraction 0–1) after every slice; the return value is the unit, ready to run.
+
+    Raises ModelUnavailable when a folder is broken, unsupported, carries code, or the draft has another tokenizer.
+    """
+    yield "checking", 0.0
+    target = _build(spec.path, f'model "{spec.id}"')
+    draft = None
+    if spec.draft_path is not None:
+        yield "checking", 0.0
+        draft = _build(spec.draft_path, f'draft model "{spec.draft_id}"')
+        yield "checking", 0.0
+        _check_same_tokens(spec, target, draft)
+    total = target.weights_bytes + (draft.weights_bytes if draft else 0)
+    done = 0
+    for phase, part in (("weights", target), ("draft", draft)):
+        for read in _read_weights(part.model, slice_bytes) if part else ():
+            done += read
+            yield phase, min(1.0, done / max(1, total))
+    memory.release()
+    return LoadedUnit(
+        spec=spec,
+        target=target.model,
+        draft=draft.model if draft else None,
+        config=target.config,
+        draft_config=draft.config if draft else None,
+        weights_bytes=total,
+        max_context_tokens=min(target.context_tokens, spec.max_context_tokens or target.context_tokens),
+        vocabulary_size=target.vocabulary_size,
+        draft_max_context_tokens=draft.context_tokens if draft else None,
+        draft_vocabulary_size=draft.vocabulary_size if draft else None,
+    )
+
+
+def _build(path: str, name: str) -> _Part:
+    """Make the module tree with lazy weights. mlx-lm meets broken input with any exception: all become one kind."""
+    folder = inspect_folder(Path(path))
+    try:
+        _check_supported(folder)
+        model, config = load_model(folder.path, lazy=True, strict=True, trust_remote_code=False)
+        if memory.computes_in_float32():
+            model.set_dtype(mx.float32)
+        rows = _embedding_rows(model, config)
+    except ModelUnavailable as error:
+        raise ModelUnavailable(f"{name}: {error.message}") from None
+    except Exception as error:
+        reason = _reason(error, folder.path)
+        raise ModelUnavailable(f"{name} cannot be loaded: {reason}; download it again or choose another one") from error
+    return _Part(folder.path, model, config, rows, memory.context_tokens(config))
+
+
+def _parameters(model: nn.Module) -> list[mx.array]:
+    """All weights, in the order of the layers."""
+    return list(cast("dict[str, mx.array]", tree_flatten(model.parameters(), destination={})).values())
+
+
+def _read_weights(model: nn.Module, slice_bytes: int) -> Generator[int, None, None]:
+    """Evaluate the parameters in slices; yields the bytes of each."""
+    pending: list[mx.array] = []
+    size = 0
+    for value in _parameters(model):
+        pending.append(value)
+        size += int(value.nbytes)
+        if size >= slice_bytes:
+            yield _evaluate(pending, size)
+            pending, size = [], 0
+    if pending:
+        yield _evaluate(pending, size)
+
+
+def _evaluate(arrays: list[mx.array], size: int) -> int:
+    try:
+        mx.eval(arrays)
+    except RuntimeError as error:
+        raise ModelUnavailable(
+            f"the weights cannot be read: {_one_line(str(error))}; download the model again"
+        ) from error
+    return size
+
+
+def _check_supported(folder: ModelFolder) -> None:
+    """What passes the gate and still cannot be run by mlx-lm as a model of its own."""
+    if folder.drafter:
+        raise ModelUnavailable(f"it is a drafter ({folder.drafter}), not a model of its own: choose another one")
+    if not folder.weight_files[0].startswith("model"):
+        raise ModelUnavailable("its weight files must be named model*.safetensors: rename them")
+    if not re.fullmatch(r"[A-Za-z0-9_\-]{1,64}", folder.model_type):
+        raise ModelUnavailable("its config.json names no model_type: download the model again")
+
+
+def _embedding_rows(model: nn.Module, config: Mapping[str, Any]) -> int:
+    """Rows of the token embedding: the stated vocabulary when one embedding has that many, else the first one's."""
+    embeddings = (nn.Embedding, nn.QuantizedEmbedding)
+    rows = [int(module.weight.shape[0]) for _, module in model.named_modules() if isinstance(module, embeddings)]
+    if not rows:
+        raise ModelUnavailable("it has no token embedding")
+    stated = memory.text_config(config).get("vocab_size")
+    return stated if isinstance(stated, int) and stated in rows else rows[-1]
+
+
+def _check_same_tokens(spec: ModelSpecification, target: _Part, draft: _Part) -> None:
+    """The draft must mean the same by every ordinary id and have a row for each id of the target; padding is free.
+
+    Added tokens may differ in name: a draft that never proposes one costs time at most.
+    """
+    refusal = f'draft model "{spec.draft_id}" does not fit "{spec.id}": '
+    tokens, draft_tokens = _tokens(target.path, spec.id), _tokens(draft.path, spec.draft_id)
+    if tokens is None or draft_tokens is None:
+        if abs(target.vocabulary_size - draft.vocabulary_size) > PADDING_TOKENS:
+            raise ModelUnavailable(f"{refusal}it has {draft.vocabulary_size} tokens, not {target.vocabulary_size}")
+        return
+    for index in tokens.ordinary.keys() & draft_tokens.ordinary.keys():
+        if tokens.ordinary[index] != draft_tokens.ordinary[index]:
+            raise ModelUnavailable(f"{refusal}its tokenizer is another one (token {index} differs)")
+    if tokens.highest >= draft.vocabulary_size:
+        raise ModelUnavailable(f"{refusal}it has {draft.vocabulary_size} rows and none for token {tokens.highest}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Token by id, without the added ones, and the highest id of all."""
+
+    ordinary: Mapping[int, str]
+    highest: int
+
+
+def _tokens(folder: Path, model_id: str | None) -> _Tokens | None:
+    """What `tokenizer.json` says; None when there is no such file."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+        vocabulary = content["model"]["vocab"]
+        pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((p[0], i) for i, p in enumerate(vocabulary))
+        ordinary = {int(index): str(token) for token, index in pairs}
+        added = {int(token["id"]) for token in content.get("added_tokens", ())}
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        detail = _one_line(f"{type(error).__name__}: {error}")
+        raise ModelUnavailable(
+            f'model "{model_id}": its tokenizer.json is broken ({detail}); download it again'
+        ) from error
+    return _Tokens({i: t for i, t in ordinary.items() if i not in added}, max([*ordinary, *added], default=0))
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    """What mlx-lm says without the full path, or that the config makes it fail."""
+    if isinstance(error, ValueError | RuntimeError | OSError):
+        return _one_line(str(error).replace(str(folder), "its folder").rstrip("."))
+    detail = _one_line(f"{type(error).__name__}: {error}")
+    return f"its config.json does not describe a model that mlx-lm can build ({detail})"
+
+
+def _one_line(text: str) -> str:
+    """`text` as one short printable line: parts of it come from files that nobody vouches for."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return line if len(line) <= 240 else f"{line[:239]}…"

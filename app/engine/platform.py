@@ -1,0 +1,56 @@
+"""What has to happen before mlx is imported, and what runs here. This file imports neither mlx nor anything that does.
+
+On Linux the published mlx wheel links a reference BLAS; loading OpenBLAS with its symbols made global *before* libmlx
+is loaded makes float32 matmuls some 30 times faster (measured; DESIGN.md §9). `PACELINE_OPENBLAS=0` turns it off.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from platform import python_version
+
+OPENBLAS_LIBRARY = "libopenblas.so.0"
+OPENBLAS_VARIABLE = "PACELINE_OPENBLAS"
+REPORTED_DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm")
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What `prepare` did: whether OpenBLAS serves the CPU matmuls of this process, and why or why not."""
+
+    openblas: bool
+    reason: str
+
+
+def prepare(
+    *,
+    system: str = sys.platform,
+    environment: Mapping[str, str] = os.environ,
+    library: str = OPENBLAS_LIBRARY,
+) -> Preparation:
+    """Load OpenBLAS for mlx where that helps. Call it first thing in the worker; it never raises."""
+    if not system.startswith("linux"):
+        return Preparation(openblas=False, reason=f"not needed on {system}")
+    if environment.get(OPENBLAS_VARIABLE, "1") == "0":
+        return Preparation(openblas=False, reason=f"turned off by {OPENBLAS_VARIABLE}=0")
+    if "mlx.core" in sys.modules:
+        return Preparation(openblas=False, reason="mlx was imported before prepare() was called")
+    try:
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return Preparation(openblas=False, reason=f"{library} is not installed: float32 matmuls are slow")
+    return Preparation(openblas=True, reason=f"{library} serves the CPU matmuls")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes here, by distribution name; one that is not installed is left out."""
+    found = {"python": python_version()}
+    for name in REPORTED_DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,281 @@
+"""The models in memory: one actor on the MLX thread owns loading, leases, eviction and the accounting of bytes.
+
+`acquire` takes a lease and, when the model is not there, makes room and starts its load; `advance` does one slice of a
+load and tells what happened. Room is made before a load, never after: clear mlx's cache, drop prefix caches, evict
+idle units from the least recently used, and otherwise refuse. A leased or pinned unit is never evicted, and nothing
+is evicted for a refusal. Every byte is accounted by reservation, never inferred from a global gauge.
+
+A lease ends with `release`, or by itself when `LoadFailed` tells that the load ended without a model.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from app.core.errors import InsufficientMemory, ModelUnavailable, PacelineError
+from app.core.messages import LoadedModel, ModelSpecification
+from app.core.ports import Clock
+from app.engine import memory
+from app.engine.engine import open_engine
+from app.engine.loader import LoadedUnit, load_unit
+from app.engine.resident import Evicted, Loaded, LoadFailed, LoadSteps, PooledEngine, PoolEvent, Progress, Resident
+
+__all__ = ["EnginePool", "Evicted", "LoadFailed", "Loaded", "PoolEvent", "PooledEngine", "Progress", "open_pool"]
+
+DEFAULT_IDLE_SECONDS = 3600.0
+RETRY_AFTER_SECONDS = 5
+"""When to come back for memory or a draft that running requests hold."""
+
+logger = logging.getLogger(__name__)
+
+
+class EnginePool:
+    """All calls come from the one MLX thread. `clock` is injected so that idle times can be tested."""
+
+    def __init__(
+        self,
+        *,
+        ceiling_bytes: int,
+        load: Callable[[ModelSpecification], LoadSteps],
+        open_engine: Callable[[LoadedUnit], PooledEngine],
+        estimate: Callable[[ModelSpecification], int],
+        default_idle_seconds: float | None = DEFAULT_IDLE_SECONDS,
+        clock: Clock = time.monotonic,
+        reclaim: Callable[[], None] = memory.release,
+    ) -> None:
+        self._ceiling_bytes = ceiling_bytes
+        self._load = load
+        self._open_engine = open_engine
+        self._estimate = estimate
+        self._default_idle_seconds = default_idle_seconds
+        self._clock = clock
+        self._reclaim = reclaim
+        self._entries: dict[str, Resident] = {}
+        self._pinned: set[str] = set()
+        self._idle_seconds: dict[str, float | None] = {}
+        self._events: list[PoolEvent] = []
+
+    # --- leases -----------------------------------------------------------------------------------------------
+
+    def acquire(self, spec: ModelSpecification) -> None:
+        """Take a lease on the unit of `spec`; start its load when it is not there, join the load when it is under way.
+
+        Raises InsufficientMemory (with `retry_after_seconds` when waiting helps) or ModelUnavailable; then no lease
+        was taken and nothing was evicted. Between the end of a failed load and its LoadFailed it joins that failure.
+        """
+        if any(isinstance(event, LoadFailed) and event.model_id == spec.id for event in self._events):
+            return
+        entry = self._entries.get(spec.id)
+        if entry is not None and not _same_unit(entry.spec, spec):
+            if entry.leases and (entry.spec.path, entry.spec.draft_path) != (spec.path, spec.draft_path):
+                message = f"{spec.id} is in use with another draft or folder: retry when its requests have finished"
+                raise ModelUnavailable(message, code="model_in_use", retry_after_seconds=RETRY_AFTER_SECONDS)
+            if not entry.leases:
+                entry = None
+        if entry is None:
+            entry = self._start(spec)
+        entry.leases += 1
+        entry.last_used = self._clock()
+
+    def release(self, model_id: str) -> None:
+        """Give a lease back; for a model that is gone it does nothing. The unit stays until it is idle too long."""
+        entry = self._entries.get(model_id)
+        if entry is not None and entry.leases:
+            entry.leases -= 1
+            entry.last_used = self._clock()
+
+    def engine(self, model_id: str) -> PooledEngine | None:
+        """The engine when the model is ready, else None."""
+        entry = self._entries.get(model_id)
+        return entry.engine if entry else None
+
+    # --- loading ----------------------------------------------------------------------------------------------
+
+    @property
+    def loading(self) -> bool:
+        """Whether `advance` has something to do or to tell."""
+        return bool(self._events) or any(entry.steps for entry in self._entries.values())
+
+    def advance(self) -> list[PoolEvent]:
+        """Do one slice of the oldest load; answers everything that happened since the last call."""
+        entry = next((entry for entry in self._entries.values() if entry.steps), None)
+        if entry is not None:
+            self._advance(entry)
+        events, self._events = self._events, []
+        return events
+
+    def cancel_load(self, model_id: str) -> None:
+        """Abandon a load under way and free what it read; its waiters get LoadFailed with the next `advance`."""
+        entry = self._entries.get(model_id)
+        if entry is not None and entry.steps:
+            self._fail(entry, ModelUnavailable(f"the load of {model_id} was cancelled", code="load_cancelled"))
+
+    def unload(self, model_id: str) -> None:
+        """Take an idle model out of memory now, pinned or not. Raises ModelUnavailable while it is leased."""
+        entry = self._entries.get(model_id)
+        if entry is None:
+            return
+        if entry.leases:
+            message = f"{model_id} is in use by {entry.leases} requests: retry when they have finished"
+            raise ModelUnavailable(message, code="model_in_use", retry_after_seconds=RETRY_AFTER_SECONDS)
+        self._evict(entry)
+        self._reclaim()
+
+    # --- keeping ----------------------------------------------------------------------------------------------
+
+    def pin(self, model_id: str, pinned: bool) -> None:  # noqa: FBT001 - the second word of a sentence
+        """Protect a model from eviction, also one that is loaded later."""
+        (self._pinned.add if pinned else self._pinned.discard)(model_id)
+
+    def set_idle(self, model_id: str, seconds: float | None) -> None:
+        """How long the model may be idle before `expire` evicts it; None: for ever."""
+        self._idle_seconds[model_id] = seconds
+
+    def expire(self) -> list[PoolEvent]:
+        """Evict what was idle too long, and, when caches outgrew the ceiling, make room again. Call it now and then."""
+        before, self._events = self._events, []
+        for entry in self._victims():
+            if (limit := self._idle_limit(entry)) is not None and self._idle_for(entry) >= limit:
+                self._evict(entry)
+        self._make_room(0)
+        if self._events:
+            self._reclaim()
+        events, self._events = self._events, before
+        return events
+
+    # --- telling ----------------------------------------------------------------------------------------------
+
+    @property
+    def accounted_bytes(self) -> int:
+        """What all units hold or have reserved, prefix caches included."""
+        return sum(entry.working_bytes + entry.prefix_bytes for entry in self._entries.values())
+
+    def snapshot(self) -> tuple[LoadedModel, ...]:
+        """The state of every model here; running and waiting requests are the scheduler's to fill in."""
+        return tuple(
+            entry.describe(pinned=name in self._pinned, idle_seconds=self._idle_for(entry))
+            for name, entry in self._entries.items()
+        )
+
+    def memory(self) -> tuple[int, int, int]:
+        """Active, cached and peak bytes as mlx counts them."""
+        return memory.readings()
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _start(self, spec: ModelSpecification) -> Resident:
+        """Make room and begin the load; an idle unit of the same id with another specification makes way."""
+        needed = self._estimate(spec)
+        self._check_room(spec.id, needed)
+        if (old := self._entries.get(spec.id)) is not None:
+            self._evict(old)
+        self._make_room(needed)
+        self._reclaim()
+        now = self._clock()
+        self._entries[spec.id] = Resident(spec, needed, started=now, last_used=now, steps=self._load(spec))
+        return self._entries[spec.id]
+
+    def _check_room(self, model_id: str, needed: int) -> None:
+        """Refuse what cannot fit even with every idle unit gone; told apart is whether waiting helps."""
+        needs = f"{model_id} needs {_gigabytes(needed)}"
+        ceiling = f"the ceiling is {_gigabytes(self._ceiling_bytes)}"
+        if needed > self._ceiling_bytes:
+            raise InsufficientMemory(f"{needs}, {ceiling}: choose a smaller model or raise {memory.LIMIT_VARIABLE}")
+        others = [entry for name, entry in self._entries.items() if name != model_id]
+        pinned = sum(entry.working_bytes for entry in others if entry.spec.id in self._pinned)
+        if pinned + needed > self._ceiling_bytes:
+            held = f"{ceiling} and pinned models hold {_gigabytes(pinned)}"
+            raise InsufficientMemory(f"{needs}, {held}: unpin one or raise {memory.LIMIT_VARIABLE}")
+        kept = pinned + sum(e.working_bytes for e in others if e.leases and e.spec.id not in self._pinned)
+        if kept + needed > self._ceiling_bytes:
+            held = f"{ceiling} and models in use hold {_gigabytes(kept)}"
+            message = f"{needs}, {held}: retry when their requests have finished"
+            raise InsufficientMemory(message, retry_after_seconds=RETRY_AFTER_SECONDS)
+
+    def _make_room(self, needed: int) -> None:
+        """Until `needed` bytes fit: drop prefix caches, then evict idle units, the least recently used first."""
+        for entry in sorted(self._entries.values(), key=_last_used):
+            if entry.engine is not None and self.accounted_bytes + needed > self._ceiling_bytes:
+                entry.engine.drop_prefix_cache()
+        for entry in self._victims():
+            if self.accounted_bytes + needed > self._ceiling_bytes:
+                self._evict(entry)
+
+    def _victims(self) -> list[Resident]:
+        """What may be evicted, the least recently used first. A load that nobody waits for is among them."""
+        free = (entry for name, entry in self._entries.items() if not entry.leases and name not in self._pinned)
+        return sorted(free, key=_last_used)
+
+    def _evict(self, entry: Resident) -> None:
+        del self._entries[entry.spec.id]
+        entry.close()
+        self._events.append(Evicted(entry.spec.id))
+
+    def _advance(self, entry: Resident) -> None:
+        """One slice. Whatever a load raises ends that load only; the loop and the other models live on."""
+        try:
+            self._events.append(self._next_event(entry))
+        except PacelineError as error:
+            self._fail(entry, error)
+        except Exception as error:
+            logger.exception("loading %s failed", entry.spec.id)
+            message = f"{entry.spec.id} cannot be loaded: {type(error).__name__}: {error}"
+            self._fail(entry, ModelUnavailable(message))
+
+    def _next_event(self, entry: Resident) -> PoolEvent:
+        if entry.steps is None:
+            raise ModelUnavailable(f"{entry.spec.id} is not loading")
+        try:
+            phase, fraction = next(entry.steps)
+        except StopIteration as finished:
+            entry.unit = finished.value
+        else:
+            return Progress(entry.spec.id, phase, fraction)
+        entry.engine = self._open_engine(entry.unit)
+        entry.steps = None
+        entry.last_used = self._clock()
+        return Loaded(entry.spec.id, entry.last_used - entry.started)
+
+    def _fail(self, entry: Resident, error: PacelineError) -> None:
+        """End a load. The error travels on without its traceback, whose frames would keep the weights alive."""
+        del self._entries[entry.spec.id]
+        entry.close()
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        self._events.append(LoadFailed(entry.spec.id, error))
+        self._reclaim()
+
+    def _idle_for(self, entry: Resident) -> float:
+        return 0.0 if entry.leases else self._clock() - entry.last_used
+
+    def _idle_limit(self, entry: Resident) -> float | None:
+        return self._idle_seconds.get(entry.spec.id, self._default_idle_seconds)
+
+
+def open_pool(ceiling_bytes: int | None = None) -> EnginePool:
+    """The pool of this machine: real folders, real engines. Raises InvalidRequest when the limit set is no size."""
+    ceiling = memory.ceiling_bytes() if ceiling_bytes is None else ceiling_bytes
+    return EnginePool(ceiling_bytes=ceiling, load=load_unit, open_engine=open_engine, estimate=memory.estimate)
+
+
+def _last_used(entry: Resident) -> float:
+    return entry.last_used
+
+
+def _same_unit(old: ModelSpecification, new: ModelSpecification) -> bool:
+    """Whether an engine opened for `old` serves `new`: policy and queue are the scheduler's, not the unit's."""
+    return _opened_with(old) == _opened_with(new)
+
+
+def _opened_with(spec: ModelSpecification) -> tuple[object, ...]:
+    return (
+        spec.path,
+        spec.draft_path,
+        spec.max_rows,
+        spec.prefill_chunk_tokens,
+        spec.max_context_tokens,
+        spec.prefix_cache_bytes,
+    )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / memory.GIGABYTE:.1f} GB"

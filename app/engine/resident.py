@@ -1,0 +1,110 @@
+"""What the pool keeps and tells: one resident unit with its bytes, and the events of its life."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.core.errors import PacelineError
+from app.core.messages import LoadedModel, ModelSpecification
+from app.core.ports import EnginePort
+from app.engine.loader import LoadedUnit
+
+
+class PooledEngine(EnginePort, Protocol):
+    """What the pool asks of an engine beyond stepping: its bytes, and to let go of them."""
+
+    @property
+    def cache_bytes(self) -> int: ...
+    @property
+    def prefix_cache_bytes(self) -> int: ...
+    @property
+    def cache_families(self) -> tuple[str, ...]: ...
+    def drop_prefix_cache(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One slice of a load is done; `fraction` (0–1) counts the bytes of target and draft together."""
+
+    model_id: str
+    phase: str
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The model can step; `seconds` since its load was asked for."""
+
+    model_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The load ended without a model, and every lease on it with it: do not release; the next `acquire` tries again."""
+
+    model_id: str
+    error: PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """An idle engine is closed and gone. No lease ends with it: nobody held one."""
+
+    model_id: str
+
+
+PoolEvent = Progress | Loaded | LoadFailed | Evicted
+LoadSteps = Generator[tuple[str, float], None, LoadedUnit]
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """One model that is loading (`steps` is set) or ready (`engine` is set)."""
+
+    spec: ModelSpecification
+    reserved_bytes: int
+    started: float
+    last_used: float
+    steps: LoadSteps | None
+    leases: int = 0
+    unit: LoadedUnit | None = None
+    engine: PooledEngine | None = None
+
+    @property
+    def prefix_bytes(self) -> int:
+        return self.engine.prefix_cache_bytes if self.engine else 0
+
+    @property
+    def working_bytes(self) -> int:
+        """The reservation, or what is really there when caches outgrew it."""
+        held = self.unit.weights_bytes if self.unit else 0
+        return max(self.reserved_bytes, held + (self.engine.cache_bytes if self.engine else 0))
+
+    def close(self) -> None:
+        """Abandon the load or close the engine; afterwards nothing here refers to an array."""
+        steps, engine, self.steps, self.engine, self.unit = self.steps, self.engine, None, None, None
+        if steps is not None:
+            steps.close()
+        if engine is not None:
+            engine.close()
+
+    def describe(self, *, pinned: bool, idle_seconds: float) -> LoadedModel:
+        """The state of this model; running and waiting requests are the scheduler's to fill in."""
+        engine, unit = self.engine, self.unit
+        return LoadedModel(
+            id=self.spec.id,
+            state="loading" if engine is None or unit is None else "ready",
+            draft_id=self.spec.draft_id,
+            weights_bytes=unit.weights_bytes if unit else 0,
+            cache_bytes=engine.cache_bytes if engine else 0,
+            prefix_cache_bytes=self.prefix_bytes,
+            cache_families=engine.cache_families if engine else (),
+            methods=engine.limits.drafters if engine else (),
+            unavailable=dict(engine.limits.unavailable) if engine else {},
+            max_context_tokens=engine.limits.max_context_tokens if engine else 0,
+            pinned=pinned,
+            idle_seconds=idle_seconds,
+            leases=self.leases,
+        )

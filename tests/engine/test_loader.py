@@ -1,0 +1,298 @@
+"""Loading in slices, every broken folder told in one line, and no byte left behind."""
+
+import gc
+import json
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from app.core.errors import ModelUnavailable
+from app.core.messages import ModelSpecification
+from app.engine import memory
+from app.engine.loader import LoadedUnit, load_unit
+from tests.tiny import FAMILIES, tiny_model, write_tiny_model
+
+SMALL_SLICE_BYTES = 4096
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Collections walk only what the tests made, not everything that was imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def specification(folder: Path, draft: Path | None = None, **changes: Any) -> ModelSpecification:
+    draft_path = str(draft) if draft else None
+    return ModelSpecification(
+        id="tiny", path=str(folder), draft_path=draft_path, draft_id="small" if draft else None, **changes
+    )
+
+
+def run(spec: ModelSpecification, **options: Any) -> tuple[list[tuple[str, float]], LoadedUnit]:
+    steps = load_unit(spec, **options)
+    progress = []
+    while True:
+        try:
+            progress.append(next(steps))
+        except StopIteration as finished:
+            return progress, finished.value
+
+
+# --- good folders ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_a_loaded_model_computes_what_was_written(tmp_path: Path, family: str, quantised: bool) -> None:
+    write_tiny_model(tmp_path, family, quantised=quantised)
+    _, unit = run(specification(tmp_path))
+    again = run(specification(tmp_path), slice_bytes=SMALL_SLICE_BYTES)[1]
+    tokens = mx.array([[1, 2, 3, 4, 5, 6, 7, 8, 9]])
+    logits = unit.target(tokens)
+    assert mx.array_equal(logits, again.target(tokens))
+    assert logits.dtype == mx.float32
+    assert (unit.vocabulary_size, unit.draft_vocabulary_size, unit.draft) == (260, None, None)
+    assert unit.weights_bytes == sum(value.nbytes for _, value in tree_flatten(unit.target.parameters()))
+    assert unit.max_context_tokens == 4096
+    assert mx.std(logits).item() > 0.1
+
+
+def test_half_precision_becomes_float32_on_the_cpu_and_nowhere_else(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "llama", dtype=mx.bfloat16, quantised=True)
+    _, unit = run(specification(tmp_path))
+    wide = mx.float32 if memory.computes_in_float32() else mx.bfloat16
+    kinds = {value.dtype for _, value in tree_flatten(unit.target.parameters())}
+    assert kinds == {wide, mx.uint32}
+
+
+def test_progress_rises_to_one_through_both_models(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    progress, unit = run(specification(target, draft), slice_bytes=SMALL_SLICE_BYTES)
+    fractions = [fraction for _, fraction in progress]
+    assert fractions == sorted(fractions)
+    assert (fractions[0], fractions[-1]) == (0.0, 1.0)
+    assert [phase for phase, _ in progress].count("weights") > 5
+    assert list(dict.fromkeys(phase for phase, _ in progress)) == ["checking", "weights", "draft"]
+    assert unit.draft is not None
+    assert unit.draft_vocabulary_size == 260
+    assert unit.draft_config is not None
+
+
+def test_weights_are_read_slice_by_slice(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "qwen3", dtype=mx.bfloat16)
+    memory.release()
+    before = memory.active()
+    steps = load_unit(specification(tmp_path), slice_bytes=SMALL_SLICE_BYTES)
+    held = [memory.active() - before for phase, _ in steps if phase == "weights"]
+    assert held == sorted(held)
+    assert 0 < held[0] < held[-1] / 4
+
+
+def test_the_context_is_the_smaller_of_asked_and_stated(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "qwen3", context_tokens=512)
+    assert run(specification(tmp_path, max_context_tokens=100))[1].max_context_tokens == 100
+    assert run(specification(tmp_path, max_context_tokens=9999))[1].max_context_tokens == 512
+
+
+@pytest.mark.parametrize("slices", [0, 1, 2, 5])
+def test_a_cancelled_load_frees_what_it_read(tmp_path: Path, slices: int) -> None:
+    target, draft = pair(tmp_path)
+    memory.release()
+    before = memory.active()
+    steps = load_unit(specification(target, draft), slice_bytes=SMALL_SLICE_BYTES)
+    for _ in range(slices):
+        next(steps)
+    steps.close()
+    memory.release()
+    assert (memory.active(), memory.cached()) == (before, 0)
+
+
+def test_a_dropped_unit_frees_everything(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    memory.release()
+    before = memory.active()
+    unit = run(specification(target, draft))[1]
+    mx.eval(unit.target(mx.array([[1, 2, 3]])))
+    assert memory.active() - before >= unit.weights_bytes
+    del unit
+    memory.release()
+    assert memory.active() == before
+
+
+# --- drafts ---------------------------------------------------------------------------------------------------
+
+
+def test_padding_rows_do_not_keep_a_draft_away(tmp_path: Path) -> None:
+    target = write_tiny_model(tmp_path / "target", "qwen3", vocabulary_size=288)
+    draft = write_tiny_model(tmp_path / "draft", "qwen3", vocabulary_size=264)
+    unit = run(specification(target, draft))[1]
+    assert (unit.vocabulary_size, unit.draft_vocabulary_size) == (288, 264)
+
+
+def test_a_draft_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    path = draft / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(content))
+    refused(specification(target, draft), 'draft model "small" does not fit "tiny".*token 97')
+
+
+def test_a_draft_without_rows_for_every_token_is_refused(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    write_tiny_model(draft, "qwen3", vocabulary_size=258)
+    refused(specification(target, draft), "has 258 rows and none for token 259")
+
+
+def test_without_tokenizer_files_the_sizes_decide(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    for folder in (target, draft):
+        (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    assert run(specification(target, draft))[1].draft is not None
+    write_tiny_model(draft, "qwen3", vocabulary_size=2000)
+    (draft / "tokenizer.json").unlink()
+    refused(specification(target, draft), "has 2000 tokens, not 260")
+
+
+def test_a_broken_draft_is_named(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    edit_config(draft, model_type="no_such_architecture")
+    refused(specification(target, draft), 'draft model "small" cannot be loaded.*no_such_architecture not supported')
+
+
+def test_a_broken_tokenizer_is_told(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    (draft / "tokenizer.json").write_text("[]")
+    refused(specification(target, draft), "tokenizer.json is broken")
+
+
+# --- broken folders -------------------------------------------------------------------------------------------
+
+
+def edit_config(folder: Path, *, drop: tuple[str, ...] = (), **changes: Any) -> None:
+    path = folder / "config.json"
+    content = {key: value for key, value in json.loads(path.read_text()).items() if key not in drop}
+    path.write_text(json.dumps(content | changes))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, mx.array]], None]) -> None:
+    weights = dict(tree_flatten(tiny_model("qwen3", vocabulary_size=260).parameters()))
+    change(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+def misshape(weights: dict[str, mx.array]) -> None:
+    weights["model.norm.weight"] = mx.ones(7)
+
+
+def overlap(folder: Path) -> None:
+    """Two tensors over the same bytes: the reference library refuses this, mlx does not."""
+    header = {name: {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]} for name in ("a", "b")}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def replace_by_fifo(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def rename_weights(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+
+
+def add_code(folder: Path) -> None:
+    (folder / "modeling.py").write_text("raise SystemExit('code from the folder ran')")
+
+
+def name_code(folder: Path, key: str) -> None:
+    (folder / "architecture.txt").write_text("raise SystemExit('code from the folder ran')")
+    edit_config(folder, **{key: "architecture.txt"})
+
+
+BROKEN: dict[str, Callable[[Path], Any]] = {
+    "folder is gone": shutil.rmtree,
+    "no config": lambda folder: (folder / "config.json").unlink(),
+    "config is no JSON": lambda folder: (folder / "config.json").write_text("{"),
+    "config is a list": lambda folder: (folder / "config.json").write_text("[]"),
+    "config is empty": lambda folder: (folder / "config.json").write_text("{}"),
+    "config is huge": lambda folder: (folder / "config.json").write_text(" " * (9 << 20)),
+    "no model type": partial(edit_config, drop=("model_type",)),
+    "unknown architecture": partial(edit_config, model_type="no_such_architecture"),
+    "model type is a path": partial(edit_config, model_type="../../../tmp/evil"),
+    "model type is a number": partial(edit_config, model_type=7),
+    "model type is no model": partial(edit_config, model_type="cache"),
+    "a missing number": partial(edit_config, drop=("hidden_size",)),
+    "a wrong number": partial(edit_config, hidden_size="large"),
+    "no heads": partial(edit_config, num_attention_heads=0),
+    "negative layers": partial(edit_config, num_hidden_layers=-1),
+    "more layers than weights": partial(edit_config, num_hidden_layers=3),
+    "fewer layers than weights": partial(edit_config, num_hidden_layers=1),
+    "another vocabulary": partial(edit_config, vocab_size=1000),
+    "quantisation without numbers": partial(edit_config, quantization={"mode": "affine"}),
+    "unknown packing": partial(
+        edit_config, quantization_config={"quant_method": "compressed-tensors", "format": "float-quantized"}
+    ),
+    "missing tensor": lambda folder: edit_weights(folder, lambda weights: weights.pop("model.norm.weight")),
+    "extra tensor": lambda folder: edit_weights(folder, lambda weights: weights.update(extra=mx.ones(3))),
+    "misshapen tensor": lambda folder: edit_weights(folder, misshape),
+    "overlapping tensors": overlap,
+    "truncated weights": truncate,
+    "empty weights": lambda folder: (folder / "model.safetensors").write_bytes(b""),
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "weights under another name": rename_weights,
+    "weights are a FIFO": replace_by_fifo,
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    "code in the folder": add_code,
+    "model_file": partial(name_code, key="model_file"),
+    "auto_map": partial(name_code, key="auto_map"),
+    "a feature drafter": partial(edit_config, architectures=["LlamaForCausalLMEagle3"]),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_folder_is_one_clear_line_and_the_next_load_works(tmp_path: Path, case: str) -> None:
+    folder = write_tiny_model(tmp_path / "model", "qwen3")
+    memory.release()
+    before = memory.active()
+    BROKEN[case](folder)
+    started = time.perf_counter()
+    refused(specification(folder), ".")
+    assert time.perf_counter() - started < 2
+    memory.release()
+    assert memory.active() == before
+    shutil.rmtree(folder, ignore_errors=True)
+    write_tiny_model(folder, "qwen3")
+    assert run(specification(folder))[1].vocabulary_size == 260
+
+
+def refused(spec: ModelSpecification, pattern: str) -> None:
+    with pytest.raises(ModelUnavailable, match=pattern) as caught:
+        run(spec)
+    message = caught.value.message
+    caught.value.__traceback__ = caught.value.__cause__ = caught.value.__context__ = None
+    assert "\n" not in message
+    assert len(message) < 500
+    assert str(Path(spec.path).parent) not in message
+
+
+def pair(folder: Path) -> tuple[Path, Path]:
+    target = write_tiny_model(folder / "target", "qwen3")
+    return target, write_tiny_model(folder / "draft", "qwen3", noise=0.03)

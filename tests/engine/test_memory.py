@@ -1,0 +1,156 @@
+"""Estimates against what models really take, the ceiling, and sizes that people write."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from app.core.errors import InvalidRequest, ModelUnavailable
+from app.core.messages import ModelSpecification
+from app.core.model_folder import inspect_folder
+from app.engine import memory
+from tests.tiny import FAMILIES, tiny_model, write_tiny_model
+
+GB = memory.GIGABYTE
+
+
+def specification(folder: Path, **changes: Any) -> ModelSpecification:
+    return ModelSpecification(id="tiny", path=str(folder), **changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("12G", 12 * GB), ("1.5 GiB", 3 << 29), ("800mb", 800 * 10**6), ("1000000", 10**6), ("2K", 2000), ("1T", 10**12)],
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert memory.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "0", "12 parsecs", "1e9", "nan", "0.1", "1I", "12GG"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not a size"):
+        memory.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("total", "recommended", "ceiling"),
+    [
+        (8 * GB, None, 4 * GB),
+        (16 * GB, None, 8 * GB),
+        (64 * GB, None, 56 * GB),
+        (64 * GB, 48 * GB, int(48 * GB * 0.9)),
+        (64 * GB, 0, 56 * GB),
+        (4 * GB, None, 2 * GB),
+    ],
+)
+def test_the_ceiling_leaves_a_reserve_and_the_gpu_share(total: int, recommended: int | None, ceiling: int) -> None:
+    assert memory.ceiling_from(total, recommended) == ceiling
+
+
+def test_the_environment_overrides_the_ceiling() -> None:
+    assert memory.ceiling_bytes({"PACELINE_MEMORY_LIMIT": "3G"}) == 3 * GB
+    assert memory.ceiling_bytes({}) == memory.ceiling_bytes({"PACELINE_MEMORY_LIMIT": ""}) > 0
+
+
+@given(total=st.integers(1, 10**13), recommended=st.none() | st.integers(0, 10**13))
+def test_the_ceiling_is_never_more_than_there_is(total: int, recommended: int | None) -> None:
+    assert 0 <= memory.ceiling_from(total, recommended) < total
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_weights_are_counted_exactly_after_widening(tmp_path: Path, family: str, quantised: bool) -> None:
+    write_tiny_model(tmp_path, family, dtype=mx.bfloat16, quantised=quantised)
+    folder = inspect_folder(tmp_path)
+    model = tiny_model(family, vocabulary_size=260)
+    model.set_dtype(mx.bfloat16)
+    if quantised:
+        mx.eval(model.parameters())
+        model = tiny_model(family, vocabulary_size=260, quantised=True)
+        model.set_dtype(mx.bfloat16)
+    assert memory.weights_bytes(folder, widen=False) == bytes_of(model)
+    model.set_dtype(mx.float32)
+    assert memory.weights_bytes(folder, widen=True) == bytes_of(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_estimate_covers_weights_and_caches_of_the_context(tmp_path: Path, family: str) -> None:
+    write_tiny_model(tmp_path, family)
+    tokens = 256
+    spec = specification(tmp_path, max_rows=1, prefill_chunk_tokens=64, max_context_tokens=tokens)
+    model = tiny_model(family, vocabulary_size=260)
+    cache = make_prompt_cache(model)
+    mx.eval(model(mx.zeros((1, tokens), mx.int32), cache=cache))
+    held = bytes_of(model) + sum(entry.nbytes for entry in cache)
+    assert held <= memory.estimate(spec, float32=True) <= 20 * held
+
+
+def test_the_estimate_grows_with_draft_context_rows_and_dtype(tmp_path: Path) -> None:
+    target = write_tiny_model(tmp_path / "target", "qwen3_next", dtype=mx.bfloat16)
+    draft = write_tiny_model(tmp_path / "draft", "qwen3", dtype=mx.bfloat16)
+    base = memory.estimate(specification(target, max_context_tokens=128), float32=False)
+    for larger in (
+        specification(target, max_context_tokens=256),
+        specification(target, max_context_tokens=128, max_rows=16),
+        specification(target, max_context_tokens=128, prefill_chunk_tokens=1024),
+        specification(target, max_context_tokens=128, draft_id="d", draft_path=str(draft)),
+    ):
+        assert memory.estimate(larger, float32=False) > base
+    assert memory.estimate(specification(target, max_context_tokens=128), float32=True) > base
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"num_hidden_layers": 6, "num_attention_heads": 4}, (6, 0, 0)),
+        ({"num_hidden_layers": 6, "sliding_window_pattern": 3, "sliding_window": 8}, (2, 4, 0)),
+        ({"num_hidden_layers": 8, "full_attention_interval": 4, "num_attention_heads": 4}, (2, 0, 6)),
+        ({"layer_types": ["full_attention", "sliding_attention", "conv", "conv"]}, (1, 1, 2)),
+        ({"num_hidden_layers": 3, "num_heads": 4, "head_dim": 8, "state_size": 8}, (0, 0, 3)),
+    ],
+)
+def test_layers_are_told_apart_by_what_they_keep(config: dict[str, Any], layers: tuple[int, int, int]) -> None:
+    assert memory._layer_kinds(config) == layers
+
+
+def test_latent_attention_keeps_one_compressed_vector() -> None:
+    assert memory._position_width({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 128}) == 576
+    assert memory._position_width({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}) == 64
+
+
+def test_the_context_comes_from_the_config_also_from_a_nested_one() -> None:
+    assert memory.context_tokens({"max_position_embeddings": 4096}) == 4096
+    assert memory.context_tokens({"text_config": {"max_position_embeddings": 100}, "model_type": "x"}) == 100
+    assert memory.context_tokens({}) == memory.DEFAULT_CONTEXT_TOKENS
+
+
+def test_a_missing_folder_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable):
+        memory.estimate(specification(tmp_path / "nothing"))
+
+
+def test_readings_follow_live_arrays() -> None:
+    memory.release()
+    before = memory.active()
+    block = mx.ones((1024, 1024))
+    mx.eval(block)
+    assert memory.active() - before >= 4 << 20
+    assert memory.readings() == (memory.active(), memory.cached(), memory.peak())
+    assert memory.peak() >= memory.active()
+    del block
+    memory.release()
+    assert (memory.active(), memory.cached()) == (before, 0)
+
+
+def test_the_device_and_its_dtype_rule() -> None:
+    assert memory.device_name().endswith(("(cpu)", "(gpu)"))
+    assert memory.computes_in_float32() is memory.device_name().endswith("(cpu)")
+
+
+def bytes_of(model: Any) -> int:
+    return sum(int(value.nbytes) for _, value in tree_flatten(model.parameters()))
