@@ -87,7 +87,9 @@ class SlotState(mlx_cache.ArraysCache):
 
     def move(self, source: int, destination: int) -> None:
         row = self.read_row(source)
-        if row is not None:
+        if row is None:  # it was admitted and has not run yet
+            self.reset_row(destination)
+        else:
             self.write_row(destination, row)
 
     def clear(self) -> None:

@@ -1,0 +1,111 @@
+"""One random schedule from a seed: requests, admissions, drafts, leaves and cancels, compared with the naive loop."""
+
+import random
+from dataclasses import dataclass
+from functools import cache
+
+from mlx import nn
+
+from app.core.request import Request, SamplingParameters
+from tests.engine.driving import Driver, Scripted, build, naive
+from tests.tiny import related_draft, tiny_model
+
+VOCABULARY = 97
+METHODS = ("draft_model", "ngram", "scripted")
+SCRIPTS = {
+    "perfect": lambda _: 99,
+    "always wrong": lambda _: 0,
+    "wrong at the third": lambda _: 2,
+    "ragged": lambda cycle: (cycle * 7) % 5,
+}
+
+
+@cache
+def models(family: str, quantised: bool) -> tuple[nn.Module, nn.Module]:
+    """A target and a draft that often agrees; built once."""
+    return tiny_model(family, quantised=quantised), related_draft(family, quantised=quantised)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a schedule did, so that a test can demand that drafts really were verified."""
+
+    told: int
+    accepted: int
+    cancelled: int
+
+
+def random_sampling(chance: random.Random) -> SamplingParameters:
+    """Greedy or seeded sampling, with penalties, truncation and bias as chance has it."""
+    return SamplingParameters(
+        seed=chance.randrange(1 << 60),
+        temperature=chance.choice([0.0, 0.0, 0.7, 1.0]),
+        top_p=chance.choice([1.0, 0.9]),
+        top_k=chance.choice([0, 20]),
+        min_p=chance.choice([0.0, 0.05]),
+        repetition_penalty=chance.choice([1.0, 1.0, 1.2]),
+        presence_penalty=chance.choice([0.0, 0.0, 0.5]),
+        frequency_penalty=chance.choice([0.0, 0.0, 0.3]),
+        logit_bias=chance.choice([{}, {}, {3: 5.0, 7: -100.0}]),
+        top_logprobs=chance.choice([None, None, 3]),
+    )
+
+
+def random_request(chance: random.Random, name: str, *, longest: int) -> Request:
+    """A prompt of 1 to 40 tokens, some of them repetitive, and an output of 1 to `longest` tokens."""
+    prompt = tuple(chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 40)))
+    if chance.random() < 0.4:
+        prompt = prompt[:6] * 4
+    return Request(
+        id=name, prompt_tokens=prompt, max_tokens=chance.randint(1, longest), sampling=random_sampling(chance)
+    )
+
+
+def run_schedule(
+    family: str,
+    seed: int,
+    *,
+    methods: tuple[str, ...] = METHODS,
+    script: str = "ragged",
+    quantised: bool = False,
+    carry_over: bool = False,
+    prefix_bytes: int = 0,
+    sequences: int | None = None,
+    longest: int = 16,
+    cancel_rate: float = 0.02,
+) -> Outcome:
+    """Run it and assert that every sequence said what the naive loop says, and that nothing is left behind."""
+    chance = random.Random(seed)
+    target, draft = models(family, quantised)
+    requests = [
+        random_request(chance, f"r{index}", longest=longest) for index in range(sequences or chance.randint(1, 4))
+    ]
+    truth = {
+        request.id: naive(target, request.prompt_tokens, request.max_tokens, request.sampling) for request in requests
+    }
+    engine = build(
+        target,
+        draft=draft,
+        scripted=Scripted(truth, VOCABULARY, SCRIPTS[script]),
+        carry_over=carry_over,
+        prefix_bytes=prefix_bytes,
+    )
+    driver = Driver(engine, chance, methods)
+    waiting, cancelled = list(requests), 0
+    while waiting or driver.live:
+        if waiting and (not driver.live or chance.random() < 0.3):
+            driver.admit(waiting.pop(0))
+        driver.step()
+        if driver.live and chance.random() < cancel_rate:
+            driver.leave(chance.choice(list(driver.live)))
+            cancelled += 1
+    for request in requests:
+        output = driver.finished[request.id].output
+        assert output == truth[request.id][: len(output)], (family, seed, methods, request.id)
+    assert engine.runner.caches.nbytes == 0
+    assert engine.cache_bytes == 0
+    return Outcome(
+        told=sum(len(sequence.output) for sequence in driver.finished.values()),
+        accepted=sum(sequence.accepted for sequence in driver.finished.values()),
+        cancelled=cancelled,
+    )
