@@ -32,7 +32,8 @@ from app.core.messages import (
     Snapshot,
     UnloadModel,
 )
-from app.worker.stream import EventStream, StreamEvent, error_of
+from app.worker.failure import error_of, failed_frame
+from app.worker.stream import EventStream, StreamEvent
 
 BUFFER_EVENTS = 4096
 READY_SECONDS = 20.0
@@ -234,9 +235,7 @@ class WorkerClient:
         for request_id in (*self._streams, *self._answers):
             error = WorkerGone(message, retry_after_seconds=2)
             if self._fail(request_id, error):
-                self._publish(
-                    Failed(id=request_id, error="WorkerGone", message=message, code=error.code, retry_after_seconds=2)
-                )
+                self._publish(failed_frame(request_id, error))
         self._progress.clear()
         self.snapshot = Snapshot()
         self.ready_info = None

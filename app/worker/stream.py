@@ -3,20 +3,10 @@
 import asyncio
 from collections import deque
 
-from app.core.errors import PacelineError, error_class
-from app.core.messages import Accepted, Delta, Failed, Finished
+from app.core.errors import PacelineError
+from app.core.messages import Accepted, Delta, Finished
 
 StreamEvent = Accepted | Delta | Finished
-
-
-def error_of(failed: Failed) -> PacelineError:
-    """The error that a `Failed` frame names."""
-    return error_class(failed.error)(
-        failed.message,
-        code=failed.code,
-        parameter=failed.parameter,
-        retry_after_seconds=failed.retry_after_seconds,
-    )
 
 
 class EventStream:

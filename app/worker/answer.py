@@ -1,0 +1,167 @@
+"""One Generate command on its way: its prompt, its choices, and the one end that each of them gets."""
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from app.core.errors import InvalidRequest, PacelineError
+from app.core.messages import Accepted, Delta, Event, Finished, Generate, Usage
+from app.core.request import Request
+from app.core.step import FinishReason, TokenEvent
+from app.worker.choice import Choice
+from app.worker.failure import failed_frame
+from app.worker.mail import Admitted, Submission, Told, choice_id, choice_of
+from app.worker.ports import TextModelPort
+from app.worker.tally import Tally
+
+_SEEDS = 1 << 64
+_logger = logging.getLogger("paceline.request")
+
+
+class Reaction(NamedTuple):
+    """What follows from one delivery: events for the client, and choices whose end the scheduler must be told."""
+
+    events: Sequence[Event] = ()
+    withdrawn: tuple[str, ...] = ()
+
+
+class Answer:
+    """Pure: what to do comes out as a `Reaction`; the speaker does it. Raises InvalidRequest when it cannot begin."""
+
+    def __init__(self, command: Generate, model: TextModelPort, received_at: float) -> None:
+        if command.n < 1:
+            raise InvalidRequest("n must be at least 1.", parameter="n")
+        if command.max_tokens is not None and command.max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1.", parameter="max_tokens")
+        self._command = command
+        self._model = model
+        self._prompt = _prompt_tokens(command, model)
+        after = () if command.messages is not None else self._prompt
+        self._choices = [
+            Choice(
+                command.id,
+                index,
+                model,
+                model.open_stream(command.stop, after),
+                Tally(prompt_tokens=len(self._prompt), received_at=received_at),
+            )
+            for index in range(command.n)
+        ]
+        self._failed = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the client has been told the end of everything."""
+        return self._failed or all(choice.ended for choice in self._choices)
+
+    @property
+    def _open_choice_ids(self) -> tuple[str, ...]:
+        """The choices that the scheduler may still be working on for us."""
+        return tuple(
+            choice_id(self._command.id, index) for index, choice in enumerate(self._choices) if not choice.ended
+        )
+
+    def submission(self) -> Submission:
+        """What the loop is asked for: choice i draws with seed + i."""
+        command = self._command
+        requests = tuple(
+            Request(
+                id=choice_id(command.id, index),
+                prompt_tokens=self._prompt,
+                max_tokens=command.max_tokens or 1,
+                stop_token_ids=self._model.stop_token_ids,
+                sampling=msgspec.structs.replace(command.sampling, seed=(command.sampling.seed + index) % _SEEDS),
+                speculation=command.speculation,
+            )
+            for index in range(command.n)
+        )
+        return Submission(command.id, command.model, requests, to_context_end=command.max_tokens is None)
+
+    def queued(self, at: float) -> Reaction:
+        """The request is accepted: from here on the client streams."""
+        for choice in self._choices:
+            choice.tally.queued(at)
+        accepted = Accepted(id=self._command.id, prompt_tokens=len(self._prompt))
+        if not self._command.echo:
+            return Reaction([accepted])
+        text = self._prompt_text()
+        echoes = [Delta(id=self._command.id, index=index, text=text, tokens=0) for index in range(self._command.n)]
+        return Reaction([accepted, *echoes])
+
+    def admitted(self, note: Admitted) -> Reaction:
+        """One choice has a row."""
+        self._choices[choice_of(note.request_id)[1]].tally.admitted(note)
+        return Reaction()
+
+    def feed(self, event: TokenEvent, told: Told) -> Reaction:
+        """Tokens, or the end, of one choice."""
+        if self.ended:
+            return Reaction()
+        if event.finish_reason is FinishReason.FAILED:
+            return self.fail(PacelineError(f"The model failed: {event.error}", code="step_failed"))
+        choice = self._choices[choice_of(event.request_id)[1]]
+        messages = choice.feed(event, told.at, told.step_seconds)
+        self._log(messages)
+        return Reaction(messages, (event.request_id,) if choice.stopped and messages else ())
+
+    def fail(self, error: PacelineError) -> Reaction:
+        """End everything with one error."""
+        if self.ended:
+            return Reaction()
+        withdrawn = self._open_choice_ids
+        self._failed = True
+        _logger.info("%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
+        return Reaction([failed_frame(self._command.id, error)], withdrawn)
+
+    def cancel(self) -> Reaction:
+        """The client left: end every open choice at what was told."""
+        withdrawn = self._open_choice_ids
+        messages = [message for choice in self._choices for message in choice.cancel()]
+        self._log(messages)
+        return Reaction(messages, withdrawn)
+
+    def _prompt_text(self) -> str:
+        if self._command.text is not None:
+            return self._command.text
+        return b"".join(self._model.token_text(token)[1] for token in self._prompt).decode("utf-8", "replace")
+
+    def _log(self, messages: list[Delta | Finished]) -> None:
+        for message in messages:
+            if isinstance(message, Finished):
+                _logger.info("%s", describe(self._command.model.id, message))
+
+
+def describe(model_id: str, finished: Finished) -> str:
+    """One line about the end of a choice: what ran, how well it drafted, how fast, and why not."""
+    usage: Usage = finished.usage
+    rate = usage.accepted / usage.drafted if usage.drafted else 0.0
+    per_cycle = usage.completion_tokens / usage.steps if usage.steps else 0.0
+    speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
+    return (
+        f"{finished.id}#{finished.index} model={model_id} finish={finished.finish_reason}"
+        f" method={'+'.join(usage.methods) or 'none'} prompt={usage.prompt_tokens} cached={usage.cached_tokens}"
+        f" completion={usage.completion_tokens} drafted={usage.drafted} accepted={usage.accepted} rate={rate:.2f}"
+        f" tokens_per_cycle={per_cycle:.2f} tokens_per_second={speed:.1f}"
+        f" first_token_seconds={usage.first_token_seconds:.3f} queue_seconds={usage.queue_seconds:.3f}"
+        f" reason={usage.reason!r}"
+    )
+
+
+def _prompt_tokens(command: Generate, model: TextModelPort) -> tuple[int, ...]:
+    """Raises InvalidRequest unless exactly one of the three kinds of prompt is there and fits the vocabulary."""
+    given = [command.messages is not None, command.text is not None, command.tokens is not None]
+    if sum(given) != 1:
+        raise InvalidRequest("Give exactly one of messages, text and tokens.")
+    if command.messages is not None:
+        tokens = model.render(command.messages, command.tools, command.template_arguments)
+    elif command.text is not None:
+        tokens = model.encode(command.text)
+    else:
+        tokens = command.tokens or []
+    if not tokens:
+        raise InvalidRequest("The prompt is empty.", parameter="prompt")
+    if not all(0 <= token < model.vocabulary_size for token in tokens):
+        raise InvalidRequest(f"Token ids must be from 0 to {model.vocabulary_size - 1}.", parameter="prompt")
+    return tuple(tokens)

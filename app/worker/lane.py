@@ -1,0 +1,211 @@
+"""One model in the loop: its scheduler, the submissions that wait for its engine, and who holds a lease.
+
+Whatever scheduler or engine do, the lane tells exactly one end for each choice and gives back exactly one lease for
+it: `open` is the record of choices that have not ended, and nothing is told about any other.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from app.core.errors import PacelineError
+from app.core.messages import ModelSpecification
+from app.core.ports import Clock, EnginePort
+from app.core.step import FinishReason, TokenEvent
+from app.worker.failure import short_text
+from app.worker.mail import Admitted, Delivery, Queued, Refused, Submission, Told
+from app.worker.ports import SchedulerPort
+
+_logger = logging.getLogger("paceline.loop")
+
+OpenScheduler = Callable[[ModelSpecification, EnginePort], SchedulerPort]
+
+
+class Lane:
+    """All calls come from the MLX thread; none raises. `release` gives one lease of this model back."""
+
+    def __init__(
+        self,
+        *,
+        open_scheduler: OpenScheduler,
+        deliver: Callable[[Delivery], None],
+        release: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._open_scheduler = open_scheduler
+        self._deliver = deliver
+        self._release = release
+        self._clock = clock
+        self._specification: ModelSpecification | None = None
+        self._engine: EnginePort | None = None
+        self._scheduler: SchedulerPort | None = None
+        self._submissions: list[Submission] = []
+        self._open: set[str] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Choices that have no row yet."""
+        queued = sum(len(submission.requests) for submission in self._submissions)
+        return queued + (self._scheduler.waiting if self._scheduler else 0)
+
+    @property
+    def running(self) -> int:
+        """Choices that hold a row."""
+        return self._scheduler.running if self._scheduler else 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step is wanted."""
+        return self._scheduler is not None and self._scheduler.has_work
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits for this lane, or for its engine."""
+        return bool(self._open or self._submissions)
+
+    def join(self, submission: Submission) -> None:
+        """Wait for the engine; the caller has taken one lease for each choice."""
+        self._submissions.append(submission)
+
+    def open(self, engine: EnginePort) -> None:
+        """The engine is there: queue what waits for it, in order."""
+        submissions, self._submissions = self._submissions, []
+        for submission in submissions:
+            try:
+                self._queue(submission, engine)
+            except PacelineError as error:
+                self._refuse(submission, error)
+            except Exception as error:
+                _logger.exception("could not queue %s", submission.id)
+                self._refuse(submission, PacelineError(f"The request could not be queued: {short_text(error)}"))
+
+    def close(self, error: PacelineError) -> None:
+        """The engine will not come, and the leases on it are gone: refuse everybody who waits for it."""
+        submissions, self._submissions = self._submissions, []
+        for submission in submissions:
+            self._deliver(Refused(submission.id, error))
+
+    def detach(self) -> None:
+        """The engine was evicted: keep nothing of it alive. Nobody has a row in an evicted engine."""
+        if not self._open:
+            self._engine = self._scheduler = None
+
+    def withdraw(self, request_id: str) -> None:
+        """Cancel one choice, wherever it is; one that ended is fine."""
+        for position, submission in enumerate(self._submissions):
+            if any(request.id == request_id for request in submission.requests):
+                self._drop(position, request_id)
+                return
+        if request_id in self._open and self._scheduler is not None:
+            try:
+                events = self._scheduler.cancel(request_id)
+            except Exception as error:
+                _logger.exception("the scheduler could not cancel")
+                events = self._fail_all(error)
+            self._settle(events, 0.0)
+
+    def step(self) -> bool:
+        """Admit, plan, step, commit, tell. False when there was nothing to plan."""
+        scheduler, engine = self._scheduler, self._engine
+        if scheduler is None or engine is None:
+            return False
+        began = self._clock()
+        try:
+            self._admit(scheduler, engine)
+            plan = scheduler.plan()
+            events = scheduler.commit(engine.step(plan)) if plan is not None else []
+        except Exception as error:
+            _logger.exception("a step failed")
+            plan, events = None, self._fail_running(scheduler, error)
+        self._settle(events, self._clock() - began)
+        return plan is not None or bool(events)
+
+    def _queue(self, submission: Submission, engine: EnginePort) -> None:
+        scheduler = self._scheduler_for(submission.model, engine)
+        context = engine.limits.max_context_tokens
+        queued: list[str] = []
+        try:
+            for request in submission.requests:
+                room = max(1, context - len(request.prompt_tokens))
+                limited = msgspec.structs.replace(request, max_tokens=room) if submission.to_context_end else request
+                scheduler.submit(limited)
+                queued.append(request.id)
+        except Exception:
+            for request_id in queued:
+                scheduler.cancel(request_id)
+            self._free_rows()
+            raise
+        self._open.update(queued)
+        self._deliver(Queued(submission.id, self._clock()))
+
+    def _scheduler_for(self, specification: ModelSpecification, engine: EnginePort) -> SchedulerPort:
+        """The scheduler of this engine; a new one when the engine, or nothing but its rules while idle, changed."""
+        changed = engine is not self._engine or (specification != self._specification and not self._open)
+        if self._scheduler is None or changed:
+            if self._open:
+                self._settle(self._fail_all(RuntimeError("the engine was replaced")), 0.0)
+            self._scheduler = self._open_scheduler(specification, engine)
+            self._engine, self._specification = engine, specification
+        return self._scheduler
+
+    def _refuse(self, submission: Submission, error: PacelineError) -> None:
+        self._deliver(Refused(submission.id, error))
+        for _ in submission.requests:
+            self._release()
+
+    def _drop(self, position: int, request_id: str) -> None:
+        """Take one choice out of a submission that still waits; the withdrawer expects no further word about it."""
+        submission = self._submissions[position]
+        left = tuple(request for request in submission.requests if request.id != request_id)
+        if left:
+            self._submissions[position] = Submission(submission.id, submission.model, left, submission.to_context_end)
+        else:
+            del self._submissions[position]
+        self._release()
+
+    def _admit(self, scheduler: SchedulerPort, engine: EnginePort) -> None:
+        while (request := scheduler.next_admission()) is not None:
+            cached_tokens = engine.admit(request)
+            scheduler.admitted(request.id, cached_tokens)
+            self._deliver(Admitted(request.id, cached_tokens, self._clock()))
+
+    def _fail_running(self, scheduler: SchedulerPort, error: Exception) -> list[TokenEvent]:
+        try:
+            return scheduler.fail_running(short_text(error))
+        except Exception as second:
+            _logger.exception("the scheduler could not fail its requests")
+            return self._fail_all(second)
+
+    def _fail_all(self, error: Exception) -> list[TokenEvent]:
+        """The scheduler itself is broken: end everything it had; the next submission opens a new one."""
+        self._scheduler = None
+        if self._engine is not None:
+            for request_id in self._open:
+                self._engine.release(request_id, ())
+        return [
+            TokenEvent(request_id=request_id, finish_reason=FinishReason.FAILED, error=short_text(error))
+            for request_id in sorted(self._open)
+        ]
+
+    def _free_rows(self) -> None:
+        if self._scheduler is not None and self._engine is not None:
+            for request_id, tokens in self._scheduler.drain_released():
+                self._engine.release(request_id, tokens)
+
+    def _settle(self, events: Iterable[TokenEvent], step_seconds: float) -> None:
+        """Free rows, tell the events of open choices, give back the leases of those that ended."""
+        try:
+            self._free_rows()
+        except Exception:
+            _logger.exception("freeing a row failed")
+        told: list[TokenEvent] = []
+        for event in events:
+            if event.request_id not in self._open:
+                continue
+            told.append(event)
+            if event.finish_reason is not None:
+                self._open.discard(event.request_id)
+                self._release()
+        if told:
+            self._deliver(Told(tuple(told), self._clock(), step_seconds))

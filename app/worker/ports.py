@@ -1,0 +1,117 @@
+"""What the worker's two threads ask of the scheduler, the engine pool and the text layer; tests pass fakes."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from app.core.messages import LoadedModel, ModelSpecification
+from app.core.ports import EnginePort
+from app.core.request import Request
+from app.core.step import StepPlan, StepResult, TokenEvent
+from app.engine.pool import PoolEvent
+
+
+class SchedulerPort(Protocol):
+    """The pure scheduler of one loaded model; see `app.scheduler`."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def cancel(self, request_id: str) -> list[TokenEvent]: ...
+
+    def next_admission(self) -> Request | None: ...
+
+    def admitted(self, request_id: str, cached_tokens: int) -> None: ...
+
+    def plan(self) -> StepPlan | None: ...
+
+    def commit(self, result: StepResult) -> list[TokenEvent]: ...
+
+    def fail_running(self, message: str) -> list[TokenEvent]: ...
+
+    def drain_released(self) -> list[tuple[str, tuple[int, ...]]]: ...
+
+
+class PoolPort(Protocol):
+    """The models in memory; see `app.engine.pool`."""
+
+    @property
+    def loading(self) -> bool: ...
+
+    def acquire(self, spec: ModelSpecification) -> None: ...
+
+    def release(self, model_id: str) -> None: ...
+
+    def engine(self, model_id: str) -> EnginePort | None: ...
+
+    def advance(self) -> list[PoolEvent]: ...
+
+    def cancel_load(self, model_id: str) -> None: ...
+
+    def unload(self, model_id: str) -> None: ...
+
+    def pin(self, model_id: str, pinned: bool) -> None: ...  # noqa: FBT001 - as the pool has it
+
+    def set_idle(self, model_id: str, seconds: float | None) -> None: ...
+
+    def expire(self) -> list[PoolEvent]: ...
+
+    def snapshot(self) -> tuple[LoadedModel, ...]: ...
+
+    def memory(self) -> tuple[int, int, int]: ...
+
+
+class TextChunkPort(Protocol):
+    """Text that may be told now. `tokens_used` of the tokens fed belong to it or to text held back; the rest is cut."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def tokens_used(self) -> int: ...
+
+    @property
+    def accepted_spans(self) -> tuple[tuple[int, int], ...]: ...
+
+    @property
+    def stopped(self) -> bool: ...
+
+
+class TextStreamPort(Protocol):
+    """Detokenizer and stop strings of one choice."""
+
+    def feed(self, tokens: Sequence[int], accepted: int) -> TextChunkPort: ...
+
+    def finish(self) -> TextChunkPort: ...
+
+
+class TextModelPort(Protocol):
+    """Tokenizer and chat template of one model folder."""
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        template_arguments: dict[str, Any],
+    ) -> list[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def token_text(self, token: int) -> tuple[str, bytes]: ...
+
+    def open_stream(self, stop: tuple[str, ...], after: Sequence[int]) -> TextStreamPort:
+        """`after`: the prompt tokens that the text continues; empty for the answer to a chat."""
+        ...

@@ -1,0 +1,99 @@
+"""Speaker and loop around the fakes, turned by hand in one thread."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app.core.messages import (
+    Command,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    Heartbeat,
+    ModelSpecification,
+)
+from app.core.ports import EnginePort
+from app.worker.loop import Loop
+from app.worker.speaker import Speaker
+from app.worker.texts import Texts
+from tests.worker.fakes import FakeEngine, FakePool, FakeScheduler, FakeText
+
+
+class Pair:
+    """`say` a command, `settle`, and look at `events`; time stands still unless `now` is moved."""
+
+    def __init__(self, folder: Path, *, make_engine: Callable[[], FakeEngine] = FakeEngine, **options: Any) -> None:
+        self.folder = folder
+        self.now = 100.0
+        self.events: list[Event] = []
+        self.pool = FakePool(make_engine=make_engine)
+        self.schedulers: list[FakeScheduler] = []
+        self.alive = True
+        self.speaker = Speaker(texts=Texts(lambda _: FakeText()), send=self.events.append, clock=self.clock, **options)
+        self.loop = Loop(
+            pool=self.pool,
+            open_scheduler=self.open_scheduler,
+            deliver=self.speaker.deliver,
+            send=self.events.append,
+            text_is_alive=lambda: self.alive,
+            clock=self.clock,
+        )
+        self.speaker.connect(self.loop.post)
+
+    def clock(self) -> float:
+        return self.now
+
+    def open_scheduler(self, specification: ModelSpecification, engine: EnginePort) -> FakeScheduler:
+        self.schedulers.append(FakeScheduler(engine.limits, queue_limit=specification.queue_limit))
+        return self.schedulers[-1]
+
+    def model(self, name: str = "m", **changes: Any) -> ModelSpecification:
+        path = self.folder / name
+        path.mkdir(exist_ok=True)
+        return ModelSpecification(id=name, path=str(path), **changes)
+
+    def ask(self, request_id: str = "r", text: str | None = "hello", model: str = "m", **changes: Any) -> Generate:
+        options = {"max_tokens": 10, **changes}
+        return Generate(id=request_id, model=self.model(model), text=text, **options)
+
+    def say(self, *commands: Command) -> None:
+        for command in commands:
+            self.speaker.receive(command)
+
+    def turn(self) -> bool:
+        """One round of each thread; False when the speaker has finished."""
+        going = self.speaker.turn(wait=False)
+        self.loop.turn(wait=False)
+        return going
+
+    def settle(self, rounds: int = 60) -> None:
+        for _ in range(rounds):
+            self.turn()
+            self.now += 0.01
+
+    # --- what was told ----------------------------------------------------------------------------------------
+
+    def of(self, request_id: str) -> list[Event]:
+        return [event for event in self.events if getattr(event, "id", None) == request_id]
+
+    def text(self, request_id: str = "r", index: int = 0) -> str:
+        return "".join(event.text for event in self.of(request_id) if isinstance(event, Delta) and event.index == index)
+
+    def finished(self, request_id: str = "r") -> list[Finished]:
+        return [event for event in self.of(request_id) if isinstance(event, Finished)]
+
+    def failed(self, request_id: str = "r") -> list[Failed]:
+        return [event for event in self.of(request_id) if isinstance(event, Failed)]
+
+    def heartbeats(self) -> list[Heartbeat]:
+        return [event for event in self.events if isinstance(event, Heartbeat)]
+
+    @property
+    def engine(self) -> FakeEngine:
+        return next(iter(self.pool.engines.values()))
+
+    @property
+    def leases(self) -> int:
+        return sum(self.pool.leases.values())

@@ -1,0 +1,259 @@
+"""The MLX thread's loop with fakes: loads, failures, leases, heartbeats, and random schedules of everything."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from app.core.messages import (
+    Cancel,
+    Failed,
+    LoadModel,
+    LoadProgress,
+    ModelLoaded,
+    ModelUnloaded,
+    Shutdown,
+    UnloadModel,
+)
+from app.worker.mail import Halt
+from tests.worker.pair import Pair
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def phases(pair: Pair) -> list[str]:
+    return [event.phase for event in pair.events if isinstance(event, LoadProgress)]
+
+
+def test_a_load_reports_its_progress_keeps_its_settings_and_gives_its_lease_back(pair: Pair) -> None:
+    pair.say(LoadModel(id="l", model=pair.model(), pinned=True, idle_seconds=5.0))
+    pair.settle()
+    assert phases(pair) == ["weights", "weights", "ready"]
+    assert pair.of("l") == [ModelLoaded(id="l", model_id="m", seconds=0.3)]
+    assert (pair.pool.pinned, pair.pool.idle, pair.leases) == ({"m": True}, {"m": 5.0}, 0)
+    pair.say(LoadModel(id="again", model=pair.model(), idle_seconds=-1.0))
+    pair.settle()
+    assert pair.of("again") == [ModelLoaded(id="again", model_id="m", seconds=0.0)]
+    assert pair.pool.idle == {"m": None}
+    pair.say(UnloadModel(id="u", model_id="m"))
+    pair.settle()
+    assert pair.of("u") == [ModelUnloaded(id="u", model_id="m")]
+    shown = [[model.id for model in beat.snapshot.models] for beat in pair.heartbeats() if beat.snapshot]
+    assert shown == [[], ["m"], []]
+
+
+def test_a_failed_load_tells_everybody_who_waits(pair: Pair) -> None:
+    pair.say(LoadModel(id="l", model=pair.model("broken")), pair.ask("r", model="broken", n=2))
+    pair.settle()
+    assert [(event.error, event.message) for event in pair.failed("l") + pair.failed("r")] == [
+        ("ModelUnavailable", "the folder is broken")
+    ] * 2
+    assert phases(pair)[-1] == "failed"
+    assert pair.leases == 0
+
+
+@pytest.mark.parametrize(("name", "error"), [("refused", "ModelUnavailable"), ("crash", "PacelineError")])
+def test_a_refused_lease_is_told_at_once(pair: Pair, name: str, error: str) -> None:
+    pair.say(LoadModel(id="l", model=pair.model(name)), pair.ask("r", model=name))
+    pair.settle()
+    assert [event.error for event in pair.failed("l") + pair.failed("r")] == [error] * 2
+
+
+def test_unloading_a_model_in_use_is_refused(pair: Pair) -> None:
+    pair.say(pair.ask(max_tokens=150))
+    pair.settle(8)
+    pair.say(UnloadModel(id="u", model_id="m"))
+    pair.settle(2)
+    assert pair.failed("u")[0].message == "in use"
+
+
+def test_a_cancelled_load_ends_unless_somebody_else_waits(pair: Pair) -> None:
+    pair.say(LoadModel(id="l", model=pair.model()))
+    pair.settle(1)
+    pair.say(Cancel(id="l"))
+    pair.settle()
+    assert pair.of("l") == []
+    assert pair.pool.engines == {}
+    pair.say(LoadModel(id="l", model=pair.model()), pair.ask())
+    pair.settle(1)
+    pair.say(Cancel(id="l"))
+    pair.settle()
+    assert pair.text() == "abcdefghij"
+    assert pair.leases == 0
+
+
+def test_a_request_cancelled_while_its_model_loads_leaves_no_lease(pair: Pair) -> None:
+    pair.say(pair.ask(n=2), pair.ask("other"))
+    pair.settle(1)
+    pair.say(Cancel(id="r"))
+    pair.settle()
+    assert [finished.finish_reason for finished in pair.finished()] == ["cancelled"] * 2
+    assert pair.text("other") == "abcdefghij"
+    assert pair.leases == 0
+
+
+@pytest.mark.parametrize("where", ["step", "admit", "plan", "commit", "fail_running"])
+def test_whatever_raises_fails_only_the_requests_of_its_engine(pair: Pair, where: str) -> None:
+    pair.say(pair.ask("bad", max_tokens=150), pair.ask("good", model="other", max_tokens=30))
+    pair.settle(8)
+    bad = pair.schedulers[0]
+    if where in {"step", "fail_running"}:
+        pair.pool.engines["m"].fail_next = "[metal::malloc] Resource limit exceeded\nand more"
+    if where == "admit":
+        pair.say(pair.ask("trigger", "boom!"))
+    elif where != "step":
+        bad.broken.add(where)
+    pair.settle()
+    (failed,) = pair.failed("bad")
+    assert failed.message.startswith("The model failed: ")
+    assert "\n" not in failed.message
+    assert len(pair.text("good")) == 30
+    assert pair.leases == 0
+    bad.broken.clear()
+    pair.say(pair.ask("next"))
+    pair.settle()
+    assert pair.text("next") == "abcdefghij"
+    assert pair.pool.engines["m"].rows == {}
+
+
+def test_a_scheduler_that_cannot_queue_or_cancel_is_survived(pair: Pair) -> None:
+    pair.say(pair.ask("first", max_tokens=150))
+    pair.settle(8)
+    pair.schedulers[0].broken.add("submit")
+    pair.say(pair.ask("second"))
+    pair.settle(4)
+    assert "could not be queued" in pair.failed("second")[0].message
+    pair.schedulers[0].broken.add("cancel")
+    pair.say(Cancel(id="first"))
+    pair.settle()
+    assert pair.finished("first")[0].finish_reason == "cancelled"
+    pair.say(pair.ask("third"))
+    pair.settle()
+    assert pair.text("third") == "abcdefghij"
+    assert pair.leases == 0
+
+
+def test_an_evicted_model_is_forgotten_and_loaded_again_on_demand(pair: Pair) -> None:
+    pair.say(pair.ask())
+    pair.settle()
+    pair.pool.evict_on_expire.add("m")
+    pair.now += 2
+    pair.settle(2)
+    assert pair.pool.engines == {}
+    pair.pool.evict_on_expire.clear()
+    pair.say(pair.ask("again"))
+    pair.settle()
+    assert pair.text("again") == "abcdefghij"
+    assert len(pair.schedulers) == 2
+
+
+def test_other_rules_for_an_idle_model_open_another_scheduler(pair: Pair) -> None:
+    pair.say(pair.ask())
+    pair.settle()
+    command = pair.ask("r2")
+    model = pair.model("m", policy="auto")
+    pair.say(type(command)(id="r2", model=model, text="x", max_tokens=3))
+    pair.settle()
+    assert pair.text("r2") == "abc"
+    assert len(pair.schedulers) == 2
+
+
+def test_heartbeats_follow_every_step_and_every_second_and_pending_is_true(pair: Pair) -> None:
+    pair.settle(5)
+    idle = len(pair.heartbeats())
+    assert idle == 1
+    pair.now += 1.0
+    pair.settle(2)
+    assert len(pair.heartbeats()) == 2
+    assert not pair.heartbeats()[-1].pending
+    pair.say(pair.ask(max_tokens=30))
+    pair.settle(30)
+    assert sum(beat.pending for beat in pair.heartbeats()) >= pair.engine.steps - 1
+    pair.now += 1.0
+    pair.settle(2)
+    snapshots = [beat.snapshot for beat in pair.heartbeats() if beat.snapshot]
+    assert [model.id for model in snapshots[-1].models] == ["m"]
+
+
+def test_snapshots_are_told_only_when_something_changed(pair: Pair) -> None:
+    pair.say(LoadModel(id="l", model=pair.model()))
+    for _ in range(10):
+        pair.settle(5)
+        pair.now += 1.0
+    assert len([beat for beat in pair.heartbeats() if beat.snapshot]) == 2
+
+
+def test_a_stuck_text_thread_silences_the_heartbeat(pair: Pair) -> None:
+    pair.alive = False
+    pair.now += 5
+    pair.settle()
+    assert pair.heartbeats() == []
+
+
+def test_the_loop_sleeps_when_idle_and_wakes_for_mail(pair: Pair) -> None:
+    thread = threading.Thread(target=pair.loop.run)
+    thread.start()
+    pair.loop.post(Halt())
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+NAMES = some.sampled_from(["a", "b", "broken", "refused"])
+ACTIONS = some.one_of(
+    some.tuples(some.just("ask"), NAMES, some.integers(1, 3), some.integers(1, 40), some.sampled_from(["", "cd", "j"])),
+    some.tuples(some.just("cancel"), some.integers(0, 30)),
+    some.tuples(some.just("turn"), some.integers(1, 6)),
+    some.tuples(some.just("fail"), NAMES),
+    some.tuples(some.just("load"), NAMES),
+    some.tuples(some.just("unload"), NAMES),
+    some.tuples(some.just("break"), some.sampled_from(["plan", "commit", "cancel", "fail_running"])),
+)
+
+
+def do(pair: Pair, number: int, action: tuple[object, ...]) -> None:
+    match action:
+        case ("ask", str(name), int(n), int(max_tokens), str(stop)):
+            pair.say(pair.ask(f"r{number}", model=name, n=n, max_tokens=max_tokens, stop=(stop,) if stop else ()))
+        case ("cancel", int(which)):
+            pair.say(Cancel(id=f"r{which}"))
+        case ("turn", int(rounds)):
+            pair.settle(rounds)
+        case ("fail", str(name)) if name in pair.pool.engines:
+            pair.pool.engines[name].fail_next = "as asked"
+        case ("load", str(name)):
+            pair.say(LoadModel(id=f"r{number}", model=pair.model(name)))
+        case ("unload", str(name)):
+            pair.say(UnloadModel(id=f"r{number}", model_id=name))
+        case ("break", str(method)) if pair.schedulers:
+            pair.schedulers[-1].broken.add(method)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=some.lists(ACTIONS, max_size=25))
+def test_random_lives_end_exactly_once_and_every_lease_comes_back(
+    tmp_path: Path, actions: list[tuple[object, ...]]
+) -> None:
+    pair = Pair(tmp_path)
+    asked: dict[str, int] = {}
+    for number, action in enumerate(actions):
+        do(pair, number, action)
+        if action[0] == "ask":
+            asked[f"r{number}"] = int(str(action[2]))
+    pair.settle(120)
+    for request_id, choices in asked.items():
+        indices = sorted(finished.index for finished in pair.finished(request_id))
+        failures = len(pair.failed(request_id))
+        assert failures == 1 or indices == list(range(choices)), request_id
+        assert failures <= 1
+        assert len(set(indices)) == len(indices)
+        last = pair.of(request_id)[-1]
+        assert isinstance(last, Failed) or last in pair.finished(request_id)
+    assert pair.leases == 0
+    assert all(engine.rows == {} for engine in pair.pool.engines.values())
+    pair.say(Shutdown())
+    assert not pair.turn()

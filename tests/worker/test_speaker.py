@@ -1,0 +1,229 @@
+"""What a client is told: text, stops, statistics, ends. The loop is real, engine and scheduler are fakes."""
+
+from pathlib import Path
+
+import pytest
+
+from app.core.errors import error_class
+from app.core.messages import Accepted, Cancel, Delta, Generate, Shutdown
+from app.core.request import SamplingParameters
+from app.worker.answer import describe
+from tests.worker.fakes import FakeEngine
+from tests.worker.pair import Pair
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def test_a_request_is_accepted_streamed_and_finished_once(pair: Pair) -> None:
+    pair.say(pair.ask())
+    pair.settle()
+    assert pair.of("r")[0] == Accepted(id="r", prompt_tokens=5)
+    assert pair.text() == "abcdefghij"
+    (finished,) = pair.finished()
+    assert (finished.finish_reason, finished.usage.completion_tokens) == ("length", 10)
+    assert finished.usage.reason == "as scripted"
+    deltas = [event for event in pair.of("r") if isinstance(event, Delta)]
+    assert sum(delta.tokens for delta in deltas) == 10
+    assert (deltas[0].method, deltas[0].accepted_spans) == ("ngram", ((0, 2),))
+    assert pair.leases == 0
+    assert pair.engine.rows == {}
+
+
+def test_choices_draw_with_their_own_seeds_and_end_on_their_own(pair: Pair) -> None:
+    pair.say(pair.ask(n=3, sampling=SamplingParameters(seed=41)))
+    pair.turn()
+    pair.settle(3)
+    submitted = {**pair.schedulers[0].queue, **pair.schedulers[0].rows}
+    assert [life.request.sampling.seed for life in submitted.values()] == [41, 42, 43]
+    pair.settle()
+    assert [finished.index for finished in pair.finished()] == [0, 1, 2]
+    assert [pair.text(index=index) for index in range(3)] == ["abcdefghij"] * 3
+
+
+def test_a_stop_string_ends_the_text_and_counts_to_the_last_told_token(pair: Pair) -> None:
+    pair.say(pair.ask(stop=("ef",), max_tokens=100))
+    pair.settle()
+    assert pair.text() == "abcd"
+    (finished,) = pair.finished()
+    usage = finished.usage
+    assert finished.finish_reason == "stop"
+    assert usage.completion_tokens == 6
+    assert (usage.drafted, usage.accepted, usage.cycles, usage.steps) == (4, 4, 2, 2)
+    assert usage.accepted_per_position == (2, 2)
+    assert usage.cached_tokens == 1
+    assert usage.methods == ("ngram",)
+    assert pair.leases == 0
+    assert not pair.schedulers[0].has_work
+
+
+def test_a_stop_inside_a_block_cuts_its_drafts(pair: Pair) -> None:
+    pair.say(pair.ask(stop=("d",), max_tokens=100))
+    pair.settle()
+    usage = pair.finished()[0].usage
+    assert (usage.completion_tokens, usage.drafted, usage.accepted) == (4, 3, 3)
+    assert usage.accepted_per_position == (2, 1)
+
+
+def test_tokens_without_text_ride_along(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, make_engine=lambda: FakeEngine(b"ab\x00"))
+    pair.say(pair.ask(stop=("bxxxx",), max_tokens=50, sampling=SamplingParameters(top_logprobs=1)))
+    pair.settle()
+    (delta,) = (event for event in pair.of("r") if isinstance(event, Delta))
+    assert (delta.text, delta.tokens) == ("ab", 2)
+    assert [token.token for token in delta.logprobs] == ["a", "b"]
+    assert delta.logprobs[0].top == (("a", -0.5, (97,)), ("A", -2.0, (65,)))
+    assert pair.finished()[0].finish_reason == "stop"
+
+
+def test_echo_tells_the_prompt_first(pair: Pair) -> None:
+    pair.say(pair.ask("text", echo=True), pair.ask("ids", text=None, tokens=[104, 105], echo=True))
+    pair.settle()
+    assert pair.text("text") == "helloabcdefghij"
+    assert pair.text("ids") == "hiabcdefghij"
+
+
+def test_max_tokens_none_means_the_whole_context(pair: Pair) -> None:
+    pair.say(pair.ask(max_tokens=None))
+    pair.settle(150)
+    assert pair.finished()[0].usage.completion_tokens == 195
+
+
+def test_chat_messages_are_rendered(pair: Pair) -> None:
+    pair.say(pair.ask(text=None, messages=[{"role": "user", "content": "hey"}]))
+    pair.settle()
+    assert pair.of("r")[0] == Accepted(id="r", prompt_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"text": None}, "InvalidRequest"),
+        ({"tokens": [1]}, "InvalidRequest"),
+        ({"text": ""}, "InvalidRequest"),
+        ({"text": None, "tokens": [256]}, "InvalidRequest"),
+        ({"text": None, "tokens": [-1]}, "InvalidRequest"),
+        ({"n": 0}, "InvalidRequest"),
+        ({"max_tokens": 0}, "InvalidRequest"),
+        ({"text": "x" * 300}, "InvalidRequest"),
+        ({"text": None, "messages": [{"content": "x"}], "template_arguments": {"panic": True}}, "PacelineError"),
+        ({"text": "€"}, "PacelineError"),
+    ],
+)
+def test_what_cannot_run_fails_before_it_is_accepted_and_the_next_one_runs(
+    pair: Pair, changes: dict[str, object], error: str
+) -> None:
+    pair.say(pair.ask("bad", **changes), pair.ask("good"))
+    pair.settle()
+    (failed,) = pair.of("bad")
+    assert failed in pair.failed("bad")
+    assert pair.failed("bad")[0].error == error
+    assert error_class(error).__name__ == error
+    assert pair.text("good") == "abcdefghij"
+    assert pair.leases == 0
+
+
+def test_a_full_queue_refuses_all_choices_together(pair: Pair) -> None:
+    model = pair.model("m", queue_limit=2)
+    pair.say(Generate(id="r", model=model, text="x", n=3, max_tokens=5))
+    pair.settle()
+    (failed,) = pair.of("r")
+    assert failed == pair.failed()[0]
+    assert (failed.error, failed.retry_after_seconds) == ("QueueFull", 1)
+    assert pair.leases == 0
+    assert not pair.schedulers[0].has_work
+
+
+def test_a_missing_folder_is_an_unavailable_model(pair: Pair) -> None:
+    command = pair.ask()
+    Path(command.model.path).rmdir()
+    pair.say(command)
+    pair.settle()
+    assert pair.failed()[0].error == "ModelUnavailable"
+
+
+def test_cancel_ends_every_choice_at_what_was_told(pair: Pair) -> None:
+    pair.say(pair.ask(n=2, max_tokens=150))
+    pair.settle(8)
+    told = len(pair.text())
+    assert 0 < told < 150
+    pair.say(Cancel(id="r"), Cancel(id="r"), Cancel(id="nobody"))
+    pair.settle()
+    assert [finished.finish_reason for finished in pair.finished()] == ["cancelled"] * 2
+    assert pair.finished()[0].usage.completion_tokens == len(pair.text())
+    assert pair.leases == 0
+    assert pair.engine.rows == {}
+
+
+def test_a_detokenizer_that_panics_ends_its_request_only(tmp_path: Path) -> None:
+    engines = iter([FakeEngine(b"ab\xff"), FakeEngine()])
+    pair = Pair(tmp_path, make_engine=lambda: next(engines))
+    pair.say(pair.ask("bad", n=2), pair.ask("good", model="other"))
+    pair.settle()
+    (failed,) = pair.failed("bad")
+    assert "could not be told" in failed.message
+    assert pair.finished("bad") == []
+    assert pair.text("good") == "abcdefghij"
+    assert pair.leases == 0
+
+
+def test_shutdown_lets_running_requests_finish_and_refuses_new_ones(pair: Pair) -> None:
+    pair.say(pair.ask())
+    pair.settle(6)
+    pair.say(Shutdown(drain_seconds=60), pair.ask("late"))
+    while pair.turn():
+        pass
+    assert pair.finished()[0].finish_reason == "length"
+    assert pair.failed("late")[0].code == "stopping"
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_at_the_end_of_the_drain_the_rest_fails(pair: Pair, second: bool) -> None:
+    pair.say(pair.ask(max_tokens=150), Shutdown(drain_seconds=60))
+    for _ in range(8):
+        assert pair.turn()
+    if second:
+        pair.say(Shutdown(drain_seconds=60))
+    else:
+        pair.now += 61
+    assert not pair.turn()
+    assert pair.failed()[0].error == "WorkerGone"
+
+
+def test_a_backlog_is_refused_at_the_door(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, backlog_limit=3)
+    pair.say(*(pair.ask(f"r{number}") for number in range(5)))
+    assert [event.id for event in pair.failed("r3") + pair.failed("r4")] == ["r3", "r4"]
+    assert pair.failed("r3")[0].error == "QueueFull"
+    pair.settle()
+    assert [pair.text(f"r{number}") for number in range(3)] == ["abcdefghij"] * 3
+
+
+def test_times_count_from_the_moment_of_receipt(pair: Pair) -> None:
+    pair.say(pair.ask(), pair.ask("stopped", stop=("g",)))
+    pair.now += 2.0
+    pair.settle()
+    for request_id in ("r", "stopped"):
+        usage = pair.finished(request_id)[0].usage
+        assert usage.queue_seconds >= 2.0
+    assert pair.finished("stopped")[0].usage.first_token_seconds >= 2.0
+
+
+def test_the_log_line_says_what_ran(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="paceline.request"):
+        pair.say(pair.ask(stop=("ef",)))
+        pair.settle()
+    (record,) = caplog.records
+    line = describe("m", pair.finished()[0])
+    assert record.getMessage() == line
+    for words in ("r#0 model=m finish=stop method=ngram", "drafted=4 accepted=4 rate=1.00 tokens_per_cycle=3.00"):
+        assert words in line
+
+
+def test_the_speaker_says_how_long_it_is_at_one_thing(pair: Pair) -> None:
+    assert pair.speaker.busy_seconds() == 0
+    pair.say(pair.ask())
+    pair.settle()
+    assert pair.speaker.busy_seconds() == 0
