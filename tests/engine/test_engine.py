@@ -1,0 +1,145 @@
+"""One engine's life: unknown caches, failing steps, launches ahead, drafters' own behaviour."""
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import ChunkedKVCache
+
+from app.core.ports import EngineLimits
+from app.core.request import Request, SamplingParameters
+from app.core.step import DecodeRow, DecodeStep, PrefillStep
+from app.engine.alone import AloneRunner
+from app.engine.drafters.ngram import Ngram
+from app.engine.drafters.registry import Drafters, DraftSource, open_drafters
+from app.engine.engine import Engine
+from app.engine.prefix_cache import PrefixCache
+from app.engine.rollback import UnknownCacheError, make_caches
+from app.engine.runner import Runner
+from tests.engine.driving import Driver, build, naive
+from tests.engine.schedules import models
+from tests.tiny import tiny_model
+
+GREEDY = SamplingParameters(temperature=0.0)
+
+
+def plain_row(name: str, tokens: list[int], prompt_length: int, computed: int, drafts: int = 0) -> DecodeRow:
+    return DecodeRow(name, tokens, prompt_length, computed, 50, method="ngram", num_draft_tokens=drafts)
+
+
+class WithChunkedCache:
+    """A model whose cache class no family covers."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        return self.model(tokens, cache=cache)
+
+    def make_cache(self) -> list[Any]:
+        return [ChunkedKVCache(4096) for _ in self.model.layers]
+
+
+def test_an_unknown_cache_class_is_named() -> None:
+    with pytest.raises(UnknownCacheError, match="ChunkedKVCache"):
+        make_caches(WithChunkedCache(tiny_model("qwen3")))
+
+
+def test_a_model_that_answers_differently_with_slot_caches_is_refused() -> None:
+    model = tiny_model("qwen3")
+    calls = iter(range(100))
+
+    class Moody:
+        layers = model.layers
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            return model(tokens, cache=cache) * (1 + next(calls))
+
+    with pytest.raises(UnknownCacheError, match="change the model's answer"):
+        Runner(Moody())
+
+
+def test_the_alone_runner_decodes_one_request_exactly() -> None:
+    model = tiny_model("qwen3")
+    limits = EngineLimits(max_context_tokens=100, max_rows=1, rows_may_batch=False)
+    engine = Engine(AloneRunner(model), Drafters({}), limits, PrefixCache(0))
+    driver = Driver(engine, random.Random(1), ("off",), longest_draft=0)
+    driver.admit(Request(id="a", prompt_tokens=(3, 1, 4, 1, 5), max_tokens=9, sampling=GREEDY))
+    while driver.live:
+        driver.step()
+    assert driver.finished["a"].output == naive(model, (3, 1, 4, 1, 5), 9, GREEDY)
+    assert engine.cache_families == ("alone",)
+
+
+def test_a_plan_that_disagrees_with_the_cache_is_an_error_and_frees_everything() -> None:
+    engine = build(tiny_model("qwen3"))
+    engine.admit(Request(id="a", prompt_tokens=(1, 2, 3), max_tokens=5, sampling=GREEDY))
+    with pytest.raises(RuntimeError, match="the plan says 2"):
+        engine.step(DecodeStep((plain_row("a", [1, 2, 3], 3, 2),)))
+    assert engine.cache_bytes == 0
+    engine.release("a", ())
+    engine.admit(Request(id="b", prompt_tokens=(1, 2, 3), max_tokens=5, sampling=GREEDY))
+    assert engine.step(PrefillStep("b", (1, 2, 3), 0, 2)).prefilled == (("b", 2),)
+
+
+def test_a_row_that_joins_a_launched_batch_waits_one_step_and_loses_nothing() -> None:
+    target, _ = models("qwen3", False)
+    engine = build(target)
+    prompts = {"a": [1, 2, 3], "b": [9, 8, 7, 6]}
+    for name, prompt in prompts.items():
+        engine.admit(Request(id=name, prompt_tokens=tuple(prompt), max_tokens=50, sampling=GREEDY))
+        engine.step(PrefillStep(name, prompt, 0, len(prompt) - 1))
+    tokens = {name: list(prompt) for name, prompt in prompts.items()}
+
+    def step(*names: str) -> set[str]:
+        rows = [plain_row(name, tokens[name], len(prompts[name]), len(tokens[name]) - 1) for name in names]
+        outcomes = engine.step(DecodeStep(tuple(rows))).outcomes
+        for outcome in outcomes:
+            tokens[outcome.sequence_id].extend(outcome.emitted)
+        return {outcome.sequence_id for outcome in outcomes}
+
+    assert step("a") == {"a"}
+    assert step("a", "b") == {"a"}, "only the launched row has a token; the other one is launched with it now"
+    assert step("a", "b") == {"a", "b"}
+    for name, prompt in prompts.items():
+        output = tokens[name][len(prompt) :]
+        assert output == naive(target, prompt, len(output), GREEDY)
+
+
+def test_ngram_continues_the_longest_and_latest_match() -> None:
+    drafter = Ngram()
+    tokens = [1, 2, 3, 4, 9, 2, 3, 5, 7, 1, 2, 3]
+    proposal = drafter.propose([plain_row("a", tokens, 3, 11, drafts=4)], [])
+    assert proposal.tokens is not None
+    assert proposal.tokens.tolist() == [[4, 9, 2, 3]], "1 2 3 matches longer than the later 2 3"
+    drafter.release("a")
+    assert drafter.propose([plain_row("a", [1, 2, 3], 3, 2, drafts=4)], []).reasons == ("no earlier text matches",)
+
+
+def test_ngram_runs_on_into_its_own_drafts() -> None:
+    proposal = Ngram().propose([plain_row("a", [5, 6, 5, 6], 1, 3, drafts=6)], [])
+    assert proposal.tokens is not None
+    assert proposal.tokens.tolist() == [[5, 6, 5, 6, 5, 6]]
+
+
+def test_without_a_draft_model_the_registry_says_why() -> None:
+    source = DraftSource(
+        model=None, target_vocabulary=97, max_context_tokens=10, chunk_tokens=16, why_no_model="other tokens"
+    )
+    drafters = open_drafters(source)
+    assert list(drafters.available) == ["ngram"]
+    assert drafters.unavailable == {"draft_model": "other tokens"}
+
+
+def test_a_prefix_cache_never_exceeds_its_bytes() -> None:
+    target, _ = models("qwen3", False)
+    engine = build(target, prefix_bytes=60_000)
+    driver = Driver(engine, random.Random(4), ("ngram",))
+    for number in range(6):
+        prompt = tuple((number * 31 + place) % 97 for place in range(30))
+        driver.admit(Request(id=str(number), prompt_tokens=prompt, max_tokens=4, sampling=GREEDY))
+        while driver.live:
+            driver.step()
+        assert engine.prefix_cache_bytes <= 60_000
+    assert engine.prefix_cache_bytes > 0
