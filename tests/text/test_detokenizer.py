@@ -1,0 +1,173 @@
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.text.detokenizer import TextChunk, TextStream
+from app.text.template import TextModel
+
+NAMES = ("bytes", "fallback", "unstripped", "window")
+FAST = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+TRICKY = "a 👩‍💻 👨‍👩‍👧‍👦 🇩🇪 👍🏽 é 你好，世界 ü ß ﷽ \u200d 한국어 \n\t x"
+WORDS = st.lists(
+    st.sampled_from(["the ", "quick", " fox", "isn't", "👩‍💻", "🇩🇪", "é", "你好", " ", "\n", "end", "é", "ß"]),
+    max_size=8,
+).map("".join)
+
+
+def split(tokens: Sequence[int], cuts: Sequence[int]) -> Iterator[Sequence[int]]:
+    """`tokens` in steps of the given lengths, the rest at once."""
+    start = 0
+    for length in cuts:
+        yield tokens[start : start + length]
+        start += length
+    yield tokens[start:]
+
+
+def run(model: TextModel, steps: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> tuple[list[TextChunk], str]:
+    stream = TextStream(model, tuple(stop))
+    chunks = [stream.feed(step, len(step) - 1) for step in steps]
+    chunks.append(stream.finish())
+    return chunks, "".join(chunk.text for chunk in chunks)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@FAST
+@given(text=WORDS, cuts=st.lists(st.integers(1, 5), max_size=12))
+def test_chunks_add_up_to_the_full_decode_at_every_split(
+    models: dict[str, TextModel], name: str, text: str, cuts: list[int]
+) -> None:
+    model = models[name]
+    tokens = model.tokenizer.encode(text, add_special_tokens=False)
+    chunks, told = run(model, list(split(tokens, cuts)))
+    assert told == model.decode(tokens) == model.tokenizer.decode(tokens, skip_special_tokens=True)
+    if name in {"bytes", "fallback"}:
+        assert told == text
+    for chunk in chunks:
+        assert "\N{REPLACEMENT CHARACTER}" not in chunk.text
+
+
+@FAST
+@given(data=st.data())
+def test_any_byte_level_tokens_decode_as_the_tokenizer_does(chat: TextModel, data: st.DataObject) -> None:
+    size = len(chat.tokenizer)
+    tokens = data.draw(st.lists(st.integers(0, size - 1), max_size=30))
+    _, told = run(chat, list(split(tokens, data.draw(st.lists(st.integers(1, 4), max_size=20)))))
+    assert told == chat.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("name", ["bytes", "fallback"])
+def test_every_single_token_step_shows_whole_characters_only(models: dict[str, TextModel], name: str) -> None:
+    model = models[name]
+    tokens = model.tokenizer.encode(TRICKY, add_special_tokens=False)
+    chunks, told = run(model, [[token] for token in tokens])
+    assert told == TRICKY
+    assert sum(chunk.tokens_used for chunk in chunks) == len(tokens)
+    assert any(not chunk.text for chunk in chunks[:-1])
+
+
+def test_a_stream_that_ends_inside_a_character_says_so(models: dict[str, TextModel]) -> None:
+    for name in ("bytes", "fallback"):
+        tokens = models[name].tokenizer.encode("x👍", add_special_tokens=False)[:-1]
+        chunks, told = run(models[name], [tokens])
+        assert told == "x\N{REPLACEMENT CHARACTER}"
+        assert chunks[0].text == "x"
+
+
+def test_ids_without_a_piece_are_no_text(models: dict[str, TextModel]) -> None:
+    for model in models.values():
+        _, told = run(model, [[len(model.tokenizer) + 3, model.vocabulary_size + 10**6]])
+        assert told == ""
+
+
+def test_special_tokens_are_no_text_but_marks_for_parsers_are(chat: TextModel) -> None:
+    tokens = chat.tokenizer.encode("<|im_start|>a<tool_call>b<|im_end|>", add_special_tokens=False)
+    assert run(chat, [tokens])[1] == chat.decode(tokens) == "a<tool_call>b"
+
+
+def test_a_continued_prompt_keeps_its_leading_space(models: dict[str, TextModel]) -> None:
+    for name in ("fallback", "window"):
+        model = models[name]
+        prompt, answer = (model.tokenizer.encode(text, add_special_tokens=False) for text in ("the", "the"))
+        assert TextStream(model).feed(answer).text == "the"
+        assert TextStream(model, after=prompt).feed(answer).text == " the"
+
+
+def cut_at(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """The oracle: read letter by letter until one of the words is complete."""
+    for end in range(1, len(text) + 1):
+        starts = [text[:end].find(word) for word in stop if word and word in text[:end]]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+@FAST
+@given(
+    text=st.text("abc 👍é", max_size=30),
+    stop=st.lists(st.text("abc 👍é", max_size=4), max_size=4),
+    cuts=st.lists(st.integers(1, 4), max_size=20),
+)
+def test_the_first_complete_stop_string_ends_the_text(
+    chat: TextModel, text: str, stop: list[str], cuts: list[int]
+) -> None:
+    tokens = chat.tokenizer.encode(text, add_special_tokens=False)
+    stream = TextStream(chat, tuple(stop))
+    told, used = "", 0
+    expected, stops = cut_at(text, stop)
+    for step in split(tokens, cuts):
+        chunk = stream.feed(step, len(step))
+        told += chunk.text
+        used += chunk.tokens_used
+        assert expected.startswith(told)
+    last = stream.finish()
+    assert told + last.text == expected
+    assert last.stopped == stops
+    assert stops or used == len(tokens)
+    if stops:
+        before, counted = (chat.decode(tokens[:count]) for count in (used - 1, used))
+        assert cut_at(counted.rstrip("\N{REPLACEMENT CHARACTER}"), stop)[1]
+        assert not cut_at(before.rstrip("\N{REPLACEMENT CHARACTER}"), stop)[1]
+
+
+def test_tokens_after_a_stop_string_do_not_count(chat: TextModel) -> None:
+    tokens = chat.tokenizer.encode("one END two END three", add_special_tokens=False)
+    stream = TextStream(chat, ("END", "three"))
+    chunk = stream.feed(tokens)
+    assert chunk.text == "one "
+    assert chunk.stopped
+    assert "END" in chat.decode(tokens[: chunk.tokens_used])
+    assert "END" not in chat.decode(tokens[: chunk.tokens_used - 1])
+    assert stream.feed(tokens) == TextChunk(stopped=True)
+    assert stream.finish() == TextChunk(stopped=True)
+
+
+def test_the_beginning_of_a_stop_string_is_held_and_told_when_it_was_none(chat: TextModel) -> None:
+    stream = TextStream(chat, ("###",))
+    assert stream.feed(chat.encode("a ##")).text == "a "
+    assert stream.feed(chat.encode("b")).text == "##b"
+    assert stream.feed(chat.encode("#")).text == ""
+    assert stream.finish() == TextChunk("#")
+
+
+@FAST
+@given(text=WORDS, cuts=st.lists(st.integers(1, 5), max_size=12), stop=st.lists(st.text("ehx", min_size=1), max_size=2))
+def test_accepted_spans_lie_in_the_text_in_order(chat: TextModel, text: str, cuts: list[int], stop: list[str]) -> None:
+    tokens = chat.tokenizer.encode(text, add_special_tokens=False)
+    chunks, _ = run(chat, list(split(tokens, cuts)), stop)
+    for chunk in chunks:
+        ends = [0, *(bound for span in chunk.accepted_spans for bound in span), len(chunk.text)]
+        assert ends == sorted(ends)
+        assert all(start < end for start, end in chunk.accepted_spans)
+
+
+def test_accepted_spans_mark_what_the_drafter_brought(chat: TextModel) -> None:
+    first, second = chat.encode("quick"), chat.encode(" fox")
+    stream = TextStream(chat)
+    assert stream.feed([*first, *second], len(first)).accepted_spans == ((0, 5),)
+    assert stream.feed(first, 0).accepted_spans == ()
+    held = TextStream(chat, ("quick fox jumps",))
+    assert held.feed(first, len(first)).text == ""
+    assert held.feed(second, 0).text == ""
+    assert held.finish().accepted_spans == ((0, 5),)
