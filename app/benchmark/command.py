@@ -1,0 +1,64 @@
+"""`paceline bench`: picks the cases, runs them in one temporary workshop, prints the table, writes the file."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+from app.benchmark.cases import ENGINE_CASES, Bench, Case
+from app.benchmark.measure import CaseResult
+from app.benchmark.pairs import Sizes
+from app.benchmark.report import as_document, as_table
+from app.benchmark.server_cases import SERVER_CASES
+from app.benchmark.workshop import Workshop
+
+CASES: dict[str, Case] = {case.name: case for case in (*ENGINE_CASES, *SERVER_CASES)}
+FULL, QUICK = Sizes(), Sizes(hidden=192, layers=8)
+TOKENS, QUICK_TOKENS = 128, 32
+DRAFTS = 4
+
+
+class UnknownCase(ValueError):
+    """No case has that name; the message lists the names."""
+
+
+def list_cases() -> Table:
+    """Names and what they measure."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for case in CASES.values():
+        table.add_row(f"[bold]{case.name}[/]", case.summary)
+    return table
+
+
+def choose_cases(names: Sequence[str]) -> list[Case]:
+    """The named cases in their usual order, or all. Raises UnknownCase."""
+    if unknown := sorted(set(names) - set(CASES)):
+        raise UnknownCase(f"no case is called {', '.join(unknown)}; there are {', '.join(CASES)}")
+    return [case for name, case in CASES.items() if not names or name in names]
+
+
+def run_cases(
+    names: Sequence[str], *, rounds: int, quick: bool, file: Path | None, console: Console, note: str = ""
+) -> list[CaseResult]:
+    """Run the cases one after the other; a table for people, and a file when one is named."""
+    cases = choose_cases(names)
+    results = []
+    with TemporaryDirectory(prefix="paceline-bench-") as folder, console.status("") as status:
+        workshop = Workshop(Path(folder), QUICK if quick else FULL, DRAFTS)
+        for case in cases:
+            status.update(f"{case.name}: preparing")
+
+            def progress(text: str, name: str = case.name) -> None:
+                status.update(f"{name}: {text}")
+
+            bench = Bench(workshop, rounds, QUICK_TOKENS if quick else TOKENS, DRAFTS, progress)
+            results.append(case.run(bench))
+            console.print(as_table(results[-1]))
+    if file is not None:
+        options = {"rounds": rounds, "quick": quick, "cases": [case.name for case in cases], "blas": note}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(as_document(results, options), indent=2) + "\n", encoding="utf-8")
+    return results

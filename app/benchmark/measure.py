@@ -1,0 +1,94 @@
+"""How a comparison is measured: contenders take turns (A B A B), medians are told, ratios are paired by round.
+
+Taking turns makes a slow minute of the machine hurt all contenders alike; the first turn of each is warm-up.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One turn of one contender: the measured value and whatever explains it (acceptance, cycles)."""
+
+    value: float
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+
+Progress = Callable[[str], None]
+"""Told what is being measured now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A name in the table and the turn it takes."""
+
+    name: str
+    take_turn: Callable[[int], Sample]
+    """Called with the round, from 0; the warm-up is round -1. The same round means the same work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """All turns of one contender."""
+
+    name: str
+    samples: tuple[Sample, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle value, which one slow minute cannot move."""
+        return median(sample.value for sample in self.samples)
+
+    def median_notes(self) -> dict[str, float]:
+        """Medians of the notes that every turn carries."""
+        shared = set.intersection(*(set(sample.notes) for sample in self.samples))
+        return {name: median(sample.notes[name] for sample in self.samples) for name in sorted(shared)}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise: `subject` over `baseline`, and the bound it must keep."""
+
+    label: str
+    value: float
+    bound: float
+    direction: Literal["at least", "at most"] = "at least"
+
+    @property
+    def passed(self) -> bool:
+        """Whether the promise held in this run."""
+        return self.value >= self.bound if self.direction == "at least" else self.value <= self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """What one case measured."""
+
+    name: str
+    summary: str
+    unit: str
+    series: tuple[Series, ...]
+    checks: tuple[Check, ...]
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+
+def take_turns(contenders: Sequence[Contender], rounds: int, progress: Progress) -> dict[str, Series]:
+    """Run every contender once per round, after one uncounted warm-up turn each."""
+    for contender in contenders:
+        progress(f"{contender.name}: warm-up")
+        contender.take_turn(-1)
+    samples: dict[str, list[Sample]] = {contender.name: [] for contender in contenders}
+    for number in range(rounds):
+        for contender in contenders:
+            progress(f"{contender.name}: round {number + 1} of {rounds}")
+            samples[contender.name].append(contender.take_turn(number))
+    return {name: Series(name, tuple(taken)) for name, taken in samples.items()}
+
+
+def paired_ratio(subject: Series, baseline: Series) -> float:
+    """Median over the rounds of subject / baseline: both halves of a ratio come from the same minute."""
+    pairs = zip(subject.samples, baseline.samples, strict=True)
+    return median(ours.value / theirs.value for ours, theirs in pairs)

@@ -1,0 +1,130 @@
+"""Paceline's engine and scheduler in a plain loop: what the worker runs, without its process, its threads and HTTP.
+
+The scheduler lives as long as the engine, as in the worker, so that the governor keeps what it has measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from time import perf_counter
+
+import mlx.core as mx
+
+from app.benchmark.clock import DecodeClock
+from app.benchmark.measure import Sample
+from app.benchmark.workshop import PairFolders
+from app.core.messages import ModelSpecification
+from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.core.step import DecodeStep, Statistics, StepResult
+from app.engine.engine import Engine, open_engine
+from app.engine.loader import LoadedUnit, load_unit
+from app.scheduler.scheduler import Scheduler
+
+PLAIN = SpeculationRequest(method="off")
+AUTOMATIC = SpeculationRequest()
+
+
+@dataclass(slots=True)
+class Run:
+    """What one loop did. `cycles`: wall seconds and outcome of every decode step."""
+
+    clock: DecodeClock
+    seconds: float = 0.0
+    tokens: int = 0
+    cycles: list[tuple[float, StepResult]] = field(default_factory=list)
+    statistics: list[Statistics] = field(default_factory=list)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """From the first prompt token to the last generated one."""
+        return self.tokens / self.seconds
+
+    def notes(self) -> dict[str, float]:
+        """Acceptance and tokens per cycle, when anything was drafted."""
+        drafted = sum(one.drafted for one in self.statistics)
+        accepted = sum(one.accepted for one in self.statistics)
+        steps = sum(one.steps for one in self.statistics)
+        if not drafted:
+            return {}
+        return {"acceptance": accepted / drafted, "tokens per step": self.tokens / steps}
+
+
+class OurSide:
+    """One loaded unit."""
+
+    def __init__(self, folders: PairFolders) -> None:
+        self._specification = ModelSpecification(
+            id=folders.target.name,
+            path=str(folders.target),
+            draft_id=folders.draft.name if folders.draft else None,
+            draft_path=str(folders.draft) if folders.draft else None,
+            prefix_cache_bytes=0,
+        )
+        self.engine: Engine = open_engine(_load(self._specification))
+        self._scheduler = Scheduler(self.engine.limits, policy=self._specification.policy)
+        self._numbers = count()
+
+    def close(self) -> None:
+        """Free caches and weights."""
+        self.engine.close()
+        del self.engine
+        mx.clear_cache()
+
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int, speculation: SpeculationRequest) -> Run:
+        """Generate greedily for all prompts at once."""
+        requests = [
+            Request(
+                id=f"bench-{next(self._numbers)}",
+                prompt_tokens=tuple(prompt),
+                max_tokens=tokens,
+                sampling=SamplingParameters(temperature=0.0),
+                speculation=speculation,
+            )
+            for prompt in prompts
+        ]
+        for request in requests:
+            self._scheduler.submit(request)
+        run = Run(DecodeClock(request.id for request in requests))
+        started = perf_counter()
+        while self._scheduler.has_work:
+            self._step(run)
+        run.seconds = perf_counter() - started
+        return run
+
+    def _step(self, run: Run) -> None:
+        """One turn of the worker's loop: admit, plan, step, commit, free rows."""
+        began = perf_counter()
+        scheduler, engine = self._scheduler, self.engine
+        while (request := scheduler.next_admission()) is not None:
+            scheduler.admitted(request.id, engine.admit(request))
+        plan = scheduler.plan()
+        result = StepResult() if plan is None else engine.step(plan)
+        for event in scheduler.commit(result) if plan is not None else ():
+            run.tokens += len(event.tokens)
+            if event.tokens:
+                run.clock.tell(event.request_id, len(event.tokens))
+            if event.finish_reason is not None:
+                run.statistics.append(event.statistics)
+        for request_id, tokens in scheduler.drain_released():
+            engine.release(request_id, tokens)
+        if isinstance(plan, DecodeStep):
+            run.cycles.append((perf_counter() - began, result))
+
+    def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Sample:
+        """Plain decoding: tokens per second once every row speaks."""
+        return Sample(self.run(prompts, tokens, PLAIN).clock.tokens_per_second)
+
+    def answer(self, prompt: Sequence[int], tokens: int, speculation: SpeculationRequest) -> Sample:
+        """One request from prompt to last token: tokens per second."""
+        run = self.run([prompt], tokens, speculation)
+        return Sample(run.tokens_per_second, run.notes())
+
+
+def _load(specification: ModelSpecification) -> LoadedUnit:
+    """Load without anything else to do in between."""
+    loading = load_unit(specification)
+    while True:
+        try:
+            next(loading)
+        except StopIteration as finished:
+            unit: LoadedUnit = finished.value
+            return unit

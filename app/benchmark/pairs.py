@@ -1,0 +1,226 @@
+"""Pairs of models with real costs and no training (layer skip).
+
+The target is random, and the output projections of all but its first layers are scaled by ε; the draft is those first
+layers with the shared embedding and head. Greedy acceptance falls as ε grows, while every matrix keeps its full size.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models import qwen3, qwen3_next
+from mlx_lm.models.cache import make_prompt_cache
+
+SPECIAL_TOKENS = 32
+"""Ids below this one are never generated: no end-of-sequence may cut a measurement short."""
+
+ATTENTION_EPSILON = 0.01
+HYBRID_EPSILON = 0.016
+"""Where acceptance is about 0.8 with four drafts at the sizes of the issue; `calibrate` corrects them if it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large a bench model is. The default target has 112 M parameters."""
+
+    hidden: int = 768
+    layers: int = 16
+    vocabulary: int = 2048
+    context: int = 4096
+
+    @property
+    def heads(self) -> int:
+        """Query heads of 64 dimensions."""
+        return self.hidden // 64
+
+
+@dataclass(slots=True)
+class LayerSkipPair:
+    """Target and draft that share arrays, and the projections that ε scales."""
+
+    target: nn.Module
+    draft: nn.Module
+    target_config: dict[str, Any]
+    draft_config: dict[str, Any]
+    epsilon: float
+    scaled: list[tuple[nn.Module, mx.array]]
+    """(projection, its weight at ε = 1)."""
+
+    def set_epsilon(self, epsilon: float) -> None:
+        """Scale what the draft does not have."""
+        self.epsilon = epsilon
+        for projection, weight in self.scaled:
+            projection.weight = weight * epsilon
+        mx.eval(self.target.parameters())
+
+
+def make_attention_pair(
+    sizes: Sizes | None = None, *, epsilon: float = ATTENTION_EPSILON, draft_layers: int = 2, seed: int = 0
+) -> LayerSkipPair:
+    """A qwen3 target and its first layers."""
+    sizes = sizes or Sizes()
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "intermediate_size": sizes.hidden * 3,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": max(1, sizes.heads // 3),
+        "head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": sizes.vocabulary,
+        "max_position_embeddings": sizes.context,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+    }
+    return _make_pair(qwen3, config, {"num_hidden_layers": draft_layers}, list(range(draft_layers)), epsilon, seed)
+
+
+def make_hybrid_pair(sizes: Sizes | None = None, *, epsilon: float = HYBRID_EPSILON, seed: int = 0) -> LayerSkipPair:
+    """A qwen3_next target (gated delta, every fourth layer full attention) and a draft of its layers 0 and 3."""
+    sizes = sizes or Sizes()
+    config = {
+        "model_type": "qwen3_next",
+        "hidden_size": sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "intermediate_size": sizes.hidden * 3,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": max(1, sizes.heads // 3),
+        "head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": sizes.vocabulary,
+        "max_position_embeddings": sizes.context,
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "tie_word_embeddings": False,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": max(1, sizes.heads // 2),
+        "linear_num_value_heads": max(1, sizes.heads // 2),
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 0,
+        "num_experts_per_tok": 0,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 0,
+        "moe_intermediate_size": 0,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],
+    }
+    changes = {"num_hidden_layers": 2, "full_attention_interval": 2}
+    return _make_pair(qwen3_next, config, changes, [0, 3], epsilon, seed)
+
+
+def make_copying_target(sizes: Sizes | None = None, *, period: int = 64, seed: int = 0) -> LayerSkipPair:
+    """A qwen3 target whose greedy text walks around a ring of `period` tokens: text that repeats what it has said."""
+    pair = make_attention_pair(sizes, epsilon=0.0, draft_layers=1, seed=seed)
+    table = pair.target.model.embed_tokens.weight
+    ring = ring_of(period)
+    rows = list(range(table.shape[0]))
+    for token, follower in zip(ring, [*ring[1:], ring[0]], strict=True):
+        rows[follower] = token
+    inside = mx.zeros((table.shape[0], 1))
+    inside[mx.array(ring)] = 1.0
+    pair.target.lm_head.weight = table[mx.array(rows)] * inside
+    for projection in _projections(pair.target.model.layers[0]):
+        projection.weight = projection.weight * 0.0
+    mx.eval(pair.target.parameters())
+    return pair
+
+
+def ring_of(period: int) -> list[int]:
+    """The tokens that the copying target walks through, in order."""
+    return list(range(SPECIAL_TOKENS, SPECIAL_TOKENS + period))
+
+
+def _make_pair(
+    module: Any, config: dict[str, Any], changes: dict[str, Any], kept: list[int], epsilon: float, seed: int
+) -> LayerSkipPair:
+    """Build the target, and the draft out of its `kept` layers."""
+    mx.random.seed(seed)
+    draft_config = {**config, **changes}
+    target = module.Model(module.ModelArgs.from_dict(config))
+    draft = module.Model(module.ModelArgs.from_dict(draft_config))
+    head = target.lm_head
+    head.weight = mx.where(mx.arange(head.weight.shape[0])[:, None] < SPECIAL_TOKENS, 0.0, head.weight)
+    draft.model.embed_tokens = target.model.embed_tokens
+    draft.model.norm = target.model.norm
+    draft.lm_head = head
+    draft.model.layers = [target.model.layers[index] for index in kept]
+    skipped = [layer for index, layer in enumerate(target.model.layers) if index not in kept]
+    scaled = [(projection, projection.weight) for layer in skipped for projection in _projections(layer)]
+    pair = LayerSkipPair(target, draft, config, draft_config, epsilon, scaled)
+    mx.eval(target.parameters())
+    pair.set_epsilon(epsilon)
+    return pair
+
+
+def _projections(layer: Any) -> list[Any]:
+    """The two matrices through which a layer writes to the residual stream."""
+    mixer = layer.linear_attn.out_proj if "linear_attn" in layer else layer.self_attn.o_proj
+    return [mixer, layer.mlp.down_proj]
+
+
+def greedy_text(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> mx.array:
+    """What a model says after prompts of one length, all rows in one batch."""
+    cache = make_prompt_cache(model)
+    current = mx.argmax(model(mx.array(list(prompts)), cache=cache)[:, -1], axis=-1)
+    said = []
+    for _ in range(tokens):
+        said.append(current)
+        current = mx.argmax(model(current[:, None], cache=cache)[:, -1], axis=-1)
+        mx.eval(current)
+    return mx.stack(said, axis=1)
+
+
+def accepted_share(agreement: Sequence[bool], drafts: int) -> float:
+    """Accepted / drafted of a greedy speculative run over a text, from where the draft agrees with the target."""
+    position = drafted = accepted = 0
+    while position + drafts < len(agreement):
+        run = 0
+        while run < drafts and agreement[position + run]:
+            run += 1
+        drafted, accepted, position = drafted + drafts, accepted + run, position + run + 1
+    return accepted / drafted if drafted else 0.0
+
+
+def measure_acceptance(
+    pair: LayerSkipPair, prompts: Sequence[Sequence[int]], *, tokens: int = 64, drafts: int = 4
+) -> float:
+    """Acceptance of the pair, from one target run and one draft forward over its text."""
+    said = greedy_text(pair.target, prompts, tokens)
+    start = len(prompts[0]) - 1
+    guessed = mx.argmax(pair.draft(mx.concatenate([mx.array(list(prompts)), said], axis=1)), axis=-1)[:, start:-1]
+    agreement: Any = (guessed == said).tolist()
+    return sum(accepted_share(row, drafts) for row in agreement) / len(agreement)
+
+
+def calibrate(
+    pair: LayerSkipPair,
+    prompts: Sequence[Sequence[int]],
+    *,
+    aim: float = 0.8,
+    tolerance: float = 0.04,
+    drafts: int = 4,
+    tokens: int = 64,
+) -> float:
+    """Bisect ε on short greedy runs until acceptance is near the aim; the answer is the acceptance reached."""
+    low, high = 0.0, 0.0
+    reached = measure_acceptance(pair, prompts, tokens=tokens, drafts=drafts)
+    for _ in range(8):
+        if abs(reached - aim) <= tolerance:
+            break
+        low, high = (pair.epsilon, high) if reached > aim else (low, pair.epsilon)
+        pair.set_epsilon(_between(low, high))
+        reached = measure_acceptance(pair, prompts, tokens=tokens, drafts=drafts)
+    return reached
+
+
+def _between(low: float, high: float) -> float:
+    """The middle by factors; 0 is an end not yet found."""
+    if not low:
+        return high / 3
+    return math.sqrt(low * high) if high else low * 3

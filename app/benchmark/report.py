@@ -1,0 +1,103 @@
+"""What a run leaves behind: a table for people and a JSON document for machines, with the machine and the versions."""
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.table import Table
+
+from app.benchmark.measure import CaseResult, Check
+
+DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm", "numpy", "transformers")
+
+
+def describe_machine() -> dict[str, Any]:
+    """The facts without which a number means nothing."""
+    return {
+        "system": platform.system(),
+        "release": platform.release(),
+        "processor": _processor_name(),
+        "cores": os.cpu_count() or 1,
+        "memory_bytes": psutil.virtual_memory().total,
+        "python": platform.python_version(),
+        "load_average": [round(load, 2) for load in psutil.getloadavg()],
+    }
+
+
+def _processor_name() -> str:
+    """The chip by name where Linux tells it, else what Python knows."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            named = next((line for line in lines if line.startswith("model name")), "")
+    except OSError:
+        named = ""
+    return named.partition(":")[2].strip() or platform.processor() or platform.machine()
+
+
+def describe_versions() -> dict[str, str]:
+    """Installed versions of everything that is compared."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def as_document(results: Sequence[CaseResult], options: dict[str, Any]) -> dict[str, Any]:
+    """The whole run as plain JSON values."""
+    return {
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "options": options,
+        "cases": [_case_document(result) for result in results],
+    }
+
+
+def _case_document(result: CaseResult) -> dict[str, Any]:
+    return {
+        "name": result.name,
+        "summary": result.summary,
+        "unit": result.unit,
+        "series": {
+            series.name: {
+                "median": series.median,
+                "values": [sample.value for sample in series.samples],
+                "notes": series.median_notes(),
+            }
+            for series in result.series
+        },
+        "checks": [_check_document(check) for check in result.checks],
+        "notes": dict(result.notes),
+    }
+
+
+def _check_document(check: Check) -> dict[str, Any]:
+    return {
+        "label": check.label,
+        "value": check.value,
+        "bound": check.bound,
+        "direction": check.direction,
+        "passed": check.passed,
+    }
+
+
+def as_table(result: CaseResult) -> Table:
+    """One row per contender, then one per promise."""
+    table = Table(title=f"{result.name}: {result.summary}", title_justify="left", title_style="bold", expand=False)
+    table.add_column("What", no_wrap=True)
+    table.add_column("Median", justify="right", no_wrap=True)
+    table.add_column("Explained by")
+    for series in result.series:
+        notes = ", ".join(f"{name} {value:.3g}" for name, value in series.median_notes().items())
+        table.add_row(series.name, f"{series.median:.1f} {result.unit}", notes)
+    table.add_section()
+    for check in result.checks:
+        verdict = "[green]kept[/]" if check.passed else "[red]missed[/]"
+        table.add_row(check.label, f"{check.value:.2f}", f"{verdict}: {check.direction} {check.bound:.2f}")
+    return table

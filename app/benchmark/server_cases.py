@@ -1,0 +1,163 @@
+"""The cases that go over HTTP: servers in processes of their own, streamed by clients that count tokens."""
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from statistics import median
+
+from app.benchmark.cases import TOKENS_PER_SECOND, Bench, Case
+from app.benchmark.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio
+from app.benchmark.ours import OurSide
+from app.benchmark.reference import generate_with_draft, load_reference
+from app.benchmark.servers import Endpoint, ask, ask_together, run_mlx_server, run_paceline
+from app.benchmark.workshop import PairFolders
+
+CLIENTS = (1, 4, 8)
+OFF = {"speculation": {"method": "off"}}
+DEMO_DRAFTS = 8
+DEMO_TOKENS = 192
+DEMO_PROMPTS = {
+    "counting": ("Count from {a} to {b}.", "Please count from {a} up to {b}."),
+    "tables": ("Write the times table of {c}.", "Show me the multiplication table of {c}."),
+    "json": ("Write JSON for name Ada, age {a}.", "Give me a JSON object with name Bob and age {a}."),
+}
+WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "iris", "juniper", "kelp", "lark")
+
+
+def worded_prompt(number: int, row: int) -> str:
+    """Text that no other (round, row) begins with."""
+    chooser = random.Random(f"{number} {row}")
+    return " ".join(chooser.choice(WORDS) for _ in range(12))
+
+
+HTTP_SUMMARY = "plain decoding streamed over HTTP against the engine alone"
+
+
+def run_http_vs_engine(bench: Bench) -> CaseResult:
+    """One client; both sides are timed from the first token to the last."""
+    folders = bench.workshop.attention_pair()
+    ours = OurSide(PairFolders(folders.target, None))
+    with run_paceline(bench.workshop.folder, bench.workshop.folder / "home-http", {}, folders.target.name) as endpoint:
+        plain = replace(endpoint, extra=OFF)
+
+        def http_turn(number: int) -> Sample:
+            return Sample(ask(plain, worded_prompt(number, 0), bench.tokens).decode_tokens_per_second)
+
+        series = bench.measure(
+            Contender("over HTTP", http_turn),
+            Contender("engine alone", lambda number: ours.decode([bench.workshop.prompt(number, 0, 40)], bench.tokens)),
+        )
+    ours.close()
+    check = Check("HTTP / engine", paired_ratio(series["over HTTP"], series["engine alone"]), 0.95)
+    return CaseResult("http_vs_engine", HTTP_SUMMARY, TOKENS_PER_SECOND, tuple(series.values()), (check,))
+
+
+BEST_SUMMARY = "one Paceline server against mlx_lm.server with the same draft and without one, 1, 4 and 8 clients"
+
+
+def run_best_of_both(bench: Bench) -> CaseResult:
+    """Three servers over the same folders; tokens per second over all clients."""
+    folders, home = bench.workshop.attention_pair(), bench.workshop.folder / "home-best"
+    assert folders.draft is not None  # noqa: S101 - the pair has one
+    chosen = {folders.target.name: folders.draft.name}
+    with ExitStack() as stack:
+        endpoints = {
+            "paceline": stack.enter_context(run_paceline(bench.workshop.folder, home, chosen, folders.target.name)),
+            "mlx-lm, draft": stack.enter_context(run_mlx_server(folders.target, folders.draft, bench.drafts, home)),
+            "mlx-lm, plain": stack.enter_context(run_mlx_server(folders.target, None, 0, home)),
+        }
+        series = bench.measure(
+            *(
+                _clients(name, endpoint, clients, bench.tokens)
+                for clients in CLIENTS
+                for name, endpoint in endpoints.items()
+            )
+        )
+    checks = [
+        Check(
+            f"{clients} clients / mlx_lm.server {rival}",
+            paired_ratio(series[f"paceline × {clients}"], series[f"mlx-lm, {rival} × {clients}"]),
+            1.0,
+        )
+        for clients, rival in zip(CLIENTS, ("draft", "plain", "plain"), strict=True)
+    ]
+    return CaseResult("best_of_both", BEST_SUMMARY, TOKENS_PER_SECOND, tuple(series.values()), tuple(checks))
+
+
+def _clients(name: str, endpoint: Endpoint, clients: int, tokens: int) -> Contender:
+    def turn(number: int) -> Sample:
+        prompts = [worded_prompt(number * len(CLIENTS) + CLIENTS.index(clients), row) for row in range(clients)]
+        rate, answers = ask_together(endpoint, prompts, tokens)
+        drafted = sum(answer.speculation.get("drafted", 0) for answer in answers)
+        accepted = sum(answer.speculation.get("accepted", 0) for answer in answers)
+        return Sample(rate, {"acceptance": accepted / drafted} if drafted else {})
+
+    return Contender(f"{name} × {clients}", turn)
+
+
+DEMO_SUMMARY = "the embedded pair through the endpoint on counting, tables and JSON, against plain and mlx-lm's loop"
+
+
+def run_demo_pair(bench: Bench) -> CaseResult:
+    """The same prompts on every side; rates over all tokens of a task."""
+    folders, home = bench.workshop.demo_pair(), bench.workshop.folder / "home-demo"
+    assert folders.draft is not None  # noqa: S101 - the pair has one
+    model, tokenizer = load_reference(folders.target)
+    draft, _ = load_reference(folders.draft)
+
+    def reference_turn(task: str, number: int) -> Sample:
+        samples = []
+        for prompt in demo_prompts(task, number):
+            message = [{"role": "user", "content": prompt}]
+            tokens = tokenizer.apply_chat_template(message, add_generation_prompt=True)
+            samples.append(generate_with_draft(model, tokenizer, draft, tokens, DEMO_TOKENS, DEMO_DRAFTS))
+        return Sample(median(sample.value for sample in samples))
+
+    with run_paceline(bench.workshop.folder, home, {}, folders.target.name) as endpoint:
+        contenders = [
+            contender
+            for task in DEMO_PROMPTS
+            for contender in (
+                _task(f"paceline {task}", endpoint, task),
+                Contender(f"mlx-lm {task}", lambda number, task=task: reference_turn(task, number)),  # type: ignore[misc]
+                _task(f"plain {task}", replace(endpoint, extra=OFF), task),
+            )
+        ]
+        series = bench.measure(*contenders)
+    checks = tuple(check for task in DEMO_PROMPTS for check in _demo_checks(series, task))
+    return CaseResult("demo_pair", DEMO_SUMMARY, TOKENS_PER_SECOND, tuple(series.values()), checks)
+
+
+def demo_prompts(task: str, number: int) -> list[str]:
+    """The prompts of one round: other numbers every time, so that no prefix cache helps."""
+    chooser = random.Random(f"{task} {number}")
+    start = chooser.randrange(1, 40)
+    values = {"a": start, "b": start + 30, "c": chooser.randrange(2, 13)}
+    return [wording.format(**values) for wording in DEMO_PROMPTS[task]]
+
+
+def _task(name: str, endpoint: Endpoint, task: str) -> Contender:
+    def turn(number: int) -> Sample:
+        answers = [ask(endpoint, prompt, DEMO_TOKENS) for prompt in demo_prompts(task, number)]
+        drafted = sum(answer.speculation.get("drafted", 0) for answer in answers)
+        accepted = sum(answer.speculation.get("accepted", 0) for answer in answers)
+        notes = {"acceptance": accepted / drafted} if drafted else {}
+        return Sample(median(answer.tokens_per_second for answer in answers), notes)
+
+    return Contender(name, turn)
+
+
+def _demo_checks(series: dict[str, Series], task: str) -> Sequence[Check]:
+    ours = series[f"paceline {task}"]
+    return (
+        Check(f"{task}: endpoint / plain", paired_ratio(ours, series[f"plain {task}"]), 2.5),
+        Check(f"{task}: endpoint / mlx-lm's loop", paired_ratio(ours, series[f"mlx-lm {task}"]), 1.0),
+    )
+
+
+SERVER_CASES = (
+    Case("http_vs_engine", HTTP_SUMMARY, run_http_vs_engine),
+    Case("best_of_both", BEST_SUMMARY, run_best_of_both),
+    Case("demo_pair", DEMO_SUMMARY, run_demo_pair),
+)

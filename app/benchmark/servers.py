@@ -1,0 +1,185 @@
+"""Servers that are compared over HTTP, each in its own process, and the clients that keep them busy.
+
+Every server hears the same requests in the same order; a client counts tokens by the `usage` of the answer.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from time import monotonic, perf_counter
+from typing import Any
+
+import httpx2
+
+START_SECONDS = 180.0
+MLX_SERVER = "from app.engine.platform import prepare; prepare(); from mlx_lm.server import main; main()"
+PACELINE = "from app.cli import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server listens, which model to ask for, and what its requests carry besides the usual."""
+
+    address: str
+    model: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One streamed answer, timed at the client."""
+
+    text: str
+    tokens: int
+    seconds: float
+    decode_seconds: float
+    """From the first content to the last."""
+    speculation: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Rate from the request to the last token."""
+        return self.tokens / self.seconds
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Rate after the first token."""
+        return (self.tokens - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+
+@contextmanager
+def run_paceline(models: Path, home: Path, drafts: Mapping[str, str], model: str) -> Iterator[Endpoint]:
+    """One Paceline server over a folder of models; `drafts` names the draft of each main model."""
+    port = _free_port()
+    settings = {
+        "PACELINE_HOST": "127.0.0.1",
+        "PACELINE_PORT": str(port),
+        "PACELINE_HOME": str(home),
+        "PACELINE_MODEL_DIRS": str(models),
+        "PACELINE_DRAFTS": json.dumps(dict(drafts)),
+        "PACELINE_OPEN": "0",
+    }
+    with _process([PACELINE, "serve"], settings, home / "paceline.log"):
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", model)
+        _wait_until_ready(endpoint, "/health/ready", home / "paceline.log")
+        yield endpoint
+
+
+@contextmanager
+def run_mlx_server(target: Path, draft: Path | None, drafts: int, home: Path) -> Iterator[Endpoint]:
+    """mlx-lm's own server, with a draft model or without."""
+    port = _free_port()
+    arguments = [MLX_SERVER, "--model", str(target), "--port", str(port), "--host", "127.0.0.1"]
+    if draft is not None:
+        arguments += ["--draft-model", str(draft), "--num-draft-tokens", str(drafts)]
+    log = home / f"mlx-{'draft' if draft else 'plain'}.log"
+    with _process(arguments, {}, log):
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", "default_model")
+        _wait_until_ready(endpoint, "/health", log)
+        yield endpoint
+
+
+@contextmanager
+def _process(code_and_arguments: Sequence[str], settings: Mapping[str, str], log: Path) -> Iterator[None]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **settings}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        output = stack.enter_context(log.open("wb"))
+        command = [sys.executable, "-c", *code_and_arguments]
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        stack.callback(_stop, process)
+        yield
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_ready(endpoint: Endpoint, path: str, log: Path) -> None:
+    pause, deadline = Event(), monotonic() + START_SECONDS
+    while monotonic() < deadline:
+        try:
+            if httpx2.get(endpoint.address + path, timeout=5.0).status_code == httpx2.codes.OK:
+                return
+        except httpx2.TransportError:
+            pass
+        pause.wait(0.1)
+    tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+    raise RuntimeError(f"the server did not get ready in {START_SECONDS:.0f} s; the end of its log:\n{tail}")
+
+
+def ask(endpoint: Endpoint, prompt: str, tokens: int) -> Answer:
+    """Stream one greedy answer."""
+    body = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **endpoint.extra,
+    }
+    first = last = 0.0
+    parts: list[str] = []
+    counted = 0
+    speculation: Mapping[str, Any] = {}
+    started = perf_counter()
+    with httpx2.stream("POST", f"{endpoint.address}/v1/chat/completions", json=body, timeout=300.0) as response:
+        if response.status_code != httpx2.codes.OK:
+            raise RuntimeError(f"{endpoint.address} answered {response.status_code}: {response.read().decode()[:500]}")
+        for chunk in _chunks(response.iter_lines()):
+            if text := _content(chunk):
+                last = perf_counter()
+                first = first or last
+                parts.append(text)
+            counted = (chunk.get("usage") or {}).get("completion_tokens", counted)
+            speculation = chunk.get("speculation") or speculation
+    return Answer("".join(parts), counted, perf_counter() - started, last - first, speculation)
+
+
+def _chunks(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith("data: ") and line != "data: [DONE]":
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise RuntimeError(f"the server failed: {chunk['error']}")
+            yield chunk
+
+
+def _content(chunk: Mapping[str, Any]) -> str:
+    deltas = (choice.get("delta") or {} for choice in chunk.get("choices") or ())
+    return "".join(
+        (delta.get("content") or "") + (delta.get("reasoning_content") or delta.get("reasoning") or "")
+        for delta in deltas
+    )
+
+
+def ask_together(endpoint: Endpoint, prompts: Sequence[str], tokens: int) -> tuple[float, list[Answer]]:
+    """Ask all prompts at once, one client each; tokens per second over all of them, and the answers."""
+    started = perf_counter()
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        answers = list(clients.map(lambda prompt: ask(endpoint, prompt, tokens), prompts))
+    return sum(answer.tokens for answer in answers) / (perf_counter() - started), answers

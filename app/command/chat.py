@@ -1,0 +1,193 @@
+"""`chat`: a conversation at the prompt. Tokens that the drafter guessed are marked; numbers follow each reply.
+
+The server keeps nothing: the conversation lives here and goes along with each request.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from app.command.figures import share_text
+from app.command.server import CommandError, NoServer, Server
+
+ACCEPTED_STYLE = "green underline"
+THINKING_STYLE = "dim italic"
+HELP = """/help   this list
+/reset  forget the conversation
+/quit   leave (so does Ctrl-D)
+Ctrl-C stops a reply; what was said so far stays in the conversation."""
+
+ReadLine = Callable[[str], str]
+"""Shows a prompt and returns a line; raises EOFError on Ctrl-D."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What goes along with every request."""
+
+    model: str
+    draft: str | None = None
+    system: str = ""
+    temperature: float | None = None
+    speculation: bool = True
+
+    def body(self) -> dict[str, Any]:
+        """The fields of the request besides the messages."""
+        body: dict[str, Any] = {"model": self.model}
+        if self.draft:
+            body["draft_model"] = self.draft
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if not self.speculation:
+            body["speculation"] = {"method": "off"}
+        return body
+
+
+class ChatServer(Protocol):
+    """What a chat asks of the server."""
+
+    def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
+        """The chunks of a streamed answer; closing the generator ends the request."""
+        ...
+
+
+@dataclass(slots=True)
+class Reply:
+    """What came back so far."""
+
+    text: list[str] = field(default_factory=list)
+    timings: Mapping[str, Any] = field(default_factory=dict)
+    speculation: Mapping[str, Any] = field(default_factory=dict)
+    stopped: bool = False
+
+
+class Chat:
+    """One conversation."""
+
+    def __init__(self, server: ChatServer, options: ChatOptions, console: Console) -> None:
+        self._server = server
+        self._options = options
+        self._console = console
+        self._messages: list[dict[str, str]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        system = self._options.system
+        self._messages = [{"role": "system", "content": system}] if system else []
+
+    def say(self, prompt: str) -> Reply:
+        """Send one message, show the reply while it comes, and its numbers at the end. Ctrl-C stops the reply."""
+        self._messages.append({"role": "user", "content": prompt})
+        reply = Reply()
+        body = {**self._options.body(), "messages": list(self._messages)}
+        try:
+            with closing(self._server.stream_chat(body)) as chunks:
+                for chunk in chunks:
+                    self._take(chunk, reply)
+        except KeyboardInterrupt:
+            reply.stopped = True
+        except CommandError:
+            self._messages.pop()
+            raise
+        self._messages.append({"role": "assistant", "content": "".join(reply.text)})
+        self._console.print()
+        self._console.print(Text(summary_of(reply), style="dim"))
+        return reply
+
+    def converse(self, read_line: ReadLine) -> int:
+        """Talk until Ctrl-D or /quit. The answer is the exit code: 1 when the server went away."""
+        self._console.print(Text(f"{self._options.model}. /help lists the commands.", style="dim"))
+        self._console.print(legend())
+        while True:
+            try:
+                line = read_line("> ").strip()
+            except EOFError:
+                self._console.print()
+                return 0
+            except KeyboardInterrupt:
+                self._console.print(Text("Ctrl-D leaves.", style="dim"))
+                continue
+            if line in {"/quit", "/exit"}:
+                return 0
+            try:
+                self._answer(line)
+            except NoServer:
+                raise
+            except CommandError as error:
+                self._console.print(Text(str(error), style="red"))
+
+    def _answer(self, line: str) -> None:
+        if line == "/help":
+            self._console.print(Text(HELP))
+        elif line == "/reset":
+            self.reset()
+            self._console.print(Text("Forgotten.", style="dim"))
+        elif line.startswith("/"):
+            self._console.print(Text(f"{line.split(maxsplit=1)[0]} is no command; /help lists them.", style="yellow"))
+        elif line:
+            self.say(line)
+
+    def _take(self, chunk: Mapping[str, Any], reply: Reply) -> None:
+        reply.timings = chunk.get("timings") or reply.timings
+        reply.speculation = chunk.get("speculation") or reply.speculation
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            if thought := delta.get("reasoning_content"):
+                self._show(Text(thought, style=THINKING_STYLE))
+            if said := delta.get("content"):
+                reply.text.append(said)
+                spans = delta.get("accepted_spans") or choice.get("accepted_spans") or chunk.get("accepted_spans") or ()
+                self._show(marked(said, spans))
+
+    def _show(self, text: Text) -> None:
+        self._console.print(text, end="", soft_wrap=True)
+
+
+def legend() -> Text:
+    """What the marks mean."""
+    return Text.assemble(("Text like ", "dim"), ("this", ACCEPTED_STYLE), (" was drafted and accepted.", "dim"))
+
+
+def marked(said: str, spans: Any) -> Text:
+    """The text with its accepted spans marked."""
+    text = Text(said)
+    for start, end in spans:
+        text.stylize(ACCEPTED_STYLE, start, end)
+    return text
+
+
+def summary_of(reply: Reply) -> str:
+    """Tokens per second, acceptance and tokens per cycle, or why nothing was drafted."""
+    if reply.stopped:
+        return "Stopped."
+    timings, speculation = reply.timings, reply.speculation
+    parts = [
+        f"{timings.get('predicted_n', 0)} tokens",
+        f"{float(timings.get('predicted_per_second') or 0):.1f} tokens/s",
+    ]
+    drafted, accepted = speculation.get("drafted") or 0, speculation.get("accepted") or 0
+    method = speculation.get("method") or "off"
+    if drafted:
+        parts.append(f"{method}: {accepted} of {drafted} drafts accepted ({share_text(accepted, drafted)})")
+        parts.append(f"{float(speculation.get('tokens_per_cycle') or 1):.2f} tokens per cycle")
+    else:
+        parts.append("no speculation")
+    if reason := speculation.get("reason"):
+        parts.append(str(reason))
+    return " · ".join(parts)
+
+
+def choose_model(server: Server, wanted: str | None) -> str:
+    """The model that was named, else the one that is loaded, else one with a draft, else any that can answer."""
+    if wanted:
+        return wanted
+    usable = [model for model in server.models() if model.get("kind", "main") == "main" and not model.get("problem")]
+    if not usable:
+        raise CommandError("the server found no model: put one into a folder of PACELINE_MODEL_DIRS, see `paceline ls`")
+    best = max(usable, key=lambda model: (model.get("state") == "loaded", bool(model.get("draft"))))
+    return str(best["id"])

@@ -1,0 +1,253 @@
+"""`doctor`: what is wrong on this computer, and what to do about it. Reads only; changes, loads and sends nothing."""
+
+import ctypes
+import errno
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx2
+import psutil
+from rich.table import Table
+from rich.text import Text
+
+from app.command.figures import bytes_text
+from app.command.listing import models_on_disk
+from app.command.server import address_of
+from app.settings import Settings
+
+Level = Literal["ok", "warn", "fail"]
+COLOURS: Mapping[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
+OLDEST_PYTHON = (3, 11)
+OPENBLAS_LIBRARY = "libopenblas.so.0"
+LOW_DISK_BYTES = 5_000_000_000
+TOP_LEVEL_PACKAGE = "app"
+DISTRIBUTION = "paceline"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `action` says what to do, and is empty when nothing is to be done."""
+
+    check: str
+    level: Level
+    message: str
+    action: str = ""
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Run every check."""
+    checks: Sequence[Callable[[Settings], Iterator[Finding]]] = (
+        check_python,
+        check_platform,
+        check_mlx,
+        check_openblas,
+        check_package_owner,
+        check_port,
+        check_folders,
+        check_models,
+        check_disk,
+        check_memory,
+    )
+    return [finding for check in checks for finding in check(settings)]
+
+
+def check_python(_settings: Settings) -> Iterator[Finding]:
+    """Python 3.11 or newer."""
+    version = platform.python_version()
+    if sys.version_info[:2] >= OLDEST_PYTHON:
+        yield Finding("python", "ok", version)
+    else:
+        yield Finding("python", "fail", f"{version} is too old", "install Python 3.11 or newer: make PYTHON=python3.11")
+
+
+def check_platform(_settings: Settings) -> Iterator[Finding]:
+    """Apple silicon, or Linux for development."""
+    system, machine = platform.system(), platform.machine()
+    if system == "Darwin" and machine == "arm64":
+        yield Finding("platform", "ok", f"macOS {platform.mac_ver()[0]} on {machine}")
+    elif system == "Linux":
+        yield Finding("platform", "ok", f"Linux {platform.release()} on {machine}, computing on the CPU")
+    else:
+        yield Finding("platform", "fail", f"{system} on {machine} has no mlx", "use a Mac with Apple silicon, or Linux")
+
+
+def check_mlx(_settings: Settings) -> Iterator[Finding]:
+    """mlx and mlx-lm are installed; they are not imported here."""
+    try:
+        versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("mlx", "mlx-lm"))
+    except metadata.PackageNotFoundError as error:
+        yield Finding("mlx", "fail", f"{error.name} is not installed", "run `make serve`, which installs it")
+    else:
+        yield Finding("mlx", "ok", versions)
+
+
+def check_openblas(_settings: Settings) -> Iterator[Finding]:
+    """On Linux mlx computes some thirty times faster with OpenBLAS."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        ctypes.CDLL(OPENBLAS_LIBRARY)
+    except OSError:
+        yield Finding(
+            "openblas",
+            "warn",
+            f"{OPENBLAS_LIBRARY} is not installed: the CPU computes some 30 times slower",
+            "install it (Debian: libopenblas0-pthread)",
+        )
+    else:
+        yield Finding("openblas", "ok", OPENBLAS_LIBRARY)
+
+
+def check_package_owner(_settings: Settings, owners: Mapping[str, Sequence[str]] | None = None) -> Iterator[Finding]:
+    """No other distribution brings a package called `app`, which would shadow ours."""
+    owners = metadata.packages_distributions() if owners is None else owners
+    others = sorted(set(owners.get(TOP_LEVEL_PACKAGE, ())) - {DISTRIBUTION})
+    if others:
+        names = ", ".join(others)
+        yield Finding(
+            "package",
+            "fail",
+            f"{names} also installs a package called `{TOP_LEVEL_PACKAGE}`; one shadows the other",
+            f"install Paceline into an environment of its own, without {names}",
+        )
+    else:
+        yield Finding("package", "ok", f"`{TOP_LEVEL_PACKAGE}` belongs to Paceline alone")
+
+
+def check_port(settings: Settings, answer_seconds: float = 2.0) -> Iterator[Finding]:
+    """Our server answers there, or the port is free, or somebody else holds it."""
+    address = address_of(settings)
+    try:
+        answer = httpx2.get(f"{address}/health/ready", timeout=answer_seconds, trust_env=False)
+    except httpx2.TransportError:
+        yield _unanswered_port(settings)
+        return
+    if answer.status_code == httpx2.codes.OK:
+        yield Finding("server", "ok", f"ready at {address}")
+    elif answer.status_code == httpx2.codes.SERVICE_UNAVAILABLE:
+        yield Finding("server", "warn", f"at {address}, not ready: its worker is starting", "ask again in ten seconds")
+    else:
+        yield _held_port(settings)
+
+
+def _unanswered_port(settings: Settings) -> Finding:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return _held_port(settings)
+            return Finding(
+                "server",
+                "fail",
+                f"{settings.host}:{settings.port} cannot be used ({error.strerror})",
+                "choose another PACELINE_HOST or PACELINE_PORT",
+            )
+    return Finding("server", "ok", f"not running; port {settings.port} is free", "start it with `paceline serve`")
+
+
+def _held_port(settings: Settings) -> Finding:
+    return Finding(
+        "server",
+        "fail",
+        f"port {settings.port} is held by {holder_of(settings.port)}",
+        "stop that program, or choose another port: `paceline serve --port 8711`",
+    )
+
+
+def holder_of(port: int) -> str:
+    """Name and id of the process that listens on a port, as far as the system lets us see it."""
+    for process in psutil.process_iter(["name", "pid"]):
+        try:
+            held = any(
+                connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+                for connection in process.net_connections(kind="tcp")
+            )
+        except psutil.Error:
+            continue
+        if held:
+            return f"{process.info['name']} (process {process.pid})"
+    return "a program of another user"
+
+
+def check_folders(settings: Settings) -> Iterator[Finding]:
+    """Every configured folder exists; a missing one is no error, only useless."""
+    for folder in settings.model_dirs:
+        if folder.is_dir():
+            yield Finding("folder", "ok", str(folder))
+        else:
+            yield Finding("folder", "warn", f"{folder} does not exist", "create it, or change PACELINE_MODEL_DIRS")
+
+
+def check_models(settings: Settings) -> Iterator[Finding]:
+    """At least one model is usable; each broken one is named with its reason."""
+    rows = models_on_disk(settings)
+    usable = [row for row in rows if not row.problem]
+    if usable:
+        paired = sum(1 for row in usable if row.draft)
+        yield Finding("models", "ok", f"{len(usable)} usable, {paired} with a draft")
+    else:
+        yield Finding("models", "fail", "no usable model", "put one into a folder of PACELINE_MODEL_DIRS")
+    for row in rows:
+        if row.problem:
+            yield Finding("model", "warn", row.problem, "the other models are not affected")
+
+
+def check_disk(settings: Settings) -> Iterator[Finding]:
+    """There is room for the state and for downloads."""
+    folder = _existing(settings.home)
+    free = shutil.disk_usage(folder).free
+    if free < LOW_DISK_BYTES:
+        yield Finding("disk", "warn", f"{bytes_text(free)} free at {folder}", "make room before downloading a model")
+    else:
+        yield Finding("disk", "ok", f"{bytes_text(free)} free at {folder}")
+
+
+def check_memory(settings: Settings) -> Iterator[Finding]:
+    """The ceiling for models fits into the memory there is."""
+    total = psutil.virtual_memory().total
+    limit = settings.memory_limit
+    if limit is None:
+        yield Finding("memory", "ok", f"{bytes_text(total)}; Paceline leaves a reserve for the system")
+    elif limit > total:
+        message = f"PACELINE_MEMORY_LIMIT is {bytes_text(limit)}, the computer has {bytes_text(total)}"
+        yield Finding("memory", "warn", message, "lower it, or leave it empty: the machine decides")
+    else:
+        yield Finding("memory", "ok", f"models may hold {bytes_text(limit)} of {bytes_text(total)}")
+
+
+def _existing(folder: Path) -> Path:
+    return next((parent for parent in (folder, *folder.parents) if parent.is_dir()), Path("/"))
+
+
+def has_failed(findings: Sequence[Finding]) -> bool:
+    """Whether anything keeps Paceline from working."""
+    return any(finding.level == "fail" for finding in findings)
+
+
+def findings_as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The report of `doctor --json`."""
+    return {"ok": not has_failed(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """The report for people."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        text = Text(finding.message)
+        if finding.action:
+            text.append(f"\n→ {finding.action}", style="bold" if finding.level != "ok" else "dim")
+        table.add_row(Text(finding.level, style=COLOURS[finding.level]), finding.check, text)
+    return table

@@ -1,0 +1,58 @@
+"""What `serve` says: where it listens, what it found, and two ways to try it."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.text import Text
+
+from app import __version__
+from app.command.listing import Row, disk_table
+from app.settings import Settings
+
+
+def greeting(settings: Settings, rows: Sequence[Row], address: str) -> RenderableType:
+    """The text that greets whoever starts the server."""
+    address = address.rstrip("/")
+    usable = [row for row in rows if not row.problem and row.kind == "main"]
+    parts: list[RenderableType] = [
+        Text.assemble(("Paceline ", "bold"), __version__, "  ", (f"{address}/v1", "bold green"), "  (OpenAI endpoint)"),
+        Text(""),
+    ]
+    if not usable:
+        parts.append(Text("No model was found: put one into a folder of PACELINE_MODEL_DIRS.", style="yellow"))
+        return Group(*parts)
+    model = next((row for row in usable if row.draft), usable[0])
+    parts += [
+        Padding(disk_table(rows), (0, 2)),
+        Text("\nTry it:", style="bold"),
+        _code(curl_line(address, model.id), "bash"),
+        _code(python_lines(address, model.id, needs_key=settings.api_key is not None), "python"),
+        Text("Or talk to it from another window: paceline chat. Ctrl-C stops the server.", style="dim"),
+    ]
+    return Group(*parts)
+
+
+def curl_line(address: str, model: str) -> str:
+    """One line for a shell."""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Count from 1 to 20."}}]}}'
+    return f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+def python_lines(address: str, model: str, *, needs_key: bool) -> str:
+    """The same with the official client, streamed."""
+    key = 'os.environ["PACELINE_API_KEY"]' if needs_key else '"none"'
+    lines = ["import os"] if needs_key else []
+    lines += [
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{address}/v1", api_key={key})',
+        'question = {"role": "user", "content": "Count from 1 to 20."}',
+        f'for chunk in client.chat.completions.create(model="{model}", messages=[question], stream=True):',
+        '    print(chunk.choices[0].delta.content or "", end="", flush=True)',
+    ]
+    return "\n".join(lines)
+
+
+def _code(text: str, language: str) -> Padding:
+    return Padding(Syntax(text, language, theme="ansi_dark", background_color="default", word_wrap=True), (0, 2, 1, 2))

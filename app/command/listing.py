@@ -1,0 +1,142 @@
+"""`ls` and `ps`: what is on disk, what is loaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from app.command.figures import bytes_text, count_text
+from app.hub.catalog import CatalogModel, default_catalog
+from app.hub.pairing import default_draft, pair
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model on disk."""
+
+    id: str
+    kind: str
+    source: str
+    size_bytes: int
+    context: int
+    draft: str
+    problem: str
+    path: str
+
+
+def models_on_disk(settings: Settings) -> list[Row]:
+    """Every model that the server would offer, with the draft it would get. Needs no server and loads nothing."""
+    models = default_catalog(settings.model_dirs).models()
+    return [_row(model, models, settings.drafts) for model in models]
+
+
+def _row(model: CatalogModel, models: Sequence[CatalogModel], drafts: Mapping[str, str]) -> Row:
+    draft, problem = _draft_of(model, models, drafts)
+    kind = "main" if model.kind == "main" else f"{model.method} drafter"
+    return Row(
+        id=model.id,
+        kind=kind,
+        source=model.source,
+        size_bytes=model.size_bytes,
+        context=model.context,
+        draft=draft,
+        problem=model.problem or problem,
+        path=str(model.path),
+    )
+
+
+def _draft_of(model: CatalogModel, models: Sequence[CatalogModel], drafts: Mapping[str, str]) -> tuple[str, str]:
+    """The draft that pairs, and why the chosen one does not."""
+    chosen = drafts.get(model.id, "")
+    if chosen == "off" or model.kind != "main" or model.problem:
+        return "", ""
+    if not chosen:
+        found = default_draft(model, models)
+        return (found.id, "") if found else ("", "")
+    named = next((other for other in models if other.id == chosen), None)
+    if named is None:
+        return "", f'its draft "{chosen}" is not on this computer; see PACELINE_DRAFTS'
+    pairing = pair(model, named)
+    return (named.id, "") if pairing.fits else ("", pairing.reason)
+
+
+def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows of `ls --json`."""
+    return [asdict(row) for row in rows]
+
+
+def disk_table(rows: Sequence[Row]) -> Table:
+    """The table of `ls`."""
+    table = _table("Model", "Kind", "Size", "Context", "Draft", "Problem")
+    for row in rows:
+        table.add_row(
+            Text(row.id, style="bold"),
+            row.kind,
+            bytes_text(row.size_bytes) if row.size_bytes else "–",
+            count_text(row.context),
+            Text(row.draft or "–"),
+            Text(row.problem, style="red"),
+        )
+    return table
+
+
+def loaded_table(snapshot: Mapping[str, Any]) -> RenderableType:
+    """The table of `ps`, and below it what keeps a model from being loaded."""
+    models, loading = snapshot.get("models") or (), snapshot.get("loading") or {}
+    quarantined = snapshot.get("quarantined") or {}
+    notes = [Text(f"{name} is not loaded any more: {reason}", style="red") for name, reason in quarantined.items()]
+    if not (snapshot.get("worker") or {}).get("ready", True):
+        notes.append(Text("The worker is starting; requests wait for it.", style="yellow"))
+    if not models and not loading:
+        notes.append(Text("Nothing is loaded; the first request loads its model, and so does `paceline load MODEL`."))
+        return Group(*notes)
+    table = _table("Model", "Draft", "State", "Memory", "Methods", "Running", "Waiting", "Idle")
+    for model in models:
+        _add_loaded(table, model, loading.get(model.get("id")))
+    known = {model.get("id") for model in models}
+    for name in sorted(set(loading) - known):
+        _add_loaded(table, {"id": name, "state": "loading"}, loading[name])
+    return Group(table, *notes)
+
+
+def _add_loaded(table: Table, model: Mapping[str, Any], progress: Mapping[str, Any] | None) -> None:
+    held = sum(int(model.get(f"{part}_bytes") or 0) for part in ("weights", "cache", "prefix_cache"))
+    state = f"{progress['phase']} {100 * progress['fraction']:.0f} %" if progress else str(model.get("state", ""))
+    table.add_row(
+        Text(str(model.get("id", "")), style="bold"),
+        Text(str(model.get("draft_id") or "–")),
+        f"{state}{' (pinned)' if model.get('pinned') else ''}",
+        bytes_text(held) if held else "–",
+        Text(_methods(model)),
+        str(model.get("running", 0)),
+        str(model.get("waiting", 0)),
+        f"{float(model.get('idle_seconds') or 0):.0f} s",
+    )
+
+
+def loaded_text(answer: Mapping[str, Any]) -> Text:
+    """What `load` says when the model is ready."""
+    draft, why = answer.get("draft"), answer.get("draft_unavailable")
+    seconds = float(answer.get("seconds") or 0)
+    text = Text.assemble((str(answer.get("model", "")), "bold"), f" is ready after {seconds:.1f} s")
+    text.append(f", drafted by {draft}." if draft else ".")
+    return text.append(f" No draft model: {why}.", style="dim") if why and not draft else text
+
+
+def _methods(model: Mapping[str, Any]) -> str:
+    """The methods that run, and for each that does not, why."""
+    lines = [", ".join(model.get("methods") or ()) or "off"]
+    lines += [f"{method}: {reason}" for method, reason in (model.get("unavailable") or {}).items() if reason]
+    return "\n".join(lines)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    right = {"Size", "Context", "Memory", "Running", "Waiting", "Idle"}
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table

@@ -1,0 +1,120 @@
+"""The local Paceline server as the command line sees it: a few calls over HTTP, errors that tell the next action."""
+
+import json
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+
+from app.settings import Settings
+
+CONNECT_SECONDS = 3.0
+UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to compare with, not to bind
+
+
+class CommandError(Exception):
+    """Something that a person at the prompt can act on; the message is all they see."""
+
+
+class NoServer(CommandError):
+    """Nothing answers at the address."""
+
+
+def address_of(settings: Settings) -> str:
+    """Where a client on this computer reaches the server."""
+    host = UNSPECIFIED.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+class Server:
+    """One connection to the server; use it as a context manager. Loading takes long, so nothing times out."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.address = address_of(settings)
+        headers = {}
+        if settings.api_key is not None:
+            headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
+        timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
+        self._client = httpx2.Client(base_url=self.address, headers=headers, timeout=timeout, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def models(self) -> list[dict[str, Any]]:
+        """`GET /v1/models`."""
+        return list(self._call("GET", "/v1/models").get("data", []))
+
+    def loaded(self) -> dict[str, Any]:
+        """`GET /api/ps`."""
+        return self._call("GET", "/api/ps")
+
+    def load(self, model: str, *, draft: str | None, pin: bool | None, ttl: float | None) -> dict[str, Any]:
+        """`POST /api/load`; returns when the model is ready."""
+        asked = {"model": model, "draft": draft, "pin": pin, "ttl": ttl}
+        return self._call("POST", "/api/load", {name: value for name, value in asked.items() if value is not None})
+
+    def unload(self, model: str) -> dict[str, Any]:
+        """`POST /api/unload`."""
+        return self._call("POST", "/api/unload", {"model": model})
+
+    def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
+        """The chunks of a streamed chat answer; closing the generator ends the request."""
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        with (
+            self._told_errors(),
+            self._client.stream("POST", "/v1/chat/completions", json=asked) as response,
+        ):
+            if response.status_code >= httpx2.codes.BAD_REQUEST:
+                response.read()
+            self._check(response)
+            for line in response.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    chunk: dict[str, Any] = json.loads(line.removeprefix("data: "))
+                    if "error" in chunk:
+                        raise CommandError(_message(chunk))
+                    yield chunk
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        with self._told_errors():
+            response = self._client.request(method, path, json=body)
+            self._check(response)
+            answer = response.json()
+        return answer if isinstance(answer, dict) else {}
+
+    def _check(self, response: httpx2.Response) -> None:
+        if response.status_code == httpx2.codes.UNAUTHORIZED:
+            raise CommandError(f"{self.address} asks for a key: set PACELINE_API_KEY to the one the server was given")
+        if response.status_code >= httpx2.codes.BAD_REQUEST:
+            try:
+                body = response.json()
+            except ValueError:
+                body = {}
+            raise CommandError(_message(body) or f"{self.address} answered {response.status_code}; is it Paceline?")
+
+    @contextmanager
+    def _told_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.ConnectError:
+            raise NoServer(f"no server at {self.address}: start one with `paceline serve`") from None
+        except httpx2.TransportError as error:
+            raise CommandError(
+                f"{self.address} broke off the answer ({error or type(error).__name__}): try again, "
+                "or look with `paceline doctor`"
+            ) from None
+        except ValueError:
+            raise CommandError(
+                f"{self.address} did not answer in JSON; is it Paceline? try `paceline doctor`"
+            ) from None
+
+
+def _message(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")

@@ -1,0 +1,45 @@
+"""The repository as the architecture tests read it."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "app"
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Relative path -> syntax tree of every Python file of the app."""
+    return {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+@cache
+def tracked_files() -> tuple[Path, ...]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return tuple(path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file())
+
+
+def text_of(path: Path) -> str | None:
+    """The file as text, or None when it is binary."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def words(name: str) -> set[str]:
+    """`ModelManager` and `model_manager` -> {"model", "manager"}."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}

@@ -1,0 +1,49 @@
+"""A budget is a smoke alarm: split by meaning when one rings."""
+
+import ast
+
+from tests.architecture.source import ROOT, functions, modules, words
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 40
+VAGUE_WORDS = {"util", "utils", "helper", "helpers", "manager", "managers", "misc", "common"}
+MAY_IMPORT_LATE = {"app/cli.py"}
+
+
+def test_files_fit_their_budget() -> None:
+    lengths = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in modules()}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
+
+
+def test_functions_fit_their_budget() -> None:
+    lengths = {
+        f"{name}:{function.lineno} {function.name}": (function.end_lineno or 0) - function.lineno + 1
+        for name, tree in modules().items()
+        for function in functions(tree)
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def test_names_say_what_things_are() -> None:
+    named = {name: {part for step in name.removesuffix(".py").split("/") for part in words(step)} for name in modules()}
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                named[f"{name}:{node.lineno}"] = words(node.name)
+    assert {place: found & VAGUE_WORDS for place, found in named.items() if found & VAGUE_WORDS} == {}
+
+
+def test_only_the_command_line_imports_late() -> None:
+    late = [
+        f"{name}:{node.lineno}"
+        for name, tree in modules().items()
+        if name not in MAY_IMPORT_LATE
+        for function in functions(tree)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert late == []
+
+
+def test_every_file_begins_with_its_contract() -> None:
+    assert [name for name, tree in modules().items() if tree.body and not ast.get_docstring(tree)] == []

@@ -1,0 +1,78 @@
+"""Documents that lag behind the code fail here."""
+
+import re
+import tomllib
+from typing import Any
+
+import pytest
+import typer
+
+from app import __version__
+from app.cli import application
+from app.core import errors
+from app.settings import describe_settings
+from tests.architecture.source import PACKAGE, ROOT
+
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def commands() -> dict[str, Any]:
+    group: Any = typer.main.get_command(application)
+    return dict(group.commands)
+
+
+def test_the_readme_names_every_command_and_option() -> None:
+    readme = read("README.md")
+    missing = [f"paceline {name}" for name in commands() if f"paceline {name}" not in readme]
+    for command in commands().values():
+        options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        missing += [f"{command.name} {option}" for option in sorted(options - {"--help"}) if option not in readme]
+    assert missing == []
+
+
+def test_the_readme_names_every_setting() -> None:
+    readme = read("README.md")
+    assert [name for name in (*describe_settings(), "PACELINE_OPENBLAS") if f"`{name}`" not in readme] == []
+
+
+def test_the_readme_names_no_setting_that_is_gone() -> None:
+    named = set(re.findall(r"PACELINE_[A-Z_]+", read("README.md")))
+    assert named - set(describe_settings()) - {"PACELINE_OPENBLAS"} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_make_targets_that_documents_name_exist(document: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`|    )make ([a-z]+)", read(document), re.MULTILINE))
+    assert named - targets == set()
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CHANGELOG.md"])
+def test_the_files_that_documents_name_exist(document: str) -> None:
+    text = read(document)
+    named = set(re.findall(r"`((?:app|tests|bench|tools|docs)/[\w./-]+)`", text))
+    named |= {target for target in re.findall(r"\]\(([\w./-]+)\)", text) if "://" not in target}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_architecture_names_every_package() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert [name for name in sorted(packages) if f"app/{name}/" not in read("ARCHITECTURE.md")] == []
+
+
+def test_the_changelog_has_this_version() -> None:
+    declared = tomllib.loads(read("pyproject.toml"))["project"]["version"]
+    assert declared == __version__
+    assert re.search(
+        rf"^## \[{re.escape(__version__)}\] - \d{{4}}-\d{{2}}-\d{{2}}$", read("CHANGELOG.md"), re.MULTILINE
+    )
+
+
+def test_the_drawn_tree_of_errors_is_the_real_one() -> None:
+    drawn = set(re.findall(r"[├└│─ ]*\b([A-Z]\w+)", (errors.__doc__ or "").partition("\n\n")[2], re.MULTILINE))
+    real = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert real <= drawn

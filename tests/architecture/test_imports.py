@@ -1,0 +1,21 @@
+"""Who may import whom is checked by import-linter (`make check`); here: no cycles, and what a start may load."""
+
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+
+import grimp
+
+
+def test_there_is_no_import_cycle() -> None:
+    graph = grimp.build_graph("app", exclude_type_checking_imports=True, cache_dir=None)
+    direct = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(direct).prepare()
+
+
+def test_the_command_line_starts_light() -> None:
+    """What keeps `paceline --help` below half a second."""
+    code = "import sys, app.cli; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"mlx", "mlx_lm", "transformers", "numpy", "pydantic", "fastapi", "httpx2", "huggingface_hub", "psutil"}
+    assert heavy & set(loaded) == set()

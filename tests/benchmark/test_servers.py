@@ -1,0 +1,48 @@
+"""The client that counts: it trusts `usage`, joins the text and fails loudly."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from app.benchmark.server_cases import DEMO_PROMPTS, demo_prompts, worded_prompt
+from app.benchmark.servers import Endpoint, ask, ask_together
+from tests.cli.fake_server import LAST_CHUNK, FakeServer, chunk, running_server
+
+USAGE = {"choices": [], "usage": {"completion_tokens": 7}}
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with running_server() as server:
+        yield server
+
+
+def endpoint_of(fake: FakeServer) -> Endpoint:
+    return Endpoint(f"http://127.0.0.1:{fake.port}", "big", {"speculation": {"method": "off"}})
+
+
+def test_an_answer_counts_tokens_by_usage(fake: FakeServer) -> None:
+    fake.answers["/v1/chat/completions"] = (200, [chunk("a"), chunk("b"), LAST_CHUNK, USAGE])
+    answer = ask(endpoint_of(fake), "Say ab.", 7)
+    assert (answer.text, answer.tokens, answer.speculation["accepted"]) == ("ab", 7, 3)
+    assert fake.requests[0][2]["speculation"] == {"method": "off"}
+
+
+def test_clients_add_up(fake: FakeServer) -> None:
+    fake.answers["/v1/chat/completions"] = (200, [chunk("a"), USAGE])
+    rate, answers = ask_together(endpoint_of(fake), ["one", "two", "three"], 7)
+    assert rate > 0
+    assert sum(answer.tokens for answer in answers) == 21
+
+
+def test_an_error_ends_the_measurement(fake: FakeServer) -> None:
+    fake.answers["/v1/chat/completions"] = (503, {"error": {"message": "no memory"}})
+    with pytest.raises(RuntimeError, match="no memory"):
+        ask(endpoint_of(fake), "Hi", 7)
+
+
+def test_prompts_differ_by_round() -> None:
+    assert len({worded_prompt(number, row) for number in range(3) for row in range(8)}) == 24
+    for task in DEMO_PROMPTS:
+        assert demo_prompts(task, 0) == demo_prompts(task, 0)
+        assert demo_prompts(task, 0) != demo_prompts(task, 1)

@@ -1,0 +1,171 @@
+"""Every word of the command line against a scripted server."""
+
+import json
+import socket
+from collections.abc import Mapping
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from app import __version__
+from app.cli import application
+from tests.cli.fake_server import LAST_CHUNK, FakeServer, chunk
+
+LOADED = {
+    "worker": {"ready": True},
+    "models": [
+        {
+            "id": "big",
+            "draft_id": "small",
+            "state": "ready",
+            "weights_bytes": 1_500_000_000,
+            "methods": ["draft_model", "ngram"],
+            "unavailable": {"mtp": "it has no head"},
+            "running": 1,
+            "waiting": 2,
+            "pinned": True,
+        }
+    ],
+    "loading": {"next": {"model_id": "next", "phase": "weights", "fraction": 0.25}},
+    "quarantined": {"bad": "it crashed three times"},
+}
+
+
+def run(environment: Mapping[str, str], *arguments: str, typed: str = "") -> Result:
+    return CliRunner().invoke(application, list(arguments), input=typed, env=dict(environment))
+
+
+def test_help_teaches() -> None:
+    result = CliRunner().invoke(application, ["serve", "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    for word in ("--host", "--port", "--model-dir", "--draft", "--policy", "main=draft", "Try it"):
+        assert word in result.stdout
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(application, ["--version"]).stdout == f"paceline {__version__}\n"
+
+
+def test_ls_shows_the_embedded_models_without_a_server(environment: Mapping[str, str]) -> None:
+    result = run({**environment, "PACELINE_PORT": "1"}, "ls", "--json")
+    assert result.exit_code == 0
+    rows = {row["id"]: row for row in json.loads(result.stdout)}
+    assert rows["demo-assistant"]["draft"] == "demo-draft"
+    assert rows["demo-assistant"]["size_bytes"] > 1_000_000
+    table = run(environment, "ls").stdout
+    assert "demo-assistant" in table
+    assert "Context" in table
+
+
+def test_ls_names_the_problem_of_a_broken_folder_and_of_a_wrong_draft(environment: Mapping[str, str]) -> None:
+    result = run({**environment, "PACELINE_DRAFTS": "demo-assistant=nowhere"}, "ls", "--json")
+    rows = {row["id"]: row for row in json.loads(result.stdout)}
+    assert 'draft "nowhere" is not on this computer' in rows["demo-assistant"]["problem"]
+
+
+def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/api/ps"] = (200, LOADED)
+    shown = run(environment, "ps").stdout
+    for part in ("big", "small", "ready (pinned)", "1.5 GB", "draft_model, ngram", "mtp: it has no head"):
+        assert part in shown
+    assert "weights 25 %" in shown
+    assert "bad is not loaded any more: it crashed three times" in shown
+    assert json.loads(run(environment, "ps", "--json").stdout) == LOADED
+
+
+def test_ps_tells_what_to_do_when_nothing_is_loaded(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/api/ps"] = (200, {"models": [], "loading": {}})
+    assert "paceline load MODEL" in run(environment, "ps").stdout
+
+
+def test_load_and_unload_send_what_was_asked(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/api/load"] = (200, {"model": "big", "draft": "small", "draft_unavailable": "", "seconds": 1.25})
+    fake.answers["/api/unload"] = (200, {"model": "big", "state": "available"})
+    keyed = {**environment, "PACELINE_API_KEY": "secret"}
+    result = run(keyed, "load", "big", "--draft", "small", "--pin", "--ttl", "60")
+    assert "big is ready after 1.2 s, drafted by small." in result.stdout
+    assert "big is unloaded" in run(keyed, "unload", "big").stdout
+    assert fake.requests == [
+        ("POST", "/api/load", {"model": "big", "draft": "small", "pin": True, "ttl": 60.0}, "Bearer secret"),
+        ("POST", "/api/unload", {"model": "big"}, "Bearer secret"),
+    ]
+
+
+def test_an_error_of_the_server_is_one_line(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/api/load"] = (503, {"error": {"message": "it needs 9 GB; unload another model"}})
+    result = run(environment, "load", "big")
+    assert result.exit_code == 1
+    assert result.stderr == "it needs 9 GB; unload another model\n"
+
+
+def test_a_wanted_key_is_told(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/api/ps"] = (401, {"error": {"message": "missing"}})
+    result = run(environment, "ps")
+    assert result.exit_code == 1
+    assert "PACELINE_API_KEY" in result.stderr
+
+
+def test_another_program_at_the_port_is_told(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/api/ps"] = (500, "what?")
+    result = run(environment, "ps")
+    assert result.exit_code == 1
+    assert "is it Paceline?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("ps",), ("load", "big"), ("unload", "big"), ("chat", "--once", "hi")], ids=lambda words: words[0]
+)
+def test_without_a_server_the_next_action_is_told_in_one_line(
+    environment: Mapping[str, str], words: tuple[str]
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        result = run({**environment, "PACELINE_PORT": str(port)}, *words)
+    assert result.exit_code == 1
+    assert result.stderr == f"no server at http://127.0.0.1:{port}: start one with `paceline serve`\n"
+
+
+def test_a_wrong_setting_is_one_line(environment: Mapping[str, str]) -> None:
+    result = run({**environment, "PACELINE_PORT": "many"}, "ps")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("PACELINE_PORT: ")
+    assert result.stderr.count("\n") == 1
+    assert run(environment, "serve", "--draft", "no-equals-sign").stderr.startswith("PACELINE_DRAFTS: ")
+
+
+def test_chat_once_streams_the_reply_and_its_numbers(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/v1/chat/completions"] = (200, [chunk("1, "), chunk("2, 3", [[0, 3]]), LAST_CHUNK])
+    result = run(environment, "chat", "big", "--once", "Count.", "--temperature", "0", "--no-speculation")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("1, 2, 3\n")
+    assert "5 tokens · 123.4 tokens/s" in result.stdout
+    assert "draft_model: 3 of 4 drafts accepted (75 %) · 2.50 tokens per cycle" in result.stdout
+    _, _, body, _ = fake.requests[-1]
+    assert body["messages"] == [{"role": "user", "content": "Count."}]
+    assert body["temperature"] == 0
+    assert body["speculation"] == {"method": "off"}
+
+
+def test_chat_takes_the_loaded_model_and_keeps_the_conversation(
+    environment: Mapping[str, str], fake: FakeServer
+) -> None:
+    models = [{"id": "cold", "kind": "main"}, {"id": "warm", "kind": "main", "state": "loaded"}]
+    fake.answers["/v1/models"] = (200, {"data": models})
+    fake.answers["/v1/chat/completions"] = (200, [chunk("Hello."), LAST_CHUNK])
+    result = run(environment, "chat", "--system", "Be brief.", typed="Hi\n/help\n/wat\nAgain\n/reset\nLast\n/quit\n")
+    assert result.exit_code == 0
+    assert "warm" in result.stdout
+    assert "/wat is no command" in result.stdout
+    said = [
+        [message["content"] for message in body["messages"]] for _, path, body, _ in fake.requests if "chat" in path
+    ]
+    assert said == [["Be brief.", "Hi"], ["Be brief.", "Hi", "Hello.", "Again"], ["Be brief.", "Last"]]
+
+
+def test_chat_survives_an_error_of_the_server(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/v1/chat/completions"] = (200, [chunk("Hel"), {"error": {"message": "the worker restarted"}}])
+    result = run(environment, "chat", "big", typed="Hi\n")
+    assert result.exit_code == 0
+    assert "the worker restarted" in result.stdout

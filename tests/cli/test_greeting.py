@@ -1,0 +1,39 @@
+"""What `serve` says can be pasted as it is."""
+
+import json
+import shlex
+
+from rich.console import Console
+
+from app.command.greeting import curl_line, greeting, python_lines
+from app.command.listing import Row
+from app.settings import read_settings
+
+ROW = Row("demo", "main", "embedded", 10_000_000, 4096, "demo-draft", "", "demo")
+
+
+def test_the_greeting_names_address_models_and_what_to_try() -> None:
+    console = Console(record=True, width=160)
+    console.print(greeting(read_settings(), [ROW], "http://127.0.0.1:8710/"))
+    said = console.export_text()
+    for part in ("http://127.0.0.1:8710/v1", "demo-draft", "curl ", "from openai import OpenAI", "paceline chat"):
+        assert part in said
+
+
+def test_without_a_model_the_greeting_says_where_to_put_one() -> None:
+    console = Console(record=True, width=160)
+    console.print(greeting(read_settings(), [], "http://127.0.0.1:8710"))
+    assert "PACELINE_MODEL_DIRS" in console.export_text()
+
+
+def test_the_curl_line_is_one_valid_command() -> None:
+    command, url, *rest = shlex.split(curl_line("http://127.0.0.1:8710", "demo"))
+    assert (command, url) == ("curl", "http://127.0.0.1:8710/v1/chat/completions")
+    assert json.loads(rest[-1])["model"] == "demo"
+
+
+def test_the_python_lines_compile_and_never_show_the_key() -> None:
+    for needs_key in (True, False):
+        lines = python_lines("http://127.0.0.1:8710", "demo", needs_key=needs_key)
+        compile(lines, "snippet", "exec")
+        assert ("PACELINE_API_KEY" in lines) == needs_key
