@@ -1,0 +1,102 @@
+"""Read and check a JSON body: size, time, encoding, nesting, numbers, and then the schema.
+
+Stricter than JSON parsers are by default: UTF-8 without a byte-order mark, no NaN or infinity, integers of at most
+64 bits, no lone surrogates, no duplicate keys. Unknown keys are ignored, as OpenAI does.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from app.api.context import context_of
+from app.api.errors import Rejected, invalid_request
+from app.core.errors import InvalidRequest
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_JSON_DEPTH = 64
+THREAD_FROM_BYTES = 256 * 1024
+"""Larger bodies are parsed in a thread, so that other streams are not held up."""
+
+BodyModel = TypeVar("BodyModel", bound=BaseModel)
+
+
+async def read_json(request: Request, schema: type[BodyModel]) -> BodyModel:
+    """The body as `schema`. Raises `InvalidRequest`, or `Rejected` with 408 (too slow) or 413 (too large)."""
+    raw = await _read(request, context_of(request).body_timeout_seconds)
+    if len(raw) < THREAD_FROM_BYTES:
+        return parse(raw, schema)
+    return await asyncio.to_thread(parse, raw, schema)
+
+
+def parse(raw: bytes, schema: type[BodyModel]) -> BodyModel:
+    """Bytes to a checked value. Raises `InvalidRequest`."""
+    try:
+        return schema.model_validate(parse_json(raw))
+    except ValidationError as error:
+        raise invalid_request(error) from None
+
+
+def parse_json(raw: bytes) -> Any:
+    """Bytes to plain Python values. Raises `InvalidRequest`."""
+    if not raw:
+        raise InvalidRequest("The body is empty: send a JSON object.", code="invalid_json")
+    try:
+        value = msgspec.json.decode(raw)
+        json.loads(raw, object_pairs_hook=_unique)
+        _check_depth(value)
+        msgspec.msgpack.encode(value)  # what the worker's channel cannot carry (integers over 64 bits) ends here
+    except InvalidRequest:
+        raise
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest(f"The body is not valid JSON in UTF-8: {why[:200]}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise InvalidRequest("An object in the body names a key twice.", code="invalid_json")
+
+
+def _check_depth(value: Any) -> None:
+    level: list[Any] = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [child for container in level for child in _children(container) if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise InvalidRequest(f"The body is nested deeper than {MAX_JSON_DEPTH} levels.", code="invalid_json")
+
+
+def _children(container: Any) -> Iterable[Any]:
+    if isinstance(container, dict):
+        return container.values()
+    return container if isinstance(container, list) else ()
+
+
+async def _read(request: Request, timeout_seconds: float) -> bytes:
+    chunks = bytearray()
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise Rejected(408, "The body did not arrive in time.", "request_timeout", close=True) from None
+        if chunk is None:
+            return bytes(chunks)
+        chunks += chunk
+        if len(chunks) > MAX_BODY_BYTES:
+            raise too_large()
+
+
+def too_large() -> Rejected:
+    """The refusal of a body over the cap."""
+    limit = MAX_BODY_BYTES // 1024 // 1024
+    return Rejected(413, f"The body is larger than {limit} MiB.", "request_too_large", close=True)

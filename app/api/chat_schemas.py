@@ -1,0 +1,165 @@
+"""The chat request: messages, tools, template arguments."""
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Field, field_validator, model_validator
+
+from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, Body, GenerationBody
+
+MAX_MESSAGES = 2000
+MAX_TOOLS = 128
+MAX_TOOL_SCHEMA_BYTES = 64 * 1024
+MAX_TOOL_SCHEMA_DEPTH = 32
+MAX_PATTERN_CHARACTERS = 2048
+MAX_TEMPLATE_ARGUMENTS = 32
+ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+# fmt: off
+SERVER_CONTROLS = frozenset({
+    "messages", "conversation", "conversations", "tools", "documents", "chat_template", "tokenize",
+    "add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
+    "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "bos_token", "eos_token", "pad_token",
+    "unk_token", "raise_exception", "strftime_now",
+})
+# fmt: on
+"""Names that the server or the template engine sets; a client must not."""
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class TextPart(Body):
+    """The only kind of content part that text models take."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """One message; several text parts are joined into one string."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    reasoning_content: str | None = None
+    name: Name | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    tool_call_id: Name | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "Message":
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is required")
+        return self
+
+    def render(self) -> dict[str, Any]:
+        """The message as chat templates expect it; `developer` is what older templates call `system`."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        optional = self.model_dump(include={"name", "tool_calls", "tool_call_id", "reasoning_content"})
+        return message | {name: value for name, value in optional.items() if value is not None}
+
+
+class FunctionDefinition(Body):
+    """A function that the model may call; `parameters` is a JSON schema, shown to the model as it is."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_schema(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+        if parameters is not None:
+            if len(msgspec.json.encode(parameters)) > MAX_TOOL_SCHEMA_BYTES:
+                raise ValueError(f"a schema has at most {MAX_TOOL_SCHEMA_BYTES} bytes")
+            check_schema(parameters, MAX_TOOL_SCHEMA_DEPTH)
+        return parameters
+
+
+def check_schema(schema: Any, levels: int) -> None:
+    """Raise ValueError where a JSON schema is malformed; patterns are text here and are never compiled."""
+    if levels == 0:
+        raise ValueError(f"a schema is nested deeper than {MAX_TOOL_SCHEMA_DEPTH} levels")
+    if isinstance(schema, list):
+        for each in schema:
+            check_schema(each, levels - 1)
+        return
+    if not isinstance(schema, dict):
+        return
+    kind, pattern = schema.get("type"), schema.get("pattern")
+    kinds = kind if isinstance(kind, list) else [] if kind is None else [kind]
+    if not all(isinstance(each, str) for each in kinds):
+        raise ValueError("`type` in a schema is a string or a list of strings")
+    if pattern is not None and (not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARACTERS):
+        raise ValueError(f"`pattern` in a schema is a string of at most {MAX_PATTERN_CHARACTERS} characters")
+    for key, value in schema.items():
+        named = key in {"properties", "patternProperties", "$defs", "definitions"} and isinstance(value, dict)
+        for each in value.values() if named else (value,):
+            if key not in {"const", "default", "enum", "example", "examples"}:
+                check_schema(each, levels - 1)
+
+
+class Tool(Body):
+    """One tool."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    """`tool_choice` for exactly one function: only that one is shown to the model."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(
+        None, max_length=MAX_TEMPLATE_ARGUMENTS
+    )
+
+    @field_validator("messages")
+    @classmethod
+    def _check_tail(cls, messages: list[Message]) -> list[Message]:
+        if [message.role for message in messages[-2:]] == ["assistant", "assistant"]:
+            raise ValueError("the last two messages are both from the assistant")
+        return messages
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _check_arguments(cls, arguments: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in arguments or ():
+            if ARGUMENT_NAME.fullmatch(name) is None or name in SERVER_CONTROLS:
+                raise ValueError("a name is not allowed: it is malformed or set by the server")
+        return arguments
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "ChatBody":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only allowed with logprobs: true")
+        if isinstance(self.tool_choice, NamedTool) and not self.shown_tools():
+            raise ValueError("tool_choice names a function that is not in tools")
+        return self
+
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template shows, after `tool_choice`; None when there are none."""
+        if self.tool_choice == "none" or not self.tools:
+            return None
+        chosen = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        tools = [tool for tool in self.tools if chosen in {None, tool.function.name}]
+        return [tool.model_dump(exclude_unset=True) for tool in tools] or None

@@ -1,0 +1,78 @@
+"""From a checked body to the worker's command: sampling, speculation, and what stands in for absent fields."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import TypeVar
+
+from app.api.context import Context
+from app.api.resolver import OFF
+from app.api.schemas import GenerationBody
+from app.core.errors import InvalidRequest
+from app.core.messages import ModelSpecification
+from app.core.request import SamplingParameters, SpeculationRequest
+
+DEFAULT_TEMPERATURE = 1.0
+SEED_BITS = 53
+"""Drawn seeds are exact in JSON readers that keep numbers as doubles, so a client can send them back."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the commands of one HTTP request share. `seed` is the client's, or the drawn one."""
+
+    model: ModelSpecification
+    sampling: SamplingParameters
+    speculation: SpeculationRequest
+    seed: int
+
+
+async def plan(context: Context, body: GenerationBody, *, top_logprobs: int | None) -> Plan:
+    """Decide model, draft, sampling and speculation. Raises what `Resolver.resolve` raises."""
+    context.activity.check_open()
+    speculation = speculation_request(body)
+    draft = None if speculation.draft_model in {None, OFF} else speculation.draft_model
+    needs_draft = speculation.method == "draft_model"
+    model = await asyncio.to_thread(context.resolver.resolve, body.model, draft, needs_draft=needs_draft)
+    seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
+    return Plan(model, sampling_parameters(body, seed, top_logprobs), speculation, seed)
+
+
+def sampling_parameters(body: GenerationBody, seed: int, top_logprobs: int | None) -> SamplingParameters:
+    """The sampling of a request; negative seeds count from 2^64, `top_k` -1 is off as in vLLM."""
+    neutral = SamplingParameters()
+    return SamplingParameters(
+        seed=seed % (1 << 64),
+        temperature=_or(body.temperature, DEFAULT_TEMPERATURE),
+        top_p=_or(body.top_p, neutral.top_p),
+        top_k=max(_or(body.top_k, neutral.top_k), 0),
+        min_p=_or(body.min_p, neutral.min_p),
+        repetition_penalty=_or(body.repetition_penalty, neutral.repetition_penalty),
+        presence_penalty=_or(body.presence_penalty, neutral.presence_penalty),
+        frequency_penalty=_or(body.frequency_penalty, neutral.frequency_penalty),
+        logit_bias={int(key): value for key, value in (body.logit_bias or {}).items()},
+        top_logprobs=top_logprobs,
+    )
+
+
+def speculation_request(body: GenerationBody) -> SpeculationRequest:
+    """What was asked of speculation; an empty `draft_model` is `off`, and that alone turns speculation off."""
+    options = body.speculation
+    method = options.method if options else None
+    num_draft_tokens = options.num_draft_tokens if options else None
+    draft = OFF if body.draft_model == "" else body.draft_model
+    if draft == OFF and method == "draft_model":
+        raise InvalidRequest("draft_model is off, but speculation.method asks for it.", parameter="draft_model")
+    if method in {None, "auto"}:
+        method = OFF if draft == OFF else "auto"
+    return SpeculationRequest(
+        method=method or "auto",
+        num_draft_tokens=num_draft_tokens or body.num_draft_tokens,
+        draft_model=draft,
+    )
+
+
+def _or(value: Value | None, default: Value) -> Value:
+    return default if value is None else value

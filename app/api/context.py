@@ -1,0 +1,39 @@
+"""What the endpoints share: made once by `create_app`, reached through the application's state."""
+
+import time
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from app.api.activity import Activity
+from app.api.measurements import Measurements
+from app.api.ports import Worker
+from app.api.resolver import Resolver
+from app.core.ports import Clock
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The collaborators of every endpoint. All times are in seconds."""
+
+    settings: Settings
+    worker: Worker
+    resolver: Resolver
+    activity: Activity
+    measurements: Measurements = field(default_factory=Measurements)
+    clock: Clock = time.monotonic
+    started_at: int = field(default_factory=lambda: int(time.time()))
+    """Unix seconds; the `created` of every model, because a folder does not know when its model was made."""
+    keep_alive_seconds: float = 10.0
+    """A waiting stream gets a comment this often; a stream starts after this time even when nothing happened."""
+    write_timeout_seconds: float = 30.0
+    """A client that reads nothing for this long is taken for gone."""
+    body_timeout_seconds: float = 30.0
+    """A body must make progress this often."""
+
+
+def context_of(request: Request) -> Context:
+    """The context of the application that serves `request`."""
+    context: Context = request.app.state.context
+    return context

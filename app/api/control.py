@@ -1,0 +1,68 @@
+"""`POST /api/load`, `POST /api/unload`, `GET /api/ps`: what the command line asks of a running server."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from app.api.answer import unless_client_leaves
+from app.api.body import read_json
+from app.api.context import context_of
+from app.api.schemas import LoadBody, UnloadBody
+
+NEVER_SECONDS = 31_536_000.0
+"""A year: what a `ttl` of -1 means."""
+
+router = APIRouter()
+
+
+@router.post("/api/load")
+async def load_model(request: Request) -> dict[str, Any]:
+    """Load a model with its draft and wait for it; leaving cancels the load. `seconds` is how long it took."""
+    context = context_of(request)
+    body = await read_json(request, LoadBody)
+    context.activity.check_open()
+    draft = "off" if body.draft == "" else body.draft
+    model = await asyncio.to_thread(context.resolver.resolve, body.model, draft)
+    idle_seconds = context.settings.idle_seconds if body.ttl is None else body.ttl
+    if idle_seconds is not None and idle_seconds < 0:
+        idle_seconds = NEVER_SECONDS
+    loaded = await unless_client_leaves(request, context.worker.load(model, pinned=body.pin, idle_seconds=idle_seconds))
+    return {
+        "model": model.id,
+        "draft": model.draft_id,
+        "draft_unavailable": model.draft_unavailable,
+        "seconds": round(loaded.seconds, 3),
+    }
+
+
+@router.post("/api/unload")
+async def unload_model(request: Request) -> dict[str, str]:
+    """Take a model out of memory. Raises ModelUnavailable while requests use it, ModelNotFound for an unknown id."""
+    context = context_of(request)
+    body = await read_json(request, UnloadBody)
+    if body.model not in context.resolver.loaded():
+        await asyncio.to_thread(context.resolver.find, body.model)
+    await context.worker.unload(body.model)
+    return {"model": body.model, "state": "available"}
+
+
+@router.get("/api/ps")
+async def list_processes(request: Request) -> dict[str, Any]:
+    """The worker, its memory and its models. Bytes and seconds as the names say."""
+    context = context_of(request)
+    worker = context.worker
+    snapshot = msgspec.to_builtins(worker.snapshot)
+    return {
+        "worker": {
+            "ready": worker.ready,
+            "restarts": worker.restarts,
+            "info": msgspec.to_builtins(worker.ready_info),
+        },
+        "draining": context.activity.draining,
+        "open_requests": len(context.activity),
+        "quarantined": dict(worker.quarantined),
+        "loading": {name: msgspec.to_builtins(progress) for name, progress in worker.progress.items()},
+        **snapshot,
+    }

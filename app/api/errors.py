@@ -1,0 +1,101 @@
+"""Errors as OpenAI error objects: the only place that turns an exception into an HTTP answer.
+
+Every answer is `{"error": {"message", "type", "param", "code"}}`. Messages never quote the request or a path.
+"""
+
+import http
+import logging
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from app.core.errors import InvalidRequest, PacelineError
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARACTERS = 2000
+KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class Rejected(PacelineError):
+    """An HTTP-level refusal, before the request means anything: a bad Host, a missing key, a body too large."""
+
+    def __init__(self, status: int, message: str, code: str, *, close: bool = False) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+        self.kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.close = close
+        """True: the connection is closed, because the rest of the body was not read."""
+
+
+def error_object(error: PacelineError) -> dict[str, Any]:
+    """The body of an error answer, and of an error frame in a stream."""
+    return {
+        "error": {
+            "message": error.message[:MAX_MESSAGE_CHARACTERS],
+            "type": error.kind,
+            "param": error.parameter,
+            "code": error.code,
+        }
+    }
+
+
+def error_response(error: PacelineError) -> Response:
+    """The HTTP answer of an error, with `Retry-After` (whole seconds) where the error knows one."""
+    response = Response(msgspec.json.encode(error_object(error)), error.status, media_type="application/json")
+    if error.retry_after_seconds is not None:
+        response.headers["retry-after"] = str(error.retry_after_seconds)
+    if error.status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    if isinstance(error, Rejected) and error.close:
+        response.headers["connection"] = "close"
+    return response
+
+
+def invalid_request(error: ValidationError | RequestValidationError) -> InvalidRequest:
+    """The first problem of a failed validation, in words; the input itself is never quoted."""
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    place = ".".join(location)[:200]
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return InvalidRequest(f"{place}: {message}" if place else message, parameter=location[0][:64] if location else None)
+
+
+def http_error(error: HTTPException) -> PacelineError:
+    """Starlette's own refusals (404, 405, 413) in the shape of ours."""
+    codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
+    phrase = http.HTTPStatus(error.status_code).phrase
+    code = codes.get(error.status_code, phrase.lower().replace(" ", "_"))
+    return Rejected(error.status_code, f"{phrase}.", code)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Register the handlers for everything that can be raised below the routes."""
+
+    @app.exception_handler(PacelineError)
+    async def on_paceline_error(_request: Request, error: PacelineError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(_request: Request, error: HTTPException) -> Response:
+        response = error_response(http_error(error))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid_parameters(_request: Request, error: RequestValidationError) -> Response:
+        return error_response(invalid_request(error))
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_disconnect(_request: Request, _error: ClientDisconnect) -> Response:
+        return error_response(Rejected(499, "The client closed the connection.", "client_closed_request"))
+
+    @app.exception_handler(Exception)
+    async def on_surprise(_request: Request, _error: Exception) -> Response:
+        return error_response(PacelineError("Internal error: the log of the server has the details."))

@@ -1,0 +1,126 @@
+"""The gate in front of every route: Host, Origin, Content-Type and header caps, decided on the raw ASGI scope.
+
+Loopback is not a trust boundary: any web page can reach it. A request must name a host that we allow (DNS
+rebinding), a state-changing one must not come from a foreign page (CSRF), and no CORS header is ever sent.
+"""
+
+import re
+from collections.abc import Callable, Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.body import MAX_BODY_BYTES, too_large
+from app.api.errors import Rejected, error_response
+from app.core.errors import PacelineError
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
+MAX_HEADER_BYTES = 32 * 1024
+MAX_HEADER_COUNT = 100
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+KNOWN_METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
+HOST = re.compile(rb"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
+DEFAULT_HEADERS = (
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+"""Sent with every answer that does not set them itself."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Gate:
+    """ASGI middleware that refuses what no route should see; websockets are refused altogether."""
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str], answered: Callable[[str, str, int], None]) -> None:
+        self._app = app
+        self._answered = answered
+        self._allowed_hosts = LOOPBACK_HOSTS | {host.lower() for host in allowed_hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it with an error object."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_defaults(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                present = {name.lower() for name, _ in message.get("headers", ())}
+                missing = [(name, value) for name, value in DEFAULT_HEADERS if name not in present]
+                message["headers"] = [*message.get("headers", ()), *missing]
+                self._count(scope, message["status"])
+            await send(message)
+
+        try:
+            self._check(scope["method"], list(scope["headers"]))
+        except PacelineError as error:
+            await error_response(error)(scope, receive, send_with_defaults)
+            return
+        await self._app(scope, receive, send_with_defaults)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        endpoint = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
+        self._answered(endpoint, method, status)
+
+    def _check(self, method: str, headers: Headers) -> None:
+        _check_header_size(headers)
+        host = self._check_host(headers)
+        _check_length(headers)
+        if method not in SAFE_METHODS:
+            _check_origin(headers, host)
+            _check_content_type(headers)
+
+    def _check_host(self, headers: Headers) -> str:
+        values = _all(headers, b"host")
+        match = HOST.fullmatch(values[0]) if len(values) == 1 else None
+        if match is None or int(match.group(2) or 0) > 65535:
+            raise Rejected(400, "Exactly one valid Host header is required.", "invalid_host", close=True)
+        if match.group(1).decode("ascii").lower() not in self._allowed_hosts:
+            advice = "This Host is not allowed: use 127.0.0.1 or localhost, or add the name to PACELINE_ALLOWED_HOSTS."
+            raise Rejected(403, advice, "host_not_allowed", close=True)
+        return values[0].decode("ascii").lower()
+
+
+def _all(headers: Headers, wanted: bytes) -> list[bytes]:
+    return [value for name, value in headers if name.lower() == wanted]
+
+
+def _check_header_size(headers: Headers) -> None:
+    size = sum(len(name) + len(value) for name, value in headers)
+    if size > MAX_HEADER_BYTES or len(headers) > MAX_HEADER_COUNT:
+        raise Rejected(431, "The headers are too large or too many.", "headers_too_large", close=True)
+
+
+def _check_length(headers: Headers) -> None:
+    values = _all(headers, b"content-length")
+    if not values:
+        return
+    if len(values) > 1 or not values[0].isdigit() or len(values[0]) > 19:
+        raise Rejected(400, "Content-Length is not a valid number.", "invalid_content_length", close=True)
+    if int(values[0]) > MAX_BODY_BYTES:
+        raise too_large()
+
+
+def _check_origin(headers: Headers, host: str) -> None:
+    """Refuse what a browser sends from another page; programs send neither header and pass."""
+    origins = _all(headers, b"origin")
+    own = {f"http://{host}".encode(), f"https://{host}".encode()}
+    foreign_origin = len(origins) > 1 or (len(origins) == 1 and origins[0].lower() not in own)
+    foreign_site = any(
+        value.strip().lower() not in {b"same-origin", b"none"} for value in _all(headers, b"sec-fetch-site")
+    )
+    if foreign_origin or foreign_site:
+        raise Rejected(403, "Requests from other web pages are refused.", "cross_origin", close=True)
+
+
+def _check_content_type(headers: Headers) -> None:
+    values = _all(headers, b"content-type")
+    kind, _, parameters = (values[0] if len(values) == 1 else b"").lower().partition(b";")
+    if kind.strip() != b"application/json" or parameters.strip() not in {b"", b"charset=utf-8", b'charset="utf-8"'}:
+        raise Rejected(415, "Content-Type must be application/json.", "unsupported_media_type", close=True)

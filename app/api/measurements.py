@@ -1,0 +1,135 @@
+"""Counters of the server, in Prometheus form, in a registry of their own. Units are in the names.
+
+Labels come from bounded sets only: route templates, ids of models in the catalog, names of methods.
+"""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import generate_latest
+
+from app.api.ports import Worker
+from app.core.messages import Event, Heartbeat, LoadedModel, Usage
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+MODEL_BYTES = ("weights_bytes", "cache_bytes", "prefix_cache_bytes")
+
+
+class Measurements:
+    """What `/metrics` shows. Called from the event loop only."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "paceline_requests", "HTTP requests answered.", ("endpoint", "method", "status"), registry=registry
+        )
+        self._stream_errors = Counter(
+            "paceline_stream_errors", "Streams that ended with an error frame.", ("code",), registry=registry
+        )
+        self._tokens = {
+            name: Counter(f"paceline_{name}", text, ("model",), registry=registry)
+            for name, text in (
+                ("prompt_tokens", "Prompt tokens of accepted requests."),
+                ("cached_prompt_tokens", "Prompt tokens that the prefix cache held."),
+                ("generated_tokens", "Tokens told to clients."),
+            )
+        }
+        self._first_token = self._histogram("time_to_first_token_seconds", "From the request to its first token.")
+        self._between_tokens = self._histogram("time_between_tokens_seconds", "Between two tokens of one choice.")
+        self._steps = Histogram(
+            "paceline_step_seconds", "Duration of one worker step.", buckets=SECONDS, registry=registry
+        )
+        self._drafts = {
+            name: Counter(f"paceline_spec_decode_{name}", text, ("model", "method"), registry=registry)
+            for name, text in (
+                ("num_drafts", "Steps that verified at least one draft."),
+                ("num_draft_tokens", "Draft tokens verified."),
+                ("num_accepted_tokens", "Draft tokens accepted."),
+            )
+        }
+        self._accepted_at = Counter(
+            "paceline_spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by position in the draft (from 0).",
+            ("model", "method", "position"),
+            registry=registry,
+        )
+        self._worker_gauges = WorkerGauges(registry)
+
+    def answered(self, endpoint: str, method: str, status: int) -> None:
+        """One HTTP request was answered; `endpoint` is a route template."""
+        self._requests.labels(endpoint, method, str(status)).inc()
+
+    def stream_failed(self, code: str) -> None:
+        """One stream ended with an error frame."""
+        self._stream_errors.labels(code).inc()
+
+    def accepted(self, model: str, prompt_tokens: int) -> None:
+        """The worker took a prompt."""
+        self._tokens["prompt_tokens"].labels(model).inc(prompt_tokens)
+
+    def emitted(self, model: str, tokens: int, *, first: bool, seconds: float) -> None:
+        """`tokens` were told `seconds` after the request (`first`) or after the choice's previous ones."""
+        self._tokens["generated_tokens"].labels(model).inc(tokens)
+        if first:
+            self._first_token.labels(model).observe(seconds)
+        else:
+            self._between_tokens.labels(model).observe(seconds / max(tokens, 1))
+
+    def finished(self, model: str, usage: Usage, method: str, cached_tokens: int) -> None:
+        """One choice ended; `cached_tokens` of its prompt are counted with the first choice of a prompt."""
+        self._tokens["cached_prompt_tokens"].labels(model).inc(cached_tokens)
+        if usage.drafted == 0:
+            return
+        counts = (usage.cycles, usage.drafted, usage.accepted)
+        for counter, count in zip(self._drafts.values(), counts, strict=True):
+            counter.labels(model, method).inc(count)
+        for position, count in enumerate(usage.accepted_per_position):
+            self._accepted_at.labels(model, method, str(position)).inc(count)
+
+    def observe(self, event: Event) -> None:
+        """Listen to the worker: the duration of every step."""
+        if isinstance(event, Heartbeat) and event.step_seconds > 0:
+            self._steps.observe(event.step_seconds)
+
+    def expose(self, worker: Worker) -> bytes:
+        """The text of `/metrics`."""
+        self._worker_gauges.read(worker)
+        return generate_latest(self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"paceline_{name}", text, ("model",), buckets=SECONDS, registry=self.registry)
+
+
+class WorkerGauges:
+    """State of the worker, read from its last snapshot whenever somebody asks."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"paceline_{name}", text, labels, registry=registry)
+
+        self._ready = gauge("worker_ready", "1 while the worker process answers.")
+        self._restarts = gauge("worker_restarts_total", "Times the worker process was started again.")
+        self._quarantined = gauge("quarantined_models", "Models that are not loaded any more after crashes.")
+        self._memory = gauge("memory_bytes", "Memory of the worker's allocator.", ("kind",))
+        self._running = gauge("requests_running", "Requests that decode now.", ("model",))
+        self._waiting = gauge("requests_waiting", "Requests in the queue.", ("model",))
+        self._model_bytes = gauge("model_bytes", "Memory of one model.", ("model", "kind"))
+
+    def read(self, worker: Worker) -> None:
+        """Set every gauge; models that are gone lose theirs."""
+        snapshot = worker.snapshot
+        self._ready.set(worker.ready)
+        self._restarts.set(worker.restarts)
+        self._quarantined.set(len(worker.quarantined))
+        for kind in ("active", "cached", "peak"):
+            self._memory.labels(kind).set(getattr(snapshot, f"{kind}_bytes"))
+        for labelled in (self._running, self._waiting, self._model_bytes):
+            labelled.clear()
+        for model in snapshot.models:
+            self._read_model(model)
+
+    def _read_model(self, model: LoadedModel) -> None:
+        self._running.labels(model.id).set(model.running)
+        self._waiting.labels(model.id).set(model.waiting)
+        for kind in MODEL_BYTES:
+            self._model_bytes.labels(model.id, kind.removesuffix("_bytes")).set(getattr(model, kind))

@@ -1,0 +1,65 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`: what is on this computer. Never loads, never downloads.
+
+Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `draft`, `methods`, `unavailable`
+(method -> why not), `context` (tokens), `size_bytes` and `problem`.
+"""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from app.api.context import Context, context_of
+from app.core.messages import LoadedModel
+from app.hub.catalog import CatalogModel
+
+STATES = {"ready": "loaded"}
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+def list_models(request: Request) -> dict[str, Any]:
+    """Every model in the catalog, broken ones with their problem; runs in a thread because it reads the disk."""
+    context = context_of(request)
+    loaded = context.resolver.loaded()
+    models = context.resolver.models()
+    return {"object": "list", "data": [describe(context, model, loaded.get(model.id)) for model in models]}
+
+
+@router.get("/v1/models/{model_id:path}")
+def get_model(request: Request, model_id: str) -> dict[str, Any]:
+    """One model; ids may contain slashes. Raises ModelNotFound."""
+    context = context_of(request)
+    model = context.resolver.find(model_id)
+    return describe(context, model, context.resolver.loaded().get(model.id))
+
+
+def describe(context: Context, model: CatalogModel, loaded: LoadedModel | None) -> dict[str, Any]:
+    """One entry of the listing."""
+    problem = context.worker.quarantined.get(model.id) or model.problem
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": context.started_at,
+        "owned_by": "paceline",
+        "state": _state(problem, loaded),
+        "kind": model.kind,
+        "draft": _draft(context, model, loaded),
+        "methods": list(loaded.methods) if loaded else [],
+        "unavailable": dict(loaded.unavailable) if loaded else {},
+        "context": (loaded.max_context_tokens if loaded else 0) or model.context or None,
+        "size_bytes": model.size_bytes,
+        "problem": problem or None,
+    }
+
+
+def _state(problem: str, loaded: LoadedModel | None) -> str:
+    if loaded is not None:
+        return STATES.get(loaded.state, loaded.state)
+    return "unusable" if problem else "available"
+
+
+def _draft(context: Context, model: CatalogModel, loaded: LoadedModel | None) -> str | None:
+    if loaded is not None:
+        return loaded.draft_id
+    return context.resolver.planned_draft(model) if model.kind == "main" and not model.problem else None

@@ -1,0 +1,86 @@
+"""What the endpoints ask of the worker's client and of the catalog of models; tests pass fakes."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Protocol
+
+from app.core.messages import (
+    Accepted,
+    Delta,
+    Event,
+    Finished,
+    Generate,
+    LoadProgress,
+    ModelLoaded,
+    ModelSpecification,
+    Ready,
+    Snapshot,
+)
+from app.hub.catalog import CatalogModel
+
+
+class Worker(Protocol):
+    """The worker process as the server sees it. Every method raises a `PacelineError` when it cannot."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def ready_info(self) -> Ready | None: ...
+
+    @property
+    def snapshot(self) -> Snapshot: ...
+
+    @property
+    def progress(self) -> Mapping[str, LoadProgress]:
+        """Model id -> how far its load is, while it loads."""
+        ...
+
+    @property
+    def quarantined(self) -> Mapping[str, str]:
+        """Model id -> why it is not loaded any more."""
+        ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    def generate(self, command: Generate) -> AsyncGenerator[Accepted | Delta | Finished, None]:
+        """The events of one request; closing the generator cancels the request."""
+        ...
+
+    async def load(
+        self, model: ModelSpecification, *, pinned: bool | None = None, idle_seconds: float | None = None
+    ) -> ModelLoaded: ...
+
+    async def unload(self, model_id: str) -> None: ...
+
+    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `listener` with every event of the worker; the answer ends the subscription."""
+        ...
+
+
+class Catalog(Protocol):
+    """The models on this computer. Calls may read the disk: make them in a thread."""
+
+    def models(self) -> Sequence[CatalogModel]: ...
+
+    def find(self, id: str) -> CatalogModel:  # noqa: A002 - the word of the API
+        """Raises `ModelNotFound`."""
+        ...
+
+
+class Fit(Protocol):
+    """Whether a drafter fits a main model, and why not."""
+
+    @property
+    def fits(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+class Pairings(Protocol):
+    """Which drafter fits which main model. Calls may read the disk: make them in a thread."""
+
+    def pair(self, main: CatalogModel, draft: CatalogModel) -> Fit: ...
+
+    def default_draft(self, main: CatalogModel, models: Sequence[CatalogModel]) -> CatalogModel | None: ...

@@ -1,0 +1,118 @@
+"""The numbers and objects that chat and completions share in their answers: usage, timings, speculation, log probs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from app.core.messages import TokenText, Usage
+
+
+def method_of(usage: Usage) -> str:
+    """The methods that drafted, joined by `+`; `off` when none did."""
+    return "+".join(method for method in usage.methods if method != "off") or "off"
+
+
+def add_usages(usages: Sequence[Usage], *, choices_per_prompt: int = 1) -> Usage:
+    """The usage of a whole request; the prompt of `choices_per_prompt` neighbours counts once.
+
+    Times are the longest of any choice, because choices run side by side.
+    """
+    first_of_prompts = usages[::choices_per_prompt]
+    positions = max((len(usage.accepted_per_position) for usage in usages), default=0)
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in first_of_prompts),
+        cached_tokens=sum(usage.cached_tokens for usage in first_of_prompts),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        drafted=sum(usage.drafted for usage in usages),
+        accepted=sum(usage.accepted for usage in usages),
+        cycles=sum(usage.cycles for usage in usages),
+        steps=sum(usage.steps for usage in usages),
+        accepted_per_position=tuple(
+            sum(usage.accepted_per_position[at] for usage in usages if at < len(usage.accepted_per_position))
+            for at in range(positions)
+        ),
+        queue_seconds=max((usage.queue_seconds for usage in usages), default=0.0),
+        prefill_seconds=max((usage.prefill_seconds for usage in usages), default=0.0),
+        decode_seconds=max((usage.decode_seconds for usage in usages), default=0.0),
+        first_token_seconds=min((usage.first_token_seconds for usage in usages), default=0.0),
+        methods=tuple(dict.fromkeys(method for usage in usages for method in usage.methods)),
+        reason=next((usage.reason for usage in usages if usage.reason), ""),
+    )
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage`, with its own fields for drafts: accepted and rejected prediction tokens."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.accepted,
+            "rejected_prediction_tokens": usage.drafted - usage.accepted,
+        },
+    }
+
+
+def timings_object(usage: Usage) -> dict[str, Any]:
+    """llama.cpp's `timings`: `prompt_n` counts what was computed, `cache_n` what the prefix cache held."""
+    prompt_n = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "cache_n": usage.cached_tokens,
+        "prompt_n": prompt_n,
+        "prompt_ms": _milliseconds(usage.prefill_seconds),
+        "prompt_per_second": _rate(prompt_n, usage.prefill_seconds),
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": _milliseconds(usage.decode_seconds),
+        "predicted_per_second": _rate(usage.completion_tokens, usage.decode_seconds),
+        "draft_n": usage.drafted,
+        "draft_n_accepted": usage.accepted,
+        "draft_rounds": usage.cycles,
+        "queue_ms": _milliseconds(usage.queue_seconds),
+        "first_token_ms": _milliseconds(usage.first_token_seconds),
+    }
+
+
+def speculation_object(usage: Usage, unavailable: str = "") -> dict[str, Any]:
+    """Which method ran and what came of it; `reason` says why speculation did not run, or not all the time."""
+    return {
+        "method": method_of(usage),
+        "reason": usage.reason or unavailable,
+        "drafted": usage.drafted,
+        "accepted": usage.accepted,
+        "cycles": usage.cycles,
+        "tokens_per_cycle": round(1 + usage.accepted / usage.cycles, 3) if usage.cycles else 1.0,
+        "accepted_per_position": list(usage.accepted_per_position),
+    }
+
+
+def chat_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
+    """`logprobs` of a chat choice."""
+    return {"content": [_chat_token(token) for token in tokens], "refusal": None}
+
+
+def _chat_token(token: TokenText) -> dict[str, Any]:
+    entry = {"token": token.token, "logprob": token.logprob, "bytes": list(token.token_bytes)}
+    top = [{"token": text, "logprob": logprob, "bytes": list(raw)} for text, logprob, raw in token.top]
+    return entry | {"top_logprobs": top}
+
+
+def legacy_logprobs(tokens: Sequence[TokenText], offset: int) -> dict[str, Any]:
+    """`logprobs` of a completion choice; `text_offset` counts characters of the answer from `offset`."""
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.token)
+    return {
+        "tokens": [token.token for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{text: logprob for text, logprob, _ in token.top} for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(count / seconds, 3) if seconds > 0 else 0.0

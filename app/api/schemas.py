@@ -1,0 +1,129 @@
+"""What every generation request may carry. Bounds are the API's promise; unknown fields are ignored, as OpenAI does.
+
+Types are strict: no booleans or strings for numbers, no NaN. `null` means absent everywhere.
+"""
+
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from app.core.request import Method
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_LOGIT_BIASES = 1024
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_MODEL_CHARACTERS = 300
+MAX_TOP_LOGPROBS = 20
+METHODS = ("auto", *get_args(Method))
+
+ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARACTERS)]
+DraftTokens = Annotated[int, Field(ge=1, le=64)]
+
+
+class Body(BaseModel):
+    """Base of everything that a client sends."""
+
+    model_config = ConfigDict(
+        strict=True,
+        allow_inf_nan=False,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,
+        regex_engine="rust-regex",
+    )
+
+
+class StreamOptions(Body):
+    """`include_usage`: one last chunk without choices carries the usage of the whole request."""
+
+    include_usage: bool | None = None
+
+
+class SpeculationOptions(Body):
+    """How to speculate: `auto` may fall back and says why; a named method runs or the request is refused."""
+
+    method: str | None = None
+    num_draft_tokens: DraftTokens | None = None
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, method: str | None) -> str | None:
+        if method is not None and method not in METHODS:
+            raise ValueError(f"use one of {', '.join(METHODS)}")
+        return method
+
+
+class GenerationBody(Body):
+    """The fields that chat and completions share."""
+
+    model: ModelName | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
+    n: int | None = Field(None, ge=1, le=8)
+    stop: Any = ()
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1 << 20)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LOGIT_BIASES)
+    response_format: Any = None
+    speculation: SpeculationOptions | None = None
+    draft_model: ModelName | None = None
+    num_draft_tokens: DraftTokens | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, stop: Any) -> tuple[str, ...]:
+        stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+        if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+            raise ValueError(f"give a string or at most {MAX_STOPS} strings")
+        if not all(isinstance(each, str) and 0 < len(each) <= MAX_STOP_CHARACTERS for each in stops):
+            raise ValueError(f"each stop is a string of 1 to {MAX_STOP_CHARACTERS} characters")
+        return tuple(stops)
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_token_ids(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        for key in biases or ():
+            if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
+                raise ValueError("keys are token ids")
+        return biases
+
+    @field_validator("response_format")
+    @classmethod
+    def _check_format(cls, wanted: Any) -> Any:
+        if wanted is None:
+            return None
+        kind = str(wanted.get("type")) if isinstance(wanted, dict) else ""
+        if kind in {"json_object", "json_schema"}:
+            raise ValueError(f"structured output ({kind}) is not available yet: only type 'text' is")
+        if kind != "text":
+            raise ValueError("give an object of type 'text'")
+        return wanted
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> "GenerationBody":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed with stream: true")
+        return self
+
+
+class LoadBody(Body):
+    """`POST /api/load`: `pin` keeps the model from being unloaded, `ttl` is seconds without a request (-1: never)."""
+
+    model: ModelName
+    draft: ModelName | None = None
+    pin: bool | None = None
+    ttl: float | None = Field(None, ge=-1, le=31_536_000)
+
+
+class UnloadBody(Body):
+    """`POST /api/unload`."""
+
+    model: ModelName

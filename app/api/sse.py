@@ -1,0 +1,61 @@
+"""Server-sent events: frames, and a response that ends with its client.
+
+A frame is one `data:` line of JSON. A comment (`: waiting`) keeps a silent stream open. A stream that fails ends with
+one error frame and without `[DONE]`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+DONE = b"data: [DONE]\n\n"
+
+
+def frame(value: Any) -> bytes:
+    """One event with a JSON value; JSON has no raw line breaks, so one line is enough."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A line that clients ignore; `text` must not have line breaks."""
+    return f": {text}\n\n".encode()
+
+
+class EventStream(StreamingResponse):
+    """Streams frames; calls `on_close` exactly when the response is over, whoever ended it.
+
+    A client that takes nothing for `write_timeout_seconds` is dropped.
+    """
+
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], *, on_close: Callable[[], None], write_timeout_seconds: float
+    ) -> None:
+        super().__init__(
+            frames,
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"},
+        )
+        self._frames = frames
+        self._on_close = on_close
+        self._write_timeout_seconds = write_timeout_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream until the frames, the client or the patience ends."""
+        try:
+            await super().__call__(scope, receive, send)
+        except TimeoutError:
+            return  # the client stalled; uvicorn closes the incomplete response
+        finally:
+            self._on_close()
+
+    async def stream_response(self, send: Send) -> None:
+        """Send every frame, each within the write timeout."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for chunk in self._frames:
+            async with asyncio.timeout(self._write_timeout_seconds):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

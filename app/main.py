@@ -1,0 +1,120 @@
+"""Composes the server: settings, worker, catalog and endpoints; runs it until a signal, and ends it in order."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+import webbrowser
+from collections.abc import AsyncGenerator, Callable
+
+from fastapi import Depends, FastAPI
+
+from app import __version__
+from app.api import chat, completions, control, health, metrics, models, welcome
+from app.api.activity import Activity
+from app.api.auth import authorize
+from app.api.context import Context
+from app.api.errors import install_error_handlers
+from app.api.gate import Gate
+from app.api.ports import Catalog, Worker
+from app.api.resolver import Resolver
+from app.api.serving import AddressError, DrainingServer, bind, serve_config
+from app.hub import pairing
+from app.hub.catalog import default_catalog
+from app.settings import Settings
+from app.worker.client import WorkerClient
+from app.worker.supervisor import Supervisor
+
+ROUTERS = (chat, completions, models, control, health, metrics, welcome)
+EXIT_ADDRESS = 1
+EXIT_UNSAFE = 2
+
+
+def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
+    """The ASGI application; `client` need not be ready."""
+    context = Context(
+        settings=settings,
+        worker=client,
+        resolver=Resolver(settings, catalog, client, pairing),
+        activity=Activity(settings.max_requests),
+    )
+    return build(context)
+
+
+def build(context: Context) -> FastAPI:
+    """The ASGI application around a context: every route behind the gate, closed unless it is public."""
+
+    @contextlib.asynccontextmanager
+    async def listen(_app: FastAPI) -> AsyncGenerator[None, None]:
+        unsubscribe = context.worker.subscribe(context.measurements.observe)
+        yield
+        unsubscribe()
+
+    app = FastAPI(
+        title="Paceline",
+        version=__version__,
+        openapi_url=None,
+        redirect_slashes=False,
+        dependencies=[Depends(authorize)],
+        lifespan=listen,
+    )
+    app.state.context = context
+    install_error_handlers(app)
+    for module in ROUTERS:
+        app.include_router(module.router)
+    app.add_middleware(Gate, allowed_hosts=context.settings.host_names, answered=context.measurements.answered)
+    return app
+
+
+def run(settings: Settings, *, announce: Callable[[str], None] | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C. The exit code: 0, 1 for an address that cannot be had, 2 for an unsafe one."""
+    if not settings.is_loopback and settings.api_key is None:
+        _complain(f"{settings.host} is reachable from other machines: set PACELINE_API_KEY, or listen on 127.0.0.1")
+        return EXIT_UNSAFE
+    try:
+        listener = bind(settings.host, settings.port)
+    except AddressError as error:
+        _complain(str(error))
+        return EXIT_ADDRESS
+    return asyncio.run(_serve(settings, listener, announce or _announce))
+
+
+async def _serve(settings: Settings, listener: socket.socket, announce: Callable[[str], None]) -> int:
+    supervisor = Supervisor(memory_ceiling_bytes=settings.memory_limit)
+    client = WorkerClient(supervisor)
+    app = create_app(settings, client, default_catalog(settings.model_dirs))
+    url = address_url(settings.host, listener.getsockname()[1])
+
+    def started() -> None:
+        announce(url)
+        if settings.open:
+            webbrowser.open(url)
+
+    server = DrainingServer(
+        serve_config(app),
+        activity=app.state.context.activity,
+        drain_seconds=settings.drain_seconds,
+        on_started=started,
+    )
+    await supervisor.start()
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        await supervisor.stop()
+    return 0
+
+
+def address_url(host: str, port: int) -> str:
+    """Where a browser on this machine finds a server that listens on `host`."""
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def _announce(url: str) -> None:
+    sys.stdout.write(f"Paceline listens on {url} (API: {url}v1)\n")
+    sys.stdout.flush()
+
+
+def _complain(message: str) -> None:
+    sys.stderr.write(f"paceline: {message}\n")

@@ -1,0 +1,252 @@
+"""A scripted worker, a catalog in memory and pairings by table: what the endpoints see in tests."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+from fastapi import FastAPI
+
+from app.api.activity import Activity
+from app.api.context import Context
+from app.api.resolver import Resolver
+from app.api.serving import DeadlineProtocol, DrainingServer, bind, serve_config
+from app.core.errors import ModelNotFound, PacelineError
+from app.core.messages import (
+    Accepted,
+    Delta,
+    Event,
+    Finished,
+    Generate,
+    LoadProgress,
+    ModelLoaded,
+    ModelSpecification,
+    Ready,
+    Snapshot,
+    TokenText,
+    Usage,
+)
+from app.hub.catalog import CatalogModel
+from app.main import build
+from app.settings import Settings
+
+Script = Callable[[Generate], AsyncIterator[Accepted | Delta | Finished]]
+
+USAGE = Usage(
+    prompt_tokens=5,
+    cached_tokens=2,
+    completion_tokens=3,
+    drafted=4,
+    accepted=2,
+    cycles=2,
+    steps=3,
+    accepted_per_position=(2, 0),
+    prefill_seconds=0.03,
+    decode_seconds=0.06,
+    methods=("draft_model", "off"),
+)
+
+
+def token(text: str, logprob: float = -0.5, top: Sequence[tuple[str, float]] = ()) -> TokenText:
+    ranked = tuple((each, value, tuple(each.encode())) for each, value in top)
+    return TokenText(token=text, token_bytes=tuple(text.encode()), logprob=logprob, top=ranked)
+
+
+async def say_hello(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+    """Three tokens per choice, two of them accepted drafts."""
+    yield Accepted(id=command.id, prompt_tokens=5)
+    k = command.sampling.top_logprobs
+    tops = [(f"t{rank}", -0.5 - rank) for rank in range(k or 0)]
+    told = [[], []] if k is None else [[token("Hello", top=tops)], [token(", ", top=tops), token("world", top=tops)]]
+    for index in range(command.n):
+        yield Delta(id=command.id, index=index, text="Hello", tokens=1, logprobs=tuple(told[0]))
+        yield Delta(
+            id=command.id,
+            index=index,
+            text=", world",
+            tokens=2,
+            accepted_spans=((0, 7),),
+            method="draft_model",
+            logprobs=tuple(told[1]),
+        )
+        yield Finished(id=command.id, index=index, finish_reason="stop", usage=USAGE)
+
+
+def failing(error: PacelineError, *, after_tokens: bool = False) -> Script:
+    async def script(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+        if after_tokens:
+            yield Accepted(id=command.id, prompt_tokens=5)
+            yield Delta(id=command.id, index=0, text="Hel", tokens=1)
+        raise error
+
+    return script
+
+
+class FakeWorker:
+    """The interface of `WorkerClient`; `script` answers every command."""
+
+    def __init__(self) -> None:
+        self.script: Script = say_hello
+        self.ready = True
+        self.ready_info: Ready | None = Ready(process_id=1, device="cpu")
+        self.snapshot = Snapshot()
+        self.progress: dict[str, LoadProgress] = {}
+        self.quarantined: dict[str, str] = {}
+        self.restarts = 0
+        self.commands: list[Generate] = []
+        self.cancelled: list[str] = []
+        self.loads: list[tuple[ModelSpecification, bool | None, float | None]] = []
+        self.unloads: list[str] = []
+        self.listeners: list[Callable[[Event], None]] = []
+        self.changed = asyncio.Condition()
+
+    async def generate(self, command: Generate) -> AsyncGenerator[Accepted | Delta | Finished, None]:
+        self.commands.append(command)
+        await self.tell()
+        ended = False
+        try:
+            async for event in self.script(command):
+                yield event
+            ended = True
+        except PacelineError:
+            ended = True
+            raise
+        finally:
+            if not ended:
+                self.cancelled.append(command.id)
+                await self.tell()
+
+    async def tell(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Until a request came or was cancelled such that `condition` holds."""
+        async with asyncio.timeout(5), self.changed:
+            await self.changed.wait_for(condition)
+
+    async def wait_asked(self, count: int = 1) -> None:
+        await self.wait_for(lambda: len(self.commands) >= count)
+
+    async def wait_cancelled(self, count: int = 1) -> None:
+        await self.wait_for(lambda: len(self.cancelled) >= count)
+
+    async def load(
+        self, model: ModelSpecification, *, pinned: bool | None = None, idle_seconds: float | None = None
+    ) -> ModelLoaded:
+        self.loads.append((model, pinned, idle_seconds))
+        return ModelLoaded(id="load", model_id=model.id, seconds=1.5)
+
+    async def unload(self, model_id: str) -> None:
+        self.unloads.append(model_id)
+
+    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+
+def model(name: str, **fields: Any) -> CatalogModel:
+    return CatalogModel(id=name, path=Path("/models") / name, source="folder", context=4096, **fields)
+
+
+MODELS = (
+    model("broken", problem="the weights are missing: download them again"),
+    model("demo-draft"),
+    model("demo-main"),
+    model("eagle", kind="drafter", method="eagle3"),
+    model("org/other"),
+)
+
+
+class FakeCatalog:
+    def __init__(self, models: Sequence[CatalogModel] = MODELS) -> None:
+        self._models = {each.id: each for each in models}
+
+    def models(self) -> tuple[CatalogModel, ...]:
+        return tuple(self._models.values())
+
+    def find(self, id: str) -> CatalogModel:  # noqa: A002
+        if id not in self._models:
+            raise ModelNotFound("no such model on this computer", parameter="model")
+        return self._models[id]
+
+
+class FakePairings:
+    """`demo-draft` drafts for `demo-main`, and nothing else for anything."""
+
+    def pair(self, main: CatalogModel, draft: CatalogModel) -> Any:
+        fits = (main.id, draft.id) == ("demo-main", "demo-draft")
+        return SimpleNamespace(fits=fits, reason="" if fits else "it has another tokenizer")
+
+    def default_draft(self, main: CatalogModel, models: Sequence[CatalogModel]) -> CatalogModel | None:
+        return next((each for each in models if self.pair(main, each).fits), None)
+
+
+@dataclass
+class Site:
+    """One application with its fakes."""
+
+    app: FastAPI
+    worker: FakeWorker
+    context: Context
+    client: httpx2.AsyncClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = self.connect()
+
+    def connect(self, *, headers: dict[str, str] | None = None) -> httpx2.AsyncClient:
+        transport = httpx2.ASGITransport(self.app)
+        return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8710", headers=headers)
+
+    async def chat(self, **fields: Any) -> httpx2.Response:
+        return await self.client.post("/v1/chat/completions", json=chat_body(**fields))
+
+    async def complete(self, **fields: Any) -> httpx2.Response:
+        return await self.client.post("/v1/completions", json={"model": "demo-main", "prompt": "Once"} | fields)
+
+
+def chat_body(**fields: Any) -> dict[str, Any]:
+    return {"model": "demo-main", "messages": [{"role": "user", "content": "Hi"}]} | fields
+
+
+def make_site(
+    *, models: Sequence[CatalogModel] = MODELS, context: dict[str, Any] | None = None, **settings: Any
+) -> Site:
+    worker = FakeWorker()
+    chosen = Settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **settings)  # type: ignore[call-arg]
+    resolver = Resolver(chosen, FakeCatalog(models), worker, FakePairings())
+    made = Context(
+        settings=chosen, worker=worker, resolver=resolver, activity=Activity(chosen.max_requests), **(context or {})
+    )
+    return Site(build(made), worker, made)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    site: Site, *, protocol: type[DeadlineProtocol] = DeadlineProtocol, drain_seconds: float = 0.0
+) -> AsyncGenerator[tuple[int, DrainingServer], None]:
+    """The application on a real loopback socket; the answer is its port and the server."""
+    listener = bind("127.0.0.1", 0)
+    started = asyncio.Event()
+    server = DrainingServer(
+        serve_config(site.app, protocol=protocol),
+        activity=site.context.activity,
+        drain_seconds=drain_seconds,
+        on_started=started.set,
+    )
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    await started.wait()
+    try:
+        yield listener.getsockname()[1], server
+    finally:
+        server.should_exit = True
+        await running
+
+
+def frames(text: str) -> list[str]:
+    """The payloads of the `data:` lines of a stream, in order."""
+    return [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]

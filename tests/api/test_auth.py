@@ -1,0 +1,111 @@
+"""The key on every route: a new route fails these tests until it is listed here (reliability H1)."""
+
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from tests.api.fakes import Site, chat_body, make_site
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-paceline-1234"
+PUBLIC = {"/", "/health/live", "/health/ready"}
+PROTECTED = {
+    ("GET", "/metrics"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model_id:path}"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("GET", "/api/ps"),
+    ("POST", "/api/load"),
+    ("POST", "/api/unload"),
+}
+BODIES = {
+    "/v1/chat/completions": chat_body(),
+    "/v1/completions": {"model": "demo-main", "prompt": "x"},
+    "/api/load": {"model": "demo-main"},
+    "/api/unload": {"model": "demo-main"},
+}
+
+
+def routes(site: Site) -> set[tuple[str, str]]:
+    contexts = list(iter_route_contexts(site.app.routes))
+    return {(method, str(context.path)) for context in contexts for method in context.methods or ("?",)}
+
+
+async def status(site: Site, method: str, path: str, headers: dict[str, str] | list[tuple[bytes, bytes]]) -> int:
+    target = path.replace("{model_id:path}", "org/other")
+    body = BODIES.get(path) if method == "POST" else None
+    response = await site.client.request(method, target, json=body, headers=headers)
+    if response.status_code == 401:
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+    return response.status_code
+
+
+async def test_every_route_is_listed() -> None:
+    site = make_site(api_key=KEY)
+    assert {entry for entry in routes(site) if entry[1] not in PUBLIC} == PROTECTED
+    assert {path for _, path in routes(site)} >= PUBLIC
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": ""},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer "},
+        {"authorization": KEY},
+        {"authorization": f"Basic {KEY}"},
+        {"authorization": f"Bearer {KEY}x"},
+        {"authorization": f"Bearer {KEY[:-1]}"},
+        {"authorization": f"Bearer {KEY.upper()}"},
+        {"x-api-key": ""},
+        {"x-api-key": "other"},
+        {"x-api-key": KEY, "authorization": "Bearer other"},
+        [(b"authorization", "Bearer é\u00ff".encode("latin-1"))],
+        [(b"authorization", "Bearer ключ".encode())],
+        [(b"x-api-key", b"\xff\xfe")],
+        [(b"authorization", f"Bearer {KEY}".encode()), (b"authorization", b"Bearer other")],
+    ],
+)
+async def test_no_route_opens_without_the_key(headers: dict[str, str] | list[tuple[bytes, bytes]]) -> None:
+    site = make_site(api_key=KEY)
+    for method, path in PROTECTED:
+        assert await status(site, method, path, headers) == 401, path
+    assert site.worker.commands == site.worker.loads == site.worker.unloads == []
+    for path in PUBLIC:
+        assert await status(site, "GET", path, headers) == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {KEY}"},
+        {"authorization": f"bearer  {KEY}"},
+        {"x-api-key": KEY},
+        {"x-api-key": KEY, "authorization": f"Bearer {KEY}"},
+    ],
+)
+async def test_every_route_opens_with_the_key(headers: dict[str, str]) -> None:
+    site = make_site(api_key=KEY)
+    for method, path in PROTECTED:
+        assert await status(site, method, path, headers) == 200, path
+
+
+async def test_without_a_key_set_any_key_is_fine(site: Site) -> None:
+    for method, path in PROTECTED:
+        for headers in ({}, {"authorization": "Bearer anything"}):
+            assert await status(site, method, path, headers) == 200, path
+
+
+async def test_a_refusal_comes_before_the_body_is_looked_at() -> None:
+    site = make_site(api_key=KEY)
+    response = await site.client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
+    assert response.status_code == 401
+
+
+async def test_the_key_is_told_nowhere() -> None:
+    site = make_site(api_key=KEY)
+    assert KEY not in repr(site.context.settings)
+    assert KEY not in (await site.client.get("/")).text

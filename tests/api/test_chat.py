@@ -1,0 +1,318 @@
+"""Chat completions: the objects of OpenAI, whole and streamed, and what Paceline adds."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.core.errors import (
+    InsufficientMemory,
+    InvalidRequest,
+    ModelUnavailable,
+    PacelineError,
+    QueueFull,
+    WorkerGone,
+)
+from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
+from tests.api.fakes import USAGE, Site, chat_body, failing, frames, make_site
+
+pytestmark = pytest.mark.anyio
+
+
+async def stream(site: Site, **fields: object) -> list[dict]:
+    """The chunks of a streamed chat; asserts that it ends with [DONE]."""
+    response = await site.chat(stream=True, **fields)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    payloads = frames(response.text)
+    assert payloads[-1] == "[DONE]"
+    return [json.loads(payload) for payload in payloads[:-1]]
+
+
+async def test_whole_answer(site: Site) -> None:
+    answer = (await site.chat(seed=7)).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["model"] == "demo-main"
+    assert answer["seed"] == 7
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hello, world", "refusal": None}
+    assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "stop", None)
+    assert answer["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 3,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2},
+    }
+    timings = answer["timings"]
+    assert (timings["prompt_n"], timings["cache_n"], timings["prompt_ms"]) == (3, 2, 30.0)
+    assert (timings["predicted_n"], timings["predicted_ms"], timings["predicted_per_second"]) == (3, 60.0, 50.0)
+    assert (timings["draft_n"], timings["draft_n_accepted"], timings["draft_rounds"]) == (4, 2, 2)
+    speculation = answer["speculation"]
+    assert (speculation["method"], speculation["drafted"], speculation["accepted"]) == ("draft_model", 4, 2)
+    assert speculation["tokens_per_cycle"] == 2.0
+
+
+async def test_stream_is_the_whole_answer_in_pieces(site: Site) -> None:
+    chunks = await stream(site)
+    assert len({(chunk["id"], chunk["created"], chunk["object"]) for chunk in chunks}) == 1
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [delta for delta in deltas if "role" in delta] == [{"role": "assistant", "content": ""}] == deltas[:1]
+    assert "".join(delta.get("content", "") for delta in deltas) == "Hello, world"
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None, None, None, "stop"]
+    assert deltas[-1] == {}
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_stream_tells_which_text_was_drafted_and_the_numbers_at_the_end(site: Site) -> None:
+    *chunks, last = await stream(site, seed=1)
+    spans = [chunk["choices"][0].get("accepted_spans") for chunk in chunks]
+    assert spans == [None, None, [[0, 7]]]
+    assert chunks[2]["choices"][0]["method"] == "draft_model"
+    assert last["timings"]["draft_n_accepted"] == 2
+    assert last["speculation"]["method"] == "draft_model"
+    assert last["seed"] == 1
+    assert not any("timings" in chunk for chunk in chunks)
+
+
+async def test_usage_comes_once_in_a_last_chunk_without_choices(site: Site) -> None:
+    *chunks, last = await stream(site, stream_options={"include_usage": True})
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == last["usage"]["prompt_tokens"] + last["usage"]["completion_tokens"] == 8
+    assert all(chunk["usage"] is None for chunk in chunks)
+
+
+async def test_several_choices(site: Site) -> None:
+    answer = (await site.chat(n=3)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert answer["usage"]["prompt_tokens"] == 5, "one prompt is counted once"
+    assert answer["usage"]["completion_tokens"] == 9
+    chunks = await stream(site, n=3)
+    finished = [chunk["choices"][0]["index"] for chunk in chunks if chunk["choices"][0]["finish_reason"]]
+    assert finished == [0, 1, 2]
+    roles = [chunk["choices"][0]["index"] for chunk in chunks if "role" in chunk["choices"][0]["delta"]]
+    assert roles == [0, 1, 2]
+
+
+async def test_logprobs(site: Site) -> None:
+    answer = (await site.chat(logprobs=True, top_logprobs=2)).json()
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in content) == answer["choices"][0]["message"]["content"]
+    assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in content)
+    assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0 for entry in content)
+    chunks = await stream(site, logprobs=True)
+    streamed = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {}).get("content", [])]
+    assert [entry["token"] for entry in streamed] == ["Hello", ", ", "world"]
+    assert all(entry["top_logprobs"] == [] for entry in streamed)
+
+
+async def test_the_command_carries_what_was_asked(site: Site) -> None:
+    response = await site.chat(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Ann"},
+        ],
+        temperature=0,
+        top_p=0.5,
+        top_k=-1,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=-1,
+        frequency_penalty=1,
+        seed=-1,
+        stop="END",
+        max_tokens=5,
+        max_completion_tokens=6,
+        logit_bias={"12": -100},
+        chat_template_kwargs={"enable_thinking": False},
+        speculation={"method": "draft_model", "num_draft_tokens": 4},
+        user="ignored",
+        store=True,
+        metadata={"any": "thing"},
+    )
+    assert response.status_code == 200, response.text
+    (command,) = site.worker.commands
+    assert command.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "ab", "name": "Ann"},
+    ]
+    sampling = command.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 0, 0.1)
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    assert penalties == (1.1, -1, 1)
+    assert sampling.seed == 2**64 - 1
+    assert sampling.logit_bias == {12: -100.0}
+    assert sampling.top_logprobs is None
+    assert (command.stop, command.max_tokens) == (("END",), 6)
+    assert command.template_arguments == {"enable_thinking": False}
+    assert (command.speculation.method, command.speculation.num_draft_tokens) == ("draft_model", 4)
+    assert (command.model.draft_id, command.model.policy) == ("demo-draft", "single")
+
+
+async def test_defaults(site: Site) -> None:
+    first, second = (await site.chat()).json(), (await site.chat(temperature=None, stop=None)).json()
+    assert first["seed"] != second["seed"], "a fresh seed every time"
+    assert first["seed"] < 2**53
+    command = site.worker.commands[0]
+    assert command.sampling.seed == first["seed"]
+    assert (command.sampling.temperature, command.max_tokens, command.stop, command.n) == (1.0, None, (), 1)
+    assert (command.speculation.method, command.speculation.draft_model) == ("auto", None)
+
+
+@pytest.mark.parametrize("off", ["", "off"])
+async def test_an_empty_draft_model_turns_speculation_off_but_keeps_the_unit(site: Site, off: str) -> None:
+    assert (await site.chat(draft_model=off)).status_code == 200
+    (command,) = site.worker.commands
+    assert command.speculation.method == "off"
+    assert command.model.draft_id == "demo-draft", "turning it off for one request must not load the model again"
+    assert (await site.chat(draft_model=off, speculation={"method": "ngram"})).status_code == 200
+    assert site.worker.commands[1].speculation.method == "ngram"
+
+
+async def test_tools_go_to_the_template(site: Site) -> None:
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+        for name in ("one", "two")
+    ]
+    for choice, names in ((None, ["one", "two"]), ("auto", ["one", "two"]), ("none", None)):
+        site.worker.commands.clear()
+        assert (await site.chat(tools=tools, tool_choice=choice)).status_code == 200
+        shown = site.worker.commands[0].tools
+        assert names == (shown and [tool["function"]["name"] for tool in shown])
+    await site.chat(tools=tools, tool_choice={"type": "function", "function": {"name": "two"}})
+    assert site.worker.commands[-1].tools == tools[1:]
+    call = {"id": "c1", "type": "function", "function": {"name": "one", "arguments": "{}"}}
+    history = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+    ]
+    assert (await site.chat(messages=history, tools=tools)).status_code == 200
+    assert site.worker.commands[-1].messages == history
+
+
+ERRORS = [
+    (InvalidRequest("the prompt is too long", code="context_length_exceeded", parameter="messages"), 400),
+    (QueueFull("the queue is full", retry_after_seconds=3), 429),
+    (ModelUnavailable("quarantined", code="model_quarantined"), 503),
+    (InsufficientMemory("needs 9 GB", retry_after_seconds=5), 503),
+    (WorkerGone("the worker ended", retry_after_seconds=2), 503),
+    (PacelineError("surprise"), 500),
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: getattr(value, "code", value))
+async def test_an_error_before_the_first_token_has_its_status(
+    error: PacelineError, status: int, streamed: bool
+) -> None:
+    site = make_site()
+    site.worker.script = failing(error)
+    response = await site.chat(stream=streamed)
+    assert response.status_code == status
+    assert response.json()["error"] == {
+        "message": error.message,
+        "type": error.kind,
+        "param": error.parameter,
+        "code": error.code,
+    }
+    wait = error.retry_after_seconds
+    assert response.headers.get("retry-after") == (None if wait is None else str(wait))
+    assert len(site.context.activity) == 0
+
+
+async def test_an_error_in_the_stream_is_one_frame_and_the_end(site: Site) -> None:
+    site.worker.script = failing(WorkerGone("the worker ended"), after_tokens=True)
+    response = await site.chat(stream=True)
+    assert response.status_code == 200
+    *_, text, error = [json.loads(payload) for payload in frames(response.text)]
+    assert text["choices"][0]["delta"] == {"content": "Hel"}
+    assert error == {
+        "error": {"message": "the worker ended", "type": "server_error", "param": None, "code": "worker_restarted"}
+    }
+    assert (await site.chat()).status_code == 503, "not streamed, the same failure has its status"
+
+
+async def test_a_worker_that_forgets_to_finish_is_an_error_not_a_hang(site: Site) -> None:
+    async def forget(command: Generate) -> AsyncIterator[Accepted]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+
+    site.worker.script = forget
+    assert (await site.chat()).status_code == 500
+    assert "error" in json.loads(frames((await site.chat(stream=True)).text)[-1])
+
+
+async def test_a_surprise_in_the_client_is_a_generic_500(site: Site) -> None:
+    async def stumble(command: Generate) -> AsyncIterator[Accepted]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+        raise RuntimeError("/secret/path")
+
+    site.worker.script = stumble
+    response = await site.chat()
+    assert response.status_code == 500
+    assert "secret" not in response.text
+
+
+async def test_a_long_wait_starts_the_stream_and_keeps_it_alive() -> None:
+    site = make_site(context={"keep_alive_seconds": 0.02})
+    site.worker.progress["demo-main"] = LoadProgress(model_id="demo-main", phase="weights", fraction=0.42)
+    released = asyncio.Event()
+
+    async def load_for_long(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+        await released.wait()
+        yield Accepted(id=command.id, prompt_tokens=1)
+        yield Finished(id=command.id, index=0, finish_reason="length", usage=USAGE)
+
+    site.worker.script = load_for_long
+    asyncio.get_running_loop().call_later(0.1, released.set)
+    response = await site.chat(stream=True)
+    assert response.status_code == 200
+    assert ": loading 42%\n\n" in response.text
+    assert frames(response.text)[-1] == "[DONE]"
+
+
+async def test_an_error_after_the_stream_began_waiting_is_a_frame() -> None:
+    site = make_site(context={"keep_alive_seconds": 0.02})
+    released = asyncio.Event()
+
+    async def refuse_late(command: Generate) -> AsyncIterator[Accepted]:
+        await released.wait()
+        raise InsufficientMemory("does not fit")
+        yield Accepted(id=command.id, prompt_tokens=1)
+
+    site.worker.script = refuse_late
+    asyncio.get_running_loop().call_later(0.1, released.set)
+    response = await site.chat(stream=True)
+    assert response.status_code == 200
+    assert ": waiting\n\n" in response.text
+    assert json.loads(frames(response.text)[-1])["error"]["code"] == "insufficient_memory"
+
+
+async def test_too_many_open_requests_are_refused_at_once() -> None:
+    site = make_site(max_requests=1)
+    released = asyncio.Event()
+
+    async def hold(command: Generate) -> AsyncIterator[Accepted | Finished]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+        await released.wait()
+        yield Finished(id=command.id, index=0, finish_reason="stop", usage=USAGE)
+
+    site.worker.script = hold
+    first = asyncio.create_task(site.chat())
+    await site.worker.wait_asked()
+    second = await site.chat()
+    assert (second.status_code, second.headers["retry-after"]) == (429, "1")
+    released.set()
+    assert (await first).status_code == 200
+
+
+async def test_the_body_of_a_good_request_is_all_that_is_needed(site: Site) -> None:
+    response = await site.client.post(
+        "/v1/chat/completions",
+        content=json.dumps(chat_body(unknown_field={"deep": [1]})),
+        headers={"content-type": "application/json; charset=utf-8"},
+    )
+    assert response.status_code == 200

@@ -1,0 +1,93 @@
+"""Legacy completions: prompts of every kind, echo, the old shape of log probabilities."""
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.core.errors import InvalidRequest
+from app.core.messages import Accepted, Delta, Finished, Generate
+from tests.api.fakes import USAGE, Site, frames
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_whole_answer(site: Site) -> None:
+    answer = (await site.complete(seed=3)).json()
+    assert answer["object"] == "text_completion"
+    assert answer["id"].startswith("cmpl-")
+    assert answer["choices"] == [{"index": 0, "text": "Hello, world", "logprobs": None, "finish_reason": "stop"}]
+    assert answer["usage"]["total_tokens"] == 8
+    assert (answer["seed"], answer["speculation"]["method"], answer["timings"]["draft_n"]) == (3, "draft_model", 4)
+
+
+async def test_stream_is_the_whole_answer_in_pieces(site: Site) -> None:
+    response = await site.complete(stream=True, stream_options={"include_usage": True})
+    *payloads, done = frames(response.text)
+    assert done == "[DONE]"
+    *chunks, usage = [json.loads(payload) for payload in payloads]
+    assert len({(chunk["id"], chunk["created"], chunk["object"]) for chunk in (*chunks, usage)}) == 1
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello, world"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "stop"]
+    assert chunks[1]["choices"][0]["accepted_spans"] == [[0, 7]]
+    assert chunks[-1]["timings"]["draft_rounds"] == 2
+    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 8)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts", "tokens"),
+    [
+        ("Once", ["Once"], [None]),
+        (["Once", "Twice"], ["Once", "Twice"], [None, None]),
+        ([1, 2, 3], [None], [[1, 2, 3]]),
+        ([[1, 2], [3]], [None, None], [[1, 2], [3]]),
+    ],
+)
+async def test_prompts(site: Site, prompt: object, texts: list[object], tokens: list[object]) -> None:
+    response = await site.complete(prompt=prompt, n=2)
+    assert response.status_code == 200
+    assert [command.text for command in site.worker.commands] == texts
+    assert [command.tokens for command in site.worker.commands] == tokens
+    assert len({command.id for command in site.worker.commands}) == len(texts)
+    answer = response.json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(2 * len(texts)))
+    assert answer["usage"]["prompt_tokens"] == 5 * len(texts)
+    assert answer["usage"]["completion_tokens"] == 3 * 2 * len(texts)
+
+
+async def test_defaults_and_echo(site: Site) -> None:
+    await site.complete()
+    await site.complete(echo=True, max_tokens=1, best_of=2, n=2)
+    first, second = site.worker.commands
+    assert (first.max_tokens, first.echo, first.n) == (16, False, 1)
+    assert (second.max_tokens, second.echo, second.n) == (1, True, 2)
+
+
+async def test_logprobs_in_the_old_shape(site: Site) -> None:
+    whole = (await site.complete(logprobs=2)).json()["choices"][0]["logprobs"]
+    assert whole["tokens"] == ["Hello", ", ", "world"]
+    assert whole["token_logprobs"] == [-0.5, -0.5, -0.5]
+    assert whole["top_logprobs"][0] == {"t0": -0.5, "t1": -1.5}
+    assert whole["text_offset"] == [0, 5, 7]
+    response = await site.complete(logprobs=0, stream=True)
+    chunks = [json.loads(payload) for payload in frames(response.text)[:-1]]
+    offsets = [offset for chunk in chunks for offset in (chunk["choices"][0]["logprobs"] or {}).get("text_offset", [])]
+    assert offsets == [0, 5, 7]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_one_bad_prompt_refuses_all_and_cancels_the_others(site: Site, streamed: bool) -> None:
+    async def script(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+        if command.tokens == [999_999]:
+            raise InvalidRequest("token 999999 is not in the vocabulary", parameter="prompt")
+        yield Accepted(id=command.id, prompt_tokens=1)
+        for _ in range(100_000):
+            yield Delta(id=command.id, index=0, text="x", tokens=1)
+        yield Finished(id=command.id, index=0, finish_reason="length", usage=USAGE)
+
+    site.worker.script = script
+    response = await site.complete(prompt=[[1], [999_999]], stream=streamed)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt"
+    await site.worker.wait_cancelled()
+    assert len(site.context.activity) == 0

@@ -1,0 +1,144 @@
+"""Host, Origin and header caps on every route (reliability H2–H4, B7)."""
+
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from tests.api.fakes import Site, chat_body, make_site
+
+pytestmark = pytest.mark.anyio
+
+JSON = {"content-type": "application/json"}
+
+
+async def raw_status(site: Site, *headers: tuple[str, str], method: str = "GET", path: str = "/health/live") -> int:
+    """The status for exactly these headers, sent past any client that would mend them."""
+    statuses: list[int] = []
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b""}
+    await site.app(scope | {"headers": encoded, "root_path": ""}, receive, send)
+    return statuses[0]
+
+
+HOSTS = {
+    "127.0.0.1": 200,
+    "127.0.0.1:8710": 200,
+    "localhost": 200,
+    "LocalHost:1": 200,
+    "[::1]:8710": 200,
+    "studio.local": 200,
+    "studio.local:443": 200,
+    "evil.com": 403,
+    "evil.com:8710": 403,
+    "127.0.0.1.evil.com": 403,
+    "localhost.evil.com": 403,
+    "localhost.": 403,
+    "127.0.0.2": 403,
+    "0.0.0.0": 403,  # noqa: S104
+    "::1": 400,
+    "": 400,
+    " ": 400,
+    "127.0.0.1/health?x=": 400,
+    "127.0.0.1:": 400,
+    "127.0.0.1:99999": 400,
+    "127.0.0.1:8710:1": 400,
+    "user@127.0.0.1": 400,
+    "127.0.0.1, evil.com": 400,
+    "localhost\u00e9": 400,
+}
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS.items(), ids=list(HOSTS))
+async def test_host(host: str, status: int) -> None:
+    site = make_site(allowed_hosts="Studio.local")
+    assert await raw_status(site, ("host", host)) == status
+
+
+async def test_host_missing_or_twice(site: Site) -> None:
+    assert await raw_status(site) == 400
+    assert await raw_status(site, ("host", "127.0.0.1"), ("host", "127.0.0.1")) == 400
+    assert await raw_status(site, ("host", "127.0.0.1"), ("Host", "evil.com")) == 400
+
+
+async def test_every_route_checks_the_host(site: Site) -> None:
+    for context in iter_route_contexts(site.app.routes):
+        for method in context.methods or ():
+            path = str(context.path).replace("{model_id:path}", "demo-main")
+            headers = (("host", "evil.com"), ("content-type", "application/json"))
+            assert await raw_status(site, *headers, method=method, path=path) == 403, path
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://127.0.0.1:8710"}, 200),
+        ({"origin": "http://127.0.0.1:8710", "sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "http://localhost:8710"}, 403),
+        ({"origin": "https://evil.com"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": ""}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin", "origin": "http://evil.com"}, 403),
+    ],
+)
+async def test_origin_of_a_state_changing_request(site: Site, headers: dict[str, str], status: int) -> None:
+    response = await site.client.post("/v1/chat/completions", json=chat_body(), headers=headers)
+    assert response.status_code == status
+    assert not [name for name in response.headers if name.startswith("access-control")]
+    assert (len(site.worker.commands) > 0) == (status == 200)
+
+
+async def test_a_foreign_page_cannot_post_even_without_a_body(site: Site) -> None:
+    for kind in ("text/plain", "application/json", "application/x-www-form-urlencoded"):
+        headers = {"origin": "https://evil.com", "content-type": kind}
+        assert (await site.client.post("/api/unload", headers=headers)).status_code == 403
+
+
+async def test_preflight_gets_no_permission(site: Site) -> None:
+    headers = {"origin": "https://evil.com", "access-control-request-method": "POST"}
+    response = await site.client.options("/v1/chat/completions", headers=headers)
+    assert response.status_code == 405
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+async def test_header_caps(site: Site) -> None:
+    assert (await site.client.get("/health/live", headers={"x": "y" * 33_000})).status_code == 431
+    assert (await site.client.get("/health/live", headers={f"x-{k}": "y" for k in range(101)})).status_code == 431
+    assert (await site.client.get("/health/live", headers={"x": "y" * 20_000})).status_code == 200
+
+
+@pytest.mark.parametrize("length", ["invalid", "-1", "+1", "1_0", "1" * 20, ""])
+async def test_content_length_must_be_a_number(site: Site, length: str) -> None:
+    headers = (("host", "localhost"), ("content-type", "application/json"), ("content-length", length))
+    assert await raw_status(site, *headers, method="POST", path="/v1/completions") == 400
+
+
+async def test_every_answer_has_the_protective_headers(site: Site) -> None:
+    for path in ("/health/live", "/nothing", "/metrics"):
+        headers = (await site.client.get(path)).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+        assert headers["referrer-policy"] == "no-referrer"
+
+
+async def test_websockets_are_refused(site: Site) -> None:
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    async def receive() -> dict:
+        return {"type": "websocket.connect"}
+
+    await site.app({"type": "websocket", "path": "/", "headers": []}, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]

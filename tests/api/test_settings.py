@@ -1,0 +1,102 @@
+"""Settings: read once, bounded, each described, and errors that name the variable."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.settings import Settings, SettingsError, describe_settings, read_settings
+
+
+def make(**values: Any) -> Settings:
+    return read_settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **values)
+
+
+def test_defaults_are_safe() -> None:
+    settings = make()
+    assert (settings.host, settings.port, settings.is_loopback, settings.api_key) == ("127.0.0.1", 8710, True, None)
+    assert settings.home == Path.home() / ".paceline"
+    assert (settings.policy, settings.max_rows, settings.queue_limit) == ("single", 8, 128)
+
+
+def test_texts_as_the_environment_gives_them() -> None:
+    settings = make(
+        port="0",
+        open="1",
+        model_dirs="/a:~/b",
+        allowed_hosts="Studio.local, [fe80::1]",
+        memory_limit="24GiB",
+        drafts="a/main=b, c=off",
+        num_draft_tokens="",
+        idle_seconds="90",
+        api_key="  key ",
+    )
+    assert settings.model_dirs == (Path("/a"), Path.home() / "b")
+    assert settings.allowed_hosts == ("studio.local", "[fe80::1]")
+    assert settings.memory_limit == 24 << 30
+    assert settings.drafts == {"a/main": "b", "c": "off"}
+    assert (settings.num_draft_tokens, settings.idle_seconds) == (None, 90)
+    assert settings.api_key is not None
+    assert settings.api_key.get_secret_value() == "key"
+    assert make(drafts='{"a": "b"}').drafts == {"a": "b"}
+    assert make(api_key=" ").api_key is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", "65536"),
+        ("port", "http"),
+        ("host", " "),
+        ("policy", "always"),
+        ("max_rows", "0"),
+        ("queue_limit", "-1"),
+        ("memory_limit", "lots"),
+        ("memory_limit", "1"),
+        ("drafts", "main"),
+        ("drafts", "{"),
+        ("drafts", '{"a": 1}'),
+        ("num_draft_tokens", "65"),
+        ("idle_seconds", "nan"),
+        ("allowed_hosts", "*"),
+        ("allowed_hosts", "http://x"),
+        ("allowed_hosts", "x:80"),
+        ("api_key", "two words"),
+        ("api_key", "ключ"),
+        ("drain_seconds", "inf"),
+    ],
+)
+def test_an_error_is_one_line_that_names_the_variable(name: str, value: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        make(**{name: value})
+    message = str(refused.value)
+    assert message.startswith(f"PACELINE_{name.upper()}: ")
+    assert "\n" not in message
+    assert value not in {"two words", "ключ"} or value not in message
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback", "names"),
+    [
+        ("127.0.0.1", True, ("127.0.0.1",)),
+        ("127.0.0.9", True, ("127.0.0.9",)),
+        ("localhost", True, ("localhost",)),
+        ("[::1]", True, ("[::1]",)),
+        ("0.0.0.0", False, ()),  # noqa: S104
+        ("::", False, ()),
+        ("192.168.1.5", False, ("192.168.1.5",)),
+        ("studio.local", False, ("studio.local",)),
+    ],
+)
+def test_what_is_loopback_and_which_names_it_answers_to(host: str, loopback: bool, names: tuple[str, ...]) -> None:
+    settings = make(host=host)
+    assert (settings.is_loopback, settings.host_names) == (loopback, names)
+
+
+def test_every_setting_is_described() -> None:
+    described = describe_settings()
+    assert "PACELINE_API_KEY" in described
+    for name, field in described.items():
+        assert field.description, name
+        assert isinstance(field.json_schema_extra, dict)
+        assert field.json_schema_extra["takes_effect"] in {"restart", "reload"}, name

@@ -1,0 +1,191 @@
+"""What the server tells about itself: models, health, metrics, ps, load and unload, and the page at `/`."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.core.errors import InvalidRequest, WorkerGone
+from app.core.messages import Accepted, Generate, Heartbeat, LoadedModel, LoadProgress, Snapshot
+from tests.api.fakes import Site, failing, make_site, model
+
+pytestmark = pytest.mark.anyio
+
+LOADED = LoadedModel(
+    id="demo-main",
+    state="ready",
+    draft_id="demo-draft",
+    weights_bytes=1000,
+    cache_bytes=200,
+    prefix_cache_bytes=30,
+    methods=("draft_model", "ngram"),
+    unavailable={"dflash": "no drafter"},
+    max_context_tokens=2048,
+    running=2,
+    waiting=1,
+)
+
+
+async def test_models_lists_everything_and_loads_nothing(site: Site) -> None:
+    listing = (await site.client.get("/v1/models")).json()
+    assert listing["object"] == "list"
+    entries = {entry["id"]: entry for entry in listing["data"]}
+    assert list(entries) == ["broken", "demo-draft", "demo-main", "eagle", "org/other"]
+    main = entries["demo-main"]
+    assert (main["object"], main["owned_by"]) == ("model", "paceline")
+    assert isinstance(main["created"], int)
+    assert (main["state"], main["draft"], main["context"], main["problem"]) == ("available", "demo-draft", 4096, None)
+    assert (entries["broken"]["state"], entries["org/other"]["draft"]) == ("unusable", None)
+    assert "missing" in entries["broken"]["problem"]
+    assert entries["eagle"]["kind"] == "drafter"
+    assert site.worker.loads == site.worker.commands == []
+
+
+async def test_a_loaded_model_tells_what_it_can(site: Site) -> None:
+    site.worker.snapshot = Snapshot(models=(LOADED,))
+    site.worker.quarantined["org/other"] = "crashed three times"
+    entry = (await site.client.get("/v1/models/demo-main")).json()
+    assert (entry["state"], entry["draft"], entry["context"]) == ("loaded", "demo-draft", 2048)
+    assert entry["methods"] == ["draft_model", "ngram"]
+    assert entry["unavailable"] == {"dflash": "no drafter"}
+    other = (await site.client.get("/v1/models/org/other")).json()
+    assert (other["id"], other["state"], other["problem"]) == ("org/other", "unusable", "crashed three times")
+
+
+@pytest.mark.parametrize("name", ["nothing", "org/nothing", "..%2F..%2Fetc%2Fpasswd", "%00", "%FF"])
+async def test_an_unknown_model_is_404(site: Site, name: str) -> None:
+    response = await site.client.get(f"/v1/models/{name}")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+async def test_live_does_not_depend_on_the_worker_but_ready_does(site: Site) -> None:
+    assert (await site.client.get("/health/ready")).json() == {"status": "ready"}
+    site.worker.ready = False
+    for restarts, word in ((0, "starting"), (1, "restarted")):
+        site.worker.restarts = restarts
+        response = await site.client.get("/health/ready")
+        assert response.status_code == 503
+        assert word in response.json()["error"]["message"]
+        assert int(response.headers["retry-after"]) > 0
+    assert (await site.client.get("/health/live")).status_code == 200
+
+
+async def test_draining_refuses_new_work_only(site: Site) -> None:
+    await site.context.activity.drain(0)
+    assert (await site.client.get("/health/ready")).status_code == 503
+    response = await site.chat()
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "shutting_down")
+    assert (await site.client.post("/api/load", json={"model": "demo-main"})).status_code == 503
+    assert (await site.client.get("/v1/models")).status_code == 200
+
+
+async def test_draining_ends_what_does_not_finish(site: Site) -> None:
+    async def hold(command: Generate) -> AsyncIterator[Accepted]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+        await asyncio.Event().wait()
+
+    site.worker.script = hold
+    asked = asyncio.create_task(site.chat())
+    await site.worker.wait_asked()
+    await site.context.activity.drain(0.01)
+    response = await asked
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "shutting_down")
+    await site.worker.wait_cancelled()
+
+
+async def test_metrics(site: Site) -> None:
+    async with site.app.router.lifespan_context(site.app):
+        site.worker.listeners[0](Heartbeat(pending=True, step_seconds=0.02))
+        site.worker.snapshot = Snapshot(models=(LOADED,), active_bytes=5000, peak_bytes=6000)
+        site.worker.restarts = 2
+        await site.chat()
+        await site.chat(stream=True, n=2)
+        site.worker.script = failing(InvalidRequest("no"))
+        await site.chat()
+        site.worker.script = failing(WorkerGone("gone"), after_tokens=True)
+        await site.chat(stream=True)
+        text = (await site.client.get("/metrics")).text
+    assert site.worker.listeners == []
+    lines = set(text.splitlines())
+    labels = 'method="draft_model",model="demo-main"'
+    for expected in (
+        'paceline_requests_total{endpoint="/v1/chat/completions",method="POST",status="200"} 3.0',
+        'paceline_requests_total{endpoint="/v1/chat/completions",method="POST",status="400"} 1.0',
+        'paceline_stream_errors_total{code="worker_restarted"} 1.0',
+        'paceline_prompt_tokens_total{model="demo-main"} 15.0',
+        'paceline_cached_prompt_tokens_total{model="demo-main"} 4.0',
+        'paceline_generated_tokens_total{model="demo-main"} 10.0',
+        'paceline_time_to_first_token_seconds_count{model="demo-main"} 4.0',
+        'paceline_time_between_tokens_seconds_count{model="demo-main"} 3.0',
+        "paceline_step_seconds_count 1.0",
+        f"paceline_spec_decode_num_drafts_total{{{labels}}} 6.0",
+        f"paceline_spec_decode_num_draft_tokens_total{{{labels}}} 12.0",
+        f"paceline_spec_decode_num_accepted_tokens_total{{{labels}}} 6.0",
+        f'paceline_spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="0"}} 6.0',
+        'paceline_requests_running{model="demo-main"} 2.0',
+        'paceline_requests_waiting{model="demo-main"} 1.0',
+        'paceline_model_bytes{kind="prefix_cache",model="demo-main"} 30.0',
+        'paceline_memory_bytes{kind="active"} 5000.0',
+        "paceline_worker_restarts_total 2.0",
+        "paceline_worker_ready 1.0",
+    ):
+        assert expected in lines, expected
+
+
+async def test_labels_stay_bounded(site: Site) -> None:
+    await site.client.get("/a-random-path")
+    await site.client.request("BREW", "/health/live", headers={"content-type": "application/json"})
+    await site.client.get("/v1/models/org/other")
+    text = (await site.client.get("/metrics")).text
+    assert "random" not in text
+    assert "BREW" not in text
+    assert 'endpoint="/v1/models/{model_id:path}"' in text
+
+
+async def test_ps(site: Site) -> None:
+    site.worker.snapshot = Snapshot(models=(LOADED,), active_bytes=5000)
+    site.worker.progress["org/other"] = LoadProgress(model_id="org/other", phase="weights", fraction=0.5)
+    state = (await site.client.get("/api/ps")).json()
+    assert state["models"][0]["draft_id"] == "demo-draft"
+    assert state["active_bytes"] == 5000
+    assert state["worker"]["info"]["device"] == "cpu"
+    assert state["loading"]["org/other"]["fraction"] == 0.5
+    assert (state["draining"], state["open_requests"]) == (False, 0)
+
+
+async def test_load_and_unload(site: Site) -> None:
+    asked = {"model": "demo-main", "draft": "demo-draft", "pin": True, "ttl": 60}
+    answer = (await site.client.post("/api/load", json=asked)).json()
+    assert answer == {"model": "demo-main", "draft": "demo-draft", "draft_unavailable": "", "seconds": 1.5}
+    ((specification, pinned, idle_seconds),) = site.worker.loads
+    assert (specification.draft_path, pinned, idle_seconds) == ("/models/demo-draft", True, 60)
+    await site.client.post("/api/load", json={"model": "demo-main", "draft": "off", "ttl": -1})
+    assert site.worker.loads[1][0].draft_id is None
+    assert site.worker.loads[1][2] == 31_536_000
+    assert (await site.client.post("/api/unload", json={"model": "demo-main"})).status_code == 200
+    assert site.worker.unloads == ["demo-main"]
+    assert (await site.client.post("/api/unload", json={"model": "nothing"})).status_code == 404
+    assert (await site.client.post("/api/load", json={"model": "nothing"})).status_code == 404
+    misfit = await site.client.post("/api/load", json={"model": "demo-main", "draft": "org/other"})
+    assert (misfit.status_code, misfit.json()["error"]["code"]) == (400, "speculation_unavailable")
+
+
+async def test_the_page_is_self_contained_and_escapes_names() -> None:
+    hostile = "<script>alert(1)</script>'\""
+    site = make_site(models=(model(hostile), model("b")))
+    response = await site.client.get("/")
+    assert response.headers["content-type"].startswith("text/html")
+    assert "<script" not in response.text
+    assert "&lt;script&gt;" in response.text
+    assert "http://127.0.0.1:8710/v1/chat/completions" in response.text
+    assert [word for word in response.text.split("http") if not word.startswith("://127.0.0.1:8710/v1")][1:] == []
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'self'")
+    assert "unsafe" not in policy
+
+
+async def test_the_page_does_not_tell_models_when_a_key_is_set() -> None:
+    page = (await make_site(api_key="k").client.get("/")).text
+    assert "demo-main" not in page
+    assert "PACELINE_API_KEY" in page

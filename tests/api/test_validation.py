@@ -1,0 +1,299 @@
+"""Bad requests: always an OpenAI error object with a 4xx status, never a stream, and the next good request works."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.api.fakes import Site, chat_body, make_site
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+JSON = {"content-type": "application/json"}
+USER = {"role": "user", "content": "Hi"}
+
+
+async def refused(site: Site, path: str, content: bytes | str, status: int = 400) -> dict[str, Any]:
+    """The error object of a refused body; then checks that nothing reached the worker and a good one still works."""
+    response = await site.client.post(path, content=content, headers=JSON)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert site.worker.commands == []
+    assert (await site.chat()).status_code == 200
+    return error
+
+
+BODIES = {
+    "empty": b"",
+    "string": b'"str"',
+    "list": b"[]",
+    "number": b"42",
+    "null": b"null",
+    "not json": b"{",
+    "trailing": b"{} {}",
+    "NaN": b'{"model": "demo-main", "temperature": NaN}',
+    "Infinity": b'{"temperature": Infinity}',
+    "-Infinity": b'{"temperature": -Infinity}',
+    "1e999": b'{"temperature": 1e999}',
+    "10^30": b'{"metadata": 1' + b"0" * 30 + b"}",
+    "2^64 deep inside": b'{"tools": [{"type": "function", "function": {"parameters": {"a": 18446744073709551616}}}]}',
+    "5000 digits": b'{"seed": ' + b"1" * 5000 + b"}",
+    "duplicate key": b'{"n": 1, "n": 2}',
+    "nested duplicate key": b'{"metadata": {"a": {"b": 1, "b": 2}}}',
+    "byte-order mark": b"\xef\xbb\xbf{}",
+    "UTF-16": json.dumps(chat_body()).encode("utf-16"),
+    "invalid UTF-8": b'{"model": "\xff"}',
+    "raw NUL": b'{"model": "\x00"}',
+    "lone surrogate in value": b'{"model": "\\ud800"}',
+    "lone surrogate in key": b'{"\\udfff": 1}',
+    "lone surrogate in a message": b'{"messages": [{"role": "user", "content": "\\ud83d"}]}',
+    "200000 deep lists": b'{"messages": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    "200000 deep objects": b'{"a":' * 200_000 + b"1" + b"}" * 200_000,
+    "65 deep": b'{"metadata": ' + b"[" * 65 + b"]" * 65 + b"}",
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/api/load", "/api/unload"])
+@pytest.mark.parametrize("content", BODIES.values(), ids=BODIES)
+async def test_a_body_that_is_no_good_json(site: Site, path: str, content: bytes) -> None:
+    assert (await refused(site, path, content))["code"] == "invalid_json"
+
+
+SHARED: list[dict[str, Any]] = [
+    {"model": 5},
+    {"model": "x" * 301},
+    {"temperature": -0.1},
+    {"temperature": 2.1},
+    {"temperature": True},
+    {"temperature": "1"},
+    {"top_p": 0},
+    {"top_p": 1.01},
+    {"top_k": -2},
+    {"top_k": 1.5},
+    {"min_p": -1},
+    {"min_p": 2},
+    {"repetition_penalty": 0},
+    {"presence_penalty": 2.5},
+    {"frequency_penalty": -2.5},
+    {"seed": 2**64},
+    {"seed": -(2**63) - 1},
+    {"seed": "5"},
+    {"seed": True},
+    {"seed": 1.0},
+    {"max_tokens": 0},
+    {"max_tokens": -1},
+    {"max_tokens": 2**31},
+    {"max_tokens": True},
+    {"n": 0},
+    {"n": 9},
+    {"n": 10**15},
+    {"stop": ""},
+    {"stop": ["a", 1]},
+    {"stop": ["a"] * 17},
+    {"stop": ["a" * 257]},
+    {"stop": {"a": 1}},
+    {"logit_bias": []},
+    {"logit_bias": {"a": 1}},
+    {"logit_bias": {"-1": 1}},
+    {"logit_bias": {"٣": 1}},
+    {"logit_bias": {"99999999999": 1}},
+    {"logit_bias": {"1": 101}},
+    {"logit_bias": {"1": "x"}},
+    {"logit_bias": {"1": True}},
+    {"logit_bias": {str(key): 1 for key in range(1025)}},
+    {"stream": "yes"},
+    {"stream": 1},
+    {"stream_options": {"include_usage": True}},
+    {"stream": True, "stream_options": {"include_usage": "x"}},
+    {"stream": True, "stream_options": 1},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {}}},
+    {"response_format": {"type": "json_schema"}},
+    {"response_format": {"type": "sound"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": 123}}},
+    {"response_format": {"type": 123}},
+    {"response_format": {"type": ["text"]}},
+    {"response_format": "hiccup"},
+    {"speculation": "auto"},
+    {"speculation": {"method": "magic"}},
+    {"speculation": {"method": 5}},
+    {"speculation": {"num_draft_tokens": 0}},
+    {"speculation": {"num_draft_tokens": 65}},
+    {"num_draft_tokens": 65},
+    {"num_draft_tokens": True},
+    {"draft_model": 1},
+    {"draft_model": "off", "speculation": {"method": "draft_model"}},
+]
+MESSAGES: list[Any] = [
+    None,
+    "string",
+    [],
+    [123],
+    [{}],
+    [{"role": "user"}],
+    [{"role": 123, "content": "x"}],
+    [{"role": "alien", "content": "x"}],
+    [{"role": "user", "content": 123}],
+    [{"role": "user", "content": None}],
+    [{"role": "assistant", "content": None}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
+    [{"role": "user", "content": [{"type": "text"}]}],
+    [{"role": "user", "content": "x", "name": 5}],
+    [USER, {}],
+    [USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}],
+    [USER] * 2001,
+]
+
+
+def tool(**parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+CHAT_ONLY: list[dict[str, Any]] = [
+    *({"messages": messages} for messages in MESSAGES),
+    {"logprobs": 1},
+    {"top_logprobs": 2},
+    {"logprobs": False, "top_logprobs": 2},
+    {"logprobs": True, "top_logprobs": 21},
+    {"logprobs": True, "top_logprobs": 21, "stream": True},
+    {"logprobs": True, "top_logprobs": -1},
+    {"max_completion_tokens": 0},
+    {"chat_template_kwargs": {"tokenize": False}},
+    {"chat_template_kwargs": {"add_generation_prompt": False}},
+    {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+    {"chat_template_kwargs": {"messages": "x"}},
+    {"chat_template_kwargs": {"__class__": 1}},
+    {"chat_template_kwargs": {"a": [1]}},
+    {"chat_template_kwargs": {f"a{key}": 1 for key in range(33)}},
+    {"tools": "f"},
+    {"tools": [{}]},
+    {"tools": [{"type": "function", "function": {"name": "no spaces"}}]},
+    {"tools": [tool(type=5)]},
+    {"tools": [tool(type="object", properties={"a": {"type": {"x": 1}}})]},
+    {"tools": [tool(pattern=5)]},
+    {"tools": [tool(pattern="(" * 3000)]},
+    {"tools": [tool(description="x" * 70_000)]},
+    {"tools": [tool(**nested(40))]},
+    {"tools": [tool()] * 129},
+    {"tools": [tool()], "tool_choice": "maybe"},
+    {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+]
+PROMPTS: list[Any] = [
+    None,
+    "",
+    5,
+    True,
+    [],
+    [""],
+    [[]],
+    [-1],
+    [[-1]],
+    [1.5],
+    [True],
+    [2**31],
+    ["a", 1],
+    ["a", [1]],
+    [[1], ["a"]],
+    [[[1]]],
+    ["a"] * 65,
+    {"a": 1},
+]
+TEXT_ONLY: list[dict[str, Any]] = [
+    *({"prompt": prompt} for prompt in PROMPTS),
+    {"logprobs": 21},
+    {"logprobs": 30, "stream": True},
+    {"logprobs": True},
+    {"echo": "yes"},
+    {"echo": True, "logprobs": 1},
+    {"best_of": 3},
+    {"suffix": "end"},
+]
+CASES = [
+    *((CHAT, chat_body(), fields) for fields in (*SHARED, *CHAT_ONLY)),
+    *((TEXT, {"model": "demo-main", "prompt": "Once"}, fields) for fields in (*SHARED, *TEXT_ONLY)),
+]
+
+
+@pytest.mark.parametrize(("path", "good", "bad"), CASES, ids=[f"{path[4:8]} {str(bad)[:50]}" for path, _, bad in CASES])
+async def test_a_field_out_of_its_bounds(site: Site, path: str, good: dict[str, Any], bad: dict[str, Any]) -> None:
+    for stream in ({}, {"stream": True}):
+        body = good | stream | bad
+        if stream and "stream_options" in bad:
+            continue
+        await refused(site, path, json.dumps(body))
+        site.worker.commands.clear()
+
+
+@pytest.mark.parametrize("missing", ["messages", "prompt"])
+async def test_a_required_field_is_named(site: Site, missing: str) -> None:
+    path = CHAT if missing == "messages" else TEXT
+    error = await refused(site, path, b'{"model": "demo-main"}')
+    assert error["param"] == missing
+
+
+async def test_the_message_says_where_and_never_quotes_the_input(site: Site) -> None:
+    error = await refused(site, CHAT, json.dumps(chat_body(messages=[USER, {"role": "secret!", "content": "x"}])))
+    assert error["param"] == "messages"
+    assert "messages.1.role" in error["message"]
+    assert "secret" not in error["message"]
+    missing = await refused(make_site(), CHAT, json.dumps(chat_body(response_format={"type": "json_schema"})))
+    assert "json_schema" in missing["message"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["", "text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16", "application/jsonx"],
+)
+async def test_only_json_is_taken(site: Site, kind: str) -> None:
+    body = json.dumps(chat_body())
+    response = await site.client.post(CHAT, content=body, headers={"content-type": kind})
+    assert response.status_code == 415
+    assert response.json()["error"]["code"] == "unsupported_media_type"
+    assert (await site.chat()).status_code == 200
+
+
+async def test_no_content_type_at_all(site: Site) -> None:
+    assert (await site.client.post(CHAT)).status_code == 415
+
+
+async def test_unknown_routes_and_methods_are_error_objects(site: Site) -> None:
+    for method, path, status in (
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/docs", 404),
+        ("GET", "/openapi.json", 404),
+        ("GET", "/v1/models/", 404),
+        ("POST", "/v1/models", 405),
+        ("DELETE", CHAT, 405),
+        ("GET", CHAT, 405),
+    ):
+        response = await site.client.request(method, path, headers=JSON)
+        assert response.status_code == status, path
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_large_bodies(site: Site) -> None:
+    long = chat_body(messages=[{"role": "user", "content": "x" * 1_000_000}])
+    assert (await site.client.post(CHAT, json=long)).status_code == 200
+
+    async def pieces() -> Any:
+        for _ in range(33):
+            yield b" " * 1024 * 1024
+
+    for content in (b" " * (32 * 1024 * 1024 + 1), pieces()):
+        response = await site.client.post(CHAT, content=content, headers=JSON)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+        assert response.headers["connection"] == "close"

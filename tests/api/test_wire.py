@@ -1,0 +1,240 @@
+"""Over a real socket: lengths, slow and leaving clients, draining (reliability B4–B7, C, E5, G1–G3)."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from app.api.serving import AddressError, DeadlineProtocol, bind
+from app.core.messages import Accepted, Delta, Finished, Generate
+from tests.api.fakes import USAGE, Site, chat_body, make_site, served
+
+pytestmark = pytest.mark.anyio
+
+
+def post(body: bytes, path: str = "/v1/chat/completions", **headers: str) -> bytes:
+    lines = {"host": "127.0.0.1", "content-type": "application/json", "content-length": str(len(body))} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value != "absent")
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+def chat(**fields: object) -> bytes:
+    return post(json.dumps(chat_body(**fields)).encode())
+
+
+async def exchange(port: int, data: bytes, *, end: bool = False) -> tuple[int, bytes]:
+    """Send, and read one answer: its status and everything until the server closes or the body is complete."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        if end:
+            writer.write_eof()
+        async with asyncio.timeout(10):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            body = await reader.readexactly(int(length[0].split(b":")[1])) if length else await reader.read()
+        return int(head.split()[1]), head + body
+    finally:
+        writer.close()
+
+
+async def hold(command: Generate) -> AsyncIterator[Accepted | Delta]:
+    """Take the request and say one word, then nothing for ever."""
+    yield Accepted(id=command.id, prompt_tokens=1)
+    yield Delta(id=command.id, index=0, text="one", tokens=1)
+    await asyncio.Event().wait()
+
+
+async def never_accept(command: Generate) -> AsyncIterator[Accepted]:
+    await asyncio.Event().wait()
+    yield Accepted(id=command.id, prompt_tokens=1)
+
+
+async def test_content_lengths(site: Site) -> None:
+    cases = {"invalid": 400, "-1": 400, "0": 400, "33554433": 413, "99999999999999999999": 413}
+    async with served(site) as (port, _):
+        for length, status in cases.items():
+            got, answer = await exchange(port, post(b"", content_length=length))
+            assert got in {status, 400}, length
+            assert b'{"error":' in answer
+            assert (await exchange(port, chat()))[0] == 200
+        chunked = b"".join(b"100000\r\n" + b" " * 0x100000 + b"\r\n" for _ in range(33))
+        got, answer = await exchange(port, post(b"", content_length="absent", transfer_encoding="chunked") + chunked)
+        assert got == 413
+        assert b"connection: close" in answer.lower()
+        assert site.worker.cancelled == []
+
+
+async def test_broken_http_and_huge_headers_get_an_error_object(site: Site) -> None:
+    async with served(site) as (port, _):
+        for data in (
+            b"NONSENSE\r\n\r\n",
+            b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nhost: 127.0.0.1\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: " + b"y" * 200_000 + b"\r\n\r\n",
+        ):
+            status, answer = await exchange(port, data)
+            assert status in {400, 431}
+            assert b'{"error":' in answer
+        assert (await exchange(port, chat()))[0] == 200
+
+
+async def test_a_refused_post_closes_before_its_body_can_be_taken_for_a_request(site: Site) -> None:
+    smuggled = b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    async with served(site) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"", content_type="text/plain", content_length="100000") + smuggled)
+        answer = await reader.read()
+        writer.close()
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.startswith(b"HTTP/1.1 415")
+    assert b"connection: close" in answer.lower()
+
+
+async def test_partial_headers_and_bodies_time_out() -> None:
+    class Hasty(DeadlineProtocol):
+        header_seconds = 0.05
+
+    site = make_site(context={"body_timeout_seconds": 0.05})
+    async with served(site, protocol=Hasty) as (port, _):
+        for start in (b"", b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n", chat() + b"GET / HTTP/1.1\r\nho"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start)
+            async with asyncio.timeout(5):
+                await reader.read()  # returns because the server closes
+            writer.close()
+        status, answer = await exchange(port, post(b"{", content_length="50"))
+        assert status == 408
+        assert b"connection: close" in answer.lower()
+
+
+Leave = Callable[[asyncio.StreamWriter], None]
+
+
+def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("leave", [close, reset])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("script", [hold, never_accept])
+async def test_a_client_that_leaves_cancels_its_generation(
+    site: Site, leave: Leave, stream: bool, script: Callable[[Generate], AsyncIterator[Accepted | Delta]]
+) -> None:
+    site.worker.script = script
+    async with served(site) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chat(stream=stream))
+        await site.worker.wait_asked()
+        if stream and script is hold:
+            await reader.readuntil(b"one")
+        leave(writer)
+        await site.worker.wait_cancelled()
+        assert site.worker.cancelled == [site.worker.commands[0].id], "exactly one id"
+        site.worker.script = make_site().worker.script
+        assert (await exchange(port, chat()))[0] == 200
+    assert len(site.context.activity) == 0
+
+
+async def test_a_client_that_stops_reading_is_dropped() -> None:
+    site = make_site(context={"write_timeout_seconds": 0.1})
+
+    async def flood(command: Generate) -> AsyncIterator[Accepted | Delta]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+        while True:
+            yield Delta(id=command.id, index=0, text="x" * 50_000, tokens=1)
+            await asyncio.sleep(0)
+
+    site.worker.script = flood
+    async with served(site) as (port, _):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(chat(stream=True))
+        await site.worker.wait_cancelled()
+        connection.close()
+
+
+async def test_two_hundred_clients_that_leave_do_not_hold_anything(site: Site) -> None:
+    site.worker.script = hold
+    async with served(site) as (port, _):
+        writers = []
+        for _ in range(200):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(chat(stream=True))
+            writers.append(writer)
+        await site.worker.wait_asked(200)
+        for writer in writers:
+            writer.close()
+        await site.worker.wait_cancelled(200)
+        site.worker.script = make_site().worker.script
+        async with asyncio.timeout(5):
+            assert (await exchange(port, chat()))[0] == 200
+
+
+async def test_drain_finishes_what_runs_and_refuses_what_is_new(site: Site) -> None:
+    finish = asyncio.Event()
+
+    async def wait_then_finish(command: Generate) -> AsyncIterator[Accepted | Finished]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+        await finish.wait()
+        yield Finished(id=command.id, index=0, finish_reason="stop", usage=USAGE)
+
+    site.worker.script = wait_then_finish
+    async with served(site, drain_seconds=10) as (port, server):
+        running = asyncio.create_task(exchange(port, chat(stream=True)))
+        await site.worker.wait_asked()
+        server.stop()
+        await asyncio.sleep(0)
+        status, answer = await exchange(port, chat())
+        assert (status, b"shutting_down" in answer) == (503, True)
+        assert (await exchange(port, b"GET /health/ready HTTP/1.1\r\nhost: localhost\r\n\r\n"))[0] == 503
+        finish.set()
+        status, answer = await running
+        assert status == 200
+        assert b"data: [DONE]" in answer
+
+
+async def test_drain_ends_the_rest_with_an_error_frame(site: Site) -> None:
+    site.worker.script = hold
+    async with served(site, drain_seconds=0.01) as (port, server):
+        running = asyncio.create_task(exchange(port, chat(stream=True)))
+        await site.worker.wait_asked()
+        server.stop()
+        _, answer = await running
+    assert b'"code":"shutting_down"' in answer
+    assert b"[DONE]" not in answer
+    await site.worker.wait_cancelled()
+
+
+async def test_a_second_stop_does_not_wait(site: Site) -> None:
+    site.worker.script = hold
+    async with served(site, drain_seconds=3600) as (port, server):
+        running = asyncio.create_task(exchange(port, chat(stream=True)))
+        await site.worker.wait_asked()
+        server.stop()
+        server.stop()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError):
+        await running
+
+
+def test_a_taken_port_says_who_should_move() -> None:
+    taken = bind("127.0.0.1", 0)
+    taken.listen()
+    port = taken.getsockname()[1]
+    with taken, pytest.raises(AddressError, match=f"port {port} is taken .*PACELINE_PORT"):
+        bind("127.0.0.1", port)
+    with pytest.raises(AddressError, match="PACELINE_HOST"):
+        bind("203.0.113.1", 0)
