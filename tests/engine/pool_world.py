@@ -1,0 +1,127 @@
+"""A fake loader and fake engines under a virtual clock, for tests of the pool."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx import nn
+
+from app.core.messages import ModelSpecification
+from app.core.ports import EngineLimits
+from app.core.request import Request
+from app.core.step import StepPlan, StepResult
+from app.engine.loader import LoadedUnit
+from app.engine.pool import EnginePool, PoolEvent
+
+SIZES = {"a": 3, "b": 4, "c": 5, "d": 9, "huge": 11}
+CEILING = 10
+
+
+@dataclass
+class FakeEngine:
+    """An engine that only has bytes. `world` counts what is open, so that leaks and double opens show."""
+
+    world: "World"
+    id: str
+    cache_bytes: int = 0
+    prefix_cache_bytes: int = 0
+    cache_families: tuple[str, ...] = ("kv",)
+    limits: EngineLimits = field(default_factory=lambda: EngineLimits(max_context_tokens=64, max_rows=2))
+
+    def admit(self, request: Request) -> int:
+        return 0
+
+    def step(self, plan: StepPlan) -> StepResult:
+        return StepResult()
+
+    def release(self, request_id: str, tokens: Any) -> None:
+        return None
+
+    def drop_prefix_cache(self) -> None:
+        self.prefix_cache_bytes = 0
+
+    def close(self) -> None:
+        assert self.id in self.world.open
+        self.world.open.remove(self.id)
+
+
+class World:
+    """A virtual clock, and a loader and engines that keep count. `broken`: what their next load raises."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.sizes = sizes
+        self.now = 0.0
+        self.loading: list[str] = []
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.broken: dict[str, Exception] = {}
+        self.reclaimed = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def estimate(self, spec: ModelSpecification) -> int:
+        return self.sizes[spec.id] + (1 if spec.draft_path else 0)
+
+    def load(self, spec: ModelSpecification) -> Generator[tuple[str, float], None, LoadedUnit]:
+        self.loads.append(spec.id)
+        self.loading.append(spec.id)
+        try:
+            yield "weights", 0.5
+            if spec.id in self.broken:
+                raise self.broken.pop(spec.id)
+            yield "weights", 1.0
+            return unit_of(spec, self.estimate(spec))
+        finally:
+            self.loading.remove(spec.id)
+
+    def open_engine(self, unit: LoadedUnit) -> FakeEngine:
+        self.open.append(unit.spec.id)
+        return FakeEngine(self, unit.spec.id)
+
+    def reclaim(self) -> None:
+        self.reclaimed += 1
+
+    def pool(self, ceiling: int = CEILING, **options: Any) -> EnginePool:
+        return EnginePool(
+            ceiling_bytes=ceiling,
+            load=self.load,
+            open_engine=self.open_engine,
+            estimate=self.estimate,
+            clock=self.clock,
+            reclaim=self.reclaim,
+            **options,
+        )
+
+
+def unit_of(spec: ModelSpecification, size: int) -> LoadedUnit:
+    return LoadedUnit(
+        spec=spec,
+        target=nn.Module(),
+        draft=None,
+        config={},
+        draft_config=None,
+        weights_bytes=size,
+        max_context_tokens=64,
+        vocabulary_size=8,
+    )
+
+
+def specification(model_id: str, **changes: Any) -> ModelSpecification:
+    return ModelSpecification(id=model_id, path=f"/models/{model_id}", **changes)
+
+
+def drain(pool: EnginePool) -> list[PoolEvent]:
+    events: list[PoolEvent] = []
+    while pool.loading:
+        events += pool.advance()
+    return events
+
+
+def ready(pool: EnginePool, *ids: str) -> None:
+    """Load each and give the lease back."""
+    for model_id in ids:
+        pool.acquire(specification(model_id))
+        drain(pool)
+        assert pool.engine(model_id) is not None
+        pool.release(model_id)

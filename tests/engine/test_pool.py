@@ -1,0 +1,293 @@
+"""The pool, one rule at a time, with a fake loader and a virtual clock."""
+
+import pytest
+
+from app.core.errors import InsufficientMemory, ModelUnavailable
+from app.core.messages import LoadedModel
+from app.engine import memory
+from app.engine.loader import LoadedUnit
+from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress
+from tests.engine.pool_world import SIZES, FakeEngine, World, drain, ready, specification
+
+
+@pytest.fixture(name="world")
+def a_world() -> World:
+    return World(dict(SIZES))
+
+
+def test_a_load_is_told_slice_by_slice_and_shared_by_its_waiters(world: World) -> None:
+    pool = world.pool()
+    for _ in range(3):
+        pool.acquire(specification("a"))
+    assert pool.engine("a") is None
+    assert pool.advance() == [Progress("a", "weights", 0.5)]
+    world.now = 2.0
+    assert drain(pool) == [Progress("a", "weights", 1.0), Loaded("a", 2.0)]
+    assert world.loads == ["a"]
+    assert pool.snapshot()[0].leases == 3
+    assert pool.engine("a") is not None
+    assert pool.advance() == []
+
+
+def test_the_least_recently_used_makes_way_and_two_waiters_share_one_eviction(world: World) -> None:
+    pool = world.pool()
+    ready(pool, "a", "b")
+    world.now = 1.0
+    ready(pool, "a")
+    pool.acquire(specification("c"))
+    pool.acquire(specification("c"))
+    assert [event for event in drain(pool) if isinstance(event, Evicted)] == [Evicted("b")]
+    assert sorted(world.open) == ["a", "c"]
+    assert world.loads == ["a", "b", "c"]
+
+
+def test_room_is_made_before_the_load_begins(world: World) -> None:
+    pool = world.pool()
+    ready(pool, "a", "b")
+    pool.acquire(specification("d"))
+    assert world.open == []
+    assert pool.accounted_bytes == 9
+    assert world.reclaimed
+
+
+def test_prefix_caches_go_before_models(world: World) -> None:
+    pool = world.pool()
+    ready(pool, "a")
+    engine = pool.engine("a")
+    assert isinstance(engine, FakeEngine)
+    engine.prefix_cache_bytes = 4
+    pool.acquire(specification("c"))
+    assert engine.prefix_cache_bytes == 0
+    assert world.open == ["a"]
+
+
+def test_what_can_never_fit_is_refused_for_good_and_evicts_nothing(world: World) -> None:
+    pool = world.pool()
+    ready(pool, "a")
+    with pytest.raises(InsufficientMemory, match=r"needs .* choose a smaller model or raise PACELINE_MEMORY") as caught:
+        pool.acquire(specification("huge"))
+    assert caught.value.retry_after_seconds is None
+    assert world.open == ["a"]
+    assert not pool.loading
+
+
+def test_sizes_are_told_in_gigabytes() -> None:
+    pool = World({"big": 12 * 10**9}).pool(ceiling=8 * 10**9)
+    with pytest.raises(InsufficientMemory, match=r"big needs 12.0 GB, the ceiling is 8.0 GB: choose"):
+        pool.acquire(specification("big"))
+
+
+def test_models_in_use_stay_and_the_client_may_come_back(world: World) -> None:
+    pool = world.pool()
+    ready(pool, "a")
+    pool.acquire(specification("c"))
+    with pytest.raises(InsufficientMemory, match="models in use hold") as caught:
+        pool.acquire(specification("d"))
+    assert caught.value.retry_after_seconds is not None
+    drain(pool)
+    assert sorted(world.open) == ["a", "c"]
+    pool.release("c")
+    pool.acquire(specification("d"))
+    assert world.open == []
+
+
+def test_a_leased_model_stays_although_an_idle_one_was_used_later(world: World) -> None:
+    pool = world.pool()
+    pool.acquire(specification("a"))
+    drain(pool)
+    world.now = 1.0
+    ready(pool, "b")
+    pool.acquire(specification("c"))
+    assert world.open == ["a"]
+
+
+def test_pinned_models_stay_and_waiting_would_not_help(world: World) -> None:
+    pool = world.pool()
+    pool.pin("c", True)
+    ready(pool, "c")
+    with pytest.raises(InsufficientMemory, match="unpin one") as caught:
+        pool.acquire(specification("d"))
+    assert caught.value.retry_after_seconds is None
+    pool.pin("c", False)
+    pool.acquire(specification("d"))
+    assert world.open == []
+
+
+def test_a_failed_load_tells_its_waiters_and_the_next_acquire_tries_again(world: World) -> None:
+    pool = world.pool()
+    world.broken["a"] = ModelUnavailable("the file is broken")
+    pool.acquire(specification("a"))
+    pool.acquire(specification("a"))
+    failed = drain(pool)[-1]
+    assert isinstance(failed, LoadFailed)
+    assert (failed.error.message, failed.error.__traceback__) == ("the file is broken", None)
+    assert (pool.snapshot(), pool.accounted_bytes) == ((), 0)
+    pool.release("a")
+    ready(pool, "a")
+    assert pool.snapshot()[0].leases == 0
+
+
+def test_any_exception_of_a_load_becomes_one_of_ours(world: World) -> None:
+    pool = world.pool()
+    world.broken["a"] = MemoryError("no more")
+    pool.acquire(specification("a"))
+    failed = drain(pool)[-1]
+    assert isinstance(failed, LoadFailed)
+    assert isinstance(failed.error, ModelUnavailable)
+    assert failed.error.message == "a cannot be loaded: MemoryError: no more"
+
+
+def test_an_engine_that_does_not_open_is_a_failed_load(world: World) -> None:
+    def refuse(unit: LoadedUnit) -> FakeEngine:
+        raise ValueError(f"{unit.spec.id} has no cache")
+
+    pool = EnginePool(ceiling_bytes=9, load=world.load, open_engine=refuse, estimate=world.estimate, clock=world.clock)
+    pool.acquire(specification("a"))
+    failed = drain(pool)[-1]
+    assert isinstance(failed, LoadFailed)
+    assert "a has no cache" in failed.error.message
+
+
+def test_a_cancelled_load_frees_and_tells_once(world: World) -> None:
+    pool = world.pool()
+    pool.acquire(specification("a"))
+    pool.advance()
+    pool.cancel_load("a")
+    assert world.loading == []
+    pool.acquire(specification("a"))
+    assert pool.loading
+    (failed,) = pool.advance()
+    assert isinstance(failed, LoadFailed)
+    assert failed.error.code == "load_cancelled"
+    assert not pool.loading
+    pool.cancel_load("a")
+    ready(pool, "a")
+    pool.cancel_load("a")
+    assert world.open == ["a"]
+
+
+def test_an_abandoned_load_makes_way(world: World) -> None:
+    pool = world.pool()
+    pool.acquire(specification("c"))
+    pool.advance()
+    pool.release("c")
+    pool.acquire(specification("d"))
+    assert world.loading == []
+    assert pool.advance()[0] == Evicted("c")
+
+
+def test_another_draft_reloads_an_idle_model_and_waits_for_a_busy_one(world: World) -> None:
+    pool = world.pool()
+    ready(pool, "a")
+    drafted = specification("a", draft_id="b", draft_path="/models/b")
+    pool.acquire(drafted)
+    assert drain(pool)[0] == Evicted("a")
+    assert pool.snapshot()[0].draft_id == "b"
+    with pytest.raises(ModelUnavailable, match="in use with another draft") as caught:
+        pool.acquire(specification("a"))
+    assert caught.value.retry_after_seconds is not None
+    pool.acquire(drafted)
+    assert pool.snapshot()[0].leases == 2
+
+
+def test_settings_of_the_scheduler_need_no_reload_and_sizes_wait_until_idle(world: World) -> None:
+    pool = world.pool()
+    pool.acquire(specification("a"))
+    drain(pool)
+    pool.acquire(specification("a", policy="off", queue_limit=1, num_draft_tokens=2, draft_unavailable="none"))
+    pool.acquire(specification("a", max_rows=1))
+    assert world.loads == ["a"]
+    for _ in range(3):
+        pool.release("a")
+    pool.acquire(specification("a", max_rows=1))
+    drain(pool)
+    assert world.loads == ["a", "a"]
+
+
+def test_a_pinned_model_may_reload_with_another_draft(world: World) -> None:
+    pool = world.pool()
+    pool.pin("d", True)
+    ready(pool, "d")
+    pool.acquire(specification("d", draft_id="x", draft_path="/models/x"))
+    assert isinstance(drain(pool)[-1], Loaded)
+
+
+def test_a_reload_that_cannot_fit_keeps_the_old_unit(world: World) -> None:
+    pool = world.pool(ceiling=9)
+    ready(pool, "d")
+    with pytest.raises(InsufficientMemory):
+        pool.acquire(specification("d", draft_id="x", draft_path="/models/x"))
+    assert world.open == ["d"]
+
+
+def test_idle_models_expire_by_their_own_time(world: World) -> None:
+    pool = world.pool(default_idle_seconds=60.0)
+    ready(pool, "a", "b")
+    pool.set_idle("b", None)
+    world.now = 59.0
+    assert pool.expire() == []
+    world.now = 61.0
+    assert pool.expire() == [Evicted("a")]
+    pool.set_idle("b", 10.0)
+    pool.pin("b", True)
+    assert pool.expire() == []
+    pool.pin("b", False)
+    assert pool.expire() == [Evicted("b")]
+    assert pool.snapshot() == ()
+
+
+def test_a_leased_model_never_expires(world: World) -> None:
+    pool = world.pool(default_idle_seconds=1.0)
+    pool.acquire(specification("a"))
+    drain(pool)
+    world.now = 100.0
+    assert pool.expire() == []
+    pool.release("a")
+    assert pool.expire() == []
+    world.now = 101.0
+    assert pool.expire() == [Evicted("a")]
+
+
+def test_caches_that_outgrow_the_ceiling_are_told_and_relieved(world: World) -> None:
+    pool = world.pool()
+    ready(pool, "a", "b")
+    grown = pool.engine("b")
+    assert isinstance(grown, FakeEngine)
+    grown.cache_bytes = 5
+    assert pool.accounted_bytes == 3 + 9
+    world.now = 1.0
+    pool.acquire(specification("b"))
+    assert pool.expire() == [Evicted("a")]
+
+
+def test_a_model_in_use_is_not_unloaded(world: World) -> None:
+    pool = world.pool()
+    pool.acquire(specification("a"))
+    with pytest.raises(ModelUnavailable, match="in use by 1 requests"):
+        pool.unload("a")
+    pool.release("a")
+    pool.pin("a", True)
+    pool.unload("a")
+    pool.unload("nobody")
+    assert (world.open, world.loading) == ([], [])
+    assert pool.advance() == [Evicted("a")]
+
+
+def test_the_snapshot_tells_state_leases_and_bytes(world: World) -> None:
+    pool = world.pool()
+    pool.pin("b", True)
+    ready(pool, "b")
+    world.now = 7.0
+    pool.acquire(specification("a", draft_id="x", draft_path="/x"))
+    b, a = pool.snapshot()
+    assert b == LoadedModel(
+        id="b",
+        state="ready",
+        weights_bytes=4,
+        cache_families=("kv",),
+        max_context_tokens=64,
+        pinned=True,
+        idle_seconds=7.0,
+    )
+    assert (a.state, a.draft_id, a.leases, a.idle_seconds) == ("loading", "x", 1, 0.0)
+    assert pool.memory() == memory.readings()

@@ -1,0 +1,146 @@
+"""The pool with real tiny models: every byte comes back, and estimates cover what models take."""
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.core.errors import InsufficientMemory, PacelineError
+from app.core.messages import ModelSpecification
+from app.core.request import Request
+from app.core.step import DecodeRow, DecodeStep, PrefillStep
+from app.engine import memory
+from app.engine.engine import open_engine
+from app.engine.loader import load_unit
+from app.engine.pool import EnginePool, Loaded, LoadFailed, open_pool
+from tests.engine.pool_world import drain
+from tests.tiny import write_tiny_model
+
+
+@pytest.fixture(name="folders")
+def real_folders(tmp_path: Path) -> Iterator[Callable[..., ModelSpecification]]:
+    gc.freeze()
+
+    def make(family: str, *, draft: bool = False, **changes: Any) -> ModelSpecification:
+        path = write_tiny_model(tmp_path / family, family)
+        spec = ModelSpecification(
+            id=family, path=str(path), max_rows=2, max_context_tokens=128, prefill_chunk_tokens=16, **changes
+        )
+        if not draft:
+            return spec
+        small = write_tiny_model(tmp_path / f"{family}-draft", family, noise=0.03)
+        return msgspec.structs.replace(spec, draft_id=f"{family}-draft", draft_path=str(small))
+
+    yield make
+    gc.unfreeze()
+
+
+def use(pool: EnginePool, model_id: str) -> list[int]:
+    """Generate some tokens on a ready model."""
+    engine = pool.engine(model_id)
+    assert engine is not None
+    tokens = list(range(40, 60))
+    request = Request(id="r", prompt_tokens=tuple(tokens), max_tokens=12)
+    engine.admit(request)
+    engine.step(PrefillStep("r", tokens, 0, 15))
+    computed = 15
+    for remaining in range(6, 0, -1):
+        row = DecodeRow("r", tokens, 20, computed, remaining + 6, "draft_model", 3)
+        row = row if "draft_model" in engine.limits.drafters else replace(row, method="off", num_draft_tokens=0)
+        (outcome,) = engine.step(DecodeStep((row,))).outcomes
+        tokens += outcome.emitted
+        computed = outcome.computed
+    engine.release("r", tokens)
+    return tokens[20:]
+
+
+@pytest.mark.parametrize(("family", "draft"), [("qwen3", True), ("gemma3", False), ("qwen3_next", True)])
+def test_after_the_last_release_and_unload_every_byte_is_back(
+    folders: Callable[..., ModelSpecification], family: str, draft: bool
+) -> None:
+    spec = folders(family, draft=draft)
+    memory.release()
+    before = memory.active()
+    pool = open_pool(10**9)
+    told, idle = [], []
+    for _ in range(3):
+        pool.acquire(spec)
+        events = drain(pool)
+        assert isinstance(events[-1], Loaded), events
+        told.append(use(pool, family))
+        assert memory.active() - before > pool.snapshot()[0].weights_bytes
+        pool.release(family)
+        pool.unload(family)
+        idle.append((memory.active(), memory.cached()))
+    assert told[0] == told[1] == told[2]
+    assert idle[0] == idle[1] == idle[2]
+    assert 0 <= idle[0][0] - before < 256, "only scalars of compiled functions may outlive a model"
+    assert idle[0][1] == 0
+
+
+def test_what_a_model_really_takes_stays_within_its_estimate(folders: Callable[..., ModelSpecification]) -> None:
+    spec = folders("qwen3", draft=True, prefix_cache_bytes=0)
+    memory.release()
+    idle = memory.active()
+    pool = open_pool(10**9)
+    pool.acquire(spec)
+    drain(pool)
+    use(pool, "qwen3")
+    assert 0 < memory.active() - idle <= memory.estimate(spec) == pool.accounted_bytes
+
+
+def test_real_models_make_way_for_one_another(folders: Callable[..., ModelSpecification]) -> None:
+    first, second = folders("qwen3"), folders("llama")
+    ceiling = max(memory.estimate(first), memory.estimate(second)) + 1
+    memory.release()
+    idle = memory.active()
+    pool = open_pool(ceiling)
+    for spec in (first, second, first):
+        pool.acquire(spec)
+        drain(pool)
+        use(pool, spec.id)
+        pool.release(spec.id)
+        assert [model.id for model in pool.snapshot()] == [spec.id]
+    pool.unload("qwen3")
+    assert memory.active() - idle < 256
+
+
+def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., ModelSpecification]) -> None:
+    spec = folders("qwen3", draft=True)
+    memory.release()
+    idle = memory.active()
+    pool = EnginePool(
+        ceiling_bytes=10**9,
+        load=partial(load_unit, slice_bytes=4096),
+        open_engine=open_engine,
+        estimate=memory.estimate,
+    )
+    pool.acquire(spec)
+    for _ in range(8):
+        pool.advance()
+    assert memory.active() > idle
+    pool.cancel_load("qwen3")
+    assert memory.active() - idle < 256
+    (Path(str(spec.draft_path)) / "model.safetensors").write_bytes(b"")
+    pool.advance()
+    with pytest.raises(PacelineError, match="truncated or corrupt"):
+        pool.acquire(spec)
+    config = Path(spec.path) / "config.json"
+    config.write_text(config.read_text().replace('"qwen3"', '"qwen4"'))
+    pool.acquire(msgspec.structs.replace(spec, draft_path=None, draft_id=None))
+    failed = drain(pool)[-1]
+    assert isinstance(failed, LoadFailed)
+    assert "qwen4 not supported" in failed.error.message
+    assert memory.active() - idle < 256
+
+
+def test_the_ceiling_reaches_the_real_pool(folders: Callable[..., ModelSpecification]) -> None:
+    spec = folders("qwen3")
+    with pytest.raises(InsufficientMemory, match=r"the ceiling is 0.0 GB: choose a smaller model"):
+        open_pool(memory.estimate(spec) - 1).acquire(spec)
+    open_pool(memory.estimate(spec)).acquire(spec)

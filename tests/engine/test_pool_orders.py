@@ -1,0 +1,169 @@
+"""The pool in every order of calls that hypothesis finds: bytes, leases and evictions always agree."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from app.core.errors import InsufficientMemory, ModelUnavailable
+from app.engine.pool import Evicted, LoadFailed, PoolEvent
+from tests.engine.pool_world import CEILING, SIZES, FakeEngine, World, drain, specification
+
+models = st.sampled_from(["a", "a", "b", "b", "c", "c", "d", "huge"])
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Random lives. `leases` is the model: what a consumer who follows the contract believes it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(dict(SIZES))
+        self.pool = self.world.pool(default_idle_seconds=30.0)
+        self.leases = dict.fromkeys(SIZES, 0)
+        self.pinned: set[str] = set()
+        self.protected: set[str] = set()
+
+    @initialize(held=models, idle=st.lists(models, max_size=3))
+    def be_in_use(self, held: str, idle: list[str]) -> None:
+        self.acquire(held, drafted=False)
+        self.advance_to_the_end()
+        for model in idle:
+            self.serve_one(model)
+
+    @rule(model=models, drafted=st.booleans())
+    def acquire(self, model: str, drafted: bool) -> None:
+        self._protect()
+        spec = specification(model, **({"draft_id": "x", "draft_path": "/x"} if drafted else {}))
+        before = (sorted(self.world.open), sorted(self.world.loading))
+        try:
+            self.pool.acquire(spec)
+        except (InsufficientMemory, ModelUnavailable):
+            assert (sorted(self.world.open), sorted(self.world.loading)) == before
+        else:
+            self.leases[model] += 1
+        self._check_protected(except_for=model)
+
+    @rule(model=models)
+    def release(self, model: str) -> None:
+        if self.leases[model]:
+            self.leases[model] -= 1
+            self.pool.release(model)
+
+    @rule()
+    def advance(self) -> None:
+        self._follow(self.pool.advance())
+
+    @rule()
+    def advance_to_the_end(self) -> None:
+        self._follow(drain(self.pool))
+        assert not self.world.loading
+
+    @rule(model=models)
+    def serve_one(self, model: str) -> None:
+        """A whole short life: most requests are like this."""
+        self.world.now += 1
+        self.acquire(model, drafted=False)
+        self.advance_to_the_end()
+        self.release(model)
+
+    @rule(model=models)
+    def unload(self, model: str) -> None:
+        try:
+            self.pool.unload(model)
+        except ModelUnavailable:
+            assert self.leases[model]
+        else:
+            assert model not in self.world.open
+
+    @rule(model=models)
+    def cancel_load(self, model: str) -> None:
+        self.pool.cancel_load(model)
+        assert model not in self.world.loading
+
+    @rule(model=models, pinned=st.booleans())
+    def pin(self, model: str, pinned: bool) -> None:
+        self.pool.pin(model, pinned)
+        (self.pinned.add if pinned else self.pinned.discard)(model)
+
+    @rule(model=models, seconds=st.none() | st.floats(0, 60))
+    def set_idle(self, model: str, seconds: float | None) -> None:
+        self.pool.set_idle(model, seconds)
+
+    @rule(seconds=st.floats(0, 40))
+    def expire(self, seconds: float) -> None:
+        self._protect()
+        self.world.now += seconds
+        events = self.pool.expire()
+        assert all(isinstance(event, Evicted) and not self.leases[event.model_id] for event in events)
+        self._check_protected()
+
+    @rule(model=models)
+    def break_the_next_load(self, model: str) -> None:
+        self.world.broken[model] = ModelUnavailable("broken")
+
+    @precondition(lambda self: self.world.open)
+    @rule(size=st.integers(0, 6), data=st.data())
+    def grow_a_prefix_cache(self, size: int, data: st.DataObject) -> None:
+        engine = self.pool.engine(data.draw(st.sampled_from(sorted(self.world.open))))
+        assert isinstance(engine, FakeEngine)
+        engine.prefix_cache_bytes = max(0, min(size, CEILING - self._accounted_without(engine)))
+
+    @invariant()
+    def bytes_are_accounted_and_fit(self) -> None:
+        entries = self.pool._entries.values()
+        live = sum(entry.reserved_bytes + entry.prefix_bytes for entry in entries)
+        assert self.pool.accounted_bytes == live <= CEILING
+        assert sorted(entry.spec.id for entry in entries if entry.engine) == sorted(self.world.open)
+        assert {entry.spec.id for entry in entries if not entry.engine} >= set(self.world.loading)
+
+    @invariant()
+    def nothing_is_there_twice(self) -> None:
+        there = self.world.open + self.world.loading
+        assert len(there) == len(set(there))
+
+    @invariant()
+    def leases_agree(self) -> None:
+        pending = {event.model_id for event in self.pool._events if isinstance(event, LoadFailed)}
+        for model, held in self.leases.items():
+            entry = self.pool._entries.get(model)
+            if model not in pending:
+                assert held == (entry.leases if entry else 0)
+
+    def teardown(self) -> None:
+        self._follow(drain(self.pool))
+        for model, held in self.leases.items():
+            for _ in range(held):
+                self.pool.release(model)
+            self.pool.unload(model)
+        assert (self.world.open, self.world.loading, self.pool.accounted_bytes) == ([], [], 0)
+
+    def _follow(self, events: list[PoolEvent]) -> None:
+        for event in events:
+            if isinstance(event, LoadFailed):
+                self.leases[event.model_id] = 0
+
+    def _protect(self) -> None:
+        kept = {model for model, held in self.leases.items() if held} | self.pinned
+        self.protected = kept & set(self.world.open)
+
+    def _check_protected(self, except_for: str = "") -> None:
+        assert self.protected - {except_for} <= set(self.world.open)
+
+    def _accounted_without(self, engine: FakeEngine) -> int:
+        return self.pool.accounted_bytes - engine.prefix_cache_bytes
+
+
+PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPoolInEveryOrder = PoolMachine.TestCase
+
+
+@pytest.mark.soak
+def test_the_pool_in_thousands_of_orders() -> None:
+    run_state_machine_as_test(PoolMachine, settings=settings(max_examples=2000, stateful_step_count=80, deadline=None))
