@@ -85,6 +85,12 @@ class Lane:
         self.capacity = None if window is None else self.keep_tokens + chunk_tokens
         self.bases: list[int] = []
         self.moves: list[tuple[int, int, int]] = []
+        self.uniform = True
+        """Whether all selected rows write at the same buffer index."""
+        self.extent = 0
+        """Number of buffer positions that the forward reads."""
+        self.room = 0
+        """Number of buffer positions that a write may touch: a ragged one touches every row of the table."""
         self._begun: Selection | None = None
         self._starts: tuple[int, ...] = ()
         self._masks: dict[tuple[int, bool, int | None], Any] = {}
@@ -108,6 +114,10 @@ class Lane:
             self._starts = tuple(
                 length - self.base(slot) for slot, length in enumerate(selection.lengths, selection.first)
             )
+            self.uniform = len(set(self._starts)) == 1
+            self.extent = max(self._starts) + selection.width
+            longest = max(length - self.base(slot) for slot, length in enumerate(self.table.lengths))
+            self.room = longest + selection.width
         return self._starts
 
     def _plan_moves(self, selection: Selection) -> list[tuple[int, int, int]]:
@@ -125,15 +135,6 @@ class Lane:
         """Whether the row still has every token that position `length` would attend to."""
         base = self.base(slot)
         return base == 0 or (self.window is not None and length - self.window + 1 >= base)
-
-    @property
-    def uniform(self) -> bool:
-        return len(set(self.begin())) == 1
-
-    @property
-    def extent(self) -> int:
-        """Number of buffer positions that the forward reads."""
-        return max(self.begin()) + self.table.selection.width
 
     def write_index(self, rows: int) -> mx.array:
         """int32 [rows, 1, width, 1]: where each row of the whole buffer writes; rows outside the range write junk

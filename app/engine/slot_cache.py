@@ -35,7 +35,7 @@ class SlotKV:
         """Write [rows, heads, width, dimension] behind each row's length; read everything up to the longest row."""
         starts = self.lane.begin()
         selection = self.lane.table.selection
-        self._reserve(keys, values, selection.stop, max(starts) + selection.width)
+        self._reserve(keys, values, selection.stop, self.lane.room)
         if self.keys is None or self.values is None:
             raise AssertionError("buffers are reserved before they are written")
         for slot, begin, end in self.lane.moves:
@@ -70,12 +70,7 @@ class SlotKV:
         return mx.put_along_axis(buffer, index, fresh, axis=2)
 
     def _reserve(self, keys: mx.array, values: mx.array, rows: int, positions: int) -> None:
-        """Grow by rows to the next power of two and by positions to a quarter more, so that copies amortise.
-
-        A ragged write touches every row, so room is made behind the longest row of the table, selected or not.
-        """
-        longest = max((length - self.lane.base(slot) for slot, length in enumerate(self.lane.table.lengths)), default=0)
-        positions = max(positions, longest + keys.shape[2])
+        """Grow by rows to the next power of two and by positions to a quarter more, so that copies amortise."""
         have_rows, have = (0, 0) if self.keys is None else (self.keys.shape[0], self.keys.shape[2])
         if rows <= have_rows and positions <= have:
             return
