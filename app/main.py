@@ -16,6 +16,7 @@ from app.api.auth import authorize
 from app.api.context import Context
 from app.api.errors import install_error_handlers
 from app.api.gate import Gate
+from app.api.idle import IdleLimit
 from app.api.ports import Catalog, Worker
 from app.api.resolver import Resolver
 from app.api.serving import AddressError, DrainingServer, bind, serve_config
@@ -32,11 +33,13 @@ EXIT_UNSAFE = 2
 
 def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
     """The ASGI application; `client` need not be ready."""
+    resolver = Resolver(settings, catalog, client, pairing)
     context = Context(
         settings=settings,
         worker=client,
-        resolver=Resolver(settings, catalog, client, pairing),
+        resolver=resolver,
         activity=Activity(settings.max_requests),
+        idle=IdleLimit(client, resolver, settings.idle_seconds),
     )
     return build(context)
 
@@ -46,9 +49,11 @@ def build(context: Context) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def listen(_app: FastAPI) -> AsyncGenerator[None, None]:
-        unsubscribe = context.worker.subscribe(context.measurements.observe)
+        listeners = (context.measurements.observe, context.idle.hear)
+        unsubscribes = [context.worker.subscribe(listener) for listener in listeners]
         yield
-        unsubscribe()
+        for unsubscribe in unsubscribes:
+            unsubscribe()
 
     app = FastAPI(
         title="Paceline",

@@ -99,7 +99,7 @@ class Settings(BaseSettings):
         None, "Most tokens drafted per step, 1 to 64; empty: the governor decides.", "reload", ge=1, le=64
     )
     idle_seconds: Annotated[float | None, BeforeValidator(_absent)] = _setting(
-        None, "Seconds without a request after which a model is unloaded; empty: never.", "reload", ge=1, le=31_536_000
+        None, "Seconds without a request that unload a model; empty: one hour.", "reload", ge=1, le=31_536_000
     )
     default_model: str = _setting("", "Model for requests that name none; empty: the only one there is.")
     drain_seconds: float = _setting(30.0, "Seconds that running requests get to finish at shutdown.", ge=0, le=3600)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from app.api.activity import Activity
+from app.api.idle import IdleLimit
 from app.api.measurements import Measurements
 from app.api.ports import Worker
 from app.api.resolver import Resolver
@@ -21,6 +22,7 @@ class Context:
     worker: Worker
     resolver: Resolver
     activity: Activity
+    idle: IdleLimit
     measurements: Measurements = field(default_factory=Measurements)
     clock: Clock = time.monotonic
     started_at: int = field(default_factory=lambda: int(time.time()))

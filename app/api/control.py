@@ -11,9 +11,6 @@ from app.api.body import read_json
 from app.api.context import context_of
 from app.api.schemas import LoadBody, UnloadBody
 
-NEVER_SECONDS = 31_536_000.0
-"""A year: what a `ttl` of -1 means."""
-
 router = APIRouter()
 
 
@@ -26,8 +23,8 @@ async def load_model(request: Request) -> dict[str, Any]:
     draft = "off" if body.draft == "" else body.draft
     model = await asyncio.to_thread(context.resolver.resolve, body.model, draft)
     idle_seconds = context.settings.idle_seconds if body.ttl is None else body.ttl
-    if idle_seconds is not None and idle_seconds < 0:
-        idle_seconds = NEVER_SECONDS
+    if body.ttl is not None:
+        context.idle.keep_own(model.id)
     loaded = await unless_client_leaves(request, context.worker.load(model, pinned=body.pin, idle_seconds=idle_seconds))
     return {
         "model": model.id,

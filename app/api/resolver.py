@@ -62,6 +62,10 @@ class Resolver:
         """Everything in the catalog."""
         return list(self._catalog.models())
 
+    def last(self, model_id: str) -> ModelSpecification | None:
+        """The specification that was last made for a model; None when there was none."""
+        return self._last.get(model_id)
+
     def planned_draft(self, main: CatalogModel) -> str | None:
         """The draft that a request without a wish of its own would get."""
         last = self._last.get(main.id)

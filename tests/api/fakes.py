@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from app.api.activity import Activity
 from app.api.context import Context
+from app.api.idle import IdleLimit
 from app.api.resolver import Resolver
 from app.api.serving import DeadlineProtocol, DrainingServer, bind, serve_config
 from app.core.errors import ModelNotFound, PacelineError
@@ -139,6 +140,7 @@ class FakeWorker:
         self, model: ModelSpecification, *, pinned: bool | None = None, idle_seconds: float | None = None
     ) -> ModelLoaded:
         self.loads.append((model, pinned, idle_seconds))
+        await self.tell()
         return ModelLoaded(id="load", model_id=model.id, seconds=1.5)
 
     async def unload(self, model_id: str) -> None:
@@ -220,7 +222,12 @@ def make_site(
     chosen = Settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **settings)  # type: ignore[call-arg]
     resolver = Resolver(chosen, FakeCatalog(models), worker, FakePairings())
     made = Context(
-        settings=chosen, worker=worker, resolver=resolver, activity=Activity(chosen.max_requests), **(context or {})
+        settings=chosen,
+        worker=worker,
+        resolver=resolver,
+        activity=Activity(chosen.max_requests),
+        idle=IdleLimit(worker, resolver, chosen.idle_seconds),
+        **(context or {}),
     )
     return Site(build(made), worker, made)
 

@@ -96,7 +96,8 @@ async def test_draining_ends_what_does_not_finish(site: Site) -> None:
 
 async def test_metrics(site: Site) -> None:
     async with site.app.router.lifespan_context(site.app):
-        site.worker.listeners[0](Heartbeat(pending=True, step_seconds=0.02))
+        for listener in site.worker.listeners:
+            listener(Heartbeat(pending=True, step_seconds=0.02))
         site.worker.snapshot = Snapshot(models=(LOADED,), active_bytes=5000, peak_bytes=6000)
         site.worker.restarts = 2
         await site.chat()
@@ -162,13 +163,28 @@ async def test_load_and_unload(site: Site) -> None:
     assert (specification.draft_path, pinned, idle_seconds) == ("/models/demo-draft", True, 60)
     await site.client.post("/api/load", json={"model": "demo-main", "draft": "off", "ttl": -1})
     assert site.worker.loads[1][0].draft_id is None
-    assert site.worker.loads[1][2] == 31_536_000
+    assert site.worker.loads[1][2] == -1, "never"
     assert (await site.client.post("/api/unload", json={"model": "demo-main"})).status_code == 200
     assert site.worker.unloads == ["demo-main"]
     assert (await site.client.post("/api/unload", json={"model": "nothing"})).status_code == 404
     assert (await site.client.post("/api/load", json={"model": "nothing"})).status_code == 404
     misfit = await site.client.post("/api/load", json={"model": "demo-main", "draft": "org/other"})
     assert (misfit.status_code, misfit.json()["error"]["code"]) == (400, "speculation_unavailable")
+
+
+async def test_a_model_that_a_request_loaded_gets_the_idle_limit() -> None:
+    site = make_site(idle_seconds=90)
+    async with site.app.router.lifespan_context(site.app):
+        await site.chat()
+        await site.complete(model="org/other")
+        await site.client.post("/api/load", json={"model": "org/other", "ttl": 5})
+        for name in ("org/other", "demo-main"):
+            for phase in ("weights", "ready"):
+                for listener in site.worker.listeners:
+                    listener(LoadProgress(model_id=name, phase=phase, fraction=1.0))
+        await site.worker.wait_for(lambda: len(site.worker.loads) >= 2)
+    limits = [(specification.id, seconds) for specification, _, seconds in site.worker.loads]
+    assert limits == [("org/other", 5), ("demo-main", 90)]
 
 
 async def test_the_page_is_self_contained_and_escapes_names() -> None:
