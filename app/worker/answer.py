@@ -12,11 +12,14 @@ from app.core.request import Request
 from app.core.step import FinishReason, TokenEvent
 from app.worker.choice import Choice
 from app.worker.failure import failed_frame
-from app.worker.mail import Admitted, Submission, Told, choice_id, choice_of
+from app.worker.mail import Submission, Told, choice_id, choice_of
 from app.worker.ports import TextModelPort
 from app.worker.tally import Tally
+from app.worker.texts import ModelText
 
 _SEEDS = 1 << 64
+_NO_LIMIT = (1 << 31) - 1
+"""Asks the scheduler for everything up to the end of the context."""
 _logger = logging.getLogger("paceline.request")
 
 
@@ -30,13 +33,13 @@ class Reaction(NamedTuple):
 class Answer:
     """Pure: what to do comes out as a `Reaction`; the speaker does it. Raises InvalidRequest when it cannot begin."""
 
-    def __init__(self, command: Generate, model: TextModelPort, received_at: float) -> None:
+    def __init__(self, command: Generate, text: ModelText, received_at: float) -> None:
         if command.n < 1:
             raise InvalidRequest("n must be at least 1.", parameter="n")
         if command.max_tokens is not None and command.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1.", parameter="max_tokens")
         self._command = command
-        self._model = model
+        self._model = model = text.model
         self._prompt = _prompt_tokens(command, model)
         after = () if command.messages is not None else self._prompt
         self._choices = [
@@ -44,7 +47,7 @@ class Answer:
                 command.id,
                 index,
                 model,
-                model.open_stream(command.stop, after),
+                text.open_stream(command.stop, after),
                 Tally(prompt_tokens=len(self._prompt), received_at=received_at),
             )
             for index in range(command.n)
@@ -70,19 +73,19 @@ class Answer:
             Request(
                 id=choice_id(command.id, index),
                 prompt_tokens=self._prompt,
-                max_tokens=command.max_tokens or 1,
+                max_tokens=command.max_tokens or _NO_LIMIT,
                 stop_token_ids=self._model.stop_token_ids,
                 sampling=msgspec.structs.replace(command.sampling, seed=(command.sampling.seed + index) % _SEEDS),
                 speculation=command.speculation,
             )
             for index in range(command.n)
         )
-        return Submission(command.id, command.model, requests, to_context_end=command.max_tokens is None)
+        return Submission(command.id, command.model, requests)
 
     def queued(self, at: float) -> Reaction:
         """The request is accepted: from here on the client streams."""
         for choice in self._choices:
-            choice.tally.queued(at)
+            choice.queued(at)
         accepted = Accepted(id=self._command.id, prompt_tokens=len(self._prompt))
         if not self._command.echo:
             return Reaction([accepted])
@@ -90,21 +93,20 @@ class Answer:
         echoes = [Delta(id=self._command.id, index=index, text=text, tokens=0) for index in range(self._command.n)]
         return Reaction([accepted, *echoes])
 
-    def admitted(self, note: Admitted) -> Reaction:
-        """One choice has a row."""
-        self._choices[choice_of(note.request_id)[1]].tally.admitted(note)
-        return Reaction()
-
     def feed(self, event: TokenEvent, told: Told) -> Reaction:
         """Tokens, or the end, of one choice."""
         if self.ended:
             return Reaction()
-        if event.finish_reason is FinishReason.FAILED:
-            return self.fail(PacelineError(f"The model failed: {event.error}", code="step_failed"))
         choice = self._choices[choice_of(event.request_id)[1]]
-        messages = choice.feed(event, told.at, told.step_seconds)
-        self._log(messages)
-        return Reaction(messages, (event.request_id,) if choice.stopped and messages else ())
+        was_closing = choice.closing
+        if event.finish_reason is FinishReason.FAILED and not was_closing:
+            return self.fail(PacelineError(f"The model failed: {event.error}", code="step_failed"))
+        messages = choice.feed(event, told.at)
+        for message in messages:
+            if isinstance(message, Finished):
+                _logger.info("%s", describe(self._command.model.id, message))
+        stopped = choice.closing and not was_closing and not choice.ended
+        return Reaction(messages, (event.request_id,) if stopped else ())
 
     def fail(self, error: PacelineError) -> Reaction:
         """End everything with one error."""
@@ -116,21 +118,15 @@ class Answer:
         return Reaction([failed_frame(self._command.id, error)], withdrawn)
 
     def cancel(self) -> Reaction:
-        """The client left: end every open choice at what was told."""
-        withdrawn = self._open_choice_ids
-        messages = [message for choice in self._choices for message in choice.cancel()]
-        self._log(messages)
-        return Reaction(messages, withdrawn)
+        """The client left: every open choice ends at what was told."""
+        for choice in self._choices:
+            choice.close("cancelled")
+        return Reaction(withdrawn=self._open_choice_ids)
 
     def _prompt_text(self) -> str:
         if self._command.text is not None:
             return self._command.text
         return b"".join(self._model.token_text(token)[1] for token in self._prompt).decode("utf-8", "replace")
-
-    def _log(self, messages: list[Delta | Finished]) -> None:
-        for message in messages:
-            if isinstance(message, Finished):
-                _logger.info("%s", describe(self._command.model.id, message))
 
 
 def describe(model_id: str, finished: Finished) -> str:

@@ -16,10 +16,10 @@ from typing import Final, cast
 import msgspec
 
 from app.core.errors import InvalidRequest, QueueFull
-from app.core.messages import MAX_FRAME_BYTES, Command, Event, Failed
+from app.core.messages import MAX_FRAME_BYTES, Command, Event, Failed, Generate
 
 MAX_BACKLOG_BYTES: Final = 2 * MAX_FRAME_BYTES
-"""Commands that the worker has not read yet; above it new ones are refused."""
+"""Commands that the worker has not read yet; above it new requests are refused."""
 READ_BYTES: Final = 256 * 1024
 
 _LENGTH = struct.Struct(">I")
@@ -145,7 +145,8 @@ class ServerChannel(asyncio.Protocol):
             raise InvalidRequest(f"The request cannot be sent to the model: {error}.") from error
         if self._transport is None or self._transport.is_closing():
             return
-        if self._transport.get_write_buffer_size() + len(frame) > MAX_BACKLOG_BYTES:
+        full = self._transport.get_write_buffer_size() + len(frame) > MAX_BACKLOG_BYTES
+        if full and isinstance(command, Generate):
             raise QueueFull("Too many requests wait for the worker; try again.", retry_after_seconds=2)
         self._transport.write(frame)
 

@@ -71,7 +71,13 @@ class Child:
             raise
         finally:
             theirs.close()
-        return cls(process, await ServerChannel.open(ours, on_event, on_close))
+        try:
+            channel = await ServerChannel.open(ours, on_event, on_close)
+        except BaseException:
+            process.kill()
+            ours.close()
+            raise
+        return cls(process, channel)
 
     @property
     def process_id(self) -> int:

@@ -7,58 +7,70 @@ from app.core.step import FinishReason, TokenEvent, TokenLogprobs
 from app.worker.ports import TextChunkPort, TextModelPort, TextStreamPort
 from app.worker.tally import Tally
 
+Message = Delta | Finished
+
+_FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "cancelled"}
+
 
 class Choice:
-    """Text is told as soon as it is certain; tokens without text yet ride along with the next text, or the end."""
+    """Text is told as soon as it is certain; tokens without text yet ride along with the next text, or the end.
+
+    After a stop string or a cancel nothing more is told; the end waits for the scheduler's terminal event, because
+    only that one knows why speculation did not run.
+    """
 
     def __init__(self, request_id: str, index: int, model: TextModelPort, stream: TextStreamPort, tally: Tally) -> None:
         self._request_id = request_id
         self._index = index
         self._model = model
         self._stream = stream
-        self.tally = tally
+        self._tally = tally
         self._tokens = 0
         self._logprobs: list[TokenText] = []
         self._method = "off"
-        self._reason = ""
+        self.closing = ""
+        """The finish reason that is decided already, while the scheduler does not know yet."""
         self.ended = False
-        """Nothing more is told."""
-        self.stopped = False
-        """A stop string ended it: the scheduler does not know yet."""
+        """Its `Finished` has been told."""
 
-    def feed(self, told: TokenEvent, at: float, step_seconds: float) -> list[Delta | Finished]:
-        """What the client is told of one event; FAILED events are the caller's."""
+    def queued(self, at: float) -> None:
+        """The scheduler has it."""
+        self._tally.queued(at)
+
+    def close(self, finish_reason: str) -> None:
+        """Tell nothing more but the end."""
+        self.closing = self.closing or finish_reason
+
+    def feed(self, told: TokenEvent, at: float) -> list[Message]:
+        """What the client is told of one event; a FAILED one only after `close`."""
         if self.ended:
             return []
+        messages = [] if self.closing else self._feed_tokens(told, at)
+        if told.finish_reason is None:
+            return messages
+        if self.closing:
+            return [*messages, *self._finish(self.closing, self._tally.usage_as_told(told.statistics, at))]
+        tail = self._stream.finish()
+        word = "stop" if tail.stopped else _FINISH_WORDS[told.finish_reason]
+        return [*messages, *self._delta(tail), *self._finish(word, self._tally.usage(told.statistics))]
+
+    def _feed_tokens(self, told: TokenEvent, at: float) -> list[Message]:
         chunk = self._stream.feed(told.tokens, told.accepted)
-        self.tally.count(told, chunk.tokens_used, at, step_seconds)
+        self._tally.count(told, chunk.tokens_used, at)
         self._tokens += chunk.tokens_used
         self._logprobs += self._token_texts(told.tokens[: chunk.tokens_used], told.logprobs)
         self._method = told.method
-        self._reason = told.statistics.reason or self._reason
-        messages = self._delta(chunk)
         if chunk.stopped:
-            self.stopped = True
-            return [*messages, *self._finish("stop", self.tally.usage_so_far(self._reason))]
-        if told.finish_reason is None:
-            return messages
-        tail = self._stream.finish()
-        word = "stop" if tail.stopped else _finish_word(told.finish_reason)
-        return [*messages, *self._delta(tail), *self._finish(word, self.tally.usage_of(told.statistics))]
+            self.close("stop")
+        return self._delta(chunk)
 
-    def cancel(self) -> list[Delta | Finished]:
-        """End it at what was told so far."""
-        return [] if self.ended else self._finish("cancelled", self.tally.usage_so_far(self._reason))
-
-    def _finish(self, finish_reason: str, usage: Usage) -> list[Delta | Finished]:
+    def _finish(self, finish_reason: str, usage: Usage) -> list[Message]:
         self.ended = True
-        messages: list[Delta | Finished] = []
-        if self._tokens:
-            messages.append(self._take_delta("", ()))
+        messages: list[Message] = [self._take_delta("", ())] if self._tokens else []
         messages.append(Finished(id=self._request_id, index=self._index, finish_reason=finish_reason, usage=usage))
         return messages
 
-    def _delta(self, chunk: TextChunkPort) -> list[Delta | Finished]:
+    def _delta(self, chunk: TextChunkPort) -> list[Message]:
         return [self._take_delta(chunk.text, chunk.accepted_spans)] if chunk.text else []
 
     def _take_delta(self, text: str, accepted_spans: Sequence[tuple[int, int]]) -> Delta:
@@ -84,7 +96,3 @@ class Choice:
                 top.append((other_text, logprob, tuple(other_data)))
             texts.append(TokenText(token=text, token_bytes=tuple(data), logprob=found.logprob, top=tuple(top)))
         return texts
-
-
-def _finish_word(reason: FinishReason) -> str:
-    return {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}.get(reason, "cancelled")

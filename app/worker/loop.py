@@ -1,7 +1,7 @@
 """The MLX thread: mail in, one slice of a load and one step of each model in turn, deliveries out.
 
 Only this thread touches the engine. It never waits for anything but its mailbox, and for that only when there is
-nothing to step. A step that raises fails its own requests (`lane.py`); a load that fails tells those who wait for it.
+nothing to step. A step that raises fails its own requests (`desk.py`); a load that fails tells those who wait for it.
 """
 
 import logging
@@ -11,26 +11,27 @@ from collections.abc import Callable
 
 import msgspec
 
-from app.core.errors import PacelineError
+from app.core.errors import PacelineError, QueueFull
 from app.core.messages import (
     Cancel,
     Event,
-    Heartbeat,
+    LoadedModel,
     LoadModel,
     LoadProgress,
     ModelLoaded,
     ModelUnloaded,
-    Snapshot,
     UnloadModel,
 )
 from app.core.ports import Clock
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent, Progress
+from app.worker.desk import Desk, OpenScheduler
 from app.worker.failure import failed_frame, short_text
-from app.worker.lane import Lane, OpenScheduler
 from app.worker.mail import Delivery, Halt, Mail, Refused, Submission, Withdrawal
 from app.worker.ports import PoolPort
+from app.worker.pulse import Pulse
 
-HEARTBEAT_SECONDS = 1.0
+HOUSEWORK_SECONDS = 1.0
+LOADING_RETRY_SECONDS = 5
 
 _logger = logging.getLogger("paceline.loop")
 
@@ -47,22 +48,26 @@ class Loop:
         send: Callable[[Event], None],
         text_is_alive: Callable[[], bool] = lambda: True,
         clock: Clock = time.monotonic,
-        heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._pool = pool
         self._open_scheduler = open_scheduler
         self._deliver = deliver
         self._send = send
-        self._text_is_alive = text_is_alive
         self._clock = clock
-        self._heartbeat_seconds = heartbeat_seconds
+        self._pulse = Pulse(
+            send=send,
+            models=self._models,
+            memory=pool.memory,
+            pending=self._busy,
+            text_is_alive=text_is_alive,
+            clock=clock,
+        )
         self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
-        self._lanes: dict[str, Lane] = {}
+        self._desks: dict[str, Desk] = {}
         self._loads: dict[str, LoadModel] = {}
         self._halted = False
         self._moved = True
-        self._told_snapshot: Snapshot | None = None
-        self._next_beat = self._next_house_work = clock()
+        self._next_house_work = clock()
 
     def post(self, mail: Mail) -> None:
         """Leave mail; never blocks, also safe in a signal handler."""
@@ -79,25 +84,25 @@ class Loop:
         if self._pool.loading:
             for event in self._pool.advance():
                 self._hear(event)
-            self._beat_if_due()
+            self._pulse.beat_if_due()
         self._moved = False
-        for lane in tuple(self._lanes.values()):
-            if lane.has_work:
+        for desk in tuple(self._desks.values()):
+            if desk.has_work:
                 began = self._clock()
-                self._moved |= lane.step()
-                self._beat(self._clock() - began)
+                self._moved |= desk.step()
+                self._pulse.beat(self._clock() - began)
                 self._read_mail(0.0)
         self._keep_house()
-        self._beat_if_due()
+        self._pulse.beat_if_due()
         return not self._halted
 
     # --- mail -------------------------------------------------------------------------------------------------
 
     def _seconds_to_sleep(self) -> float:
-        """0 while something can be stepped; a lane that has work and no plan is asked again at the next beat."""
-        if self._pool.loading or (self._moved and any(lane.has_work for lane in self._lanes.values())):
+        """0 while something can be stepped; a desk that has work and no plan is asked again at the next beat."""
+        if self._pool.loading or (self._moved and any(desk.has_work for desk in self._desks.values())):
             return 0.0
-        return max(0.0, self._next_beat - self._clock())
+        return self._pulse.seconds_to_next
 
     def _read_mail(self, seconds: float) -> None:
         try:
@@ -126,14 +131,19 @@ class Loop:
 
     def _submit(self, submission: Submission) -> None:
         model_id = submission.model.id
+        desk = self._desks.get(model_id)
+        if desk is not None and desk.line >= submission.model.queue_limit:
+            message = f"{desk.line} requests wait for {model_id} to be loaded; try again in a moment"
+            self._deliver(Refused(submission.id, QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)))
+            return
         error = self._attempt(lambda: self._lease(submission), f"{model_id} cannot be loaded")
         if error is not None:
             self._deliver(Refused(submission.id, error))
             return
-        lane = self._lanes.get(model_id) or self._new_lane(model_id)
-        lane.join(submission)
+        desk = desk or self._new_desk(model_id)
+        desk.join(submission)
         if (engine := self._pool.engine(model_id)) is not None:
-            lane.open(engine)
+            desk.open(engine)
 
     def _lease(self, submission: Submission) -> None:
         """One lease for each choice, or none."""
@@ -148,9 +158,9 @@ class Loop:
             raise
 
     def _withdraw(self, request_ids: tuple[str, ...]) -> None:
-        for lane in self._lanes.values():
+        for desk in self._desks.values():
             for request_id in request_ids:
-                lane.withdraw(request_id)
+                desk.withdraw(request_id)
 
     def _load(self, command: LoadModel) -> None:
         model_id = command.model.id
@@ -168,7 +178,7 @@ class Loop:
         if error is not None:
             self._send(failed_frame(command.id, error))
             return
-        self._show()
+        self._pulse.show()
         self._send(ModelUnloaded(id=command.id, model_id=model_id))
 
     def _cancel_load(self, request_id: str) -> None:
@@ -178,8 +188,8 @@ class Loop:
             return
         model_id = command.model.id
         self._pool.release(model_id)
-        lane = self._lanes.get(model_id)
-        if not (lane and lane.busy) and not any(load.model.id == model_id for load in self._loads.values()):
+        desk = self._desks.get(model_id)
+        if not (desk and desk.busy) and not any(load.model.id == model_id for load in self._loads.values()):
             self._pool.cancel_load(model_id)
 
     def _attempt(self, work: Callable[[], None], what: str) -> PacelineError | None:
@@ -195,49 +205,51 @@ class Loop:
 
     # --- models -----------------------------------------------------------------------------------------------
 
-    def _new_lane(self, model_id: str) -> Lane:
-        self._lanes[model_id] = lane = Lane(
+    def _new_desk(self, model_id: str) -> Desk:
+        self._desks[model_id] = desk = Desk(
             open_scheduler=self._open_scheduler,
             deliver=self._deliver,
             release=lambda: self._pool.release(model_id),
             clock=self._clock,
         )
-        return lane
+        return desk
 
     def _hear(self, event: PoolEvent) -> None:
         """What the pool told about one model."""
         model_id = event.model_id
-        lane = self._lanes.get(model_id)
+        desk = self._desks.get(model_id)
         match event:
             case Progress():
                 self._send(LoadProgress(model_id=model_id, phase=event.phase, fraction=event.fraction))
             case Loaded():
                 self._send(LoadProgress(model_id=model_id, phase="ready", fraction=1.0))
-                self._show()
-                if lane is not None and (engine := self._pool.engine(model_id)) is not None:
-                    lane.open(engine)
+                if desk is not None and (engine := self._pool.engine(model_id)) is not None:
+                    desk.open(engine)
                 self._answer_loads(model_id, event.seconds)
             case LoadFailed():
                 self._send(LoadProgress(model_id=model_id, phase="failed", fraction=0.0))
-                if lane is not None:
-                    lane.close(event.error)
+                if desk is not None:
+                    desk.close(event.error)
                 for command in self._take_loads(model_id):
                     self._send(failed_frame(command.id, event.error))
-                self._show()
+                self._pulse.show()
             case Evicted():
-                if lane is not None:
-                    lane.detach()
-                    if not lane.busy:
-                        del self._lanes[model_id]
-                self._show()
+                if desk is not None:
+                    desk.detach()
+                    if not desk.busy:
+                        del self._desks[model_id]
+                self._pulse.show()
 
     def _answer_loads(self, model_id: str, seconds: float) -> None:
-        for command in self._take_loads(model_id):
+        commands = self._take_loads(model_id)
+        for command in commands:
             if command.pinned is not None:
                 self._pool.pin(model_id, command.pinned)
             if command.idle_seconds is not None:
                 self._pool.set_idle(model_id, command.idle_seconds if command.idle_seconds >= 0 else None)
             self._pool.release(model_id)
+        self._pulse.show()
+        for command in commands:
             self._send(ModelLoaded(id=command.id, model_id=model_id, seconds=seconds))
 
     def _take_loads(self, model_id: str) -> list[LoadModel]:
@@ -253,44 +265,19 @@ class Loop:
         now = self._clock()
         if now < self._next_house_work:
             return
-        self._next_house_work = now + self._heartbeat_seconds
+        self._next_house_work = now + HOUSEWORK_SECONDS
         for event in self._pool.expire():
             self._hear(event)
 
-    def _beat_if_due(self) -> None:
-        if self._clock() >= self._next_beat:
-            self._beat(0.0)
+    def _busy(self) -> bool:
+        """Whether anybody waits for a step or a load."""
+        return self._pool.loading or any(desk.busy for desk in self._desks.values())
 
-    def _show(self) -> None:
-        """Models came or went: tell it before anybody is told that it happened."""
-        self._next_beat = self._clock()
-        self._beat(0.0)
-
-    def _beat(self, step_seconds: float) -> None:
-        """Say that the worker lives, unless its other thread does not: half a worker counts as none."""
-        now = self._clock()
-        snapshot = self._changed_snapshot() if now >= self._next_beat else None
-        if now >= self._next_beat:
-            self._next_beat = now + self._heartbeat_seconds
-        if self._text_is_alive():
-            pending = self._pool.loading or any(lane.busy for lane in self._lanes.values())
-            self._send(Heartbeat(pending=pending, step_seconds=step_seconds, snapshot=snapshot))
-
-    def _changed_snapshot(self) -> Snapshot | None:
-        active, cached, peak = self._pool.memory()
+    def _models(self) -> tuple[LoadedModel, ...]:
+        """The pool's models, with the requests that their desks have."""
         models = []
         for model in self._pool.snapshot():
-            lane = self._lanes.get(model.id)
-            running, waiting = (lane.running, lane.waiting) if lane else (0, 0)
+            desk = self._desks.get(model.id)
+            running, waiting = (desk.running, desk.waiting) if desk else (0, 0)
             models.append(msgspec.structs.replace(model, running=running, waiting=waiting))
-        snapshot = Snapshot(models=tuple(models), active_bytes=active, cached_bytes=cached, peak_bytes=peak)
-        if self._told_snapshot is not None and _timeless(snapshot) == _timeless(self._told_snapshot):
-            return None
-        self._told_snapshot = snapshot
-        return snapshot
-
-
-def _timeless(snapshot: Snapshot) -> Snapshot:
-    """Without what changes by the mere passing of time."""
-    models = tuple(msgspec.structs.replace(model, idle_seconds=0.0) for model in snapshot.models)
-    return msgspec.structs.replace(snapshot, models=models)
+        return tuple(models)

@@ -15,13 +15,11 @@ class Submission:
     id: str
     model: ModelSpecification
     requests: tuple[Request, ...]
-    to_context_end: bool = False
-    """The client gave no `max_tokens`: the loop sets it once it knows the engine's context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """End these choices; unknown and ended ones are fine."""
+    """End these choices: each gets its terminal event, unless it had one. Unknown ones are fine."""
 
     request_ids: tuple[str, ...]
 
@@ -51,24 +49,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """One choice got its row; `cached_tokens` of its prompt were there already."""
-
-    request_id: str
-    cached_tokens: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class Told:
     """What one step, or one cancel, told."""
 
     events: tuple[TokenEvent, ...]
     at: float
-    step_seconds: float = 0.0
 
 
-Delivery = Queued | Refused | Admitted | Told
+Delivery = Queued | Refused | Told
 
 
 def choice_id(request_id: str, index: int) -> str:

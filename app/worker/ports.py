@@ -1,6 +1,6 @@
 """What the worker's two threads ask of the scheduler, the engine pool and the text layer; tests pass fakes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from app.core.messages import LoadedModel, ModelSpecification
@@ -33,6 +33,8 @@ class SchedulerPort(Protocol):
     def plan(self) -> StepPlan | None: ...
 
     def commit(self, result: StepResult) -> list[TokenEvent]: ...
+
+    def fail(self, request_id: str, message: str) -> list[TokenEvent]: ...
 
     def fail_running(self, message: str) -> list[TokenEvent]: ...
 
@@ -95,23 +97,16 @@ class TextStreamPort(Protocol):
 class TextModelPort(Protocol):
     """Tokenizer and chat template of one model folder."""
 
-    @property
-    def stop_token_ids(self) -> frozenset[int]: ...
-
-    @property
-    def vocabulary_size(self) -> int: ...
+    stop_token_ids: frozenset[int]
+    vocabulary_size: int
 
     def render(
         self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None,
-        template_arguments: dict[str, Any],
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_arguments: Mapping[str, Any] | None,
     ) -> list[int]: ...
 
     def encode(self, text: str) -> list[int]: ...
 
     def token_text(self, token: int) -> tuple[str, bytes]: ...
-
-    def open_stream(self, stop: tuple[str, ...], after: Sequence[int]) -> TextStreamPort:
-        """`after`: the prompt tokens that the text continues; empty for the answer to a chat."""
-        ...

@@ -6,6 +6,7 @@ Three threads touch a `Speaker`: the reader calls `receive`, the MLX thread call
 
 import logging
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,11 +17,14 @@ from app.core.messages import Cancel, Command, Event, Generate, LoadModel, Shutd
 from app.core.ports import Clock
 from app.worker.answer import Answer, Reaction
 from app.worker.failure import failed_frame, short_text
-from app.worker.mail import Admitted, Delivery, Halt, Mail, Queued, Refused, Submission, Told, Withdrawal, choice_of
+from app.worker.mail import Delivery, Halt, Mail, Queued, Refused, Submission, Told, Withdrawal, choice_of
 from app.worker.texts import Texts
 
 BACKLOG_LIMIT = 1024
 """Commands and deliveries that are not looked at yet; above it new requests are refused."""
+DELIVERY_LIMIT = 4096
+ITEMS_PER_TURN = 256
+"""So that commands, cancels among them, get their turn however fast the deliveries come."""
 
 _logger = logging.getLogger("paceline.speaker")
 
@@ -42,6 +46,7 @@ class Speaker:
         self._backlog_limit = backlog_limit
         self._post: Callable[[Mail], None] = _nowhere
         self._inbox: queue.SimpleQueue[tuple[Command | Delivery, float]] = queue.SimpleQueue()
+        self._room = threading.Semaphore(DELIVERY_LIMIT)
         self._commands: deque[tuple[Command, float]] = deque()
         self._answers: dict[str, Answer] = {}
         self._drain_until: float | None = None
@@ -63,7 +68,8 @@ class Speaker:
         self._inbox.put((command, self._clock()))
 
     def deliver(self, delivery: Delivery) -> None:
-        """What the MLX thread tells; never blocks."""
+        """What the MLX thread tells; waits while the text thread is `DELIVERY_LIMIT` deliveries behind."""
+        self._room.acquire()
         self._inbox.put((delivery, 0.0))
 
     def busy_seconds(self) -> float:
@@ -95,18 +101,19 @@ class Speaker:
         return None if self._drain_until is None else max(0.0, self._drain_until - self._clock())
 
     def _take(self, seconds: float | None) -> None:
-        """Handle every delivery that is there, keep the commands; wait for the first item at most `seconds`."""
-        try:
-            item, at = self._inbox.get_nowait() if seconds == 0.0 else self._inbox.get(timeout=seconds)
-            while True:
-                if isinstance(item, Queued | Refused | Admitted | Told):
-                    self._busy_since = self._clock()
-                    self._hear(item)
-                else:
-                    self._commands.append((item, at))
-                item, at = self._inbox.get_nowait()
-        except queue.Empty:
-            return
+        """Handle deliveries and keep commands; wait for the first item at most `seconds`."""
+        for _ in range(ITEMS_PER_TURN):
+            try:
+                item, at = self._inbox.get_nowait() if seconds == 0.0 else self._inbox.get(timeout=seconds)
+            except queue.Empty:
+                return
+            seconds = 0.0
+            if isinstance(item, Queued | Refused | Told):
+                self._busy_since = self._clock()
+                self._room.release()
+                self._hear(item)
+            else:
+                self._commands.append((item, at))
 
     def _obey(self, command: Command, received_at: float) -> None:
         match command:
@@ -137,19 +144,16 @@ class Speaker:
             self._post(submission)
 
     def _cancel(self, command: Cancel) -> None:
-        answer = self._answers.pop(command.id, None)
-        if answer is None:
+        if command.id in self._answers:
+            self._with_answer(command.id, Answer.cancel)
+        else:
             self._post(command)
-            return
-        self._do(answer.cancel())
 
     def _hear(self, delivery: Delivery) -> None:
         match delivery:
             case Told():
                 for event in delivery.events:
                     self._with_answer(choice_of(event.request_id)[0], partial(Answer.feed, event=event, told=delivery))
-            case Admitted():
-                self._with_answer(choice_of(delivery.request_id)[0], partial(Answer.admitted, note=delivery))
             case Queued():
                 self._with_answer(delivery.id, partial(Answer.queued, at=delivery.at))
             case Refused():

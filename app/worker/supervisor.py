@@ -81,6 +81,7 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._ready = asyncio.Event()
         self._closed: str | None = None
+        self._greeted = False
         self._drain_seconds: float | None = None
         self.restarts = 0
         self.last_exit = ""
@@ -141,7 +142,11 @@ class Supervisor:
         )
         while self._drain_seconds is None:
             began = self._clock()
-            await self._live()
+            try:
+                await self._live()
+            except Exception as error:
+                _logger.exception("the supervisor stumbled")
+                self._lose(f"the supervisor could not watch it ({error})")
             if self._drain_seconds is not None:
                 break
             self.restarts += 1
@@ -150,6 +155,7 @@ class Supervisor:
     async def _live(self) -> None:
         """One worker from spawn to its end."""
         self._closed = None
+        self._greeted = False
         self._wake.clear()
         self._watchdog = self._new_watchdog()
         try:
@@ -189,12 +195,14 @@ class Supervisor:
         return ""
 
     async def _drain(self, child: Child, drain_seconds: float) -> None:
-        """The orderly end: a command, then SIGTERM, then (in `Child.end`) SIGKILL."""
-        if self._closed is None:
+        """The orderly end: a command, then SIGTERM, then (in `Child.end`) SIGKILL; a worker still starting has none."""
+        code = None
+        if self._greeted:
             child.send(Shutdown(drain_seconds=drain_seconds))
-        code = await child.wait(drain_seconds + self._timing.stop_seconds)
+            code = await child.wait(drain_seconds + self._timing.stop_seconds)
         if code is None:
-            code = await child.end((signal.SIGTERM, self._timing.reap_seconds))
+            steps = ((signal.SIGTERM, self._timing.reap_seconds),) if self._greeted else ()
+            code = await child.end(*steps)
         self._ready.clear()
         self.last_exit = describe_exit(code)
         if self._listener is not None:
@@ -224,6 +232,7 @@ class Supervisor:
         if self._listener is not None:
             self._listener.handle(event)
         if isinstance(event, Ready):
+            self._greeted = True
             self._ready.set()
 
     def _handle_close(self, reason: str) -> None:

@@ -1,165 +1,89 @@
-"""Small stand-ins for pool, engine, scheduler and text, with every failure on request. Tokens are bytes."""
+"""Small stand-ins for pool, engine and text, and a scheduler that fails on request. Tokens are bytes."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError, QueueFull
+from app.core.errors import ModelUnavailable, PacelineError
 from app.core.messages import LoadedModel, ModelSpecification
-from app.core.ports import EngineLimits
+from app.core.ports import Clock, EngineLimits
 from app.core.request import Request
-from app.core.step import (
-    DecodeRow,
-    DecodeStep,
-    FinishReason,
-    RowOutcome,
-    Statistics,
-    StepPlan,
-    StepResult,
-    TokenEvent,
-    TokenLogprobs,
-)
+from app.core.step import DecodeRow, PrefillStep, RowOutcome, StepPlan, StepResult, TokenEvent, TokenLogprobs
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent, Progress
+from app.scheduler.scheduler import Scheduler
+from app.worker.texts import ModelText
 
 END = 0
 """The stop token."""
 
 
 class FakeEngine:
-    """Row i of request r says `script` again and again, `width` bytes a step, the first `width - 1` of them drafted."""
+    """Every row says `script` again and again; all drafts that are asked for are accepted."""
 
-    def __init__(self, script: bytes = b"abcdefghij", *, rows: int = 4, width: int = 3) -> None:
-        self.limits = EngineLimits(max_context_tokens=200, max_rows=rows)
+    def __init__(self, script: bytes = b"abcdefghij", *, rows: int = 4) -> None:
+        self.limits = EngineLimits(max_context_tokens=200, max_rows=rows, drafters=("ngram",))
         self.script = script
-        self.width = width
-        self.rows: dict[str, int] = {}
+        self.rows: set[str] = set()
         self.fail_next = ""
         self.steps = 0
 
     def admit(self, request: Request) -> int:
         if b"!" in bytes(request.prompt_tokens):
             raise RuntimeError("admission failed")
-        self.rows[request.id] = 0
-        return 1
+        self.rows.add(request.id)
+        return min(1, len(request.prompt_tokens) - 1)
 
     def step(self, plan: StepPlan) -> StepResult:
         self.steps += 1
-        assert isinstance(plan, DecodeStep)
         if self.fail_next:
             message, self.fail_next = self.fail_next, ""
             raise RuntimeError(message)
-        outcomes = []
-        for row in plan.rows:
-            told = self.rows[row.sequence_id]
-            emitted = tuple(self.script[(told + i) % len(self.script)] for i in range(self.width))
-            self.rows[row.sequence_id] = told + self.width
-            drafted = self.width - 1
-            logprobs = tuple(TokenLogprobs(-0.5, ((token, -0.5), (65, -2.0))) for token in emitted)
-            outcomes.append(RowOutcome(row.sequence_id, emitted, 0, drafted, drafted, logprobs, "ngram"))
-        return StepResult(tuple(outcomes), seconds=0.01)
+        if isinstance(plan, PrefillStep):
+            return StepResult(prefilled=((plan.sequence_id, plan.end),))
+        return StepResult(tuple(self._decode(row) for row in plan.rows), seconds=0.01)
+
+    def _decode(self, row: DecodeRow) -> RowOutcome:
+        assert row.sequence_id in self.rows
+        told, drafts = len(row.tokens) - row.prompt_length, row.num_draft_tokens
+        emitted = tuple(self.script[(told + i) % len(self.script)] for i in range(drafts + 1))
+        logprobs = tuple(TokenLogprobs(-0.5, ((token, -0.5), (65, -2.0))) for token in emitted)
+        return RowOutcome(row.sequence_id, emitted, len(row.tokens) + drafts, drafts, drafts, logprobs, row.method)
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
-        self.rows.pop(request_id, None)
+        self.rows.discard(request_id)
 
 
-@dataclass
-class Life:
-    request: Request
-    tokens: list[int] = field(default_factory=list)
+class BreakableScheduler(Scheduler):
+    """The real one; methods named in `broken` raise."""
 
-
-class FakeScheduler:
-    """First come, first served, every row in every step."""
-
-    def __init__(self, limits: EngineLimits, *, queue_limit: int = 8) -> None:
-        self.limits = limits
-        self.queue_limit = queue_limit
-        self.queue: dict[str, Life] = {}
-        self.rows: dict[str, Life] = {}
-        self.released: list[tuple[str, tuple[int, ...]]] = []
+    def __init__(self, limits: EngineLimits, *, queue_limit: int, clock: Clock) -> None:
+        super().__init__(limits, default_draft_tokens=2, queue_limit=queue_limit, clock=clock)
         self.broken: set[str] = set()
 
     def _check(self, name: str) -> None:
         if name in self.broken:
             raise ZeroDivisionError(name)
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self.queue or self.rows)
-
-    @property
-    def running(self) -> int:
-        return len(self.rows)
-
-    @property
-    def waiting(self) -> int:
-        return len(self.queue)
-
     def submit(self, request: Request) -> None:
         self._check("submit")
-        if len(request.prompt_tokens) >= self.limits.max_context_tokens:
-            raise InvalidRequest("too long", code="context_length_exceeded")
-        if len(self.queue) >= self.queue_limit:
-            raise QueueFull("full", retry_after_seconds=1)
-        self.queue[request.id] = Life(request)
+        super().submit(request)
 
     def cancel(self, request_id: str) -> list[TokenEvent]:
         self._check("cancel")
-        life = self.queue.pop(request_id, None) or self.rows.pop(request_id, None)
-        return [] if life is None else [self._end(life, FinishReason.CANCELLED)]
-
-    def next_admission(self) -> Request | None:
-        if not self.queue or len(self.rows) >= self.limits.max_rows:
-            return None
-        request_id, life = next(iter(self.queue.items()))
-        self.rows[request_id] = self.queue.pop(request_id)
-        return life.request
-
-    def admitted(self, request_id: str, cached_tokens: int) -> None:
-        assert request_id in self.rows
+        return super().cancel(request_id)
 
     def plan(self) -> StepPlan | None:
         self._check("plan")
-        rows = tuple(DecodeRow(name, (), 0, 0, 1) for name in self.rows)
-        return DecodeStep(rows) if rows else None
+        return super().plan()
 
     def commit(self, result: StepResult) -> list[TokenEvent]:
         self._check("commit")
-        return [self._commit(outcome) for outcome in result.outcomes if outcome.sequence_id in self.rows]
-
-    def _commit(self, outcome: RowOutcome) -> TokenEvent:
-        life = self.rows[outcome.sequence_id]
-        tokens = outcome.emitted[: life.request.max_tokens - len(life.tokens)]
-        reason = FinishReason.LENGTH if len(life.tokens) + len(tokens) == life.request.max_tokens else None
-        if END in tokens:
-            tokens, reason = tokens[: tokens.index(END)], FinishReason.STOP
-        life.tokens += tokens
-        end = self._end(self.rows.pop(outcome.sequence_id), reason) if reason else None
-        return TokenEvent(
-            outcome.sequence_id,
-            tokens,
-            drafted=outcome.drafted,
-            accepted=min(outcome.accepted, len(tokens)),
-            method=outcome.method,
-            logprobs=outcome.logprobs if life.request.sampling.top_logprobs is not None else (),
-            finish_reason=reason,
-            statistics=end.statistics if end else Statistics(),
-        )
-
-    def _end(self, life: Life, reason: FinishReason, error: str = "") -> TokenEvent:
-        self.released.append((life.request.id, tuple(life.tokens)))
-        statistics = Statistics(completion_tokens=len(life.tokens), steps=1, methods=("ngram",), reason="as scripted")
-        return TokenEvent(life.request.id, finish_reason=reason, statistics=statistics, error=error)
+        return super().commit(result)
 
     def fail_running(self, message: str) -> list[TokenEvent]:
         self._check("fail_running")
-        events = [self._end(life, FinishReason.FAILED, message) for life in self.rows.values()]
-        self.rows.clear()
-        return events
-
-    def drain_released(self) -> list[tuple[str, tuple[int, ...]]]:
-        released, self.released = self.released, []
-        return released
+        return super().fail_running(message)
 
 
 class FakePool:
@@ -174,6 +98,7 @@ class FakePool:
         self.pinned: dict[str, bool] = {}
         self.idle: dict[str, float | None] = {}
         self.evict_on_expire: set[str] = set()
+        self.held = False
 
     @property
     def loading(self) -> bool:
@@ -197,7 +122,7 @@ class FakePool:
         return self.engines.get(model_id)
 
     def advance(self) -> list[PoolEvent]:
-        for model_id, (spec, slices) in tuple(self.loads.items())[:1]:
+        for model_id, (spec, slices) in () if self.held else tuple(self.loads.items())[:1]:
             if slices < 2:
                 self.loads[model_id] = (spec, slices + 1)
                 self.events.append(Progress(model_id, "weights", (slices + 1) / 3))
@@ -288,9 +213,12 @@ class FakeText:
     vocabulary_size = 256
 
     def render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, template_arguments: dict[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_arguments: Mapping[str, Any] | None,
     ) -> list[int]:
-        if template_arguments.get("panic"):
+        if (template_arguments or {}).get("panic"):
             raise BaseExceptionGroup("a panic", [RuntimeError("of the template")])
         return [byte for message in messages for byte in str(message["content"]).encode("latin-1")]
 
@@ -300,5 +228,6 @@ class FakeText:
     def token_text(self, token: int) -> tuple[str, bytes]:
         return chr(token), bytes([token])
 
-    def open_stream(self, stop: tuple[str, ...], after: Sequence[int]) -> FakeStream:
-        return FakeStream(stop)
+
+def fake_text(_: Path) -> ModelText:
+    return ModelText(FakeText(), lambda stop, _: FakeStream(stop))

@@ -18,7 +18,7 @@ from app.core.ports import EnginePort
 from app.worker.loop import Loop
 from app.worker.speaker import Speaker
 from app.worker.texts import Texts
-from tests.worker.fakes import FakeEngine, FakePool, FakeScheduler, FakeText
+from tests.worker.fakes import BreakableScheduler, FakeEngine, FakePool, fake_text
 
 
 class Pair:
@@ -29,9 +29,9 @@ class Pair:
         self.now = 100.0
         self.events: list[Event] = []
         self.pool = FakePool(make_engine=make_engine)
-        self.schedulers: list[FakeScheduler] = []
+        self.schedulers: list[BreakableScheduler] = []
         self.alive = True
-        self.speaker = Speaker(texts=Texts(lambda _: FakeText()), send=self.events.append, clock=self.clock, **options)
+        self.speaker = Speaker(texts=Texts(fake_text), send=self.events.append, clock=self.clock, **options)
         self.loop = Loop(
             pool=self.pool,
             open_scheduler=self.open_scheduler,
@@ -45,8 +45,10 @@ class Pair:
     def clock(self) -> float:
         return self.now
 
-    def open_scheduler(self, specification: ModelSpecification, engine: EnginePort) -> FakeScheduler:
-        self.schedulers.append(FakeScheduler(engine.limits, queue_limit=specification.queue_limit))
+    def open_scheduler(self, specification: ModelSpecification, engine: EnginePort) -> BreakableScheduler:
+        self.schedulers.append(
+            BreakableScheduler(engine.limits, queue_limit=specification.queue_limit, clock=self.clock)
+        )
         return self.schedulers[-1]
 
     def model(self, name: str = "m", **changes: Any) -> ModelSpecification:

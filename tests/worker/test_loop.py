@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 from app.core.messages import (
     Cancel,
     Failed,
+    Generate,
     LoadModel,
     LoadProgress,
     ModelLoaded,
@@ -109,16 +110,19 @@ def test_whatever_raises_fails_only_the_requests_of_its_engine(pair: Pair, where
     elif where != "step":
         bad.broken.add(where)
     pair.settle()
-    (failed,) = pair.failed("bad")
+    (failed,) = pair.failed("trigger" if where == "admit" else "bad")
     assert failed.message.startswith("The model failed: ")
     assert "\n" not in failed.message
     assert len(pair.text("good")) == 30
+    if where == "admit":
+        pair.say(Cancel(id="bad"))
+        pair.settle()
     assert pair.leases == 0
     bad.broken.clear()
     pair.say(pair.ask("next"))
     pair.settle()
     assert pair.text("next") == "abcdefghij"
-    assert pair.pool.engines["m"].rows == {}
+    assert pair.pool.engines["m"].rows == set()
 
 
 def test_a_scheduler_that_cannot_queue_or_cancel_is_survived(pair: Pair) -> None:
@@ -135,6 +139,19 @@ def test_a_scheduler_that_cannot_queue_or_cancel_is_survived(pair: Pair) -> None
     pair.say(pair.ask("third"))
     pair.settle()
     assert pair.text("third") == "abcdefghij"
+    assert pair.leases == 0
+
+
+def test_the_line_before_a_load_is_bounded_too(pair: Pair) -> None:
+    model = pair.model("m", queue_limit=2)
+    commands = [Generate(id=f"r{number}", model=model, text="x", max_tokens=3) for number in range(4)]
+    pair.pool.held = True
+    pair.say(*commands)
+    pair.settle(6)
+    assert [event.error for number in (2, 3) for event in pair.failed(f"r{number}")] == ["QueueFull"] * 2
+    pair.pool.held = False
+    pair.settle()
+    assert [pair.text(f"r{number}") for number in range(4)] == ["abc", "abc", "", ""]
     assert pair.leases == 0
 
 
@@ -233,7 +250,7 @@ def do(pair: Pair, number: int, action: tuple[object, ...]) -> None:
             pair.schedulers[-1].broken.add(method)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=some.lists(ACTIONS, max_size=25))
 def test_random_lives_end_exactly_once_and_every_lease_comes_back(
     tmp_path: Path, actions: list[tuple[object, ...]]
@@ -244,7 +261,7 @@ def test_random_lives_end_exactly_once_and_every_lease_comes_back(
         do(pair, number, action)
         if action[0] == "ask":
             asked[f"r{number}"] = int(str(action[2]))
-    pair.settle(120)
+    pair.settle(80)
     for request_id, choices in asked.items():
         indices = sorted(finished.index for finished in pair.finished(request_id))
         failures = len(pair.failed(request_id))
@@ -254,6 +271,6 @@ def test_random_lives_end_exactly_once_and_every_lease_comes_back(
         last = pair.of(request_id)[-1]
         assert isinstance(last, Failed) or last in pair.finished(request_id)
     assert pair.leases == 0
-    assert all(engine.rows == {} for engine in pair.pool.engines.values())
+    assert all(engine.rows == set() for engine in pair.pool.engines.values())
     pair.say(Shutdown())
     assert not pair.turn()

@@ -7,8 +7,8 @@ import pytest
 from app.core.errors import error_class
 from app.core.messages import Accepted, Cancel, Delta, Generate, Shutdown
 from app.core.request import SamplingParameters
-from app.worker.answer import describe
-from tests.worker.fakes import FakeEngine
+from app.worker.answer import Answer, describe
+from tests.worker.fakes import FakeEngine, fake_text
 from tests.worker.pair import Pair
 
 
@@ -24,20 +24,19 @@ def test_a_request_is_accepted_streamed_and_finished_once(pair: Pair) -> None:
     assert pair.text() == "abcdefghij"
     (finished,) = pair.finished()
     assert (finished.finish_reason, finished.usage.completion_tokens) == ("length", 10)
-    assert finished.usage.reason == "as scripted"
+    assert finished.usage.reason == ""
     deltas = [event for event in pair.of("r") if isinstance(event, Delta)]
     assert sum(delta.tokens for delta in deltas) == 10
     assert (deltas[0].method, deltas[0].accepted_spans) == ("ngram", ((0, 2),))
     assert pair.leases == 0
-    assert pair.engine.rows == {}
+    assert pair.engine.rows == set()
 
 
 def test_choices_draw_with_their_own_seeds_and_end_on_their_own(pair: Pair) -> None:
-    pair.say(pair.ask(n=3, sampling=SamplingParameters(seed=41)))
-    pair.turn()
-    pair.settle(3)
-    submitted = {**pair.schedulers[0].queue, **pair.schedulers[0].rows}
-    assert [life.request.sampling.seed for life in submitted.values()] == [41, 42, 43]
+    command = pair.ask(n=3, sampling=SamplingParameters(seed=41))
+    submission = Answer(command, fake_text(pair.folder), 0.0).submission()
+    assert [request.sampling.seed for request in submission.requests] == [41, 42, 43]
+    pair.say(command)
     pair.settle()
     assert [finished.index for finished in pair.finished()] == [0, 1, 2]
     assert [pair.text(index=index) for index in range(3)] == ["abcdefghij"] * 3
@@ -154,7 +153,7 @@ def test_cancel_ends_every_choice_at_what_was_told(pair: Pair) -> None:
     assert [finished.finish_reason for finished in pair.finished()] == ["cancelled"] * 2
     assert pair.finished()[0].usage.completion_tokens == len(pair.text())
     assert pair.leases == 0
-    assert pair.engine.rows == {}
+    assert pair.engine.rows == set()
 
 
 def test_a_detokenizer_that_panics_ends_its_request_only(tmp_path: Path) -> None:

@@ -1,20 +1,18 @@
-"""One model in the loop: its scheduler, the submissions that wait for its engine, and who holds a lease.
+"""One model's desk in the loop: its scheduler, the submissions that wait for its engine, and who holds a lease.
 
-Whatever scheduler or engine do, the lane tells exactly one end for each choice and gives back exactly one lease for
+Whatever scheduler or engine do, the desk tells exactly one end for each choice and gives back exactly one lease for
 it: `open` is the record of choices that have not ended, and nothing is told about any other.
 """
 
 import logging
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from app.core.errors import PacelineError
 from app.core.messages import ModelSpecification
 from app.core.ports import Clock, EnginePort
-from app.core.step import FinishReason, TokenEvent
+from app.core.step import FinishReason, StepPlan, TokenEvent
 from app.worker.failure import short_text
-from app.worker.mail import Admitted, Delivery, Queued, Refused, Submission, Told
+from app.worker.mail import Delivery, Queued, Refused, Submission, Told
 from app.worker.ports import SchedulerPort
 
 _logger = logging.getLogger("paceline.loop")
@@ -22,7 +20,7 @@ _logger = logging.getLogger("paceline.loop")
 OpenScheduler = Callable[[ModelSpecification, EnginePort], SchedulerPort]
 
 
-class Lane:
+class Desk:
     """All calls come from the MLX thread; none raises. `release` gives one lease of this model back."""
 
     def __init__(
@@ -44,10 +42,14 @@ class Lane:
         self._open: set[str] = set()
 
     @property
+    def line(self) -> int:
+        """Choices that wait for the engine."""
+        return sum(len(submission.requests) for submission in self._submissions)
+
+    @property
     def waiting(self) -> int:
         """Choices that have no row yet."""
-        queued = sum(len(submission.requests) for submission in self._submissions)
-        return queued + (self._scheduler.waiting if self._scheduler else 0)
+        return self.line + (self._scheduler.waiting if self._scheduler else 0)
 
     @property
     def running(self) -> int:
@@ -61,7 +63,7 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits for this lane, or for its engine."""
+        """Whether anybody waits for this desk, or for its engine."""
         return bool(self._open or self._submissions)
 
     def join(self, submission: Submission) -> None:
@@ -103,33 +105,32 @@ class Lane:
             except Exception as error:
                 _logger.exception("the scheduler could not cancel")
                 events = self._fail_all(error)
-            self._settle(events, 0.0)
+            self._settle(events)
 
     def step(self) -> bool:
         """Admit, plan, step, commit, tell. False when there was nothing to plan."""
         scheduler, engine = self._scheduler, self._engine
         if scheduler is None or engine is None:
             return False
-        began = self._clock()
+        plan: StepPlan | None = None
+        events: list[TokenEvent] = []
         try:
-            self._admit(scheduler, engine)
+            events += self._admit(scheduler, engine)
             plan = scheduler.plan()
-            events = scheduler.commit(engine.step(plan)) if plan is not None else []
+            if plan is not None:
+                events += scheduler.commit(engine.step(plan))
         except Exception as error:
             _logger.exception("a step failed")
-            plan, events = None, self._fail_running(scheduler, error)
-        self._settle(events, self._clock() - began)
+            events += self._fail_running(scheduler, error)
+        self._settle(events)
         return plan is not None or bool(events)
 
     def _queue(self, submission: Submission, engine: EnginePort) -> None:
         scheduler = self._scheduler_for(submission.model, engine)
-        context = engine.limits.max_context_tokens
         queued: list[str] = []
         try:
             for request in submission.requests:
-                room = max(1, context - len(request.prompt_tokens))
-                limited = msgspec.structs.replace(request, max_tokens=room) if submission.to_context_end else request
-                scheduler.submit(limited)
+                scheduler.submit(request)
                 queued.append(request.id)
         except Exception:
             for request_id in queued:
@@ -144,7 +145,7 @@ class Lane:
         changed = engine is not self._engine or (specification != self._specification and not self._open)
         if self._scheduler is None or changed:
             if self._open:
-                self._settle(self._fail_all(RuntimeError("the engine was replaced")), 0.0)
+                self._settle(self._fail_all(RuntimeError("the engine was replaced")))
             self._scheduler = self._open_scheduler(specification, engine)
             self._engine, self._specification = engine, specification
         return self._scheduler
@@ -155,20 +156,29 @@ class Lane:
             self._release()
 
     def _drop(self, position: int, request_id: str) -> None:
-        """Take one choice out of a submission that still waits; the withdrawer expects no further word about it."""
+        """End one choice of a submission that still waits."""
         submission = self._submissions[position]
         left = tuple(request for request in submission.requests if request.id != request_id)
         if left:
-            self._submissions[position] = Submission(submission.id, submission.model, left, submission.to_context_end)
+            self._submissions[position] = Submission(submission.id, submission.model, left)
         else:
             del self._submissions[position]
         self._release()
+        self._deliver(Told((TokenEvent(request_id, finish_reason=FinishReason.CANCELLED),), self._clock()))
 
-    def _admit(self, scheduler: SchedulerPort, engine: EnginePort) -> None:
+    def _admit(self, scheduler: SchedulerPort, engine: EnginePort) -> list[TokenEvent]:
+        """Give rows to whom they are free for; whom the engine cannot take fails alone."""
+        events: list[TokenEvent] = []
         while (request := scheduler.next_admission()) is not None:
-            cached_tokens = engine.admit(request)
-            scheduler.admitted(request.id, cached_tokens)
-            self._deliver(Admitted(request.id, cached_tokens, self._clock()))
+            try:
+                cached_tokens = engine.admit(request)
+            except Exception as error:
+                _logger.exception("the engine could not admit %s", request.id)
+                events += scheduler.fail(request.id, short_text(error))
+                self._free_rows()
+            else:
+                scheduler.admitted(request.id, cached_tokens)
+        return events
 
     def _fail_running(self, scheduler: SchedulerPort, error: Exception) -> list[TokenEvent]:
         try:
@@ -193,7 +203,7 @@ class Lane:
             for request_id, tokens in self._scheduler.drain_released():
                 self._engine.release(request_id, tokens)
 
-    def _settle(self, events: Iterable[TokenEvent], step_seconds: float) -> None:
+    def _settle(self, events: Iterable[TokenEvent]) -> None:
         """Free rows, tell the events of open choices, give back the leases of those that ended."""
         try:
             self._free_rows()
@@ -208,4 +218,4 @@ class Lane:
                 self._open.discard(event.request_id)
                 self._release()
         if told:
-            self._deliver(Told(tuple(told), self._clock(), step_seconds))
+            self._deliver(Told(tuple(told), self._clock()))

@@ -1,0 +1,130 @@
+"""The worker process: `python -m app.worker.process --channel-fd N`, started by the supervisor and by nobody else.
+
+This file only composes. The main thread runs the loop and is the only one that touches mlx; the text thread runs the
+speaker; the reader thread hands commands over. The process ends when its parent's end of the channel closes.
+"""
+
+# ruff: noqa: E402 - what follows `prepare` imports mlx, and has to come after it
+from app.engine import platform
+
+PREPARATION = platform.prepare()
+
+import argparse
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from app.core.messages import ModelSpecification, Ready, Shutdown
+from app.core.ports import EnginePort
+from app.engine import memory
+from app.engine.pool import open_pool
+from app.scheduler.scheduler import Scheduler
+from app.text.detokenizer import TextStream
+from app.text.template import TextModel
+from app.worker.channel import WorkerChannel
+from app.worker.loop import Loop
+from app.worker.speaker import Speaker
+from app.worker.texts import ModelText, Texts
+
+STUCK_SECONDS = 20.0
+"""A text thread that is at one item for longer counts as dead: the heartbeat stops and the supervisor acts."""
+TERMINATE_DRAIN_SECONDS = 10.0
+
+_logger = logging.getLogger("paceline.worker")
+
+
+class OneLine(logging.Formatter):
+    """Escapes control characters, so that no name or error can forge a line; tracebacks keep their line breaks."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Part of logging.Formatter."""
+        line = super().formatMessage(record)
+        return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+
+
+def load_text(path: Path) -> ModelText:
+    """The text side of a model folder. Raises ModelUnavailable."""
+    model = TextModel.load(path)
+    return ModelText(model, lambda stop, after: TextStream(model, stop, after=after))
+
+
+def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Scheduler:
+    """The scheduler of one loaded model."""
+    return Scheduler(
+        engine.limits,
+        policy=specification.policy,
+        default_draft_tokens=specification.num_draft_tokens,
+        queue_limit=specification.queue_limit,
+        clock=time.monotonic,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve the channel until a Shutdown; the exit code is 0 then."""
+    parser = argparse.ArgumentParser(prog="paceline worker", description="Started by Paceline itself.")
+    parser.add_argument("--channel-fd", type=int, required=True)
+    parser.add_argument("--memory-ceiling-bytes", type=int)
+    options = parser.parse_args(arguments)
+    faulthandler.enable()
+    _log_to_stderr()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _serve(WorkerChannel(socket.socket(fileno=options.channel_fd)), options.memory_ceiling_bytes)
+    return 0
+
+
+def _serve(channel: WorkerChannel, ceiling_bytes: int | None) -> None:
+    speaker = Speaker(texts=Texts(load_text), send=channel.send)
+    loop = Loop(
+        pool=open_pool(ceiling_bytes),
+        open_scheduler=open_scheduler,
+        deliver=speaker.deliver,
+        send=channel.send,
+        text_is_alive=lambda: speaker.busy_seconds() < STUCK_SECONDS,
+    )
+    speaker.connect(loop.post)
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        speaker.receive(Shutdown(drain_seconds=TERMINATE_DRAIN_SECONDS))
+
+    signal.signal(signal.SIGTERM, terminate)
+    text = threading.Thread(target=_run_or_die, args=(speaker.run,), name="text", daemon=True)
+    text.start()
+    channel.start(speaker.receive, lambda: os._exit(0))
+    _logger.info("ready: %s; %s", memory.device_name(), PREPARATION.reason)
+    channel.send(
+        Ready(
+            process_id=os.getpid(),
+            device=memory.device_name(),
+            versions=platform.versions(),
+            memory_ceiling_bytes=memory.ceiling_bytes() if ceiling_bytes is None else ceiling_bytes,
+        )
+    )
+    loop.run()
+    text.join()
+
+
+def _run_or_die(work: Callable[[], None]) -> None:
+    """A worker without one of its threads is no worker: end it, the supervisor starts another."""
+    try:
+        work()
+    except BaseException:
+        _logger.exception("the %s thread failed", threading.current_thread().name)
+        os._exit(1)
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""The real worker process with tiny random models, under the real supervisor and client."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
+from app.core.messages import Accepted, Delta, Finished, Generate, ModelSpecification
+from app.core.request import SamplingParameters, SpeculationRequest
+from app.worker.client import WorkerClient
+from app.worker.stream import StreamEvent
+from app.worker.supervisor import Supervisor
+from tests.tiny import write_tiny_model
+from tests.worker.serving import QUICK, Stopwatch, collect, until
+
+START_SECONDS = 60.0
+GREEDY = SamplingParameters(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    write_tiny_model(root / "main", "qwen3")
+    write_tiny_model(root / "draft", "qwen3", noise=0.02)
+    (root / "empty").mkdir()
+    return root
+
+
+def generate(folder: Path, request_id: str = "r", *, model: str = "main", **changes: object) -> Generate:
+    options: dict[str, object] = {"text": "hello", "max_tokens": 24, "sampling": GREEDY, **changes}
+    draft = {"draft_id": "draft", "draft_path": str(folder / "draft")} if options.pop("draft", False) else {}
+    specification = ModelSpecification(id=model, path=str(folder / model), max_context_tokens=2000, **draft)
+    return Generate(id=request_id, model=specification, **options)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def working() -> AsyncIterator[tuple[Supervisor, WorkerClient]]:
+    supervisor = Supervisor(timing=dataclasses.replace(QUICK, stop_seconds=5.0))
+    client = WorkerClient(supervisor, ready_seconds=START_SECONDS)
+    await supervisor.start()
+    try:
+        yield supervisor, client
+    finally:
+        await supervisor.stop(5.0)
+
+
+def text_of(events: list[StreamEvent], index: int = 0) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta) and event.index == index)
+
+
+def finished(events: list[StreamEvent]) -> Finished:
+    assert isinstance(events[-1], Finished)
+    return events[-1]
+
+
+def test_a_life_of_the_worker(folder: Path) -> None:
+    async def scenario() -> None:
+        async with working() as (supervisor, client):
+            await load_and_ask(client, folder)
+            await ask_badly(client, folder)
+            await ask_together(client, folder)
+            await leave_early(client, folder)
+            await terminate(supervisor, client, folder)
+
+    asyncio.run(scenario())
+
+
+async def load_and_ask(client: WorkerClient, folder: Path) -> None:
+    plain = await collect(client, generate(folder, "plain"))
+    assert plain[0] == Accepted(id="plain", prompt_tokens=5)
+    assert finished(plain).finish_reason == "length"
+    assert finished(plain).usage.completion_tokens == 24
+    assert finished(plain).usage.reason
+    assert client.ready_info is not None
+    assert "mlx" in client.ready_info.versions
+    drafted = generate(folder, "drafted", draft=True, speculation=SpeculationRequest(method="draft_model"))
+    loaded = await client.load(drafted.model, pinned=True)
+    assert loaded.model_id == "main"
+    events = await collect(client, drafted)
+    assert text_of(events) == text_of(plain)
+    assert finished(events).usage.methods == ("draft_model",)
+    assert finished(events).usage.accepted > 0
+    (model,) = client.snapshot.models
+    assert (model.id, model.state, model.pinned) == ("main", "ready", True)
+
+
+async def ask_badly(client: WorkerClient, folder: Path) -> None:
+    with pytest.raises(InvalidRequest):
+        await collect(client, generate(folder, text=None, tokens=[10**6]))
+    with pytest.raises(InvalidRequest) as caught:
+        await collect(client, generate(folder, text="x" * 3000))
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(ModelUnavailable):
+        await collect(client, generate(folder, model="empty"))
+
+
+async def ask_together(client: WorkerClient, folder: Path) -> None:
+    chat = {"text": None, "messages": [{"role": "user", "content": "hi"}], "n": 2}
+    commands = [generate(folder, f"r{number}") for number in range(3)] + [generate(folder, "chat", **chat)]
+    answers = await asyncio.gather(*(collect(client, command) for command in commands))
+    assert len({text_of(answer) for answer in answers[:3]}) == 1
+    assert sorted(event.index for event in answers[3] if isinstance(event, Finished)) == [0, 1]
+    assert text_of(answers[3], 0) == text_of(answers[3], 1)
+    whole = text_of(answers[0])
+    stop = whole[5:8]
+    stopped = await collect(client, generate(folder, "stopped", stop=(stop,)))
+    assert text_of(stopped) == whole[: whole.index(stop)]
+    assert finished(stopped).finish_reason == "stop"
+    assert finished(stopped).usage.completion_tokens == whole.index(stop) + len(stop)
+    assert finished(stopped).usage.reason
+
+
+async def leave_early(client: WorkerClient, folder: Path) -> None:
+    gone = asyncio.create_task(until(client, lambda event: isinstance(event, Finished)))
+    stream = client.generate(generate(folder, "left", max_tokens=None))
+    async for event in stream:
+        if isinstance(event, Delta):
+            break
+    await stream.aclose()
+    told = await gone
+    assert isinstance(told, Finished)
+    assert (told.id, told.finish_reason) == ("left", "cancelled")
+    assert not client.in_flight
+
+
+async def terminate(supervisor: Supervisor, client: WorkerClient, folder: Path) -> None:
+    """SIGINT is the parent's to handle; SIGTERM lets what runs finish, then the worker exits by itself."""
+    assert supervisor.process_id is not None
+    os.kill(supervisor.process_id, signal.SIGINT)
+    running = asyncio.create_task(collect(client, generate(folder, "last", max_tokens=300)))
+    await until(client, lambda event: isinstance(event, Delta))
+    os.kill(supervisor.process_id, signal.SIGTERM)
+    assert finished(await running).finish_reason in {"length", "stop"}
+    while supervisor.restarts == 0:
+        await supervisor.wait_ready(0.05)
+    assert "code 0" in supervisor.last_exit
+
+
+def test_kill_mid_stream_is_told_and_healed(folder: Path) -> None:
+    async def scenario() -> None:
+        async with working() as (supervisor, client):
+            tasks = [
+                asyncio.create_task(collect(client, generate(folder, f"r{number}", max_tokens=None)))
+                for number in range(3)
+            ]
+            await until(client, lambda event: isinstance(event, Delta))
+            assert supervisor.process_id is not None
+            watch = Stopwatch()
+            os.kill(supervisor.process_id, signal.SIGKILL)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert watch.seconds <= 2
+            assert all(isinstance(result, WorkerGone) for result in results)
+            assert finished(await collect(client, generate(folder))).finish_reason == "length"
+            assert watch.seconds <= START_SECONDS
+            await supervisor.stop(5.0)
+            assert "code 0" in supervisor.last_exit
+
+    asyncio.run(scenario())
