@@ -1,0 +1,134 @@
+"""Chat when something fails or takes long: statuses before the stream, frames in it, keep-alives, limits."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.core.errors import (
+    InsufficientMemory,
+    InvalidRequest,
+    ModelUnavailable,
+    PacelineError,
+    QueueFull,
+    WorkerGone,
+)
+from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
+from tests.api.fakes import USAGE, Site, failing, frames, make_site
+
+pytestmark = pytest.mark.anyio
+
+ERRORS = [
+    (InvalidRequest("the prompt is too long", code="context_length_exceeded", parameter="messages"), 400),
+    (QueueFull("the queue is full", retry_after_seconds=3), 429),
+    (ModelUnavailable("quarantined", code="model_quarantined"), 503),
+    (InsufficientMemory("needs 9 GB", retry_after_seconds=5), 503),
+    (WorkerGone("the worker ended", retry_after_seconds=2), 503),
+    (PacelineError("surprise"), 500),
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: getattr(value, "code", value))
+async def test_an_error_before_the_first_token_has_its_status(
+    error: PacelineError, status: int, streamed: bool
+) -> None:
+    site = make_site()
+    site.worker.script = failing(error)
+    response = await site.chat(stream=streamed)
+    assert response.status_code == status
+    assert response.json()["error"] == {
+        "message": error.message,
+        "type": error.kind,
+        "param": error.parameter,
+        "code": error.code,
+    }
+    wait = error.retry_after_seconds
+    assert response.headers.get("retry-after") == (None if wait is None else str(wait))
+    assert len(site.context.activity) == 0
+
+
+async def test_an_error_in_the_stream_is_one_frame_and_the_end(site: Site) -> None:
+    site.worker.script = failing(WorkerGone("the worker ended"), after_tokens=True)
+    response = await site.chat(stream=True)
+    assert response.status_code == 200
+    *_, text, error = [json.loads(payload) for payload in frames(response.text)]
+    assert text["choices"][0]["delta"] == {"content": "Hel"}
+    assert error == {
+        "error": {"message": "the worker ended", "type": "server_error", "param": None, "code": "worker_restarted"}
+    }
+    assert (await site.chat()).status_code == 503, "not streamed, the same failure has its status"
+
+
+async def test_a_worker_that_forgets_to_finish_is_an_error_not_a_hang(site: Site) -> None:
+    async def forget(command: Generate) -> AsyncIterator[Accepted]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+
+    site.worker.script = forget
+    assert (await site.chat()).status_code == 500
+    assert "error" in json.loads(frames((await site.chat(stream=True)).text)[-1])
+
+
+async def test_a_surprise_in_the_client_is_a_generic_500(site: Site) -> None:
+    async def stumble(command: Generate) -> AsyncIterator[Accepted]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+        raise RuntimeError("/secret/path")
+
+    site.worker.script = stumble
+    response = await site.chat()
+    assert response.status_code == 500
+    assert "secret" not in response.text
+
+
+async def test_a_long_wait_starts_the_stream_and_keeps_it_alive() -> None:
+    site = make_site(context={"keep_alive_seconds": 0.02})
+    site.worker.progress["demo-main"] = LoadProgress(model_id="demo-main", phase="weights", fraction=0.42)
+    released = asyncio.Event()
+
+    async def load_for_long(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+        await released.wait()
+        yield Accepted(id=command.id, prompt_tokens=1)
+        yield Finished(id=command.id, index=0, finish_reason="length", usage=USAGE)
+
+    site.worker.script = load_for_long
+    asyncio.get_running_loop().call_later(0.1, released.set)
+    response = await site.chat(stream=True)
+    assert response.status_code == 200
+    assert ": loading 42%\n\n" in response.text
+    assert frames(response.text)[-1] == "[DONE]"
+
+
+async def test_an_error_after_the_stream_began_waiting_is_a_frame() -> None:
+    site = make_site(context={"keep_alive_seconds": 0.02})
+    released = asyncio.Event()
+
+    async def refuse_late(command: Generate) -> AsyncIterator[Accepted]:
+        await released.wait()
+        raise InsufficientMemory("does not fit")
+        yield Accepted(id=command.id, prompt_tokens=1)
+
+    site.worker.script = refuse_late
+    asyncio.get_running_loop().call_later(0.1, released.set)
+    response = await site.chat(stream=True)
+    assert response.status_code == 200
+    assert ": waiting\n\n" in response.text
+    assert json.loads(frames(response.text)[-1])["error"]["code"] == "insufficient_memory"
+
+
+async def test_too_many_open_requests_are_refused_at_once() -> None:
+    site = make_site(max_requests=1)
+    released = asyncio.Event()
+
+    async def hold(command: Generate) -> AsyncIterator[Accepted | Finished]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+        await released.wait()
+        yield Finished(id=command.id, index=0, finish_reason="stop", usage=USAGE)
+
+    site.worker.script = hold
+    first = asyncio.create_task(site.chat())
+    await site.worker.wait_asked()
+    second = await site.chat()
+    assert (second.status_code, second.headers["retry-after"]) == (429, "1")
+    released.set()
+    assert (await first).status_code == 200
