@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
@@ -50,6 +51,11 @@ async def working() -> AsyncIterator[tuple[Supervisor, WorkerClient]]:
         await supervisor.stop(5.0)
 
 
+def with_model_id(command: Generate, model_id: str) -> Generate:
+    model = msgspec.structs.replace(command.model, id=model_id)
+    return msgspec.structs.replace(command, model=model)
+
+
 def text_of(events: list[StreamEvent], index: int = 0) -> str:
     return "".join(event.text for event in events if isinstance(event, Delta) and event.index == index)
 
@@ -59,7 +65,7 @@ def finished(events: list[StreamEvent]) -> Finished:
     return events[-1]
 
 
-def test_a_life_of_the_worker(folder: Path) -> None:
+def test_a_life_of_the_worker(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
         async with working() as (supervisor, client):
             await load_and_ask(client, folder)
@@ -69,6 +75,9 @@ def test_a_life_of_the_worker(folder: Path) -> None:
             await terminate(supervisor, client, folder)
 
     asyncio.run(scenario())
+    log = capfd.readouterr().err
+    assert "forged" in log
+    assert not [line for line in log.splitlines() if line.startswith("forged")]
 
 
 async def load_and_ask(client: WorkerClient, folder: Path) -> None:
@@ -86,7 +95,7 @@ async def load_and_ask(client: WorkerClient, folder: Path) -> None:
     assert text_of(events) == text_of(plain)
     assert finished(events).usage.methods == ("draft_model",)
     assert finished(events).usage.accepted > 0
-    (model,) = client.snapshot.models
+    model = next(model for model in client.snapshot.models if model.id == "main")
     assert (model.id, model.state, model.pinned) == ("main", "ready", True)
 
 
@@ -98,6 +107,7 @@ async def ask_badly(client: WorkerClient, folder: Path) -> None:
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(ModelUnavailable):
         await collect(client, generate(folder, model="empty"))
+    assert finished(await collect(client, with_model_id(generate(folder), "main\nforged"))).finish_reason == "length"
 
 
 async def ask_together(client: WorkerClient, folder: Path) -> None:

@@ -17,7 +17,7 @@ from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor, Timing
 from tests.worker.serving import DEADLINE_SECONDS, QUICK, Stopwatch, ask, collect, serving, until
 
-IMPATIENT = dataclasses.replace(QUICK, silence_seconds=1.0)
+IMPATIENT = dataclasses.replace(QUICK, silence_seconds=1.5)
 
 
 async def lost(client: WorkerClient, text: str, *, request_id: str = "r", model_id: str = "m") -> PacelineError:
