@@ -54,6 +54,7 @@ class EnginePool:
         self._pinned: set[str] = set()
         self._idle_seconds: dict[str, float | None] = {}
         self._events: list[PoolEvent] = []
+        self._untidy = False
 
     # --- leases -----------------------------------------------------------------------------------------------
 
@@ -97,9 +98,13 @@ class EnginePool:
         return bool(self._events) or any(entry.steps for entry in self._entries.values())
 
     def advance(self) -> list[PoolEvent]:
-        """Do one slice of the oldest load; answers everything that happened since the last call."""
+        """Tell what happened since the last call, or else do one slice of the oldest load and tell that.
+
+        An eviction is told before the load that asked for it begins, so that whoever keeps the engine lets go first.
+        """
         entry = next((entry for entry in self._entries.values() if entry.steps), None)
-        if entry is not None:
+        if entry is not None and not self._events:
+            self._tidy()
             self._advance(entry)
         events, self._events = self._events, []
         return events
@@ -133,6 +138,7 @@ class EnginePool:
 
     def expire(self) -> list[PoolEvent]:
         """Evict what was idle too long, and, when caches outgrew the ceiling, make room again. Call it now and then."""
+        self._tidy()
         before, self._events = self._events, []
         for entry in self._victims():
             if (limit := self._idle_limit(entry)) is not None and self._idle_for(entry) >= limit:
@@ -209,7 +215,14 @@ class EnginePool:
     def _evict(self, entry: Resident) -> None:
         del self._entries[entry.spec.id]
         entry.close()
+        self._untidy = True
         self._events.append(Evicted(entry.spec.id))
+
+    def _tidy(self) -> None:
+        """Once more after an eviction was told: what the engine's users still held of it is in mlx's cache by now."""
+        if self._untidy:
+            self._untidy = False
+            self._reclaim()
 
     def _advance(self, entry: Resident) -> None:
         """One slice. Whatever a load raises ends that load only; the loop and the other models live on."""

@@ -17,7 +17,7 @@ from app.core.step import DecodeRow, DecodeStep, PrefillStep
 from app.engine import memory
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
-from app.engine.pool import EnginePool, Loaded, LoadFailed, open_pool
+from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress, open_pool
 from tests.engine.pool_world import drain
 from tests.tiny import write_tiny_model
 
@@ -108,6 +108,26 @@ def test_real_models_make_way_for_one_another(folders: Callable[..., ModelSpecif
         assert [model.id for model in pool.snapshot()] == [spec.id]
     pool.unload("qwen3")
     assert memory.active() - idle < 256
+
+
+def test_an_evicted_engine_that_somebody_keeps_is_freed_before_the_next_load(
+    folders: Callable[..., ModelSpecification],
+) -> None:
+    first, second = folders("qwen3"), folders("llama")
+    ceiling = max(memory.estimate(first), memory.estimate(second)) + 1
+    memory.release()
+    idle = memory.active()
+    pool = open_pool(ceiling)
+    pool.acquire(first)
+    drain(pool)
+    kept = pool.engine("qwen3")
+    pool.release("qwen3")
+    pool.acquire(second)
+    assert pool.advance() == [Evicted("qwen3")]
+    del kept
+    assert isinstance(pool.advance()[0], Progress)
+    assert memory.active() - idle < 256
+    assert memory.cached() == 0
 
 
 def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., ModelSpecification]) -> None:
