@@ -67,7 +67,7 @@ def serve(
     given = {"host": host, "port": port, "policy": policy}
     settings = _settings(model_dirs=model_dir or [], drafts=draft or [], **given)
     rows = models_on_disk(settings)
-    raise typer.Exit(run(settings, announce=lambda url: _console().print(greeting(settings, rows, url))))
+    raise typer.Exit(run(settings, announce=lambda url: _console().print(greeting(settings, rows, url), crop=False)))
 
 
 @application.command()

@@ -3,8 +3,8 @@
 The server keeps nothing: the conversation lives here and goes along with each request.
 """
 
+import contextlib
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +13,9 @@ from rich.text import Text
 
 from app.command.figures import share_text
 from app.command.server import CommandError, NoServer, Server
+
+with contextlib.suppress(ImportError):
+    import readline  # noqa: F401 - lets `input` edit lines and remember them
 
 ACCEPTED_STYLE = "green underline"
 THINKING_STYLE = "dim italic"
@@ -86,7 +89,7 @@ class Chat:
         reply = Reply()
         body = {**self._options.body(), "messages": list(self._messages)}
         try:
-            with closing(self._server.stream_chat(body)) as chunks:
+            with contextlib.closing(self._server.stream_chat(body)) as chunks:
                 for chunk in chunks:
                     self._take(chunk, reply)
         except KeyboardInterrupt:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.syntax import Syntax
 from rich.text import Text
 
 from app import __version__
@@ -26,9 +25,9 @@ def greeting(settings: Settings, rows: Sequence[Row], address: str) -> Renderabl
     model = next((row for row in usable if row.draft), usable[0])
     parts += [
         Padding(disk_table(rows), (0, 2)),
-        Text("\nTry it:", style="bold"),
-        _code(curl_line(address, model.id), "bash"),
-        _code(python_lines(address, model.id, needs_key=settings.api_key is not None), "python"),
+        Text("\nTry it:\n", style="bold"),
+        _code(curl_line(address, model.id)),
+        _code(python_lines(address, model.id, needs_key=settings.api_key is not None)),
         Text("Or talk to it from another window: paceline chat. Ctrl-C stops the server.", style="dim"),
     ]
     return Group(*parts)
@@ -54,5 +53,6 @@ def python_lines(address: str, model: str, *, needs_key: bool) -> str:
     return "\n".join(lines)
 
 
-def _code(text: str, language: str) -> Padding:
-    return Padding(Syntax(text, language, theme="ansi_dark", background_color="default", word_wrap=True), (0, 2, 1, 2))
+def _code(text: str) -> Text:
+    """Lines to copy: never indented, never broken by the width of the window."""
+    return Text(text + "\n", style="cyan", no_wrap=True, overflow="ignore")

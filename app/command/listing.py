@@ -129,7 +129,7 @@ def loaded_text(answer: Mapping[str, Any]) -> Text:
 
 def _methods(model: Mapping[str, Any]) -> str:
     """The methods that run, and for each that does not, why."""
-    lines = [", ".join(model.get("methods") or ()) or "off"]
+    lines = list(model.get("methods") or ("off",))
     lines += [f"{method}: {reason}" for method, reason in (model.get("unavailable") or {}).items() if reason]
     return "\n".join(lines)
 

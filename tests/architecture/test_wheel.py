@@ -8,6 +8,9 @@ from pathlib import Path
 from app import __version__
 from tests.architecture.source import PACKAGE, ROOT, tracked_files
 
+MODELS = ("demo-assistant", "demo-draft", "demo-hybrid")
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
 
 def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
@@ -16,6 +19,7 @@ def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
     wanted = {path.relative_to(ROOT).as_posix() for path in tracked_files() if path.is_relative_to(PACKAGE)}
+    wanted |= {f"app/demo_models/{model}/{name}" for model in MODELS for name in MODEL_FILES}
     assert wanted - packed == set()
     assert f"paceline-{__version__}.dist-info/licenses/LICENSE" in packed
     assert f"paceline-{__version__}.dist-info/entry_points.txt" in packed

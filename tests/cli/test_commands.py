@@ -67,7 +67,7 @@ def test_ls_names_the_problem_of_a_broken_folder_and_of_a_wrong_draft(environmen
 def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[str, str], fake: FakeServer) -> None:
     fake.answers["/api/ps"] = (200, LOADED)
     shown = run(environment, "ps").stdout
-    for part in ("big", "small", "ready (pinned)", "1.5 GB", "draft_model, ngram", "mtp: it has no head"):
+    for part in ("big", "small", "ready (pinned)", "1.5 GB", "draft_model", "ngram", "mtp: it has no head"):
         assert part in shown
     assert "weights 25 %" in shown
     assert "bad is not loaded any more: it crashed three times" in shown

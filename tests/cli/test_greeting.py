@@ -20,6 +20,14 @@ def test_the_greeting_names_address_models_and_what_to_try() -> None:
         assert part in said
 
 
+def test_lines_to_copy_are_never_broken_or_indented() -> None:
+    console = Console(record=True, width=40)
+    console.print(greeting(read_settings(), [ROW], "http://127.0.0.1:8710"), crop=False)
+    said = console.export_text().splitlines()
+    assert curl_line("http://127.0.0.1:8710", "demo") in said
+    assert set(python_lines("http://127.0.0.1:8710", "demo", needs_key=False).splitlines()) <= set(said)
+
+
 def test_without_a_model_the_greeting_says_where_to_put_one() -> None:
     console = Console(record=True, width=160)
     console.print(greeting(read_settings(), [], "http://127.0.0.1:8710"))
