@@ -1,0 +1,131 @@
+"""What a user gets from one server: exact text, speculation that stops and resumes, and a crash that heals."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from tests.serving.conftest import Server
+
+PROMPT = "count with me: one two three one two three one"
+
+
+def complete(server: Server, **changes: Any) -> dict[str, Any]:
+    body = {"model": "attention", "prompt": PROMPT, "max_tokens": 60, "temperature": 0, "seed": 7} | changes
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["text"])
+
+
+def test_the_official_client_streams_a_chat(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    stream = client.chat.completions.create(
+        model="attention",
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=20,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens <= 20
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+
+
+def test_the_server_process_never_loaded_mlx(server: Server) -> None:
+    complete(server)
+    mapped = {mapping.path for mapping in server.process.memory_maps()}
+    assert not [path for path in mapped if "mlx" in path]
+    assert [mapping.path for mapping in server.worker.memory_maps() if "libmlx" in mapping.path]
+
+
+@pytest.mark.parametrize("model", ["attention", "hybrid"])
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0, "top_p": 0.9, "presence_penalty": 0.5}])
+def test_the_same_seed_gives_the_same_text_with_any_method(server: Server, model: str, sampling: Any) -> None:
+    texts = {}
+    for method in ("off", "draft_model", "ngram"):
+        asked = {"method": method, "num_draft_tokens": 4} if method != "off" else {"method": method}
+        answer = complete(server, model=model, speculation=asked, **sampling)
+        texts[method] = text_of(answer)
+        drafted = answer["timings"]["draft_n"]
+        assert (drafted > 0) == (method == "draft_model") or method == "ngram"
+        assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] <= drafted
+    assert texts["off"] == texts["draft_model"] == texts["ngram"]
+
+
+def test_speculation_stops_for_a_second_request_and_resumes(server: Server) -> None:
+    speculation = {"method": "draft_model", "num_draft_tokens": 4}
+    alone = {
+        seed: text_of(complete(server, seed=seed, temperature=1.0, max_tokens=length, speculation={"method": "off"}))
+        for seed, length in ((1, 400), (2, 40))
+    }
+    before = server.metric("paceline_spec_decode_num_drafts_total")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(complete, server, seed=1, temperature=1.0, max_tokens=400, speculation=speculation)
+        second = pool.submit(complete, server, seed=2, temperature=1.0, max_tokens=40, speculation=speculation)
+        long, short = first.result(), second.result()
+    assert text_of(long) == alone[1]
+    assert text_of(short) == alone[2]
+    assert "batched with 1 other request" in short["speculation"]["reason"] + long["speculation"]["reason"]
+    assert long["speculation"]["method"] == "draft_model", "the long one drafted again when it was alone"
+    assert server.metric("paceline_spec_decode_num_drafts_total") > before
+    again = complete(server, seed=1, temperature=1.0, max_tokens=40, speculation=speculation)
+    assert again["speculation"]["method"] == "draft_model"
+    assert again["speculation"]["reason"] == ""
+
+
+def test_a_model_that_cannot_load_says_why_and_harms_nobody(server: Server) -> None:
+    body = {"model": "broken", "prompt": "x", "max_tokens": 2}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert answer.status_code in {400, 503}
+    assert "broken" in answer.json()["error"]["message"]
+    assert complete(server)["choices"]
+
+
+def test_a_draft_of_another_family_can_be_asked_for_by_name(server: Server) -> None:
+    answer = complete(server, model="hybrid", draft_model="attention-draft", num_draft_tokens=3)
+    assert answer["speculation"]["method"] in {"draft_model", "off"}
+    assert text_of(answer) == text_of(complete(server, model="hybrid", speculation={"method": "off"}))
+
+
+def test_an_unknown_draft_is_refused_by_name(server: Server) -> None:
+    body = {"model": "attention", "prompt": "x", "max_tokens": 2, "draft_model": "nobody"}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert answer.status_code in {400, 404}
+    assert "nobody" in answer.json()["error"]["message"]
+
+
+def test_a_killed_worker_is_told_within_two_seconds_and_healed_within_ten(server: Server) -> None:
+    complete(server)
+    errors: list[float] = []
+    streaming = threading.Event()
+
+    def stream() -> None:
+        body = {"model": "attention", "prompt": PROMPT, "max_tokens": 4000, "temperature": 1, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                streaming.set()
+                if '"error"' in line:
+                    errors.append(time.monotonic())
+
+    reader = threading.Thread(target=stream)
+    reader.start()
+    assert streaming.wait(30)
+    killed = time.monotonic()
+    server.worker.kill()
+    reader.join(15)
+    assert not reader.is_alive()
+    assert len(errors) == 1, "exactly one error frame"
+    assert errors[0] - killed <= 2.0
+    server.wait_ready()
+    assert time.monotonic() - killed <= 10.0
+    assert complete(server)["choices"]
+    assert server.metric("paceline_worker_restarts_total") >= 1
