@@ -1,0 +1,37 @@
+"""What may enter the queue of one model. A request that is refused here was never accepted; nothing is to be undone."""
+
+from app.core.errors import InvalidRequest, SpeculationUnavailable
+from app.core.ports import EngineLimits
+from app.core.request import Request
+
+
+def check_request(request: Request, *, limits: EngineLimits, policy: str) -> None:
+    """Raise `InvalidRequest` when the request cannot run here, `SpeculationUnavailable` when its method cannot."""
+    length, room = len(request.prompt_tokens), limits.max_context_tokens
+    if not length:
+        raise InvalidRequest("the prompt is empty; send at least one token", code="empty_prompt")
+    if request.max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1", parameter="max_tokens")
+    if length + 1 > room:
+        raise InvalidRequest(
+            f"the prompt has {length} tokens, but the context holds {room} and one must stay free for the answer; "
+            "shorten the prompt",
+            code="context_length_exceeded",
+        )
+    _check_speculation(request, limits=limits, policy=policy)
+
+
+def _check_speculation(request: Request, *, limits: EngineLimits, policy: str) -> None:
+    """A method that is asked for by name runs or is refused; only `auto` may fall back."""
+    wish = request.speculation
+    if wish.num_draft_tokens is not None and wish.num_draft_tokens < 0:
+        raise InvalidRequest("num_draft_tokens must not be negative", parameter="num_draft_tokens")
+    if wish.method in {"auto", "off"}:
+        return
+    if policy == "off":
+        raise SpeculationUnavailable(
+            f"speculation is switched off for this model (policy 'off'), so {wish.method} cannot run"
+        )
+    if wish.method not in limits.drafters:
+        reason = limits.unavailable.get(wish.method) or f"{wish.method} is not loaded with this model"
+        raise SpeculationUnavailable(reason)

@@ -1,0 +1,297 @@
+"""One loaded model's scheduler: who runs, what the next step feeds, and what each client is told about it.
+
+plan() → engine.step(plan) → commit(result), all on one thread; nothing here blocks, sees a tensor or reads a clock of
+its own. Prefill chunks and decode steps alternate, so a running stream waits for at most one chunk. Every request gets
+exactly one event with a `finish_reason`, and its row is handed to `drain_released` exactly once.
+"""
+
+import time
+from dataclasses import replace
+
+from app.core.errors import InvalidRequest
+from app.core.ports import Clock, EngineLimits
+from app.core.request import Request
+from app.core.step import (
+    DecodeRow,
+    DecodeStep,
+    FinishReason,
+    PrefillStep,
+    RowOutcome,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+)
+from app.scheduler.admission import check_request
+from app.scheduler.queue import WaitingQueue
+from app.scheduler.sequence import Sequence
+from app.scheduler.speculation import (
+    POLICIES,
+    Choice,
+    DraftObservation,
+    Governor,
+    StepObservation,
+    allowed_methods,
+)
+from app.scheduler.stats import ModelCounters, Totals
+
+
+class Scheduler:
+    """Continuous batching over counters; plain decoding is speculation with zero drafts.
+
+    `policy` is single, auto or off; `default_draft_tokens` fixes the draft length of requests that name none (None:
+    the governor chooses). `queue_limit` bounds the requests that wait for a row.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        *,
+        policy: str = "single",
+        default_draft_tokens: int | None = None,
+        queue_limit: int = 128,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"policy is one of {', '.join(POLICIES)}, not {policy!r}")
+        self._limits = limits
+        self._rows = limits.max_rows if limits.rows_may_batch else 1
+        self._policy = policy
+        self._default_draft_tokens = default_draft_tokens
+        self._clock = clock
+        self._queue = WaitingQueue(queue_limit)
+        self._active: dict[str, Sequence] = {}
+        self._released: dict[str, tuple[int, ...]] = {}
+        self._governor = Governor()
+        self._counters = ModelCounters()
+        self._plan: StepPlan | None = None
+        self._choices: dict[str, Choice] = {}
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a row."""
+        return len(self._active)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits, runs, or has a row to be freed."""
+        return bool(self._queue or self._active or self._released)
+
+    @property
+    def totals(self) -> Totals:
+        """What this model did since it was loaded, for /metrics."""
+        return self._counters.totals()
+
+    # --- who runs ---------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises `InvalidRequest`, `SpeculationUnavailable` or `QueueFull`; then nothing happened."""
+        check_request(request, limits=self._limits, policy=self._policy)
+        if request.id in self._queue or request.id in self._active or request.id in self._released:
+            raise InvalidRequest(f"a request with the id {request.id} is running already", code="duplicate_request")
+        self._queue.push(Sequence(request, self._clock()), rows=self._rows)
+
+    def next_admission(self) -> Request | None:
+        """The head of the queue when a row is free for it; rows that nobody drained yet are not free."""
+        head = self._queue.head()
+        return head.request if head and len(self._active) + len(self._released) < self._rows else None
+
+    def admitted(self, request_id: str, cached_tokens: int) -> None:
+        """The engine gave the request a row whose cache holds `cached_tokens` of its prompt.
+
+        Raises KeyError unless it is the head of the queue and ValueError unless `cached_tokens` < prompt length; it
+        still waits then, for `fail` to end it.
+        """
+        sequence = self._queue.head()
+        if sequence is None or sequence.request.id != request_id:
+            raise KeyError(f"{request_id} is not the next to be admitted")
+        if not 0 <= cached_tokens < sequence.prompt_length:
+            raise ValueError(f"{cached_tokens} cached tokens of a prompt of {sequence.prompt_length}")
+        self._queue.take(request_id)
+        sequence.computed = sequence.cached_tokens = cached_tokens
+        sequence.admitted_at = self._clock()
+        self._active[request_id] = sequence
+        self._counters.count_admission(prompt_tokens=sequence.prompt_length, cached_tokens=cached_tokens)
+
+    def cancel(self, request_id: str) -> list[TokenEvent]:
+        """End a request, waiting or running. One terminal event; none when it has ended already."""
+        sequence = self._queue.take(request_id) or self._active.get(request_id)
+        return [self._end(sequence, FinishReason.CANCELLED, kept=sequence.cached_prefix())] if sequence else []
+
+    def fail(self, request_id: str, message: str) -> list[TokenEvent]:
+        """One request, waiting or running, cannot go on (its admission raised, say). Nothing of its cache is kept."""
+        sequence = self._queue.take(request_id) or self._active.get(request_id)
+        return [self._end(sequence, FinishReason.FAILED, error=message)] if sequence else []
+
+    def fail_running(self, message: str) -> list[TokenEvent]:
+        """A step raised: every running request fails, nothing of their caches is kept; the waiting ones stay."""
+        return [self._end(sequence, FinishReason.FAILED, error=message) for sequence in list(self._active.values())]
+
+    def drain_released(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Rows for the engine to free, each told once: (request id, the tokens whose cache entries are valid)."""
+        released, self._released = list(self._released.items()), {}
+        return released
+
+    # --- what the next step feeds ---------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when nothing runs. The oldest prompt is finished first."""
+        prefilling = next((sequence for sequence in self._active.values() if sequence.needs_prefill), None)
+        decoding = [sequence for sequence in self._active.values() if not sequence.needs_prefill]
+        if prefilling and not (decoding and isinstance(self._plan, PrefillStep)):
+            self._plan = self._plan_prefill(prefilling)
+        else:
+            self._plan = self._plan_decode(decoding) if decoding else None
+        return self._plan
+
+    def _plan_prefill(self, sequence: Sequence) -> PrefillStep:
+        end = min(len(sequence.tokens) - 1, sequence.computed + self._limits.prefill_chunk_tokens)
+        return PrefillStep(sequence.request.id, sequence.tokens, sequence.computed, end)
+
+    def _plan_decode(self, decoding: list[Sequence]) -> DecodeStep:
+        now = self._clock()
+        self._choices = self._choose(decoding)
+        rows = []
+        for sequence in decoding:
+            sequence.decode_started_at = now if sequence.decode_started_at is None else sequence.decode_started_at
+            remaining = sequence.remaining(self._limits.max_context_tokens)
+            choice = self._choices[sequence.request.id]
+            drafts = min(choice.num_draft_tokens, remaining - 1)
+            rows.append(
+                DecodeRow(
+                    sequence_id=sequence.request.id,
+                    tokens=sequence.tokens,
+                    prompt_length=sequence.prompt_length,
+                    computed=sequence.computed,
+                    remaining=remaining,
+                    method=choice.method if drafts else "off",
+                    num_draft_tokens=drafts,
+                )
+            )
+        return DecodeStep(tuple(rows))
+
+    def _choose(self, decoding: list[Sequence]) -> dict[str, Choice]:
+        """A choice per row. Rows that leave it to the governor and may use the same methods get the same one."""
+        others = len(self._active) - 1 + (self.next_admission() is not None)
+        choices: dict[str, Choice] = {}
+        governed: dict[tuple[str, ...], list[str]] = {}
+        for sequence in decoding:
+            request = sequence.request
+            methods, refusal = allowed_methods(request, policy=self._policy, limits=self._limits, others=others)
+            fixed = request.speculation.num_draft_tokens
+            fixed = self._default_draft_tokens if fixed is None else fixed
+            if not methods:
+                choices[request.id] = refusal
+            elif fixed is None:
+                governed.setdefault(methods, []).append(request.id)
+            elif fixed:
+                choices[request.id] = Choice(methods[0], fixed)
+            else:
+                choices[request.id] = Choice(reason="0 draft tokens were asked for", kind="request")
+        for methods, ids in governed.items():
+            choices |= dict.fromkeys(ids, self._governor.choose(len(decoding), len(ids), methods))
+        return choices
+
+    # --- what came of it ------------------------------------------------------------------------------------------
+
+    def commit(self, result: StepResult) -> list[TokenEvent]:
+        """Take over what the step gained; one event per row that got tokens. Missing rows stay as they are."""
+        plan = self._plan
+        planned = {row.sequence_id: row for row in plan.rows} if isinstance(plan, DecodeStep) else {}
+        if planned and result.outcomes:
+            self._governor.observe(self._observation(planned, result))
+        events = [
+            event for sequence_id, computed in result.prefilled for event in self._prefilled(sequence_id, computed)
+        ]
+        for outcome in result.outcomes:
+            events += self._decoded(outcome, planned.get(outcome.sequence_id))
+        return events
+
+    def _prefilled(self, sequence_id: str, computed: int) -> list[TokenEvent]:
+        sequence = self._active.get(sequence_id)
+        if sequence is None:
+            return []
+        if not 0 <= computed < len(sequence.tokens):
+            return self.fail(sequence_id, _impossible(computed, len(sequence.tokens)))
+        sequence.computed = computed
+        return []
+
+    def _decoded(self, outcome: RowOutcome, row: DecodeRow | None) -> list[TokenEvent]:
+        sequence = self._active.get(outcome.sequence_id)
+        if sequence is None or row is None:
+            return []
+        if not sequence.can_take(outcome):
+            return self.fail(outcome.sequence_id, _impossible(outcome.computed, len(sequence.tokens)))
+        gain = sequence.take(outcome, self._limits.max_context_tokens)
+        method = outcome.method if gain.drafted else "off"
+        self._counters.decoding.count_step(kept=gain.kept, drafted=gain.drafted, accepted=gain.accepted, method=method)
+        self._note_refusal(sequence, outcome, row)
+        if gain.told and sequence.first_token_at is None:
+            sequence.first_token_at = self._clock()
+        event = TokenEvent(
+            request_id=outcome.sequence_id,
+            tokens=outcome.emitted[: gain.told],
+            drafted=gain.drafted,
+            accepted=min(gain.accepted, gain.told),
+            method=method,
+            logprobs=outcome.logprobs[: gain.told],
+        )
+        if gain.finish_reason:
+            return [self._end(sequence, gain.finish_reason, kept=sequence.cached_prefix(), event=event)]
+        return [event] if gain.kept else []
+
+    def _observation(self, planned: dict[str, DecodeRow], result: StepResult) -> StepObservation:
+        """What the governor may learn. An undrafted row without a reason delivered an earlier plain forward."""
+        drafts, typical = [], True
+        for outcome in result.outcomes:
+            row, sequence = planned.get(outcome.sequence_id), self._active.get(outcome.sequence_id)
+            if row and sequence and (outcome.drafted or outcome.why_not_drafted):
+                drafts.append(DraftObservation(row.method, row.num_draft_tokens, outcome.drafted, outcome.accepted))
+                typical &= not outcome.drafted or sequence.counters.cycles > 0
+            else:
+                drafts.append(DraftObservation())
+        return StepObservation(
+            rows=len(drafts),
+            width=result.width,
+            seconds=result.seconds,
+            draft_seconds=result.draft_seconds,
+            drafts=tuple(drafts),
+            typical=typical,
+        )
+
+    def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> None:
+        choice = self._choices[outcome.sequence_id]
+        if choice.reason:
+            sequence.refusals.add(choice.kind, choice.reason, firm=True)
+        elif not row.num_draft_tokens:
+            sequence.refusals.add("end", "one token was left, nothing to draft", firm=False)
+        elif not outcome.drafted:
+            reason = outcome.why_not_drafted or "the token of a plain forward was still to be delivered"
+            sequence.refusals.add("drafter", reason, firm=False)
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        kept: tuple[int, ...] = (),
+        error: str = "",
+        event: TokenEvent | None = None,
+    ) -> TokenEvent:
+        """The one terminal event of a sequence that is no longer queued; `kept` is what its row may leave behind."""
+        request_id, now = sequence.request.id, self._clock()
+        if self._active.pop(request_id, None):
+            self._released[request_id] = kept
+        if reason in {FinishReason.STOP, FinishReason.LENGTH} and sequence.admitted_at is not None:
+            self._queue.note_service(now - sequence.admitted_at)
+        self._counters.count_end(reason)
+        told = event or TokenEvent(request_id)
+        return replace(told, finish_reason=reason, statistics=sequence.statistics(now), error=error)
+
+
+def _impossible(computed: int, length: int) -> str:
+    return f"the engine says that {computed} tokens are cached, but the sequence had {length} before this step"

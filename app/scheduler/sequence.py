@@ -1,0 +1,110 @@
+"""One running request: its tokens and how many of them are in the cache. Everything else follows from these two."""
+
+from dataclasses import dataclass, field
+
+from app.core.request import Request
+from app.core.step import FinishReason, RowOutcome, Statistics
+from app.scheduler.stats import Counters, Refusals
+
+CARRY_LIMIT_TOKENS = 17
+"""More uncached tokens than this are fed by a prefill step, fewer ride along with the next decode step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a sequence keeps of one outcome: `kept` tokens, of which the first `told` are for the client."""
+
+    kept: int
+    told: int
+    drafted: int
+    accepted: int
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Mutable life of one request between `submit` and its terminal event. Times are seconds of the injected clock."""
+
+    request: Request
+    submitted_at: float
+    tokens: list[int] = field(init=False)
+    computed: int = 0
+    """How many of `tokens`, from the first, are in the cache."""
+    cached_tokens: int = 0
+    """How many of them came from the prefix cache at admission."""
+    counters: Counters = field(default_factory=Counters)
+    refusals: Refusals = field(default_factory=Refusals)
+    admitted_at: float | None = None
+    decode_started_at: float | None = None
+    first_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt_tokens)
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_tokens)
+
+    @property
+    def needs_prefill(self) -> bool:
+        """Whether prompt (or, after a deep rewind, output) must be cached before the next token can be drawn."""
+        behind = len(self.tokens) - self.computed
+        return behind > CARRY_LIMIT_TOKENS or (behind > 1 and len(self.tokens) == self.prompt_length)
+
+    def remaining(self, max_context_tokens: int) -> int:
+        """How many tokens may still be emitted."""
+        return min(self.request.max_tokens - self.counters.generated, max_context_tokens - len(self.tokens))
+
+    def can_take(self, outcome: RowOutcome) -> bool:
+        """Whether the engine's answer is possible: at least the last token is always still to be fed."""
+        return 0 <= outcome.computed < len(self.tokens) + len(outcome.emitted)
+
+    def take(self, outcome: RowOutcome, max_context_tokens: int) -> Gain:
+        """Append the emitted tokens one by one up to the end, if it is among them; what lies behind it never was."""
+        remaining = self.remaining(max_context_tokens)
+        kept, finish_reason = 0, None
+        for token in outcome.emitted:
+            self.tokens.append(token)
+            kept += 1
+            if token in self.request.stop_token_ids:
+                finish_reason = FinishReason.STOP
+            elif kept == remaining:
+                finish_reason = FinishReason.LENGTH
+            if finish_reason:
+                break
+        self.computed = min(outcome.computed, len(self.tokens))
+        gain = Gain(
+            kept=kept,
+            told=kept - (finish_reason is FinishReason.STOP),
+            drafted=min(outcome.drafted, kept) if finish_reason else outcome.drafted,
+            accepted=min(outcome.accepted, kept),
+            finish_reason=finish_reason,
+        )
+        self.counters.count_step(kept=kept, drafted=gain.drafted, accepted=gain.accepted, method=outcome.method)
+        return gain
+
+    def cached_prefix(self) -> tuple[int, ...]:
+        """The tokens whose keys and values the cache holds, a stop token included; nothing behind the end."""
+        return tuple(self.tokens[: self.computed])
+
+    def statistics(self, now: float) -> Statistics:
+        """The counters so far. Prefill lasts from admission to the first decode step, decode from there to `now`."""
+        admitted = now if self.admitted_at is None else self.admitted_at
+        decoding = now if self.decode_started_at is None else self.decode_started_at
+        first_token = self.submitted_at if self.first_token_at is None else self.first_token_at
+        return Statistics(
+            prompt_tokens=self.prompt_length,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.counters.generated,
+            drafted=self.counters.drafted,
+            accepted=self.counters.accepted,
+            cycles=self.counters.cycles,
+            steps=self.counters.steps,
+            accepted_per_position=tuple(self.counters.accepted_per_position),
+            queue_seconds=admitted - self.submitted_at,
+            prefill_seconds=decoding - admitted,
+            decode_seconds=now - decoding,
+            first_token_seconds=first_token - self.submitted_at,
+            methods=tuple(self.counters.methods) or (("off",) if self.counters.steps else ()),
+            reason=self.refusals.told(cycles=self.counters.cycles),
+        )

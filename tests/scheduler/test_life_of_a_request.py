@@ -1,0 +1,202 @@
+"""Submit, queue, admit, cancel, fail, release: one terminal event and one freed row each, whatever happens."""
+
+import pytest
+
+from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable
+from app.core.ports import EngineLimits
+from app.core.step import FinishReason
+from app.scheduler.scheduler import Scheduler
+from tests.scheduler.scripted import Loop, ManualClock, ScriptedEngine, build, check_against_naive, some_request
+
+
+def test_a_request_runs_to_its_end_and_leaves_nothing_behind() -> None:
+    loop = build()
+    request = some_request("a")
+    loop.run(request)
+    check_against_naive(loop, request)
+    assert loop.engine.freed == ["a"]
+    assert not loop.engine.rows
+    assert (loop.scheduler.running, loop.scheduler.waiting, loop.scheduler.has_work) == (0, 0, False)
+
+
+def test_requests_are_admitted_in_the_order_they_came() -> None:
+    loop = build(engine=ScriptedEngine(EngineLimits(4_096, 2)))
+    loop.run(
+        *(some_request(name, max_tokens=length) for name, length in zip("abcdef", (9, 2, 7, 1, 4, 3), strict=True))
+    )
+    assert loop.admitted == list("abcdef")
+
+
+def test_a_row_is_free_again_only_when_the_engine_was_told() -> None:
+    scheduler = Scheduler(EngineLimits(4_096, 1))
+    scheduler.submit(some_request("a"))
+    scheduler.admitted("a", 0)
+    scheduler.submit(some_request("b"))
+    assert scheduler.next_admission() is None
+    scheduler.cancel("a")
+    assert scheduler.next_admission() is None
+    assert scheduler.has_work
+    assert scheduler.drain_released() == [("a", ())]
+    assert scheduler.drain_released() == []
+    head = scheduler.next_admission()
+    assert head is not None
+    assert head.id == "b"
+
+
+def test_rows_that_may_not_batch_run_one_by_one() -> None:
+    loop = build(engine=ScriptedEngine(EngineLimits(4_096, 8, rows_may_batch=False)))
+    requests = [some_request(name) for name in "abc"]
+    loop.run(*requests)
+    assert loop.engine.freed == ["a", "b", "c"]
+    for request in requests:
+        check_against_naive(loop, request)
+
+
+def test_cancelling_a_waiting_request_tells_once_and_frees_no_row() -> None:
+    scheduler = Scheduler(EngineLimits(4_096, 1))
+    scheduler.submit(some_request("a"))
+    [event] = scheduler.cancel("a")
+    assert event.finish_reason is FinishReason.CANCELLED
+    assert scheduler.cancel("a") == []
+    assert scheduler.drain_released() == []
+    assert scheduler.totals.finished == {"cancelled": 1}
+
+
+def test_cancelling_a_running_request_keeps_what_is_cached() -> None:
+    loop = build()
+    loop.scheduler.submit(some_request("a", max_tokens=50))
+    for _ in range(4):
+        loop.turn()
+    [event] = loop.scheduler.cancel("a")
+    assert event.finish_reason is FinishReason.CANCELLED
+    assert event.statistics.completion_tokens == len(loop.output("a")) > 0
+    [(name, tokens)] = loop.scheduler.drain_released()
+    assert name == "a"
+    assert list(tokens) == loop.engine.rows["a"]
+    assert loop.scheduler.cancel("a") == []
+    assert loop.scheduler.cancel("never heard of") == []
+
+
+def test_a_step_that_raised_fails_the_running_requests_only() -> None:
+    loop = build(engine=ScriptedEngine(EngineLimits(4_096, 2)))
+    requests = [some_request(name) for name in "abc"]
+    for request in requests:
+        loop.scheduler.submit(request)
+    loop.turn()
+    loop.scheduler.plan()
+    loop.tell(loop.scheduler.fail_running("out of memory"))
+    assert [loop.end(name).finish_reason for name in "ab"] == [FinishReason.FAILED] * 2
+    assert loop.end("a").error == "out of memory"
+    assert loop.scheduler.waiting == 1
+    loop.finish()
+    check_against_naive(loop, requests[2])
+    assert sorted(loop.engine.freed) == ["a", "b", "c"]
+
+
+def test_nothing_of_a_failed_cache_is_kept() -> None:
+    loop = build()
+    loop.scheduler.submit(some_request("a", prompt=40))
+    loop.turn()
+    loop.scheduler.fail_running("boom")
+    assert loop.scheduler.drain_released() == [("a", ())]
+
+
+def test_an_admission_that_raised_fails_that_request_alone() -> None:
+    loop = build()
+    loop.scheduler.submit(some_request("a"))
+    loop.scheduler.submit(some_request("b"))
+    loop.tell(loop.scheduler.fail("a", "no memory for this context"))
+    assert loop.scheduler.fail("a", "again") == []
+    loop.finish()
+    assert loop.end("a").finish_reason is FinishReason.FAILED
+    assert loop.end("b").finish_reason is FinishReason.LENGTH
+    assert loop.engine.freed == ["b"]
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    clock = ManualClock()
+    engine = ScriptedEngine(EngineLimits(4_096, 2))
+    scheduler = Scheduler(engine.limits, queue_limit=2, clock=clock)
+    loop = Loop(scheduler, engine)
+    scheduler.submit(some_request("first", max_tokens=1))
+    for _ in range(2):
+        loop.turn()
+        clock.now += 8.0
+    loop.finish()
+    scheduler.submit(some_request("a"))
+    scheduler.submit(some_request("b"))
+    with pytest.raises(QueueFull) as refused:
+        scheduler.submit(some_request("c"))
+    assert refused.value.retry_after_seconds == 4, "8 s of service on 2 rows"
+    assert scheduler.waiting == 2
+
+
+def test_the_first_hint_of_a_full_queue_is_one_second() -> None:
+    scheduler = Scheduler(EngineLimits(4_096, 1), queue_limit=1)
+    scheduler.submit(some_request("a"))
+    with pytest.raises(QueueFull) as refused:
+        scheduler.submit(some_request("b"))
+    assert refused.value.retry_after_seconds == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (some_request("a", prompt=0), "empty_prompt"),
+        (some_request("a", prompt=64), "context_length_exceeded"),
+        (some_request("a", max_tokens=0), "invalid_request"),
+        (some_request("a", num_draft_tokens=-1), "invalid_request"),
+        (some_request("a", method="dflash"), "speculation_unavailable"),
+    ],
+)
+def test_impossible_requests_are_refused_before_they_wait(request_: object, code: str) -> None:
+    scheduler = Scheduler(EngineLimits(64, 1))
+    with pytest.raises(InvalidRequest) as refused:
+        scheduler.submit(request_)  # type: ignore[arg-type]
+    assert refused.value.code == code
+    assert not scheduler.has_work
+
+
+def test_a_prompt_that_leaves_one_token_free_is_answered_with_one_token() -> None:
+    loop = build(engine=ScriptedEngine(EngineLimits(64, 1)))
+    request = some_request("a", prompt=63)
+    loop.run(request)
+    check_against_naive(loop, request)
+    assert loop.end("a").statistics.completion_tokens == 1
+
+
+def test_an_id_is_used_by_one_request_at_a_time() -> None:
+    loop = build()
+    loop.scheduler.submit(some_request("a"))
+    with pytest.raises(InvalidRequest, match="running already"):
+        loop.scheduler.submit(some_request("a"))
+    loop.finish()
+    loop.scheduler.submit(some_request("a"))
+    assert loop.scheduler.waiting == 1
+
+
+def test_a_method_asked_for_by_name_is_refused_with_its_reason() -> None:
+    limits = EngineLimits(64, 1, drafters=("ngram",), unavailable={"draft_model": "the vocabularies differ"})
+    with pytest.raises(SpeculationUnavailable, match="the vocabularies differ"):
+        Scheduler(limits).submit(some_request("a", method="draft_model"))
+    with pytest.raises(SpeculationUnavailable, match="eagle3 is not loaded with this model"):
+        Scheduler(limits).submit(some_request("a", method="eagle3"))
+    with pytest.raises(SpeculationUnavailable, match="policy 'off'"):
+        Scheduler(limits, policy="off").submit(some_request("a", method="ngram"))
+
+
+@pytest.mark.parametrize("cached", [-1, 5])
+def test_an_admission_with_the_whole_prompt_cached_is_a_mistake_of_the_engine(cached: int) -> None:
+    scheduler = Scheduler(EngineLimits(64, 1))
+    scheduler.submit(some_request("a", prompt=5))
+    with pytest.raises(ValueError, match="cached tokens"):
+        scheduler.admitted("a", cached)
+    with pytest.raises(KeyError):
+        scheduler.admitted("nobody", 0)
+    assert [event.finish_reason for event in scheduler.fail("a", "bad admission")] == [FinishReason.FAILED]
+
+
+@pytest.mark.parametrize(("policy", "queue_limit"), [("sometimes", 1), ("single", 0)])
+def test_a_scheduler_with_impossible_settings_is_refused(policy: str, queue_limit: int) -> None:
+    with pytest.raises(ValueError, match=r"policy|queue"):
+        Scheduler(EngineLimits(64, 1), policy=policy, queue_limit=queue_limit)

@@ -1,0 +1,138 @@
+"""Who may draft, and the reason that is told when somebody may not."""
+
+import pytest
+
+from app.core.ports import EngineLimits
+from app.core.step import DecodeStep
+from app.scheduler.scheduler import Scheduler
+from tests.scheduler.scripted import Loop, ScriptedEngine, build, some_request, speculative_limits
+
+BATCHED = "batched with 1 other request: policy 'single' speculates when one runs"
+
+
+def drafts_planned(loop: Loop, name: str) -> list[int]:
+    return [row.num_draft_tokens for row in loop.decode_rows(name)]
+
+
+def test_a_lone_request_drafts_and_has_nothing_to_explain() -> None:
+    loop = build()
+    loop.run(some_request("a", max_tokens=20, num_draft_tokens=4))
+    assert drafts_planned(loop, "a") == [4, 4, 4, 4]
+    statistics = loop.end("a").statistics
+    assert (statistics.methods, statistics.reason) == (("draft_model",), "")
+    assert (statistics.cycles, statistics.steps, statistics.accepted) == (4, 4, 16)
+
+
+def test_single_batches_plainly_and_speculates_again_when_alone() -> None:
+    loop = build()
+    loop.scheduler.submit(some_request("a", max_tokens=60, num_draft_tokens=2))
+    loop.turn()
+    loop.turn()
+    loop.scheduler.submit(some_request("b", prompt=2, max_tokens=4))
+    loop.finish()
+    planned = drafts_planned(loop, "a")
+    assert planned[0] == 2
+    assert 0 in planned
+    assert planned[-2] == 2
+    assert loop.end("a").statistics.reason == BATCHED
+    assert loop.end("b").statistics.reason == BATCHED
+    assert loop.end("b").statistics.methods == ("off",)
+
+
+def test_single_does_not_draft_beside_a_prompt_that_is_being_read() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(chunk=4)))
+    loop.scheduler.submit(some_request("a", prompt=2, max_tokens=40, num_draft_tokens=2))
+    loop.turn()
+    loop.scheduler.submit(some_request("b", prompt=40, max_tokens=1))
+    begun = len(loop.plans)
+    while not loop.events.get("b"):
+        loop.turn()
+    steps = [plan for plan in loop.plans[begun:] if isinstance(plan, DecodeStep)]
+    assert len(steps) > 5
+    assert all(row.num_draft_tokens == 0 for step in steps for row in step.rows)
+
+
+def test_requests_that_cannot_be_admitted_yet_do_not_stop_drafting() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(rows=1)))
+    for name in ("a", "b"):
+        loop.scheduler.submit(some_request(name, max_tokens=20, num_draft_tokens=4))
+    loop.finish()
+    assert loop.end("a").statistics.reason == ""
+    assert loop.end("b").statistics.reason == ""
+
+
+def test_auto_drafts_in_batches_too() -> None:
+    loop = build(policy="auto")
+    loop.run(*(some_request(name, max_tokens=40) for name in ("a", "bb", "ccc")))
+    assert max(drafts_planned(loop, "bb")) > 1
+    for plan in loop.plans:
+        if isinstance(plan, DecodeStep) and min(row.remaining for row in plan.rows) > 16:
+            assert len({row.num_draft_tokens for row in plan.rows}) == 1
+
+
+def test_off_never_drafts_and_says_so() -> None:
+    loop = build(policy="off")
+    loop.run(some_request("a"))
+    assert set(drafts_planned(loop, "a")) == {0}
+    assert "policy 'off'" in loop.end("a").statistics.reason
+
+
+@pytest.mark.parametrize("wish", [{"method": "off"}, {"num_draft_tokens": 0}])
+def test_a_request_may_ask_for_plain_decoding(wish: dict[str, object]) -> None:
+    loop = build()
+    loop.run(some_request("a", **wish))  # type: ignore[arg-type]
+    assert set(drafts_planned(loop, "a")) == {0}
+    assert "asked for" in loop.end("a").statistics.reason
+    assert loop.end("a").statistics.methods == ("off",)
+
+
+def test_without_drafters_the_reasons_of_all_are_told() -> None:
+    limits = EngineLimits(4_096, 1, unavailable={"draft_model": "none was chosen", "ngram": "switched off"})
+    loop = build(engine=ScriptedEngine(limits))
+    loop.run(some_request("a"))
+    assert loop.end("a").statistics.reason == "draft_model: none was chosen; ngram: switched off"
+    loop = build(engine=ScriptedEngine(EngineLimits(4_096, 1)))
+    loop.run(some_request("a"))
+    assert loop.end("a").statistics.reason == "no drafter is loaded with this model"
+
+
+def test_an_explicit_method_is_the_one_that_runs() -> None:
+    loop = build()
+    loop.run(some_request("a", max_tokens=40, method="ngram"))
+    assert loop.end("a").statistics.methods == ("ngram",)
+    assert {event.method for event in loop.events["a"] if event.drafted} == {"ngram"}
+
+
+def test_a_configured_length_holds_for_requests_that_name_none() -> None:
+    engine = ScriptedEngine(accepts=lambda drafts: drafts * 0)
+    loop = Loop(Scheduler(engine.limits, default_draft_tokens=3), engine)
+    loop.run(some_request("a", max_tokens=10))
+    assert drafts_planned(loop, "a") == [3] * 7 + [2, 1, 0]
+    loop.run(some_request("b", max_tokens=10, num_draft_tokens=5))
+    assert drafts_planned(loop, "b")[0] == 5
+
+
+def test_a_single_token_explains_why_nothing_was_drafted() -> None:
+    loop = build()
+    loop.run(some_request("a", max_tokens=1, num_draft_tokens=4))
+    assert loop.end("a").statistics.reason == "one token was left, nothing to draft"
+
+
+def test_a_drafter_that_never_proposes_explains_itself_once_nothing_was_drafted() -> None:
+    loop = build(engine=ScriptedEngine(silent_rate=1.0))
+    loop.run(some_request("a", num_draft_tokens=4))
+    assert loop.end("a").statistics.reason == "nothing matched"
+
+
+def test_a_drafter_that_is_silent_at_times_has_nothing_to_explain() -> None:
+    loop = build(engine=ScriptedEngine(silent_rate=0.5))
+    loop.run(some_request("a", max_tokens=100, num_draft_tokens=4))
+    assert loop.end("a").statistics.reason == ""
+
+
+def test_a_lossy_drafter_is_dropped_and_the_governor_says_why() -> None:
+    engine = ScriptedEngine(accepts=lambda drafts: drafts * 0, seconds=lambda width: 0.01 * width)
+    loop = build(engine=engine)
+    loop.run(some_request("a", max_tokens=300))
+    assert "plain is faster" in loop.end("a").statistics.reason
+    assert sum(map(bool, drafts_planned(loop, "a"))) < 40

@@ -1,0 +1,191 @@
+"""What a step feeds and what comes of it: chunks, carried tokens, ends inside a block, counters."""
+
+import pytest
+
+from app.core.ports import EngineLimits
+from app.core.step import DecodeStep, FinishReason, PrefillStep, RowOutcome, StepResult, TokenLogprobs
+from app.scheduler.scheduler import Scheduler
+from tests.scheduler.scripted import (
+    Loop,
+    ManualClock,
+    ScriptedEngine,
+    build,
+    check_against_naive,
+    some_request,
+    speculative_limits,
+)
+
+
+def running(*, prompt: int = 3, cached: int = 2, **wishes: object) -> Scheduler:
+    """A scheduler with one admitted request `a` that is asked for four drafts."""
+    scheduler = Scheduler(speculative_limits(), clock=ManualClock())
+    scheduler.submit(some_request("a", prompt=prompt, num_draft_tokens=4, **wishes))  # type: ignore[arg-type]
+    scheduler.admitted("a", cached)
+    return scheduler
+
+
+def test_a_prompt_is_cached_in_chunks_except_its_last_token() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(chunk=16)))
+    loop.run(some_request("a", prompt=40, max_tokens=1))
+    chunks = [(plan.start, plan.end) for plan in loop.plans if isinstance(plan, PrefillStep)]
+    assert chunks == [(0, 16), (16, 32), (32, 39)]
+    assert [row.computed for row in loop.decode_rows("a")] == [39]
+
+
+def test_a_cached_prefix_is_not_fed_again() -> None:
+    scheduler = running(prompt=30, cached=20)
+    plan = scheduler.plan()
+    assert isinstance(plan, PrefillStep)
+    assert (plan.start, plan.end) == (20, 29)
+
+
+def test_chunks_and_decode_steps_alternate_while_both_are_wanted() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(chunk=8)), policy="off")
+    loop.scheduler.submit(some_request("stream", prompt=2, max_tokens=40))
+    for _ in range(3):
+        loop.turn()
+    loop.scheduler.submit(some_request("long", prompt=60, max_tokens=2))
+    begun = len(loop.plans)
+    loop.finish()
+    kinds = [isinstance(plan, PrefillStep) for plan in loop.plans[begun:]]
+    assert kinds[:16] == [True, False] * 8
+
+
+def test_the_oldest_prompt_is_finished_first() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(chunk=8)))
+    loop.run(*(some_request(name, prompt=30, max_tokens=20) for name in ("a", "bb")))
+    order = [plan.sequence_id for plan in loop.plans if isinstance(plan, PrefillStep)]
+    assert order == ["a"] * 4 + ["bb"] * 4
+
+
+def test_carried_tokens_are_fed_with_the_next_decode_step() -> None:
+    scheduler = running()
+    scheduler.plan()
+    scheduler.commit(StepResult((RowOutcome("a", (1, 2, 3), computed=2, drafted=4, accepted=2),)))
+    plan = scheduler.plan()
+    assert isinstance(plan, DecodeStep)
+    assert plan.rows[0].computed == 2
+    assert list(plan.rows[0].tokens[2:])[1:] == [1, 2, 3]
+
+
+def test_a_deep_rewind_is_caught_up_by_prefill_steps() -> None:
+    scheduler = running(prompt=40, cached=39)
+    scheduler.plan()
+    scheduler.commit(StepResult((RowOutcome("a", (1,), computed=10),)))
+    plan = scheduler.plan()
+    assert isinstance(plan, PrefillStep)
+    assert (plan.start, plan.end) == (10, 26)
+
+
+def test_drafts_never_reach_beyond_what_remains() -> None:
+    scheduler = running(max_tokens=3)
+    plan = scheduler.plan()
+    assert isinstance(plan, DecodeStep)
+    assert (plan.rows[0].remaining, plan.rows[0].num_draft_tokens) == (3, 2)
+
+
+def test_a_stop_token_inside_a_block_ends_it_untold_and_everything_behind_it_never_was() -> None:
+    scheduler = running(stops=frozenset({22}))
+    scheduler.plan()
+    logprobs = tuple(TokenLogprobs(-float(place)) for place in range(5))
+    outcome = RowOutcome("a", (1, 2, 22, 4, 5), 7, drafted=4, accepted=4, logprobs=logprobs, method="ngram")
+    [event] = scheduler.commit(StepResult((outcome,)))
+    assert event.tokens == (1, 2)
+    assert event.logprobs == logprobs[:2]
+    assert event.finish_reason is FinishReason.STOP
+    assert (event.drafted, event.accepted) == (3, 2)
+    statistics = event.statistics
+    assert (statistics.completion_tokens, statistics.drafted, statistics.accepted) == (3, 3, 3)
+    assert statistics.accepted_per_position == (1, 1, 1)
+    [(_, released)] = scheduler.drain_released()
+    assert released[-3:] == (1, 2, 22), "keys and values of the stop token are valid, those behind it are not"
+
+
+def test_the_last_token_is_released_only_when_it_was_fed() -> None:
+    scheduler = running(stops=frozenset({22}))
+    scheduler.plan()
+    scheduler.commit(StepResult((RowOutcome("a", (1, 22), 4, drafted=4, accepted=1),)))
+    [(_, released)] = scheduler.drain_released()
+    assert len(released) == 4
+    assert released[-1] == 1
+
+
+def test_an_answer_that_is_only_a_stop_token_tells_nothing_but_its_end() -> None:
+    scheduler = running(stops=frozenset({22}))
+    scheduler.plan()
+    [event] = scheduler.commit(StepResult((RowOutcome("a", (22,), 3, drafted=4),)))
+    assert (event.tokens, event.finish_reason) == ((), FinishReason.STOP)
+    assert (event.statistics.completion_tokens, event.statistics.first_token_seconds) == (1, 0.0)
+
+
+def test_a_block_longer_than_what_remains_is_cut() -> None:
+    scheduler = running(max_tokens=2)
+    scheduler.plan()
+    [event] = scheduler.commit(StepResult((RowOutcome("a", (1, 2, 3, 4), 6, drafted=3, accepted=3),)))
+    assert event.tokens == (1, 2)
+    assert (event.drafted, event.accepted, event.finish_reason) == (2, 2, FinishReason.LENGTH)
+
+
+def test_a_row_missing_in_the_result_is_planned_again() -> None:
+    scheduler = running()
+    first = scheduler.plan()
+    assert scheduler.commit(StepResult()) == []
+    assert scheduler.plan() == first
+
+
+def test_outcomes_of_requests_that_left_are_ignored() -> None:
+    scheduler = running()
+    scheduler.plan()
+    scheduler.cancel("a")
+    assert scheduler.commit(StepResult((RowOutcome("a", (1,), 3),), prefilled=(("a", 2),))) == []
+    assert scheduler.plan() is None
+
+
+@pytest.mark.parametrize("computed", [-1, 4])
+def test_an_impossible_cache_length_fails_the_request_instead_of_corrupting_it(computed: int) -> None:
+    scheduler = running()
+    scheduler.plan()
+    [event] = scheduler.commit(StepResult((RowOutcome("a", (1,), computed=computed),)))
+    assert event.finish_reason is FinishReason.FAILED
+    assert "cached" in event.error
+    assert scheduler.drain_released() == [("a", ())]
+
+
+def test_an_impossible_prefill_fails_the_request() -> None:
+    scheduler = running(prompt=9, cached=0)
+    scheduler.plan()
+    [event] = scheduler.commit(StepResult(prefilled=(("a", 9),)))
+    assert event.finish_reason is FinishReason.FAILED
+
+
+def test_statistics_say_where_the_time_went() -> None:
+    clock = ManualClock()
+    scheduler = Scheduler(EngineLimits(4_096, 1, prefill_chunk_tokens=64), clock=clock)
+    loop = Loop(scheduler, ScriptedEngine(EngineLimits(4_096, 1, prefill_chunk_tokens=64)))
+    scheduler.submit(some_request("a", prompt=30, max_tokens=3))
+    clock.now += 1
+    loop.turn()
+    clock.now += 2
+    for _ in range(3):
+        loop.turn()
+        clock.now += 4
+    statistics = loop.end("a").statistics
+    assert (statistics.queue_seconds, statistics.prefill_seconds, statistics.decode_seconds) == (1, 2, 8)
+    assert statistics.first_token_seconds == 3
+    assert (statistics.prompt_tokens, statistics.steps, statistics.methods) == (30, 3, ("off",))
+
+
+def test_totals_add_up_over_requests() -> None:
+    loop = build(engine=ScriptedEngine(accepts=lambda drafts: drafts // 2))
+    requests = [some_request(name, max_tokens=9, num_draft_tokens=4, method="ngram") for name in ("a", "bb")]
+    for request in requests:
+        loop.run(request)
+        check_against_naive(loop, request)
+    totals = loop.scheduler.totals
+    each = [loop.end(request.id).statistics for request in requests]
+    assert totals.finished == {"length": 2}
+    assert (totals.prompt_tokens, totals.generated_tokens) == (10, 18)
+    assert totals.drafted == sum(one.drafted for one in each) > 0
+    assert totals.accepted == sum(one.accepted for one in each) == sum(totals.accepted_per_position)
+    assert totals.drafts == sum(one.cycles for one in each)
+    assert totals.accepted_per_position[:2] == (totals.drafts, totals.drafts - 2)
