@@ -1,6 +1,8 @@
 """`paceline bench`: picks the cases, runs them in one temporary workshop, prints the table, writes the file."""
 
 import json
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +48,7 @@ def run_cases(
     """Run the cases one after the other; a table for people, and a file when one is named."""
     cases = choose_cases(names)
     results = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds: stops the servers, removes the models
     with TemporaryDirectory(prefix="paceline-bench-") as folder, console.status("") as status:
         workshop = Workshop(Path(folder), QUICK if quick else FULL, DRAFTS)
         for case in cases:

@@ -101,3 +101,18 @@ def as_table(result: CaseResult) -> Table:
         verdict = "[green]kept[/]" if check.passed else "[red]missed[/]"
         table.add_row(check.label, f"{check.value:.2f}", f"{verdict}: {check.direction} {check.bound:.2f}")
     return table
+
+
+def as_markdown(documents: Sequence[dict[str, Any]]) -> str:
+    """The README's table out of the documents of one or several runs; a later run of a case wins."""
+    cases = {case["name"]: case for document in documents for case in document["cases"]}
+    lines = ["| Case | Medians | Promise | Bound | Measured |", "|---|---|---|---:|---:|"]
+    for case in cases.values():
+        medians = ", ".join(f"{name} {series['median']:.1f}" for name, series in case["series"].items())
+        for number, check in enumerate(case["checks"]):
+            first = f"`{case['name']}` | {medians} {case['unit']}" if number == 0 else " | "
+            sign = "≥" if check["direction"] == "at least" else "≤"
+            value = f"{check['value']:.2f}"
+            measured = f"**{value}**" if check["passed"] else f"{value} (missed)"
+            lines.append(f"| {first} | {check['label']} | {sign} {check['bound']:.2f} | {measured} |")
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ from rich.console import Console
 from app.benchmark.clock import DecodeClock
 from app.benchmark.command import CASES, UnknownCase, choose_cases
 from app.benchmark.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio, take_turns
-from app.benchmark.report import as_document, as_table
+from app.benchmark.report import as_document, as_markdown, as_table
 from tests.architecture.source import ROOT
 
 
@@ -68,6 +68,16 @@ def test_the_report_holds_numbers_machine_and_versions() -> None:
     console = Console(record=True, width=120)
     console.print(as_table(result))
     assert "3.0 tokens/s" in console.export_text()
+
+
+def test_the_readme_table_takes_the_latest_run_of_a_case() -> None:
+    checks = (Check("fast", 2.0, 1.0), Check("cheap", 1.2, 1.1, "at most"))
+    results = [CaseResult("one", "a case", "tokens/s", (series("ours", value),), checks) for value in (1, 4)]
+    table = as_markdown([as_document([result], {}) for result in results]).splitlines()
+    assert table[2:] == [
+        "| `one` | ours 4.0 tokens/s | fast | ≥ 1.00 | **2.00** |",
+        "|  |  | cheap | ≤ 1.10 | 1.20 (missed) |",
+    ]
 
 
 def test_cases_are_chosen_by_name_in_their_order() -> None:
