@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_v
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-SIZE = re.compile(r"([0-9]{1,19})\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+from app.core.sizes import parse_size
+
 HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}")
 
 
@@ -26,10 +26,7 @@ class SettingsError(ValueError):
 def _bytes(value: object) -> object:
     if not isinstance(value, str) or not value:
         return value or None
-    match = SIZE.fullmatch(value.strip())
-    if match is None:
-        raise ValueError("give a number of bytes, or a size like 24G")
-    return int(match.group(1)) * UNITS[match.group(2).upper()]
+    return parse_size(value)
 
 
 def _folders(value: object) -> object:
@@ -96,7 +93,7 @@ class Settings(BaseSettings):
         {}, 'Draft model by main model: JSON, or "main=draft,other=off"; others get the best one that fits.', "reload"
     )
     num_draft_tokens: Annotated[int | None, BeforeValidator(_absent)] = _setting(
-        None, "Most tokens drafted per step, 1 to 64; empty: the governor decides.", "reload", ge=1, le=64
+        None, "Tokens drafted per step, 1 to 64; empty: the governor decides.", "reload", ge=1, le=64
     )
     idle_seconds: Annotated[float | None, BeforeValidator(_absent)] = _setting(
         None, "Seconds without a request that unload a model; empty: one hour.", "reload", ge=1, le=31_536_000

@@ -1,4 +1,4 @@
-"""The acceptance rule: a draft is accepted iff it equals the token that the target draws itself (DESIGN §6).
+"""The acceptance rule: a draft is accepted iff it equals the token that the target draws itself.
 
 The target draws x_i at every position with noise keyed by (seed, output position); x_i is emitted either way. So the
 text is the target's own whatever the drafter proposes, and the rule needs no draft probabilities.

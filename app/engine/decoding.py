@@ -126,6 +126,7 @@ class Decoder:
         if width == 0:
             return Proposal(None, tuple(counts), tuple(reasons)), time.perf_counter() - started
         tokens = mx.stack([_padded(row, width) for row in drafts])
+        mx.async_eval(tokens)  # the device drafts while the host builds the verify forward
         return Proposal(tokens, tuple(counts), tuple(reasons)), self._draft_seconds(tokens, started)
 
     def _draft_seconds(self, tokens: mx.array, started: float) -> float:

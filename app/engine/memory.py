@@ -8,10 +8,8 @@ of a context budget, recurrent states of every row, and the activations of one p
 
 import gc
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import psutil
 from app.core.errors import InvalidRequest
 from app.core.messages import ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
+from app.core.sizes import parse_size
 
 GIGABYTE = 10**9
 LIMIT_VARIABLE = "PACELINE_MEMORY_LIMIT"
@@ -32,25 +31,11 @@ CONTEXT_BUDGET_TOKENS = 16_384
 VERIFY_WIDTH = 17
 """Positions of one row whose logits may exist at once: sixteen drafts and the current token."""
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BINARY_UNITS = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length", "n_ctx")
 
 
 # --- what there is --------------------------------------------------------------------------------------------
-
-
-def parse_size(text: str) -> int:
-    """Bytes in "12G", "1.5 GiB", "800MB" or "1000000"; K, M, G, T are powers of 1000 unless an i follows.
-
-    Raises InvalidRequest when the text is no positive size.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", text.strip().upper())
-    scale = {**_UNITS, **_BINARY_UNITS}.get(match[2]) if match else None
-    if match is None or scale is None or not (size := int(Decimal(match[1]) * scale)):
-        raise InvalidRequest(f"{text!r} is not a size: write bytes, or for example 12G", parameter=LIMIT_VARIABLE)
-    return size
 
 
 def ceiling_from(total_bytes: int, recommended_bytes: int | None) -> int:
@@ -68,7 +53,10 @@ def ceiling_from(total_bytes: int, recommended_bytes: int | None) -> int:
 def ceiling_bytes(environment: Mapping[str, str] = os.environ) -> int:
     """The ceiling of this machine, or what `PACELINE_MEMORY_LIMIT` says. Raises InvalidRequest when that is no size."""
     if override := environment.get(LIMIT_VARIABLE):
-        return parse_size(override)
+        try:
+            return parse_size(override)
+        except ValueError as error:
+            raise InvalidRequest(str(error), parameter=LIMIT_VARIABLE) from error
     recommended = mx.device_info().get("max_recommended_working_set_size")
     return ceiling_from(psutil.virtual_memory().total, int(recommended) if recommended else None)
 

@@ -1,7 +1,7 @@
 """What has to happen before mlx is imported, and what runs here. This file imports neither mlx nor anything that does.
 
 On Linux the published mlx wheel links a reference BLAS; loading OpenBLAS with its symbols made global *before* libmlx
-is loaded makes float32 matmuls some 30 times faster (measured; DESIGN.md §9). `PACELINE_OPENBLAS=0` turns it off.
+is loaded makes float32 matmuls some 30 times faster (measured). `PACELINE_OPENBLAS=0` turns it off.
 """
 
 import ctypes

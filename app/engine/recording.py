@@ -2,7 +2,7 @@
 
 mlx-lm's models call a module-level `gated_delta_update` or `ssm_update` and an `nn.Conv1d`. `attach` wraps both once;
 nothing is kept unless a recording is open. Re-running the scan on the recorded inputs costs no matrix product
-(the third way of speculation.md §3.1, after z-lab's MLX code).
+(the idea of z-lab's MLX code for DFlash).
 """
 
 import inspect

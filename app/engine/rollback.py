@@ -1,4 +1,4 @@
-"""Cache families, chosen once at load from what the model's own `make_cache` answers (DESIGN §7).
+"""Cache families, chosen once at load from what the model's own `make_cache` answers.
 
 trim      KVCache                     rewind = lower the row's length
 slice     RotatingKVCache             a lane with a window; a margin of older tokens stays, so rewinding is exact

@@ -60,7 +60,7 @@ class SlotKV:
         return self.keys[rows, :, span], self.values[rows, :, span]
 
     def _scatter(self, buffer: mx.array, fresh: mx.array, selection: Selection) -> mx.array:
-        """One indexed write for all rows; the buffer is donated, so its size costs nothing (DESIGN §7)."""
+        """One indexed write for all rows; the buffer is donated, so its size costs nothing."""
         rows = buffer.shape[0]
         if selection.first > 0 or selection.stop < rows:
             before = mx.zeros((selection.first, *fresh.shape[1:]), fresh.dtype)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.core.errors import InvalidRequest, ModelUnavailable
+from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 from app.core.model_folder import inspect_folder
 from app.engine import memory
@@ -21,20 +21,6 @@ GB = memory.GIGABYTE
 
 def specification(folder: Path, **changes: Any) -> ModelSpecification:
     return ModelSpecification(id="tiny", path=str(folder), **changes)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("12G", 12 * GB), ("1.5 GiB", 3 << 29), ("800mb", 800 * 10**6), ("1000000", 10**6), ("2K", 2000), ("1T", 10**12)],
-)
-def test_sizes_as_people_write_them(text: str, size: int) -> None:
-    assert memory.parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "G", "-1G", "0", "12 parsecs", "1e9", "nan", "0.1", "1I", "12GG"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="is not a size"):
-        memory.parse_size(text)
 
 
 @pytest.mark.parametrize(
