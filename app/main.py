@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 from fastapi import Depends, FastAPI
 
 from app import __version__
-from app.api import chat, completions, control, health, metrics, models, welcome
+from app.admin import assets, pages
+from app.api import chat, completions, control, health, metrics, models
 from app.api.activity import Activity
 from app.api.auth import authorize
 from app.api.context import Context
@@ -22,11 +23,12 @@ from app.api.resolver import Resolver
 from app.api.serving import AddressError, DrainingServer, bind, serve_config
 from app.hub import pairing
 from app.hub.catalog import default_catalog
+from app.i18n import read_words
 from app.settings import Settings
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
 
-ROUTERS = (chat, completions, models, control, health, metrics, welcome)
+ROUTERS = (chat, completions, models, control, health, metrics)
 EXIT_ADDRESS = 1
 EXIT_UNSAFE = 2
 
@@ -67,8 +69,23 @@ def build(context: Context) -> FastAPI:
     install_error_handlers(app)
     for module in ROUTERS:
         app.include_router(module.router)
+    static = assets.read_assets()
+    app.include_router(assets.make_router(static))
+    app.include_router(pages.make_router(start_view(context), static, read_words()))
     app.add_middleware(Gate, allowed_hosts=context.settings.host_names, answered=context.measurements.answered)
     return app
+
+
+def start_view(context: Context) -> pages.StartView:
+    """What the start page shows of the application: the usable models, those in memory first."""
+
+    def model_names() -> list[str]:
+        loaded = context.resolver.loaded()
+        usable = [each.id for each in context.resolver.models() if each.kind == "main" and not each.problem]
+        first = context.settings.default_model
+        return sorted(usable, key=lambda name: (name != first, name not in loaded))
+
+    return pages.StartView(version=__version__, has_key=context.settings.api_key is not None, model_names=model_names)
 
 
 def run(settings: Settings, *, announce: Callable[[str], None] | None = None) -> int:

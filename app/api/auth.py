@@ -12,7 +12,7 @@ from fastapi import Request
 from app.api.context import context_of
 from app.api.errors import Rejected
 
-PUBLIC_PATHS = frozenset({"/", "/health/live", "/health/ready"})
+PUBLIC_PATHS = frozenset({"/", "/static/{name}", "/health/live", "/health/ready"})
 """Route templates (never the path that was asked for) that need no key."""
 
 

@@ -8,7 +8,7 @@ from tests.api.fakes import Site, chat_body, make_site
 pytestmark = pytest.mark.anyio
 
 KEY = "sk-paceline-1234"
-PUBLIC = {"/", "/health/live", "/health/ready"}
+PUBLIC = {"/", "/static/{name}", "/health/live", "/health/ready"}
 PROTECTED = {
     ("GET", "/metrics"),
     ("GET", "/v1/models"),
@@ -33,7 +33,7 @@ def routes(site: Site) -> set[tuple[str, str]]:
 
 
 async def status(site: Site, method: str, path: str, headers: dict[str, str] | list[tuple[bytes, bytes]]) -> int:
-    target = path.replace("{model_id:path}", "org/other")
+    target = path.replace("{model_id:path}", "org/other").replace("{name}", "start.js")
     body = BODIES.get(path) if method == "POST" else None
     response = await site.client.request(method, target, json=body, headers=headers)
     if response.status_code == 401:

@@ -1,4 +1,4 @@
-"""What the server tells about itself: models, health, metrics, ps, load and unload, and the page at `/`."""
+"""What the server tells about itself: models, health, metrics, ps, load and unload."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ import pytest
 
 from app.core.errors import InvalidRequest, WorkerGone
 from app.core.messages import Accepted, Generate, Heartbeat, LoadedModel, LoadProgress, Snapshot
-from tests.api.fakes import Site, failing, make_site, model
+from tests.api.fakes import Site, failing, make_site
 
 pytestmark = pytest.mark.anyio
 
@@ -185,23 +185,3 @@ async def test_a_model_that_a_request_loaded_gets_the_idle_limit() -> None:
         await site.worker.wait_for(lambda: len(site.worker.loads) >= 2)
     limits = [(specification.id, seconds) for specification, _, seconds in site.worker.loads]
     assert limits == [("org/other", 5), ("demo-main", 90)]
-
-
-async def test_the_page_is_self_contained_and_escapes_names() -> None:
-    hostile = "<script>alert(1)</script>'\""
-    site = make_site(models=(model(hostile), model("b")))
-    response = await site.client.get("/")
-    assert response.headers["content-type"].startswith("text/html")
-    assert "<script" not in response.text
-    assert "&lt;script&gt;" in response.text
-    assert "http://127.0.0.1:8710/v1/chat/completions" in response.text
-    assert [word for word in response.text.split("http") if not word.startswith("://127.0.0.1:8710/v1")][1:] == []
-    policy = response.headers["content-security-policy"]
-    assert policy.startswith("default-src 'self'")
-    assert "unsafe" not in policy
-
-
-async def test_the_page_does_not_tell_models_when_a_key_is_set() -> None:
-    page = (await make_site(api_key="k").client.get("/")).text
-    assert "demo-main" not in page
-    assert "PACELINE_API_KEY" in page

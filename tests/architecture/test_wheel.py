@@ -9,6 +9,13 @@ from app import __version__
 from tests.architecture.source import PACKAGE, ROOT, tracked_files
 
 MODELS = ("demo-assistant", "demo-draft", "demo-hybrid")
+PAGE_FILES = (
+    "app/admin/templates/base.html",
+    "app/admin/templates/start.html",
+    "app/i18n/en.json",
+    "app/static/paceline.css",
+    "app/static/start.js",
+)
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -20,6 +27,7 @@ def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
         packed = set(archive.namelist())
     wanted = {path.relative_to(ROOT).as_posix() for path in tracked_files() if path.is_relative_to(PACKAGE)}
     wanted |= {f"app/demo_models/{model}/{name}" for model in MODELS for name in MODEL_FILES}
+    wanted |= set(PAGE_FILES)
     assert wanted - packed == set()
     assert f"paceline-{__version__}.dist-info/licenses/LICENSE" in packed
     assert f"paceline-{__version__}.dist-info/entry_points.txt" in packed
