@@ -133,7 +133,7 @@ def describe(model_id: str, finished: Finished) -> str:
     """One line about the end of a choice: what ran, how well it drafted, how fast, and why not."""
     usage: Usage = finished.usage
     rate = usage.accepted / usage.drafted if usage.drafted else 0.0
-    per_cycle = usage.completion_tokens / usage.steps if usage.steps else 0.0
+    per_cycle = 1 + usage.accepted / usage.cycles if usage.cycles else 1.0
     speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0
     return (
         f"{finished.id}#{finished.index} model={model_id} finish={finished.finish_reason}"
