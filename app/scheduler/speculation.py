@@ -190,7 +190,7 @@ class Governor:
             expected = accepts.expected_tokens()
             proposes = 1 - (1 - accepts.proposal_rate) ** drafting
             draft_seconds = self._draft_seconds.get((method, rows), 0.0)
-            for length in LENGTHS[: LENGTHS.index(_longest(method)) + 1]:
+            for length in LENGTHS:
                 speculative = length * draft_seconds + curve.seconds(1 + length + self._carried_tokens)
                 seconds = proposes * speculative + (1 - proposes) * curve.narrowest_seconds
                 rates[Choice(method, length)] = (rows - drafting + drafting * expected[length]) / seconds
@@ -209,9 +209,5 @@ class Governor:
     def _accepts(self, method: str) -> Acceptance:
         if method not in self._acceptance:
             prior, proposal_prior = (0.6, 0.5) if method == "ngram" else (0.8, 1.0)
-            self._acceptance[method] = Acceptance(maximum=_longest(method), prior=prior, proposal_prior=proposal_prior)
+            self._acceptance[method] = Acceptance(maximum=LENGTHS[-1], prior=prior, proposal_prior=proposal_prior)
         return self._acceptance[method]
-
-
-def _longest(method: str) -> int:
-    return 16 if method == "ngram" else 8
