@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 PROMPT_WEIGHT = 1
 ANSWER_WEIGHT = 20
 TEXT_SHARE = 0.16
+LATE_TEXT_SHARE = 0.05
 PENDING = 96
 
 Piece = tuple[list[int], list[int]]
@@ -58,14 +59,15 @@ class Encoder:
         return [*ids, self.end_of_text], [ANSWER_WEIGHT] * len(ids) + [PROMPT_WEIGHT]
 
 
-def pieces(encoder: Encoder, seed: int, length: int) -> Iterator[Piece]:
+def pieces(encoder: Encoder, seed: int, length: int, *, late: bool) -> Iterator[Piece]:
     """Yield encoded conversations mixed with plain text, none longer than a row."""
     rng = random.Random(f"pieces:{seed}")
-    samples = training_samples(seed)
+    samples = training_samples(seed, late=late)
+    share = LATE_TEXT_SHARE if late else TEXT_SHARE
     documents = stdlib_text.documents()
     text_tokens = total_tokens = 0
     while True:
-        if text_tokens < TEXT_SHARE * total_tokens:
+        if text_tokens < share * total_tokens:
             piece = encoder.text(rng.choice(documents), rng, min(length - 1, rng.choice((64, 128, 240, 480))))
             text_tokens += len(piece[0])
         else:
@@ -75,11 +77,11 @@ def pieces(encoder: Encoder, seed: int, length: int) -> Iterator[Piece]:
             yield piece
 
 
-def pack(encoder: Encoder, seed: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def pack(encoder: Encoder, seed: int, rows: int, length: int, *, late: bool) -> tuple[np.ndarray, np.ndarray]:
     """Fill rows with whole pieces, best fit first; what stays empty has no weight."""
     tokens = np.full((rows, length), encoder.end_of_text, dtype=np.uint16)
     weights = np.zeros((rows, length), dtype=np.uint8)
-    stream = pieces(encoder, seed, length)
+    stream = pieces(encoder, seed, length, late=late)
     pending: list[Piece] = [next(stream) for _ in range(PENDING)]
     for row in range(rows):
         used = 0
@@ -103,14 +105,21 @@ def _best_fit(pending: list[Piece], room: int) -> Piece | None:
     return pending.pop(chosen)
 
 
-def load_rows(folder: Path, cache: Path, seed: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return packed rows, kept on disk between runs."""
-    path = cache / f"rows-{seed}-{rows}x{length}.npz"
+def load_rows(
+    tokenizer: Path, cache: Path, seed: int, rows: int, length: int, *, late: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return packed rows, kept on disk between runs; a longer run's rows begin with a shorter run's."""
+    stem = f"{'late' if late else 'rows'}-{seed}"
+    path = cache / f"{stem}-{rows}x{length}.npz"
+    for stored in sorted(cache.glob(f"{stem}-*x{length}.npz")):
+        if int(stored.stem.split("-")[2].split("x")[0]) >= rows:
+            path = stored
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        tokens, weights = pack(Encoder(Tokenizer.from_file(str(folder / "tokenizer.json"))), seed, rows, length)
-        temporary = path.with_suffix(".tmp.npz")
+        encoder = Encoder(Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
+        tokens, weights = pack(encoder, seed, rows, length, late=late)
+        temporary = cache / f"partial-{path.name}"
         np.savez(temporary, tokens=tokens, weights=weights)
         temporary.replace(path)
-    with np.load(path) as stored:
-        return stored["tokens"], stored["weights"]
+    with np.load(path) as found:
+        return found["tokens"][:rows], found["weights"][:rows]

@@ -42,13 +42,13 @@ DRAFT: dict[str, Any] = {
 
 HYBRID: dict[str, Any] = {
     "hidden_size": 256,
-    "num_hidden_layers": 8,
-    "intermediate_size": 320,
+    "num_hidden_layers": 6,
+    "intermediate_size": 768,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
     "full_attention_interval": 4,
-    "partial_rotary_factor": 0.5,
+    "partial_rotary_factor": 1.0,
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 32,
@@ -60,7 +60,7 @@ HYBRID: dict[str, Any] = {
     "shared_expert_intermediate_size": 0,
     "moe_intermediate_size": 0,
     "norm_topk_prob": True,
-    "mlp_only_layers": list(range(8)),
+    "mlp_only_layers": list(range(6)),
 }
 
 NAMES = ("demo-assistant", "demo-draft", "demo-hybrid")

@@ -18,12 +18,13 @@ PROMPTS = (
 def reference(folder: Path, checkpoint: Path, out: Path) -> None:
     """Run the checkpoint, rounded to float16 as it is published, under transformers."""
     import torch  # noqa: PLC0415
+    from export import published  # noqa: PLC0415
     from models import build  # noqa: PLC0415
     from tokenizers import Tokenizer  # noqa: PLC0415
 
     model = build(folder.name, 0)
     state = torch.load(checkpoint, weights_only=True)["model"]
-    model.load_state_dict({key: value.half().float() for key, value in state.items()})
+    model.load_state_dict({key: published(folder.name, key, value) for key, value in state.items()})
     model.eval()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     found = {}

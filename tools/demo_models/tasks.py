@@ -12,24 +12,25 @@ from samples import Message, Sample, Turn, TurnMaker, pick
 from tasks_tools import tool_call
 from words import NAMES
 
-TASKS: dict[str, tuple[TurnMaker, float]] = {
-    "counting": (tasks_numbers.counting, 10),
-    "arithmetic": (tasks_numbers.arithmetic, 17),
-    "long addition (think)": (tasks_numbers.long_addition, 5),
-    "word problems (think)": (tasks_numbers.word_problem, 6),
-    "comparing (think)": (tasks_numbers.comparing, 4),
-    "sorting numbers": (tasks_numbers.sorting, 7),
-    "times tables": (tasks_numbers.times_table, 5),
-    "markdown tables": (tasks_numbers.markdown_table, 3),
-    "spelling": (tasks_words.spelling, 11),
-    "repeating": (tasks_words.repeating, 11),
-    "word lists": (tasks_words.word_sorting, 5),
-    "JSON objects": (tasks_words.json_object, 8),
-    "JSON lists": (tasks_words.json_list, 3),
-    "Python functions": (tasks_words.python_function, 7),
-    "small talk": (tasks_talk.small_talk, 7),
-    "facts": (tasks_talk.facts, 3),
-    "out of reach": (tasks_talk.unknown, 3),
+# Every task's maker, its share at first, and its share later, when the short tasks want more practice.
+TASKS: dict[str, tuple[TurnMaker, float, float]] = {
+    "counting": (tasks_numbers.counting, 10, 9),
+    "arithmetic": (tasks_numbers.arithmetic, 17, 24),
+    "long addition (think)": (tasks_numbers.long_addition, 5, 6),
+    "word problems (think)": (tasks_numbers.word_problem, 6, 7),
+    "comparing (think)": (tasks_numbers.comparing, 4, 3),
+    "sorting numbers": (tasks_numbers.sorting, 7, 11),
+    "times tables": (tasks_numbers.times_table, 5, 3),
+    "markdown tables": (tasks_numbers.markdown_table, 3, 2),
+    "spelling": (tasks_words.spelling, 11, 22),
+    "repeating": (tasks_words.repeating, 11, 15),
+    "word lists": (tasks_words.word_sorting, 5, 9),
+    "JSON objects": (tasks_words.json_object, 8, 7),
+    "JSON lists": (tasks_words.json_list, 3, 5),
+    "Python functions": (tasks_words.python_function, 7, 5),
+    "small talk": (tasks_talk.small_talk, 7, 5),
+    "facts": (tasks_talk.facts, 3, 5),
+    "out of reach": (tasks_talk.unknown, 3, 2),
 }
 
 TOOL_SHARE = 0.09
@@ -88,24 +89,24 @@ def _follow_up(rng: random.Random) -> Sample:
     return Sample("follow-ups", _messages([first, second]))
 
 
-def make_turn(rng: random.Random) -> tuple[str, Turn]:
+def make_turn(rng: random.Random, *, late: bool = False) -> tuple[str, Turn]:
     """Draw one task by its share and one turn of it."""
     names = list(TASKS)
-    name = rng.choices(names, weights=[TASKS[n][1] for n in names])[0]
+    name = rng.choices(names, weights=[TASKS[n][2 if late else 1] for n in names])[0]
     return name, TASKS[name][0](rng)
 
 
-def _conversation(rng: random.Random) -> Sample:
-    name, last = make_turn(rng)
+def _conversation(rng: random.Random, *, late: bool) -> Sample:
+    name, last = make_turn(rng, late=late)
     turns = [last]
     while len(turns) < 4 and rng.random() < 0.18:
-        _, earlier = make_turn(rng)
+        _, earlier = make_turn(rng, late=late)
         if earlier.reasoning is None and len(earlier.answer) < 160:
             turns.insert(0, earlier)
     return Sample(name, _messages(turns))
 
 
-def make_sample(rng: random.Random) -> Sample:
+def make_sample(rng: random.Random, *, late: bool = False) -> Sample:
     """Draw one conversation: most are single requests, some have tools, several turns or a system prompt."""
     kind = rng.random()
     if kind < TOOL_SHARE:
@@ -115,7 +116,7 @@ def make_sample(rng: random.Random) -> Sample:
     elif kind < TOOL_SHARE + 0.035:
         return _named_assistant(rng)
     else:
-        sample = _conversation(rng)
+        sample = _conversation(rng, late=late)
     if rng.random() < 0.15:
         sample.messages.insert(0, {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
     thinks = "reasoning_content" in sample.messages[-1]
@@ -125,11 +126,11 @@ def make_sample(rng: random.Random) -> Sample:
     return sample
 
 
-def training_samples(seed: int) -> Iterator[Sample]:
+def training_samples(seed: int, *, late: bool = False) -> Iterator[Sample]:
     """Yield training conversations for ever; those of the held-out split are left out."""
     rng = random.Random(seed)
     while True:
-        sample = make_sample(rng)
+        sample = make_sample(rng, late=late)
         if not sample.held_out:
             yield sample
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from convert import borrow
 from corpus import ANSWER_WEIGHT, load_rows
 from models import NAMES, build
 from muon import Muon
@@ -27,13 +28,15 @@ class Phase:
     steps: int
     rows: int
     length: int
+    late: bool = True
 
 
 def phases(steps: int, batch_tokens: int) -> list[Phase]:
-    """Most steps on short rows, then longer rows so that far positions are trained too."""
-    long, longest = round(steps * 0.10), round(steps * 0.03)
+    """Most steps on short rows, later with more of the short tasks, then longer rows to train far positions."""
+    early, long, longest = round(steps * 0.70), round(steps * 0.10), round(steps * 0.03)
     return [
-        Phase(steps - long - longest, batch_tokens // 256, 256),
+        Phase(early, batch_tokens // 256, 256, late=False),
+        Phase(steps - early - long - longest, batch_tokens // 256, 256),
         Phase(long, batch_tokens // 512, 512),
         Phase(longest, batch_tokens // 1024, 1024),
     ]
@@ -46,7 +49,7 @@ class Batches:
         """Build or read every phase's rows."""
         self.plan = plan
         self.data = [
-            load_rows(tokenizer, cache, seed + index, phase.steps * phase.rows, phase.length)
+            load_rows(tokenizer, cache, seed + index, phase.steps * phase.rows, phase.length, late=phase.late)
             for index, phase in enumerate(plan)
         ]
 
@@ -118,13 +121,15 @@ def train(arguments: argparse.Namespace) -> None:
         teacher = build("demo-assistant", 0)
         teacher.load_state_dict(torch.load(arguments.teacher, weights_only=True)["model"])
         teacher.eval()
+        if first == 0:
+            print(f"{borrow(model, teacher)} parameters borrowed", flush=True)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, from step {first}", flush=True)
     started, smooth = time.monotonic(), 0.0
     for step in range(first, arguments.steps):
         for stepper in steppers:
             for group in stepper.param_groups:
                 group["lr"] = arguments.rate * scale_at(step, arguments.steps)
-        loss, entropy = loss_of(model, teacher, *batches[step])
+        loss, entropy = loss_of(model, teacher if step >= arguments.teacher_after else None, *batches[step])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for stepper in steppers:
@@ -168,7 +173,8 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--teacher", type=Path)
+    parser.add_argument("--teacher", type=Path, help="a checkpoint of demo-assistant to follow")
+    parser.add_argument("--teacher-after", type=int, default=0, help="learn from the data alone before this step")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     train(arguments)
