@@ -139,11 +139,17 @@ class Scheduler:
     # --- what the next step feeds ---------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing runs. The oldest prompt is finished first."""
-        prefilling = next((sequence for sequence in self._active.values() if sequence.needs_prefill), None)
+        """The next step, or None when nothing runs. The oldest prompt is finished first.
+
+        Short prompts that nobody's stream would wait for skip the prefill: one forward reads them all and draws
+        their first tokens.
+        """
+        prefilling = [sequence for sequence in self._active.values() if sequence.needs_prefill]
         decoding = [sequence for sequence in self._active.values() if not sequence.needs_prefill]
+        if not decoding and all(sequence.may_skip_prefill for sequence in prefilling):
+            prefilling, decoding = [], prefilling
         if prefilling and not (decoding and isinstance(self._plan, PrefillStep)):
-            self._plan = self._plan_prefill(prefilling)
+            self._plan = self._plan_prefill(prefilling[0])
         else:
             self._plan = self._plan_decode(decoding) if decoding else None
         return self._plan

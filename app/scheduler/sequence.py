@@ -7,7 +7,7 @@ from app.core.step import FinishReason, RowOutcome, Statistics
 from app.scheduler.stats import Counters, Refusals
 
 CARRY_LIMIT_TOKENS = 17
-"""More uncached tokens than this are fed by a prefill step, fewer ride along with the next decode step."""
+"""More uncached tokens than this are fed by a prefill step, fewer may ride along with a decode step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,20 @@ class Sequence:
         return len(self.request.prompt_tokens)
 
     @property
+    def behind(self) -> int:
+        """How many tokens are not in the cache yet: at least the last one."""
+        return len(self.tokens) - self.computed
+
+    @property
     def needs_prefill(self) -> bool:
         """Whether prompt (or, after a deep rewind, output) must be cached before the next token can be drawn."""
-        behind = len(self.tokens) - self.computed
-        return behind > CARRY_LIMIT_TOKENS or (behind > 1 and len(self.tokens) == self.prompt_length)
+        return self.behind > CARRY_LIMIT_TOKENS or (self.behind > 1 and len(self.tokens) == self.prompt_length)
+
+    @property
+    def may_skip_prefill(self) -> bool:
+        """Whether so little of the prompt is uncached that the first decode step may feed it. A prompt that was begun
+        in chunks is finished so: its end is a checkpoint of the prefix cache."""
+        return self.computed == self.cached_tokens and self.behind <= CARRY_LIMIT_TOKENS
 
     def remaining(self, max_context_tokens: int) -> int:
         """How many tokens may still be emitted."""

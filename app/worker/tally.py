@@ -39,7 +39,6 @@ class Tally:
     def usage(self, statistics: Statistics) -> Usage:
         """The scheduler's account of an end that it decided itself, with the time before it was queued added."""
         lead_seconds = self._queued_at - self._received_at
-        first_token_seconds = statistics.first_token_seconds
         return Usage(
             prompt_tokens=self._prompt_tokens,
             cached_tokens=statistics.cached_tokens,
@@ -52,7 +51,7 @@ class Tally:
             queue_seconds=lead_seconds + statistics.queue_seconds,
             prefill_seconds=statistics.prefill_seconds,
             decode_seconds=statistics.decode_seconds,
-            first_token_seconds=lead_seconds + first_token_seconds if first_token_seconds else 0.0,
+            first_token_seconds=lead_seconds + statistics.first_token_seconds if statistics.completion_tokens else 0.0,
             methods=statistics.methods,
             reason=statistics.reason,
         )

@@ -134,6 +134,8 @@ class Driver:
     methods: Sequence[str]
     longest_draft: int = 5
     chunk_tokens: int = 16
+    ride_tokens: int = 1
+    """Prompts with at most so many uncached tokens go straight into a decode step."""
     live: dict[str, Live] = field(default_factory=dict)
     finished: dict[str, Live] = field(default_factory=dict)
 
@@ -148,7 +150,7 @@ class Driver:
         self.finished[name] = sequence
 
     def step(self) -> None:
-        prefilling = [s for s in self.live.values() if not s.told and len(s.tokens) - s.computed > 1]
+        prefilling = [s for s in self.live.values() if not s.told and len(s.tokens) - s.computed > self.ride_tokens]
         decoding = [s for s in self.live.values() if s not in prefilling]
         if prefilling and (not decoding or self.chance.random() < 0.5):
             self._prefill(self.chance.choice(prefilling))

@@ -90,7 +90,7 @@ def run_schedule(
         carry_over=carry_over,
         prefix_bytes=prefix_bytes,
     )
-    driver = Driver(engine, chance, methods)
+    driver = Driver(engine, chance, methods, ride_tokens=chance.choice([1, 17]))
     waiting, cancelled = list(requests), 0
     while waiting or driver.live:
         if waiting and (not driver.live or chance.random() < 0.3):

@@ -118,7 +118,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     engine = ScriptedEngine(EngineLimits(4_096, 2))
     scheduler = Scheduler(engine.limits, queue_limit=2, clock=clock)
     loop = Loop(scheduler, engine)
-    scheduler.submit(some_request("first", max_tokens=1))
+    scheduler.submit(some_request("first", prompt=30, max_tokens=1))
     for _ in range(2):
         loop.turn()
         clock.now += 8.0

@@ -33,10 +33,27 @@ def test_a_prompt_is_cached_in_chunks_except_its_last_token() -> None:
 
 
 def test_a_cached_prefix_is_not_fed_again() -> None:
-    scheduler = running(prompt=30, cached=20)
+    scheduler = running(prompt=60, cached=20)
     plan = scheduler.plan()
     assert isinstance(plan, PrefillStep)
-    assert (plan.start, plan.end) == (20, 29)
+    assert plan.start == 20
+
+
+def test_short_prompts_are_read_by_the_first_decode_step() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(chunk=16)))
+    loop.run(*(some_request(name, prompt=9, max_tokens=3) for name in ("a", "bb", "ccc")))
+    assert isinstance(loop.plans[0], DecodeStep)
+    assert [row.computed for row in loop.plans[0].rows] == [0, 0, 0]
+    assert not any(isinstance(plan, PrefillStep) for plan in loop.plans)
+
+
+def test_a_short_prompt_does_not_widen_the_step_of_a_running_stream() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(chunk=16)), policy="off")
+    loop.scheduler.submit(some_request("stream", prompt=2, max_tokens=20))
+    loop.turn()
+    loop.scheduler.submit(some_request("short", prompt=9, max_tokens=2))
+    loop.finish()
+    assert any(isinstance(plan, PrefillStep) and plan.sequence_id == "short" for plan in loop.plans)
 
 
 def test_chunks_and_decode_steps_alternate_while_both_are_wanted() -> None:
