@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import ctypes
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,15 +125,27 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["demo-assistant", "demo-draft", "demo-hybrid"])
     parser.add_argument("--prompts", type=int, default=25)
     parser.add_argument("--show", action="store_true", help="print wrong answers")
+    parser.add_argument("--results", type=Path, help="keep results here and add those of earlier runs")
     parser.add_argument("--no-table", action="store_true")
     arguments = parser.parse_args()
+    results = stored_results(arguments.results)
     draft = load_model(arguments.folder / "demo-draft")[0]
-    results = {}
     for name in arguments.models:
         drafter = None if name == "demo-draft" else draft
         results[name] = measure(arguments.folder / name, drafter, arguments.prompts, show=arguments.show)
+        if arguments.results:
+            content = {model: {task: asdict(o) for task, o in found.items()} for model, found in results.items()}
+            arguments.results.write_text(json.dumps(content), encoding="utf-8")
     if not arguments.no_table:
         write_table(arguments.folder, results, DRAFTED)
+
+
+def stored_results(path: Path | None) -> dict[str, dict[str, Outcome]]:
+    """Read the results that earlier runs kept."""
+    if path is None or not path.exists():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return {model: {task: Outcome(**found) for task, found in tasks.items()} for model, tasks in content.items()}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from muon import Muon
 from torch import Tensor
 from torch.nn import functional
 
-SAVE_EVERY = 200
+SAVE_EVERY = 100
 
 
 @dataclass(frozen=True)
