@@ -60,8 +60,8 @@ def run_cases(
             bench = Bench(workshop, rounds, QUICK_TOKENS if quick else TOKENS, DRAFTS, progress)
             results.append(case.run(bench))
             console.print(as_table(results[-1]))
-    if file is not None:
-        options = {"rounds": rounds, "quick": quick, "cases": [case.name for case in cases], "blas": note}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(as_document(results, options), indent=2) + "\n", encoding="utf-8")
+            if file is not None:  # after each case, so that an interrupted run keeps what it measured
+                options = {"rounds": rounds, "quick": quick, "cases": [done.name for done in results], "blas": note}
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(as_document(results, options), indent=2) + "\n", encoding="utf-8")
     return results
