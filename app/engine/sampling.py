@@ -54,7 +54,7 @@ def adjust(logits: mx.array, rows: Sequence[SampledRow], fed: mx.array | None) -
     """Apply logit bias and penalties per slot, each with the drafts before it as prefix.
 
     `logits` float32 [rows, slots, vocabulary]; `fed` int32 [rows, n] are tokens that the host has not in
-    `row.tokens` yet: slot i has seen the first `n - slots + 1 + i` of them.
+    `row.tokens` yet: slot i of a row has seen the first `row.pending + i` of them.
     """
     if not any(_adjusts(row.parameters) for row in rows):
         return logits
@@ -86,7 +86,7 @@ def _adjust_row(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.a
     if _penalises(parameters):
         output = _counts(row.tokens[row.prompt_length :], vocabulary)
         prompt = _counts(row.tokens[: row.prompt_length], vocabulary)
-        counts = mx.broadcast_to(output, (slots, vocabulary)) + _fed_counts(fed, slots, vocabulary)
+        counts = mx.broadcast_to(output, (slots, vocabulary)) + _fed_counts(fed, row.pending, slots, vocabulary)
         if parameters.repetition_penalty != 1.0:
             penalised = mx.where(
                 logits > 0, logits / parameters.repetition_penalty, logits * parameters.repetition_penalty
@@ -107,16 +107,13 @@ def _counts(tokens: Sequence[int], vocabulary: int) -> mx.array:
     return counts.at[mx.array(list(tokens))].add(1.0) if tokens else counts
 
 
-def _fed_counts(fed: mx.array | None, slots: int, vocabulary: int) -> mx.array:
-    """float32 [slots, vocabulary]: how often each token is among the fed tokens that slot i has seen."""
-    if fed is None or fed.shape[0] == 0:
-        return mx.zeros((slots, vocabulary), dtype=mx.float32)
-    hot = (fed[:, None] == mx.arange(vocabulary)).astype(mx.float32)
-    seen = mx.cumsum(hot, axis=0)
-    first = fed.shape[0] - slots + 1
-    if first == 0:
-        return mx.concatenate([mx.zeros((1, vocabulary), dtype=mx.float32), seen[: slots - 1]])
-    return seen[first - 1 : first - 1 + slots]
+def _fed_counts(fed: mx.array | None, pending: int, slots: int, vocabulary: int) -> mx.array:
+    """float32 [slots, vocabulary]: how often each token is among the first `pending + slot` fed tokens."""
+    none = mx.zeros((1, vocabulary), dtype=mx.float32)
+    if fed is None or pending + slots == 1:
+        return mx.broadcast_to(none, (slots, vocabulary))
+    hot = (fed[: pending + slots - 1, None] == mx.arange(vocabulary)).astype(mx.float32)
+    return mx.concatenate([none, mx.cumsum(hot, axis=0)])[pending : pending + slots]
 
 
 def draw(logits: mx.array, rows: Sequence[SampledRow], *, noise_vocabulary: int | None = None) -> mx.array:

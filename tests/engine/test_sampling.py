@@ -115,3 +115,13 @@ def test_the_accepted_prefix_ends_at_the_first_difference_or_padding(
     drafts: list[list[int]], drawn: list[list[int]], limits: list[int], accepted: list[int]
 ) -> None:
     assert count_accepted(mx.array(drafts), mx.array(drawn), limits).tolist() == accepted
+
+
+def test_a_row_that_joins_with_its_prompt_does_not_count_it_as_output() -> None:
+    logits = mx.ones((2, 1, 4))
+    fed = mx.array([[2, 0, 0], [1, 2, 3]])
+    waiting = SampledRow(SamplingParameters(presence_penalty=1.0), [0], 1, pending=1)
+    joining = SampledRow(SamplingParameters(presence_penalty=1.0), [1, 2, 3], 3)
+    adjusted = adjust(logits, [waiting, joining], fed)
+    assert adjusted[0, 0].tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert adjusted[1, 0].tolist() == [1.0, 1.0, 1.0, 1.0]
