@@ -13,7 +13,8 @@ that made them; this file is written by its `evaluate.py`.
 
 - `demo-assistant`: Qwen3 architecture, the model a person talks to.
 - `demo-draft`: same tokenizer, distilled from the assistant, proposes tokens for it.
-- `demo-hybrid`: Qwen3-Next architecture (gated-delta layers 3:1 with full attention, dense MLPs), MLX layout.
+- `demo-hybrid`: Qwen3-Next architecture (every fourth layer full attention, the others gated-delta, dense MLPs), MLX
+  layout. It had only 200 short training steps: good for exercising the architecture, not for answers.
 
 They know a few tasks and nothing else: ask for counting, sums, spelling, sorting, repeating, tables,
 JSON, small Python functions or tool calls. `<|mask|>` is in the vocabulary and in no training text.
@@ -71,7 +72,8 @@ def write_table(folder: Path, results: dict[str, dict[str, Any]], drafted: int) 
         "",
         "## What they can do",
         "",
-        "Share of held-out prompts (never in training, split by a hash of the request) answered exactly right,",
+        "Share of held-out prompts answered exactly right (split by a hash of a conversation's requests; the same",
+        "request may have been one turn of a longer conversation in training),",
         'greedily under mlx-lm, float32 on CPU. "(think)": the model reasons in a think block first.',
         "",
         *_scores(results),
