@@ -23,7 +23,7 @@ from app.core.step import (
 )
 from app.scheduler.admission import check_request
 from app.scheduler.queue import WaitingQueue
-from app.scheduler.sequence import Sequence
+from app.scheduler.sequence import Sequence, impossible
 from app.scheduler.speculation import (
     POLICIES,
     Choice,
@@ -222,7 +222,7 @@ class Scheduler:
         if sequence is None:
             return []
         if not 0 <= computed < len(sequence.tokens):
-            return self.fail(sequence_id, _impossible(computed, len(sequence.tokens)))
+            return self.fail(sequence_id, impossible(computed, len(sequence.tokens)))
         sequence.computed = computed
         return []
 
@@ -231,7 +231,7 @@ class Scheduler:
         if sequence is None or row is None:
             return []
         if not sequence.can_take(outcome):
-            return self.fail(outcome.sequence_id, _impossible(outcome.computed, len(sequence.tokens)))
+            return self.fail(outcome.sequence_id, impossible(outcome.computed, len(sequence.tokens)))
         gain = sequence.take(outcome, self._limits.max_context_tokens)
         method = outcome.method if gain.drafted else "off"
         self._counters.decoding.count_step(kept=gain.kept, drafted=gain.drafted, accepted=gain.accepted, method=method)
@@ -297,7 +297,3 @@ class Scheduler:
         self._counters.count_end(reason)
         told = event or TokenEvent(request_id)
         return replace(told, finish_reason=reason, statistics=sequence.statistics(now), error=error)
-
-
-def _impossible(computed: int, length: int) -> str:
-    return f"the engine says that {computed} tokens are cached, but the sequence had {length} before this step"

@@ -118,3 +118,8 @@ class Sequence:
             methods=tuple(self.counters.methods) or (("off",) if self.counters.steps else ()),
             reason=self.refusals.told(cycles=self.counters.cycles),
         )
+
+
+def impossible(computed: int, length: int) -> str:
+    """What to tell the client of a sequence whose engine claims an impossible cache length."""
+    return f"the engine says that {computed} tokens are cached, but the sequence had {length} before this step"

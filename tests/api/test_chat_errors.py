@@ -81,18 +81,30 @@ async def test_a_surprise_in_the_client_is_a_generic_500(site: Site) -> None:
     assert "secret" not in response.text
 
 
+class WatchedProgress(dict[str, LoadProgress]):
+    """Load progress that notices when a keep-alive comment asked for it."""
+
+    def __init__(self, *known: LoadProgress) -> None:
+        super().__init__({progress.model_id: progress for progress in known})
+        self.asked = asyncio.Event()
+
+    def get(self, key: str, default: LoadProgress | None = None) -> LoadProgress | None:  # type: ignore[override]
+        self.asked.set()
+        return super().get(key, default)
+
+
 async def test_a_long_wait_starts_the_stream_and_keeps_it_alive() -> None:
     site = make_site(context={"keep_alive_seconds": 0.02})
-    site.worker.progress["demo-main"] = LoadProgress(model_id="demo-main", phase="weights", fraction=0.42)
-    released = asyncio.Event()
+    progress = WatchedProgress(LoadProgress(model_id="demo-main", phase="weights", fraction=0.42))
+    site.worker.progress = progress
 
     async def load_for_long(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
-        await released.wait()
+        progress.asked.clear()
+        await asyncio.wait_for(progress.asked.wait(), 30)
         yield Accepted(id=command.id, prompt_tokens=1)
         yield Finished(id=command.id, index=0, finish_reason="length", usage=USAGE)
 
     site.worker.script = load_for_long
-    asyncio.get_running_loop().call_later(0.1, released.set)
     response = await site.chat(stream=True)
     assert response.status_code == 200
     assert ": loading 42%\n\n" in response.text
@@ -101,15 +113,16 @@ async def test_a_long_wait_starts_the_stream_and_keeps_it_alive() -> None:
 
 async def test_an_error_after_the_stream_began_waiting_is_a_frame() -> None:
     site = make_site(context={"keep_alive_seconds": 0.02})
-    released = asyncio.Event()
+    progress = WatchedProgress()
+    site.worker.progress = progress
 
     async def refuse_late(command: Generate) -> AsyncIterator[Accepted]:
-        await released.wait()
+        progress.asked.clear()
+        await asyncio.wait_for(progress.asked.wait(), 30)
         raise InsufficientMemory("does not fit")
         yield Accepted(id=command.id, prompt_tokens=1)
 
     site.worker.script = refuse_late
-    asyncio.get_running_loop().call_later(0.1, released.set)
     response = await site.chat(stream=True)
     assert response.status_code == 200
     assert ": waiting\n\n" in response.text
