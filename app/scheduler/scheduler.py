@@ -163,7 +163,8 @@ class Scheduler:
         self._choices = self._choose(decoding)
         rows = []
         for sequence in decoding:
-            sequence.decode_started_at = now if sequence.decode_started_at is None else sequence.decode_started_at
+            if sequence.decode_started_at is None and not sequence.needs_prefill:
+                sequence.decode_started_at = now
             remaining = sequence.remaining(self._limits.max_context_tokens)
             choice = self._choices[sequence.request.id]
             drafts = min(choice.num_draft_tokens, remaining - 1)
