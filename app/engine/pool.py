@@ -232,7 +232,7 @@ class EnginePool:
             self._fail(entry, error)
         except Exception as error:
             logger.exception("loading %s failed", entry.spec.id)
-            message = f"{entry.spec.id} cannot be loaded: {type(error).__name__}: {error}"
+            message = f"{entry.spec.id} cannot be loaded: {type(error).__name__}: {error}; `paceline doctor` checks it"
             self._fail(entry, ModelUnavailable(message))
 
     def _next_event(self, entry: Resident) -> PoolEvent:
