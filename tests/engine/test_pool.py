@@ -134,7 +134,7 @@ def test_any_exception_of_a_load_becomes_one_of_ours(world: World) -> None:
     failed = drain(pool)[-1]
     assert isinstance(failed, LoadFailed)
     assert isinstance(failed.error, ModelUnavailable)
-    assert failed.error.message == "a cannot be loaded: MemoryError: no more"
+    assert failed.error.message == "a cannot be loaded: MemoryError: no more; `paceline doctor` checks it"
 
 
 def test_an_engine_that_does_not_open_is_a_failed_load(world: World) -> None:
