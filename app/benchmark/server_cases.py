@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from app.benchmark.cases import TOKENS_PER_SECOND, Bench, Case
@@ -16,6 +17,7 @@ from app.benchmark.workshop import PairFolders
 CLIENTS = (1, 4, 8)
 OFF = {"speculation": {"method": "off"}}
 DEMO_DRAFTS = 8
+AS_MANY_DRAFTS = {"speculation": {"method": "draft_model", "num_draft_tokens": DEMO_DRAFTS}}
 DEMO_TOKENS = 192
 DEMO_PROMPTS = {
     "counting": ("Count from {a} to {b}.", "Please count from {a} up to {b}."),
@@ -100,11 +102,14 @@ DEMO_SUMMARY = "the embedded pair through the endpoint on counting, tables and J
 
 
 def run_demo_pair(bench: Bench) -> CaseResult:
-    """The same prompts on every side; rates over all tokens of a task."""
+    """The same prompts on every side, from request to last token: freely, and with the draft length of mlx-lm's loop."""
     folders, home = bench.workshop.demo_pair(), bench.workshop.folder / "home-demo"
     assert folders.draft is not None  # noqa: S101 - the pair has one
     model, tokenizer = load_reference(folders.target)
     draft, _ = load_reference(folders.draft)
+
+    def reference(task: str) -> Contender:
+        return Contender(f"mlx-lm {task}, {DEMO_DRAFTS} drafts", partial(reference_turn, task))
 
     def reference_turn(task: str, number: int) -> Sample:
         samples = []
@@ -120,7 +125,8 @@ def run_demo_pair(bench: Bench) -> CaseResult:
             for task in DEMO_PROMPTS
             for contender in (
                 _task(f"paceline {task}", endpoint, task),
-                Contender(f"mlx-lm {task}", lambda number, task=task: reference_turn(task, number)),  # type: ignore[misc]
+                _task(f"paceline {task}, {DEMO_DRAFTS} drafts", replace(endpoint, extra=AS_MANY_DRAFTS), task),
+                reference(task),
                 _task(f"plain {task}", replace(endpoint, extra=OFF), task),
             )
         ]
@@ -149,10 +155,10 @@ def _task(name: str, endpoint: Endpoint, task: str) -> Contender:
 
 
 def _demo_checks(series: dict[str, Series], task: str) -> Sequence[Check]:
-    ours = series[f"paceline {task}"]
+    ours, rival = (series[f"{side} {task}, {DEMO_DRAFTS} drafts"] for side in ("paceline", "mlx-lm"))
     return (
-        Check(f"{task}: endpoint / plain", paired_ratio(ours, series[f"plain {task}"]), 2.5),
-        Check(f"{task}: endpoint / mlx-lm's loop", paired_ratio(ours, series[f"mlx-lm {task}"]), 1.0),
+        Check(f"{task}: endpoint / plain", paired_ratio(series[f"paceline {task}"], series[f"plain {task}"]), 2.5),
+        Check(f"{task}, {DEMO_DRAFTS} drafts: endpoint / mlx-lm", paired_ratio(ours, rival), 1.0),
     )
 
 

@@ -31,6 +31,8 @@ class Endpoint:
 
     address: str
     model: str
+    client: httpx2.Client
+    """Kept open, as any client does: making one reads the system's certificates, some 15 ms."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -68,8 +70,8 @@ def run_paceline(models: Path, home: Path, drafts: Mapping[str, str], model: str
         "PACELINE_DRAFTS": json.dumps(dict(drafts)),
         "PACELINE_OPEN": "0",
     }
-    with _process([PACELINE, "serve"], settings, home / "paceline.log"):
-        endpoint = Endpoint(f"http://127.0.0.1:{port}", model)
+    with _process([PACELINE, "serve"], settings, home / "paceline.log"), httpx2.Client(timeout=300.0) as client:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", model, client)
         _wait_until_ready(endpoint, "/health/ready", home / "paceline.log")
         yield endpoint
 
@@ -82,8 +84,8 @@ def run_mlx_server(target: Path, draft: Path | None, drafts: int, home: Path) ->
     if draft is not None:
         arguments += ["--draft-model", str(draft), "--num-draft-tokens", str(drafts)]
     log = home / f"mlx-{'draft' if draft else 'plain'}.log"
-    with _process(arguments, {}, log):
-        endpoint = Endpoint(f"http://127.0.0.1:{port}", "default_model")
+    with _process(arguments, {}, log), httpx2.Client(timeout=300.0) as client:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", "default_model", client)
         _wait_until_ready(endpoint, "/health", log)
         yield endpoint
 
@@ -122,7 +124,7 @@ def _wait_until_ready(endpoint: Endpoint, path: str, log: Path) -> None:
     pause, deadline = Event(), monotonic() + START_SECONDS
     while monotonic() < deadline:
         try:
-            if httpx2.get(endpoint.address + path, timeout=5.0).status_code == httpx2.codes.OK:
+            if endpoint.client.get(endpoint.address + path, timeout=5.0).status_code == httpx2.codes.OK:
                 return
         except httpx2.TransportError:
             pass
@@ -147,7 +149,7 @@ def ask(endpoint: Endpoint, prompt: str, tokens: int) -> Answer:
     counted = 0
     speculation: Mapping[str, Any] = {}
     started = perf_counter()
-    with httpx2.stream("POST", f"{endpoint.address}/v1/chat/completions", json=body, timeout=300.0) as response:
+    with endpoint.client.stream("POST", f"{endpoint.address}/v1/chat/completions", json=body) as response:
         if response.status_code != httpx2.codes.OK:
             raise RuntimeError(f"{endpoint.address} answered {response.status_code}: {response.read().decode()[:500]}")
         for chunk in _chunks(response.iter_lines()):

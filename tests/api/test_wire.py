@@ -238,3 +238,15 @@ def test_a_taken_port_says_who_should_move() -> None:
         bind("127.0.0.1", port)
     with pytest.raises(AddressError, match="PACELINE_HOST"):
         bind("203.0.113.1", 0)
+
+
+async def test_connections_send_small_writes_at_once(site: Site) -> None:
+    """Without it a client that keeps its connection waits 40 ms for the kernel to put writes together."""
+    async with served(site) as (port, server):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        (connection,) = server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()

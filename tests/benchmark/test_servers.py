@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import httpx2
 import pytest
 
 from app.benchmark.server_cases import DEMO_PROMPTS, demo_prompts, worded_prompt
@@ -17,28 +18,30 @@ def fake() -> Iterator[FakeServer]:
         yield server
 
 
-def endpoint_of(fake: FakeServer) -> Endpoint:
-    return Endpoint(f"http://127.0.0.1:{fake.port}", "big", {"speculation": {"method": "off"}})
+@pytest.fixture
+def endpoint(fake: FakeServer) -> Iterator[Endpoint]:
+    with httpx2.Client() as client:
+        yield Endpoint(f"http://127.0.0.1:{fake.port}", "big", client, {"speculation": {"method": "off"}})
 
 
-def test_an_answer_counts_tokens_by_usage(fake: FakeServer) -> None:
+def test_an_answer_counts_tokens_by_usage(fake: FakeServer, endpoint: Endpoint) -> None:
     fake.answers["/v1/chat/completions"] = (200, [chunk("a"), chunk("b"), LAST_CHUNK, USAGE])
-    answer = ask(endpoint_of(fake), "Say ab.", 7)
+    answer = ask(endpoint, "Say ab.", 7)
     assert (answer.text, answer.tokens, answer.speculation["accepted"]) == ("ab", 7, 3)
     assert fake.requests[0][2]["speculation"] == {"method": "off"}
 
 
-def test_clients_add_up(fake: FakeServer) -> None:
+def test_clients_add_up(fake: FakeServer, endpoint: Endpoint) -> None:
     fake.answers["/v1/chat/completions"] = (200, [chunk("a"), USAGE])
-    rate, answers = ask_together(endpoint_of(fake), ["one", "two", "three"], 7)
+    rate, answers = ask_together(endpoint, ["one", "two", "three"], 7)
     assert rate > 0
     assert sum(answer.tokens for answer in answers) == 21
 
 
-def test_an_error_ends_the_measurement(fake: FakeServer) -> None:
+def test_an_error_ends_the_measurement(fake: FakeServer, endpoint: Endpoint) -> None:
     fake.answers["/v1/chat/completions"] = (503, {"error": {"message": "no memory"}})
     with pytest.raises(RuntimeError, match="no memory"):
-        ask(endpoint_of(fake), "Hi", 7)
+        ask(endpoint, "Hi", 7)
 
 
 def test_prompts_differ_by_round() -> None:

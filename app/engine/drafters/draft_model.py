@@ -91,6 +91,7 @@ class DraftModel:
             logits, forward = self.runner.forward(names, drafts[-1], [1] * len(names))
             self.runner.commit(forward, [1] * len(names))
             self._flight.snapshots.append(self._snapshot())
+            mx.async_eval(drafts[-1])  # the device drafts this one while the host builds the next forward
             drafts.append(self._pick(logits, sampled, drafts))
         return mx.concatenate(drafts, axis=1)
 
