@@ -102,7 +102,7 @@ DEMO_SUMMARY = "the embedded pair through the endpoint on counting, tables and J
 
 
 def run_demo_pair(bench: Bench) -> CaseResult:
-    """The same prompts on every side, from request to last token: freely, and with the draft length of mlx-lm's loop."""
+    """The same prompts on every side, from request to last token: freely, and with mlx-lm's draft length."""
     folders, home = bench.workshop.demo_pair(), bench.workshop.folder / "home-demo"
     assert folders.draft is not None  # noqa: S101 - the pair has one
     model, tokenizer = load_reference(folders.target)
