@@ -114,20 +114,17 @@ class Decoder:
         for index, row in enumerate(rows):
             if row.num_draft_tokens and row.method in self.drafters.available:
                 parts.setdefault(row.method, []).append(index)
-        counts, reasons = [0] * len(rows), [""] * len(rows)
-        drafts: list[mx.array | None] = [None] * len(rows)
-        for method, members in parts.items():
-            chosen = [rows[index] for index in members]
-            proposal = self.drafters.available[method].propose(chosen, [self._sampled(row) for row in chosen])
-            for place, index in enumerate(members):
-                counts[index], reasons[index] = proposal.counts[place], proposal.reasons[place]
-                drafts[index] = None if proposal.tokens is None else proposal.tokens[place]
-        width = max(counts)
-        if width == 0:
-            return Proposal(None, tuple(counts), tuple(reasons)), time.perf_counter() - started
-        tokens = mx.stack([_padded(row, width) for row in drafts])
-        mx.async_eval(tokens)  # the device drafts while the host builds the verify forward
-        return Proposal(tokens, tuple(counts), tuple(reasons)), self._draft_seconds(tokens, started)
+        proposals = {
+            method: self.drafters.available[method].propose(
+                [rows[index] for index in members], [self._sampled(rows[index]) for index in members]
+            )
+            for method, members in parts.items()
+        }
+        proposal = _merged(len(rows), [(parts[method], proposals[method]) for method in parts])
+        if proposal.tokens is None:
+            return proposal, time.perf_counter() - started
+        mx.async_eval(proposal.tokens)  # the device drafts while the host builds the verify forward
+        return proposal, self._draft_seconds(proposal.tokens, started)
 
     def _draft_seconds(self, tokens: mx.array, started: float) -> float:
         """Measured now and then by waiting for the drafts alone; in between, the last figure scaled by their number."""
@@ -187,6 +184,21 @@ def check_length(runner: Runner | AloneRunner, name: str, computed: int) -> None
     """The one invariant: cached length == `computed`. Raises RuntimeError."""
     if runner.length(name) != computed:
         raise RuntimeError(f"cache holds {runner.length(name)} tokens of {name}, the plan says {computed}")
+
+
+def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
+    """One proposal for all rows from those of some rows each; the usual one, by one drafter for all rows, as it is."""
+    if len(proposals) == 1 and len(proposals[0][0]) == rows:
+        return proposals[0][1]
+    counts, reasons = [0] * rows, [""] * rows
+    drafts: list[mx.array | None] = [None] * rows
+    for members, proposal in proposals:
+        for place, index in enumerate(members):
+            counts[index], reasons[index] = proposal.counts[place], proposal.reasons[place]
+            drafts[index] = None if proposal.tokens is None else proposal.tokens[place]
+    width = max(counts)
+    tokens = mx.stack([_padded(row, width) for row in drafts]) if width else None
+    return Proposal(tokens, tuple(counts), tuple(reasons))
 
 
 def _padded(drafts: mx.array | None, width: int) -> mx.array:

@@ -21,6 +21,7 @@ from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 from app.engine import memory
+from app.engine.few_rows import use_fast_products
 
 SLICE_BYTES = 64 * 1024 * 1024
 PADDING_TOKENS = 1024
@@ -102,6 +103,7 @@ def _build(path: str, name: str) -> _Part:
         model, config = load_model(folder.path, lazy=True, strict=True, trust_remote_code=False)
         if memory.computes_in_float32():
             model.set_dtype(mx.float32)
+            use_fast_products(model)
         rows = _embedding_rows(model, config)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"{name}: {error.message}") from None

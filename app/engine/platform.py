@@ -45,6 +45,11 @@ def prepare(
     return Preparation(openblas=True, reason=f"{library} serves the CPU matmuls")
 
 
+def openblas_is_loaded() -> bool:
+    """Whether OpenBLAS serves this process's CPU matmuls, whoever loaded it."""
+    return sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "openblas_get_config")
+
+
 def versions() -> dict[str, str]:
     """Versions of what computes here, by distribution name; one that is not installed is left out."""
     found = {"python": python_version()}

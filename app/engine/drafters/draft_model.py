@@ -88,10 +88,10 @@ class DraftModel:
         self._flight = _Flight({name: self.runner.length(name) for name in names}, [self._snapshot()])
         drafts = [self._pick(logits, sampled, [])]
         for _ in range(max(row.num_draft_tokens for row in rows) - 1):
+            mx.async_eval(drafts[-1])  # the device drafts this one while the host builds the next forward
             logits, forward = self.runner.forward(names, drafts[-1], [1] * len(names))
             self.runner.commit(forward, [1] * len(names))
             self._flight.snapshots.append(self._snapshot())
-            mx.async_eval(drafts[-1])  # the device drafts this one while the host builds the next forward
             drafts.append(self._pick(logits, sampled, drafts))
         return mx.concatenate(drafts, axis=1)
 

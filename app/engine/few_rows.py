@@ -1,0 +1,108 @@
+"""Matrix products of few rows with OpenBLAS: which shape is fastest is measured once per process, then used.
+
+OpenBLAS takes longer for 5 or 12 rows than for 16, and for 2 rows it is faster the other way around (docs/speed.md).
+Verifying drafts and decoding several requests are exactly such products. Nothing changes on Metal and CUDA, nor with
+`PACELINE_OPENBLAS=0`, where results have to be the same bits at every width.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+import mlx.core as mx
+from mlx import nn
+
+from app.engine.platform import openblas_is_loaded
+
+KERNEL_ROWS = 16
+"""Rows that OpenBLAS's widest kernel takes at once."""
+SAMPLE_SHAPE, SAMPLES = (2304, 768), 6
+REPEATS = 2
+SMALLEST_WEIGHTS = 1 << 19
+"""Smaller matrices gain less than the padding costs."""
+WORTH = 0.95
+"""Another shape is used when it takes at most this share of the time."""
+
+Product = Callable[[mx.array, mx.array], mx.array]
+"""(x float32 [rows, inputs], weight [outputs, inputs]) → [rows, outputs]."""
+
+
+def plain(x: mx.array, weight: mx.array) -> mx.array:
+    """As it is."""
+    return x @ weight.T
+
+
+def turned(x: mx.array, weight: mx.array) -> mx.array:
+    """The transpose of the transposed product."""
+    return (weight @ x.T).T
+
+
+def padded(size: int) -> Product:
+    """With rows of zeros up to `size`, which are cut off again."""
+
+    def multiply(x: mx.array, weight: mx.array) -> mx.array:
+        rows = x.shape[0]
+        return (mx.pad(x, [(0, size - rows), (0, 0)]) @ weight.T)[:rows]
+
+    return multiply
+
+
+def use_fast_products(model: nn.Module) -> None:
+    """Let every dense projection of a model, and its embedding as the head, use the fastest shape."""
+    if not openblas_is_loaded():
+        return
+    for _, module in model.named_modules():
+        if type(module) is nn.Linear:
+            module.__class__ = FewRowsLinear
+        elif type(module) is nn.Embedding:
+            module.__class__ = FewRowsEmbedding
+
+
+class FewRowsLinear(nn.Linear):
+    """An `nn.Linear` for few rows."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        product = _apply(x, self["weight"])
+        return product + self["bias"] if "bias" in self else product
+
+
+class FewRowsEmbedding(nn.Embedding):
+    """An `nn.Embedding` whose use as the head is for few rows."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return _apply(x, self["weight"])
+
+
+def _apply(x: mx.array, weight: mx.array) -> mx.array:
+    *leading, inputs = x.shape
+    product = fastest_products().get(x.size // inputs)
+    if product is None or weight.size < SMALLEST_WEIGHTS:
+        return plain(x, weight)
+    return product(x.reshape(-1, inputs), weight).reshape(*leading, weight.shape[0])
+
+
+@cache
+def fastest_products() -> Mapping[int, Product]:
+    """By number of rows, the product that beats the plain one here. Takes some 0.2 s, once.
+
+    Weights come from memory in a forward, so they have to here: there are more of them than a cache holds.
+    """
+    weights = [mx.random.normal(SAMPLE_SHAPE) for _ in range(SAMPLES)]
+    mx.eval(weights)
+    fastest: dict[int, Product] = {}
+    for rows, rival in ((range(2, 4), turned), (range(4, KERNEL_ROWS), padded(KERNEL_ROWS))):
+        sample = rows[:: max(1, len(rows) // 4)]
+        if sum(_seconds(rival, n, weights) for n in sample) <= WORTH * sum(_seconds(plain, n, weights) for n in sample):
+            fastest.update(dict.fromkeys(rows, rival))
+    return fastest
+
+
+def _seconds(product: Product, rows: int, weights: Sequence[mx.array]) -> float:
+    x = mx.random.normal((rows, SAMPLE_SHAPE[1]))
+    mx.eval(x)
+    taken = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        mx.eval([product(x, weight) for weight in weights])
+        taken.append(time.perf_counter() - started)
+    return min(taken)
