@@ -10,13 +10,20 @@ from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillStep:
-    """Feed `tokens[start:end]` of one sequence; no logits are wanted."""
+class PrefillRow:
+    """Feed `tokens[start:end]` of one sequence."""
 
     sequence_id: str
     tokens: Sequence[int]
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """One forward over pieces of prompts, padded to the longest; no logits are wanted."""
+
+    rows: tuple[PrefillRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ class StepResult:
 
     outcomes: tuple[RowOutcome, ...] = ()
     prefilled: tuple[tuple[str, int], ...] = ()
-    """(sequence id, new computed) of the row that a prefill step fed."""
+    """(sequence id, new computed) of the rows that a prefill step fed."""
     seconds: float = 0.0
     draft_seconds: float = 0.0
     width: int = 1

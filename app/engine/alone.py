@@ -45,7 +45,7 @@ class AloneRunner:
             raise RuntimeError("this model cannot verify drafts: its cache cannot be rewound")
         selection = self.caches.table.select(sequence_ids, tokens.shape[1])
         logits: Any = self.model(tokens, cache=self.caches.layers)
-        return logits, Forward(selection, tuple(sequence_ids), tuple(widths), Recording())
+        return logits, Forward(selection, tuple(sequence_ids), tuple(widths), Recording(), starts=selection.lengths)
 
     def commit(self, forward: Forward, keep: Sequence[int]) -> list[int]:
         if tuple(keep) != forward.widths:

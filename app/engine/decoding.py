@@ -14,7 +14,7 @@ from app.core.request import Request
 from app.core.step import DecodeRow, RowOutcome, TokenLogprobs
 from app.engine.acceptance import count_accepted
 from app.engine.alone import AloneRunner
-from app.engine.drafters import Proposal, Verdict
+from app.engine.drafters import Outcome, Proposal
 from app.engine.drafters.registry import Drafters
 from app.engine.launch import Launched, Scores, feed, score
 from app.engine.runner import Runner
@@ -85,7 +85,8 @@ class Decoder:
         names = [row.sequence_id for row in rows]
         fed, widths = feed(rows, launched)
         logits, forward = self.runner.forward(names, fed, widths)
-        self.runner.commit(forward, widths)
+        kept = self.runner.commit(forward, widths)
+        self.drafters.observe(Outcome.of(forward, tokens=[row.tokens for row in rows], kept=kept))
         pending = () if launched is None else launched.sequence_ids
         sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
         if max(widths) > 1:
@@ -156,7 +157,8 @@ class Decoder:
         read: Any = packed.tolist()
         counts = [values[-1] for values in read]
         kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
-        self._tell_drafters(rows, proposal, counts)
+        tokens = [row.tokens for row in rows]
+        self.drafters.observe(Outcome.of(forward, tokens=tokens, kept=kept, drafted=proposal.counts, accepted=counts))
         return tuple(
             RowOutcome(
                 sequence_id=row.sequence_id,
@@ -170,14 +172,6 @@ class Decoder:
             )
             for index, row in enumerate(rows)
         )
-
-    def _tell_drafters(self, rows: Sequence[DecodeRow], proposal: Proposal, accepted: Sequence[int]) -> None:
-        verdicts: dict[str, list[Verdict]] = {}
-        for row, drafted, count in zip(rows, proposal.counts, accepted, strict=True):
-            if drafted:
-                verdicts.setdefault(row.method, []).append(Verdict(row.sequence_id, drafted, count))
-        for method, told in verdicts.items():
-            self.drafters.available[method].observe(told)
 
 
 def check_length(runner: Runner | AloneRunner, name: str, computed: int) -> None:

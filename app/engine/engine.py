@@ -9,14 +9,15 @@ import mlx.core as mx
 
 from app.core.ports import EngineLimits
 from app.core.request import Request
-from app.core.step import PrefillStep, StepPlan, StepResult
+from app.core.step import PrefillRow, PrefillStep, StepPlan, StepResult
 from app.engine.alone import AloneRunner
 from app.engine.decoding import Decoder, check_length
+from app.engine.drafters import Outcome
 from app.engine.drafters.registry import Drafters, DraftSource, open_drafters
 from app.engine.loader import LoadedUnit
-from app.engine.prefix_cache import PrefixCache, StateRow
+from app.engine.prefix_cache import PrefixCache
 from app.engine.rollback import UnknownCacheError
-from app.engine.runner import Runner
+from app.engine.runner import Runner, StateRow
 
 
 class Engine:
@@ -41,7 +42,7 @@ class Engine:
 
     @property
     def cache_bytes(self) -> int:
-        return self.runner.caches.nbytes + sum(drafter.nbytes for drafter in self.drafters.available.values())
+        return self.runner.caches.nbytes + self.drafters.nbytes
 
     @property
     def prefix_cache_bytes(self) -> int:
@@ -55,8 +56,11 @@ class Engine:
         self._requests[request.id] = request
         if isinstance(self.runner, AloneRunner):
             return 0
-        slot = self.runner.caches.table.slots[request.id]
-        return self.prefixes.restore(self.runner.caches, slot, request.prompt_tokens)
+        self.drafters.admit(request)
+        return self.prefixes.restore(request.id, request.prompt_tokens, self.runner, self._drafter_runners())
+
+    def _drafter_runners(self) -> dict[str, Runner]:
+        return {name: one.runner for name, one in self.drafters.available.items() if one.runner is not None}
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         if self._requests.pop(request_id, None) is None:
@@ -66,15 +70,14 @@ class Engine:
             self._keep_prefix(self.runner, request_id, tokens)
         self.runner.release(request_id)
         self._checkpoints.pop(request_id, None)
-        for drafter in self.drafters.available.values():
-            drafter.release(request_id)
+        self.drafters.release(request_id)
 
     def _keep_prefix(self, runner: Runner, request_id: str, tokens: Sequence[int]) -> None:
         length = min(len(tokens), runner.length(request_id))
         checkpoints = {point: row for point, row in self._checkpoints.get(request_id, {}).items() if point <= length}
         if runner.caches.states and runner.length(request_id) == length:
-            checkpoints[length] = _state_row(runner, request_id)
-        self.prefixes.store(runner.caches, runner.caches.table.slots[request_id], tokens[:length], checkpoints)
+            checkpoints[length] = runner.state_row(request_id)
+        self.prefixes.store(request_id, tokens[:length], checkpoints, runner, self._drafter_runners())
 
     def close(self) -> None:
         """Drop every row, cache and drafter state."""
@@ -84,8 +87,7 @@ class Engine:
     def _reset(self) -> None:
         self._decoder.ahead = None
         for name in list(self._requests):
-            for drafter in self.drafters.available.values():
-                drafter.release(name)
+            self.drafters.release(name)
         self._requests.clear()
         self._checkpoints.clear()
         self.runner.clear()
@@ -94,11 +96,9 @@ class Engine:
         started = time.perf_counter()
         try:
             if isinstance(plan, PrefillStep):
-                self._prefill(plan)
-                prefilled = ((plan.sequence_id, plan.end),)
-                return StepResult(
-                    prefilled=prefilled, seconds=time.perf_counter() - started, width=plan.end - plan.start
-                )
+                width = self._prefill(plan.rows)
+                prefilled = tuple((row.sequence_id, row.end) for row in plan.rows)
+                return StepResult(prefilled=prefilled, seconds=time.perf_counter() - started, width=width)
             outcomes, width, draft_seconds = self._decoder.decode(plan.rows)
         except BaseException:
             self._reset()
@@ -107,25 +107,32 @@ class Engine:
             outcomes=outcomes, seconds=time.perf_counter() - started, draft_seconds=draft_seconds, width=width
         )
 
-    def _prefill(self, plan: PrefillStep) -> None:
-        name, size = plan.sequence_id, plan.end - plan.start
-        check_length(self.runner, name, plan.start)
-        tokens = mx.array([list(plan.tokens[plan.start : plan.end])], dtype=mx.int32)
-        logits, forward = self.runner.forward([name], tokens, [size])
-        self.runner.commit(forward, [size])
+    def _prefill(self, rows: Sequence[PrefillRow]) -> int:
+        """One forward over pieces of prompts; the answer is its width."""
+        by_id = {row.sequence_id: row for row in rows}
+        rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
+        for row in rows:
+            check_length(self.runner, row.sequence_id, row.start)
+        widths = [row.end - row.start for row in rows]
+        pieces = [list(row.tokens[row.start : row.end]) for row in rows]
+        padded = [piece + [0] * (max(widths) - len(piece)) for piece in pieces]
+        _, forward = self.runner.forward([row.sequence_id for row in rows], mx.array(padded, dtype=mx.int32), widths)
+        self.runner.commit(forward, widths)
+        self.drafters.observe(Outcome.of(forward, tokens=[row.tokens for row in rows], kept=widths))
         if isinstance(self.runner, AloneRunner):
             mx.eval([layer.state for layer in self.runner.caches.layers])
         else:
             mx.eval(self.runner.caches.arrays())
-            if self.runner.caches.states and plan.end == len(plan.tokens) - 1:
-                self._checkpoints[name] = {plan.end: _state_row(self.runner, name)}
-        del logits
+            self._note_checkpoints(self.runner, rows)
+        del forward
         mx.clear_cache()
+        return max(widths)
 
-
-def _state_row(runner: Runner, request_id: str) -> StateRow:
-    slot = runner.caches.table.slots[request_id]
-    return tuple(state.read_row(slot) or () for state in runner.caches.states)
+    def _note_checkpoints(self, runner: Runner, rows: Sequence[PrefillRow]) -> None:
+        """The end of a prompt is where a recurrent model's states can be put back."""
+        for row in rows if runner.caches.states else ():
+            if row.end == len(row.tokens) - 1:
+                self._checkpoints[row.sequence_id] = {row.end: runner.state_row(row.sequence_id)}
 
 
 def open_engine(unit: LoadedUnit) -> Engine:

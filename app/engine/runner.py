@@ -3,9 +3,9 @@
 Every forward is a transaction: the lengths move only in `commit`, so what was written and not kept is never read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -13,8 +13,12 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.engine.lanes import Selection
+from app.engine.layers import Taps
 from app.engine.recording import Recording, attach, recording
 from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
+
+StateRow = tuple[tuple[mx.array, ...], ...]
+"""The recurrent states of one row, by layer."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +29,34 @@ class Forward:
     sequence_ids: tuple[str, ...]
     widths: tuple[int, ...]
     record: Recording
+    features: Mapping[int, mx.array] = field(default_factory=dict)
+    """Tap → hidden states [rows, width, hidden], in the order of `sequence_ids`."""
+    starts: tuple[int, ...] = ()
+    """Cached length of each row before this forward."""
 
 
 class Runner:
-    """Runs one model over slot caches. All calls come from the MLX thread."""
+    """Runs one model over slot caches. All calls come from the MLX thread.
 
-    def __init__(self, model: nn.Module, *, margin_tokens: int = MARGIN_TOKENS, chunk_tokens: int = 512) -> None:
-        self.model = model
+    `taps` are the layers whose output each forward hands over. A drafter that reads hidden states is no model that
+    mlx-lm knows: `probe` False trusts the caches that it asks for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        margin_tokens: int = MARGIN_TOKENS,
+        chunk_tokens: int = 512,
+        taps: Sequence[int] = (),
+        probe: bool = True,
+    ) -> None:
+        self.model: Any = model
         self.caches: Caches = make_caches(model, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
         self.recordable = bool(self.caches.states) and attach(model)
-        self._probe()
+        self._taps = Taps(model, taps)
+        if probe:
+            self._probe()
 
     def _probe(self) -> None:
         """Compare a few tokens with mlx-lm's own caches. Raises UnknownCacheError when the model needs more of them."""
@@ -62,6 +84,11 @@ class Runner:
     def claim(self, sequence_id: str) -> None:
         self.caches.claim(sequence_id)
 
+    def claim_once(self, sequence_id: str) -> None:
+        """Claim a row unless the sequence has one."""
+        if sequence_id not in self.caches.table.slots:
+            self.claim(sequence_id)
+
     def release(self, sequence_id: str) -> None:
         if sequence_id in self.caches.table.slots:
             self.caches.release(sequence_id)
@@ -74,11 +101,18 @@ class Runner:
         return sorted(sequence_ids, key=self.caches.table.slots.__getitem__)
 
     def forward(
-        self, sequence_ids: Sequence[str], tokens: mx.array, widths: Sequence[int], *, record: bool = False
+        self,
+        sequence_ids: Sequence[str],
+        tokens: mx.array,
+        widths: Sequence[int],
+        *,
+        record: bool = False,
+        call: Callable[..., mx.array] | None = None,
     ) -> tuple[mx.array, Forward]:
         """Feed int32 `tokens` [rows, width]; logits [rows, width, vocabulary] come back lazily, in the same order.
 
-        `sequence_ids` are in slot order. With `record`, recurrent scans are kept for a partial commit.
+        `sequence_ids` are in slot order. With `record`, recurrent scans are kept for a partial commit. `call` runs
+        instead of the model (another verb of a drafter's module) and is fed whatever rows it wants.
         """
         selection = self.caches.table.select(sequence_ids, tokens.shape[1])
         rows = selection.stop - selection.first
@@ -95,10 +129,13 @@ class Runner:
         for state in self.caches.states:
             state.begin(selection, padded_widths)
         with recording() if record and self.recordable else nullcontext(Recording()) as kept:
-            logits = self.model(tokens, cache=self.caches.layers)
+            logits = (call or self.model)(tokens, cache=self.caches.layers)
+        features = self._taps.take()
         if inert:
             logits = logits[mx.array(slots)]
-        return logits, Forward(selection, tuple(sequence_ids), tuple(widths), kept)
+            features = {tap: hidden[mx.array(slots)] for tap, hidden in features.items()}
+        starts = tuple(selection.lengths[slot] for slot in slots)
+        return logits, Forward(selection, tuple(sequence_ids), tuple(widths), kept, features, starts)
 
     def commit(self, forward: Forward, keep: Sequence[int]) -> list[int]:
         """Keep the first `keep[row]` tokens of each row. The answer is what was kept: 0 where tokens are carried over.
@@ -132,6 +169,14 @@ class Runner:
             state.commit(selection, live, [array for array in state.cache if array is not None])
         return keep
 
+    def skip(self, sequence_id: str, length: int) -> None:
+        """Go on at position `length` although nothing is cached for the positions before it: they are not seen."""
+        table = self.caches.table
+        slot = table.slots[sequence_id]
+        for lane in self.caches.lanes.values():
+            lane.set_base(slot, lane.base(slot) + length - table.lengths[slot])
+        table.lengths[slot] = length
+
     def rewind(self, sequence_id: str, length: int) -> None:
         """Forget the row's tokens from `length` on. Only for models without recurrent states."""
         table = self.caches.table
@@ -143,6 +188,11 @@ class Runner:
         for name in list(self.caches.table.slots):
             self.caches.release(name)
         self.caches.clear()
+
+    def state_row(self, sequence_id: str) -> StateRow:
+        """A copy of the row's recurrent states."""
+        slot = self.caches.table.slots[sequence_id]
+        return tuple(state.read_row(slot) or () for state in self.caches.states)
 
     def state_rows(self) -> list[list[mx.array | None]]:
         """References to all recurrent states: a free snapshot."""

@@ -22,6 +22,7 @@ from app.core.step import (
     TokenEvent,
 )
 from app.scheduler.admission import check_request
+from app.scheduler.prefill import plan_prefill
 from app.scheduler.queue import WaitingQueue
 from app.scheduler.sequence import Sequence, impossible
 from app.scheduler.speculation import (
@@ -149,14 +150,10 @@ class Scheduler:
         if not decoding and all(sequence.may_skip_prefill for sequence in prefilling):
             prefilling, decoding = [], prefilling
         if prefilling and not (decoding and isinstance(self._plan, PrefillStep)):
-            self._plan = self._plan_prefill(prefilling[0])
+            self._plan = plan_prefill(prefilling, self._limits.prefill_chunk_tokens)
         else:
             self._plan = self._plan_decode(decoding) if decoding else None
         return self._plan
-
-    def _plan_prefill(self, sequence: Sequence) -> PrefillStep:
-        end = min(len(sequence.tokens) - 1, sequence.computed + self._limits.prefill_chunk_tokens)
-        return PrefillStep(sequence.request.id, sequence.tokens, sequence.computed, end)
 
     def _plan_decode(self, decoding: list[Sequence]) -> DecodeStep:
         now = self._clock()

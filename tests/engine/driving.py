@@ -14,8 +14,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.ports import EngineLimits
 from app.core.request import Request, SamplingParameters
-from app.core.step import DecodeRow, DecodeStep, PrefillStep
-from app.engine.drafters import Drafter, Proposal, Verdict
+from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
+from app.engine.drafters import Drafter, Proposal
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.ngram import Ngram
 from app.engine.drafters.registry import Drafters
@@ -38,7 +38,7 @@ def naive(model: nn.Module, prompt: Sequence[int], count: int, sampling: Samplin
     return tokens[len(prompt) :]
 
 
-class Scripted:
+class Scripted(Drafter):
     """A drafter that knows the right continuation and spoils it as its script says."""
 
     name = "scripted"
@@ -65,14 +65,6 @@ class Scripted:
             return Proposal(None, tuple(counts), ("script",) * len(rows))
         padded = [tokens + [0] * (width - len(tokens)) for tokens in drafts]
         return Proposal(mx.array(padded, dtype=mx.int32), tuple(counts), ("",) * len(rows))
-
-    def observe(self, verdicts: Sequence[Verdict]) -> None:
-        """A script does not learn."""
-
-    def release(self, sequence_id: str) -> None:
-        """A script keeps nothing."""
-
-    nbytes = 0
 
 
 def build(
@@ -153,16 +145,24 @@ class Driver:
         prefilling = [s for s in self.live.values() if not s.told and len(s.tokens) - s.computed > self.ride_tokens]
         decoding = [s for s in self.live.values() if s not in prefilling]
         if prefilling and (not decoding or self.chance.random() < 0.5):
-            self._prefill(self.chance.choice(prefilling))
+            self._prefill(self.chance.sample(prefilling, self.chance.randint(1, len(prefilling))))
         elif decoding:
             self._decode(decoding)
 
-    def _prefill(self, sequence: Live) -> None:
-        end = min(len(sequence.tokens) - 1, sequence.computed + self.chance.randint(1, self.chunk_tokens))
-        name = sequence.request.id
-        result = self.engine.step(PrefillStep(name, sequence.tokens, sequence.computed, end))
-        assert result.prefilled == ((name, end),)
-        sequence.computed = end
+    def _prefill(self, sequences: Sequence[Live]) -> None:
+        rows = [
+            PrefillRow(
+                sequence.request.id,
+                sequence.tokens,
+                sequence.computed,
+                min(len(sequence.tokens) - 1, sequence.computed + self.chance.randint(1, self.chunk_tokens)),
+            )
+            for sequence in sequences
+        ]
+        result = self.engine.step(PrefillStep(tuple(rows)))
+        assert dict(result.prefilled) == {row.sequence_id: row.end for row in rows}
+        for sequence, row in zip(sequences, rows, strict=True):
+            sequence.computed = row.end
 
     def _decode(self, decoding: Sequence[Live]) -> None:
         speculate = self.chance.random() < 0.7

@@ -9,7 +9,7 @@ from mlx_lm.models.cache import ChunkedKVCache
 
 from app.core.ports import EngineLimits
 from app.core.request import Request, SamplingParameters
-from app.core.step import DecodeRow, DecodeStep, PrefillStep
+from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine.alone import AloneRunner
 from app.engine.drafters.ngram import Ngram
 from app.engine.drafters.registry import Drafters, DraftSource, open_drafters
@@ -80,7 +80,7 @@ def test_a_plan_that_disagrees_with_the_cache_is_an_error_and_frees_everything()
     assert engine.cache_bytes == 0
     engine.release("a", ())
     engine.admit(Request(id="b", prompt_tokens=(1, 2, 3), max_tokens=5, sampling=GREEDY))
-    assert engine.step(PrefillStep("b", (1, 2, 3), 0, 2)).prefilled == (("b", 2),)
+    assert engine.step(PrefillStep((PrefillRow("b", (1, 2, 3), 0, 2),))).prefilled == (("b", 2),)
 
 
 def test_a_row_that_joins_a_launched_batch_waits_one_step_and_loses_nothing() -> None:
@@ -89,7 +89,7 @@ def test_a_row_that_joins_a_launched_batch_waits_one_step_and_loses_nothing() ->
     prompts = {"a": [1, 2, 3], "b": [9, 8, 7, 6]}
     for name, prompt in prompts.items():
         engine.admit(Request(id=name, prompt_tokens=tuple(prompt), max_tokens=50, sampling=GREEDY))
-        engine.step(PrefillStep(name, prompt, 0, len(prompt) - 1))
+        engine.step(PrefillStep((PrefillRow(name, prompt, 0, len(prompt) - 1),)))
     tokens = {name: list(prompt) for name, prompt in prompts.items()}
 
     def step(*names: str) -> set[str]:

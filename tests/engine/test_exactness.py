@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from app.core.request import Request, SamplingParameters
-from app.core.step import DecodeRow, DecodeStep, PrefillStep
+from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from tests.engine.driving import Driver, Scripted, build, naive
 from tests.engine.schedules import SCRIPTS, VOCABULARY, models, random_request, run_schedule
 from tests.tiny import FAMILIES, related_draft, tiny_model
@@ -102,7 +102,7 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
     truth = naive(target, prompt, 6, sampling)
     engine = build(target, scripted=Scripted({"a": truth}, VOCABULARY, SCRIPTS["ragged"]))
     engine.admit(Request(id="a", prompt_tokens=prompt, max_tokens=6, sampling=sampling))
-    engine.step(PrefillStep("a", prompt, 0, 4))
+    engine.step(PrefillStep((PrefillRow("a", prompt, 0, 4),)))
     row = DecodeRow("a", prompt, 5, 4, 6, method="scripted", num_draft_tokens=4)
     outcome = engine.step(DecodeStep((row,))).outcomes[0]
     whole = [*prompt, *outcome.emitted]

@@ -13,7 +13,7 @@ import pytest
 from app.core.errors import InsufficientMemory, PacelineError
 from app.core.messages import ModelSpecification
 from app.core.request import Request
-from app.core.step import DecodeRow, DecodeStep, PrefillStep
+from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine import memory
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
@@ -47,7 +47,7 @@ def use(pool: EnginePool, model_id: str) -> list[int]:
     tokens = list(range(40, 60))
     request = Request(id="r", prompt_tokens=tuple(tokens), max_tokens=12)
     engine.admit(request)
-    engine.step(PrefillStep("r", tokens, 0, 15))
+    engine.step(PrefillStep((PrefillRow("r", tokens, 0, 15),)))
     computed = 15
     for remaining in range(6, 0, -1):
         row = DecodeRow("r", tokens, 20, computed, remaining + 6, "draft_model", 3)

@@ -116,12 +116,14 @@ class ScriptedEngine:
         return StepResult(outcomes, seconds=self.seconds(width), width=width)
 
     def _prefill(self, plan: PrefillStep) -> StepResult:
-        cache = self.rows[plan.sequence_id]
-        assert plan.start == len(cache)
-        assert plan.start < plan.end < len(plan.tokens)
-        assert plan.end - plan.start <= self.limits.prefill_chunk_tokens
-        cache.extend(plan.tokens[plan.start : plan.end])
-        return StepResult(prefilled=((plan.sequence_id, len(cache)),), seconds=0.05, width=plan.end - plan.start)
+        width = max(row.end - row.start for row in plan.rows)
+        assert width * len(plan.rows) <= self.limits.prefill_chunk_tokens
+        for row in plan.rows:
+            cache = self.rows[row.sequence_id]
+            assert row.start == len(cache)
+            assert row.start < row.end < len(row.tokens)
+            cache.extend(row.tokens[row.start : row.end])
+        return StepResult(prefilled=tuple((row.sequence_id, row.end) for row in plan.rows), seconds=0.05, width=width)
 
     def _decode(self, row: DecodeRow) -> RowOutcome:
         cache = self.rows[row.sequence_id]

@@ -27,7 +27,7 @@ def running(*, prompt: int = 3, cached: int = 2, **wishes: object) -> Scheduler:
 def test_a_prompt_is_cached_in_chunks_except_its_last_token() -> None:
     loop = build(engine=ScriptedEngine(speculative_limits(chunk=16)))
     loop.run(some_request("a", prompt=40, max_tokens=1))
-    chunks = [(plan.start, plan.end) for plan in loop.plans if isinstance(plan, PrefillStep)]
+    chunks = [(row.start, row.end) for plan in loop.plans if isinstance(plan, PrefillStep) for row in plan.rows]
     assert chunks == [(0, 16), (16, 32), (32, 39)]
     assert [row.computed for row in loop.decode_rows("a")] == [39]
 
@@ -36,7 +36,7 @@ def test_a_cached_prefix_is_not_fed_again() -> None:
     scheduler = running(prompt=60, cached=20)
     plan = scheduler.plan()
     assert isinstance(plan, PrefillStep)
-    assert plan.start == 20
+    assert plan.rows[0].start == 20
 
 
 def test_short_prompts_are_read_by_the_first_decode_step() -> None:
@@ -53,7 +53,7 @@ def test_a_short_prompt_does_not_widen_the_step_of_a_running_stream() -> None:
     loop.turn()
     loop.scheduler.submit(some_request("short", prompt=9, max_tokens=2))
     loop.finish()
-    assert any(isinstance(plan, PrefillStep) and plan.sequence_id == "short" for plan in loop.plans)
+    assert any(isinstance(plan, PrefillStep) and plan.rows[0].sequence_id == "short" for plan in loop.plans)
 
 
 def test_chunks_and_decode_steps_alternate_while_both_are_wanted() -> None:
@@ -71,8 +71,16 @@ def test_chunks_and_decode_steps_alternate_while_both_are_wanted() -> None:
 def test_the_oldest_prompt_is_finished_first() -> None:
     loop = build(engine=ScriptedEngine(speculative_limits(chunk=8)))
     loop.run(*(some_request(name, prompt=30, max_tokens=20) for name in ("a", "bb")))
-    order = [plan.sequence_id for plan in loop.plans if isinstance(plan, PrefillStep)]
+    order = [plan.rows[0].sequence_id for plan in loop.plans if isinstance(plan, PrefillStep)]
     assert order == ["a"] * 4 + ["bb"] * 4
+
+
+def test_prompts_of_about_one_length_are_read_together_when_a_chunk_holds_them() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(chunk=96)))
+    prompts = {"a": 30, "bb": 24, "ccc": 60, "dddd": 28}
+    loop.run(*(some_request(name, prompt=length, max_tokens=2) for name, length in prompts.items()))
+    together = [[row.sequence_id for row in plan.rows] for plan in loop.plans if isinstance(plan, PrefillStep)]
+    assert together == [["a", "bb", "dddd"], ["ccc"]]
 
 
 def test_carried_tokens_are_fed_with_the_next_decode_step() -> None:
@@ -91,7 +99,7 @@ def test_a_deep_rewind_is_caught_up_by_prefill_steps() -> None:
     scheduler.commit(StepResult((RowOutcome("a", (1,), computed=10),)))
     plan = scheduler.plan()
     assert isinstance(plan, PrefillStep)
-    assert (plan.start, plan.end) == (10, 26)
+    assert [(row.start, row.end) for row in plan.rows] == [(10, 26)]
 
 
 def test_drafts_never_reach_beyond_what_remains() -> None:

@@ -40,7 +40,7 @@ class FakeEngine:
             message, self.fail_next = self.fail_next, ""
             raise RuntimeError(message)
         if isinstance(plan, PrefillStep):
-            return StepResult(prefilled=((plan.sequence_id, plan.end),))
+            return StepResult(prefilled=tuple((row.sequence_id, row.end) for row in plan.rows))
         return StepResult(tuple(self._decode(row) for row in plan.rows), seconds=0.01)
 
     def _decode(self, row: DecodeRow) -> RowOutcome:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from app.core.step import DecodeRow
-from app.engine.drafters import Proposal, Verdict
+from app.engine.drafters import Drafter, Proposal
 from app.engine.sampling import SampledRow
 
 LONGEST_MATCH_TOKENS = 32
@@ -53,7 +53,7 @@ class _Index:
         return follow
 
 
-class Ngram:
+class Ngram(Drafter):
     """Drafts from the sequence's own prompt and output. `minimum_match` tokens must match."""
 
     name = "ngram"
@@ -61,10 +61,6 @@ class Ngram:
     def __init__(self, *, minimum_match: int = 2) -> None:
         self.minimum_match = minimum_match
         self._indices: dict[str, _Index] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return 0
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:  # noqa: ARG002  drafts do not depend on sampling
         found = [
@@ -80,9 +76,6 @@ class Ngram:
         width = max(counts)
         padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
         return Proposal(mx.array(padded, dtype=mx.int32), counts, reasons)
-
-    def observe(self, verdicts: Sequence[Verdict]) -> None:
-        """Nothing to learn: the index grows with the text."""
 
     def release(self, sequence_id: str) -> None:
         self._indices.pop(sequence_id, None)

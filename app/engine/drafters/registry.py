@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.engine.drafters import Drafter
+from app.core.request import Request
+from app.engine.drafters import Drafter, Outcome
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.ngram import Ngram
 from app.engine.rollback import UnknownCacheError
@@ -27,6 +28,30 @@ class Drafters:
 
     available: Mapping[str, Drafter]
     unavailable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The target's layers that some drafter reads."""
+        return tuple(sorted({tap for drafter in self.available.values() for tap in drafter.taps}))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of cache that they hold."""
+        return sum(drafter.nbytes for drafter in self.available.values())
+
+    def admit(self, request: Request) -> None:
+        """A request starts; the drafters that it does not want never hear of it."""
+        for name, drafter in self.available.items():
+            if request.speculation.method in {"auto", name}:
+                drafter.admit(request.id)
+
+    def observe(self, outcome: Outcome) -> None:
+        for drafter in self.available.values():
+            drafter.observe(outcome)
+
+    def release(self, request_id: str) -> None:
+        for drafter in self.available.values():
+            drafter.release(request_id)
 
 
 def _draft_model(source: DraftSource) -> Drafter | str:
