@@ -1,0 +1,85 @@
+"""Numbers of a `config.json` that nobody vouches for, each checked when it is read.
+
+Everything here raises `ModelUnavailable` with one line: what is wrong, and the next action.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.core.errors import ModelUnavailable
+from app.core.safe_files import DOWNLOAD_AGAIN
+
+Config = Mapping[str, Any]
+
+MAX_NUMBER = 1 << 31
+
+
+class ConfigValues:
+    """Values of a config, checked on their way out; the first part that has a key wins."""
+
+    def __init__(self, *parts: Config) -> None:
+        self._parts = parts
+
+    def get(self, *keys: str) -> Any:
+        found = (part.get(key) for key in keys for part in self._parts)
+        return next((value for value in found if value is not None), None)
+
+    def whole(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+        value = self.get(*keys)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise ModelUnavailable(f"its config.json names no {keys[0]}; {DOWNLOAD_AGAIN}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_NUMBER:
+            raise ModelUnavailable(f"its config.json gives no usable {keys[0]}; {DOWNLOAD_AGAIN}")
+        return value
+
+    def real(self, key: str, default: float) -> float:
+        value = default if self.get(key) is None else self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float(1 << 62):
+            raise ModelUnavailable(f"its config.json gives no usable {key}; {DOWNLOAD_AGAIN}")
+        return float(value)
+
+    def flag(self, *keys: str) -> bool:
+        return self.get(*keys) is True
+
+    def section(self, *keys: str) -> Config:
+        value = self.get(*keys)
+        return value if isinstance(value, dict) else {}
+
+    def layer_ids(self, *keys: str) -> list[int] | None:
+        value = self.get(*keys)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not value or not all(type(each) is int for each in value):
+            raise ModelUnavailable(f"its config.json gives no usable {keys[0]}; {DOWNLOAD_AGAIN}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a drafter must agree with; 0 where the target's config does not tell it."""
+
+    hidden_size: int
+    layers: int
+    vocab_size: int
+    context_tokens: int
+    model_type: str
+
+    @classmethod
+    def read(cls, config: Config) -> "TargetFacts":
+        values = ConfigValues(text_part(config))
+        return cls(
+            hidden_size=values.whole("hidden_size", "n_embd", "d_model", default=0),
+            layers=values.whole("num_hidden_layers", "n_layer", "n_layers", default=0),
+            vocab_size=values.whole("vocab_size", "padded_vocab_size", default=0),
+            context_tokens=values.whole("max_position_embeddings", "max_seq_len", "n_positions", default=0),
+            model_type=str(values.get("model_type") or config.get("model_type") or ""),
+        )
+
+
+def text_part(config: Config) -> Config:
+    """The settings of the language model: multimodal configs nest them under `text_config`."""
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, dict) else config
