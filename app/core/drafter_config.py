@@ -30,7 +30,7 @@ UNSUPPORTED_KEYS = (
     "output_multiplier",
     "projector_type",
 )
-MTP_LAYOUTS = {"qwen3_next": "qwen", "qwen3_5": "qwen", "deepseek": "deepseek", "glm": "deepseek"}
+MTP_LAYOUTS = {"qwen3_next": "qwen", "qwen3_5": "qwen", "deepseek": "deepseek"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ Everything here raises `ModelUnavailable` (a reason and the next action, never a
 import math
 import os
 import stat
+import sys
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,6 +30,7 @@ DTYPE_BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
+INTEGER_CODES = {"I32": "i", "I64": "q"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class TensorInfo:
     shape: tuple[int, ...]
     size_bytes: int
     file: str
+    offset: int = 0
+    """Where its bytes begin in the file."""
 
 
 class _Entry(msgspec.Struct):
@@ -103,10 +108,28 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         end = entry.data_offsets[1]
     if end != available - length:
         raise ModelUnavailable(broken)
-    return {
-        name: TensorInfo(entry.dtype, tuple(entry.shape), entry.data_offsets[1] - entry.data_offsets[0], path.name)
-        for name, entry in tensors.items()
-    }
+    return {name: _described(entry, path.name, 8 + length) for name, entry in tensors.items()}
+
+
+def _described(entry: _Entry, file: str, data_begin: int) -> TensorInfo:
+    begin, end = entry.data_offsets
+    return TensorInfo(entry.dtype, tuple(entry.shape), end - begin, file, data_begin + begin)
+
+
+def read_integers(folder: Path, tensor: TensorInfo) -> list[int]:
+    """The values of a small I32 or I64 tensor, flat. Raises ModelUnavailable for any other."""
+    broken = f"{printable(tensor.file)} is truncated or corrupt; {DOWNLOAD_AGAIN}"
+    if tensor.dtype not in INTEGER_CODES or tensor.size_bytes > MAX_JSON_BYTES:
+        raise ModelUnavailable(broken)
+    with _open_regular(folder / tensor.file) as file:
+        file.seek(tensor.offset)
+        content = file.read(tensor.size_bytes)
+    if len(content) != tensor.size_bytes:
+        raise ModelUnavailable(broken)
+    values = array(INTEGER_CODES[tensor.dtype], content)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
 
 
 def _is_sound(entry: _Entry, expected_begin: int) -> bool:
