@@ -48,14 +48,13 @@ def padded(size: int) -> Product:
 
 
 def use_fast_products(model: nn.Module) -> None:
-    """Let every dense projection of a model, and its embedding as the head, use the fastest shape."""
+    """Let the large dense projections of a model, and its embedding as the head, use the fastest shape."""
     if not openblas_is_loaded():
         return
     for _, module in model.named_modules():
-        if type(module) is nn.Linear:
-            module.__class__ = FewRowsLinear
-        elif type(module) is nn.Embedding:
-            module.__class__ = FewRowsEmbedding
+        kind = {nn.Linear: FewRowsLinear, nn.Embedding: FewRowsEmbedding}.get(type(module))
+        if kind is not None and module["weight"].size >= SMALLEST_WEIGHTS:
+            module.__class__ = kind
 
 
 class FewRowsLinear(nn.Linear):
@@ -76,7 +75,7 @@ class FewRowsEmbedding(nn.Embedding):
 def _apply(x: mx.array, weight: mx.array) -> mx.array:
     *leading, inputs = x.shape
     product = fastest_products().get(x.size // inputs)
-    if product is None or weight.size < SMALLEST_WEIGHTS:
+    if product is None:
         return plain(x, weight)
     return product(x.reshape(-1, inputs), weight).reshape(*leading, weight.shape[0])
 
