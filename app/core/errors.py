@@ -7,6 +7,7 @@ PacelineError
 ├── QueueFull                 429  come back after `retry_after_seconds`
 ├── ModelUnavailable          503  the model cannot be loaded or is quarantined
 │   └── InsufficientMemory
+├── StoreUnavailable          503  the file of choices and measurements cannot be used
 └── WorkerGone                503  the worker process ended while the request ran
 """
 
@@ -74,6 +75,13 @@ class InsufficientMemory(ModelUnavailable):
     """The model does not fit under the memory ceiling, or not until another one is released."""
 
     code = "insufficient_memory"
+
+
+class StoreUnavailable(PacelineError):
+    """The file in which Paceline keeps choices and measurements is damaged, foreign or locked."""
+
+    status = 503
+    code = "store_unavailable"
 
 
 class WorkerGone(PacelineError):
