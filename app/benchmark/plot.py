@@ -1,0 +1,148 @@
+"""Tokens per second by draft length as one SVG: a panel for each number of rows, a line for each method. Pure.
+
+It needs no other file, follows the light or dark scheme of whoever shows it, and tells lines apart by shape as well.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell
+from app.benchmark.sweep import Point, Sweep
+
+PANEL_WIDTH, PANEL_HEIGHT = 420, 280
+LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 46
+HEADER, LEGEND_ROW = 44, 22
+TICKS = 5
+STYLE = """
+svg { --back: #ffffff; --ink: #1f2328; --faint: #d8dee4; --soft: #59636e;
+  --line-0: #0072b2; --line-1: #c2410c; --line-2: #067a57; --line-3: #9d4a8c; --line-4: #7a5d00; }
+@media (prefers-color-scheme: dark) { svg { --back: #0d1117; --ink: #e6edf3; --faint: #30363d; --soft: #9198a1;
+  --line-0: #58b4f0; --line-1: #ff9b57; --line-2: #3fd0a0; --line-3: #e39bd2; --line-4: #d9b94a; } }
+text { font: 12px system-ui, sans-serif; fill: var(--ink); }
+.title { font-size: 16px; font-weight: 600; } .panel { font-weight: 600; } .tick { fill: var(--soft); }
+.back { fill: var(--back); } .grid { stroke: var(--faint); } .line { fill: none; stroke-width: 2; }
+.plain { stroke: var(--ink); stroke-width: 1.5; stroke-dasharray: 7 4; fill: none; }
+.governor { stroke: var(--soft); stroke-width: 2; stroke-dasharray: 2 4; fill: none; }
+"""
+COLOURS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Where a draft length and a rate lie inside a panel."""
+
+    lengths: tuple[int, ...]
+    top: float
+
+    def x(self, length: int) -> float:
+        """Lengths are evenly spaced, since they grow by factors."""
+        width = PANEL_WIDTH - LEFT - RIGHT
+        return LEFT + width * (self.lengths.index(length) + 0.5) / len(self.lengths)
+
+    def y(self, rate: float) -> float:
+        return TOP + (PANEL_HEIGHT - TOP - BOTTOM) * (1 - rate / self.top)
+
+
+def as_svg(sweep: Sweep, title: str) -> str:
+    """The plot; cells without drafting settings are left out."""
+    cells = [cell for cell in sorted(sweep.cells()) if cell.context == MAIN.context and sweep.best(cell)]
+    methods = sorted({setting.method for _, setting in sweep.points if setting.drafts})
+    columns = 1 if len(cells) < 2 else 2
+    width = PANEL_WIDTH * columns
+    legend = list(_legend(methods, width))
+    header = HEADER + LEGEND_ROW * len(legend)
+    height = header + PANEL_HEIGHT * max(1, math.ceil(len(cells) / columns))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'role="img" aria-labelledby="title">',
+        f'<title id="title">{escape(title)}</title>',
+        f"<style>{STYLE}</style>",
+        f'<rect class="back" width="{width}" height="{height}"/>',
+        f'<text class="title" x="{LEFT}" y="28">{escape(title)}</text>',
+    ]
+    parts += [f'<g transform="translate(0 {HEADER + LEGEND_ROW * row})">{line}</g>' for row, line in enumerate(legend)]
+    for number, cell in enumerate(cells):
+        at = f"{PANEL_WIDTH * (number % columns)} {header + PANEL_HEIGHT * (number // columns)}"
+        parts += [f'<g transform="translate({at})">', *_panel(sweep, cell, methods), "</g>"]
+    if not cells:
+        parts.append(f'<text x="{LEFT}" y="{header + 24}">No drafting method was measured.</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _panel(sweep: Sweep, cell: Cell, methods: Sequence[str]) -> Iterator[str]:
+    points = sweep.points_of(cell)
+    lengths = tuple(sorted({point.setting.drafts for point in points if point.setting.drafts}))
+    step = _nice_step(max(point.tokens_per_second for point in points))
+    scale = Scale(lengths, step * math.ceil(max(point.tokens_per_second for point in points) / step))
+    yield f'<text class="panel" x="{LEFT}" y="20">{escape(cell.name.partition(",")[0])}</text>'
+    yield from _axes(scale, step)
+    for setting, kind in ((PLAIN, "plain"), (GOVERNOR, "governor")):
+        if (point := sweep.points.get((cell, setting))) is not None:
+            y = scale.y(point.tokens_per_second)
+            yield f'<path class="{kind}" d="M{LEFT} {y:.1f}H{PANEL_WIDTH - RIGHT}"/>'
+    for number, method in enumerate(methods):
+        line = sorted((point for point in points if point.setting.method == method), key=lambda point: point.setting)
+        yield from _line(line, scale, number)
+
+
+def _axes(scale: Scale, step: float) -> Iterator[str]:
+    bottom = PANEL_HEIGHT - BOTTOM
+    for count in range(round(scale.top / step) + 1):
+        y = scale.y(count * step)
+        yield f'<path class="grid" d="M{LEFT} {y:.1f}H{PANEL_WIDTH - RIGHT}"/>'
+        yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{count * step:g}</text>'
+    for length in scale.lengths:
+        x = scale.x(length)
+        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{length}</text>'
+    middle = (LEFT + PANEL_WIDTH - RIGHT) / 2
+    yield f'<text x="{middle:.1f}" y="{bottom + 36}" text-anchor="middle">Drafts per step (tokens)</text>'
+    turned = (TOP + bottom) / 2
+    yield f'<text transform="translate(14 {turned:.1f}) rotate(-90)" text-anchor="middle">Speed (tokens/s)</text>'
+
+
+def _line(points: Sequence[Point], scale: Scale, number: int) -> Iterator[str]:
+    places = [(scale.x(point.setting.drafts), scale.y(point.tokens_per_second)) for point in points]
+    if places:
+        colour = f"var(--line-{number % COLOURS})"
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        yield f'<polyline class="line" stroke="{colour}" points="{path}"/>'
+        yield from (_mark(x, y, number, colour) for x, y in places)
+
+
+def _mark(x: float, y: float, number: int, colour: str) -> str:
+    """Circle, square, triangle, diamond and cross, by method."""
+    shapes = (
+        "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+        "M-4-4h8v8h-8z",
+        "M0-5l5 9h-10z",
+        "M0-5l5 5l-5 5l-5-5z",
+        "M-5-2h3v-3h4v3h3v4h-3v3h-4v-3h-3z",
+    )
+    return f'<path d="{shapes[number % len(shapes)]}" transform="translate({x:.1f} {y:.1f})" fill="{colour}"/>'
+
+
+def _legend(methods: Sequence[str], width: int) -> Iterator[str]:
+    """Rows of entries that fit the width."""
+    entries = [('<path class="plain" d="M0 0H28"/>', "plain"), ('<path class="governor" d="M0 0H28"/>', "governor")]
+    for number, method in enumerate(methods):
+        colour = f"var(--line-{number % COLOURS})"
+        line = f'<path class="line" stroke="{colour}" d="M0 0H28"/>{_mark(14, 0, number, colour)}'
+        entries.append((line, method))
+    row, x = "", LEFT
+    for drawing, name in entries:
+        size = 34 + 7 * len(name) + 20
+        if row and x + size > width:
+            yield row
+            row, x = "", LEFT
+        row += f'<g transform="translate({x} 0)">{drawing}<text x="34" y="4">{escape(name)}</text></g>'
+        x += size
+    yield row
+
+
+def _nice_step(highest: float) -> float:
+    """1, 2 or 5 times a power of ten, so that about five ticks reach the highest value."""
+    rough = max(highest, 1e-9) / TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)

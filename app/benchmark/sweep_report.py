@@ -1,0 +1,86 @@
+"""What `paceline bench MODEL` leaves behind: a table for people, a JSON document for machines."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from app.benchmark.grid import PLAIN, Cell
+from app.benchmark.recommendation import Recommendation
+from app.benchmark.report import describe_machine, describe_versions
+from app.benchmark.sweep import Point, Sweep
+
+
+def sweep_table(sweep: Sweep, title: str) -> Table:
+    """One row for each setting, cell by cell; the fastest of each cell stands out."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for column in ("Requests, prompt", "Setting", "Tokens/s", "To plain", "Accepted", "Tokens/cycle"):
+        table.add_column(column, justify="left" if column in {"Requests, prompt", "Setting"} else "right", no_wrap=True)
+    for cell in sweep.cells():
+        points = sweep.points_of(cell)
+        best = max(points, key=sweep.ratio)
+        for number, point in enumerate(points):
+            name = Text(cell.name if not number else "", style="bold")
+            table.add_row(name, *_figures(sweep, point), style="green" if point is best else "")
+        table.add_section()
+    return table
+
+
+def _figures(sweep: Sweep, point: Point) -> tuple[str, str, str, str, str]:
+    name = f"{point.setting.name} ({point.method})" if point.setting.method == "auto" and point.method else ""
+    return (
+        name or point.setting.name,
+        f"{point.tokens_per_second:.1f}",
+        "" if point.setting == PLAIN else f"{sweep.ratio(point):.2f}x",
+        "" if point.acceptance is None else f"{100 * point.acceptance:.0f} %",
+        "" if point.tokens_per_cycle is None else f"{point.tokens_per_cycle:.2f}",
+    )
+
+
+def left_out(sweep: Sweep) -> str:
+    """What is not in the table, and why; "" when everything is."""
+    if sweep.interrupted:
+        return "Interrupted: this is what was measured until then."
+    if sweep.skipped:
+        return f"No time was left for {'; '.join(cell.name for cell in sweep.skipped)}: --minutes gives more."
+    return ""
+
+
+def sweep_document(
+    sweep: Sweep, recommendation: Recommendation | None, *, model: str, drafts: tuple[str, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    """The whole run as plain JSON values."""
+    return {
+        "model": model,
+        "drafts": list(drafts),
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "options": options,
+        "cells": [_cell_document(sweep, cell) for cell in sweep.cells()],
+        "skipped": [cell.name for cell in sweep.skipped],
+        "interrupted": sweep.interrupted,
+        "recommendation": recommendation and {"text": recommendation.text, "choice": asdict(recommendation.choice)},
+    }
+
+
+def _cell_document(sweep: Sweep, cell: Cell) -> dict[str, Any]:
+    return {
+        "rows": cell.rows,
+        "context": cell.context,
+        "settings": [_point_document(sweep, point) for point in sweep.points_of(cell)],
+    }
+
+
+def _point_document(sweep: Sweep, point: Point) -> dict[str, Any]:
+    return {
+        "name": point.setting.name,
+        "method": point.setting.method,
+        "num_draft_tokens": point.setting.drafts,
+        "used": point.method,
+        "tokens_per_second": point.tokens_per_second,
+        "to_plain": sweep.ratio(point),
+        "acceptance": point.acceptance,
+        "tokens_per_cycle": point.tokens_per_cycle,
+        "values": [point.turns[number].tokens_per_second for number in sorted(point.turns)],
+    }

@@ -1,0 +1,53 @@
+"""A scripted side for the sweep: known speeds, a clock that moves by what turns are said to cost."""
+
+from collections.abc import Callable
+
+from app.benchmark.grid import PLAIN, Cell, Setting
+from app.benchmark.sweep import Budget, Sweep, Turn
+
+Speed = Callable[[Cell, Setting], float]
+
+
+class ScriptedSide:
+    """Turns of `tokens` tokens at the given speeds; reading a prompt first takes `reading` seconds more."""
+
+    def __init__(self, speed: Speed, *, tokens: int = 60, reading: float = 0.5) -> None:
+        self.now = 0.0
+        self.turns: list[tuple[Cell, Setting, int, bool]] = []
+        self.interrupt_after: int | None = None
+        self._speed = speed
+        self._tokens = tokens
+        self._reading = reading
+        self._read: set[tuple[Cell, int]] = set()
+
+    def turn(self, cell: Cell, setting: Setting, number: int, *, warm_up: bool = False) -> Turn:
+        if self.interrupt_after is not None and len(self.turns) >= self.interrupt_after:
+            raise KeyboardInterrupt
+        self.turns.append((cell, setting, number, warm_up))
+        reading = 0.0 if (cell, number) in self._read else self._reading * cell.rows * cell.context / 128
+        self._read.add((cell, number))
+        speed = self._speed(cell, setting)
+        seconds = reading + (self._tokens / 3 if warm_up else self._tokens) / speed
+        self.now += seconds
+        drafting = setting != PLAIN
+        return Turn(
+            tokens_per_second=speed,
+            seconds=seconds,
+            prompt_seconds=reading,
+            acceptance=0.8 if drafting else None,
+            tokens_per_cycle=3.0 if drafting else None,
+            method="" if not drafting else setting.method if setting.drafts else "dflash",
+        )
+
+    def budget(self, seconds: float) -> Budget:
+        return Budget(seconds, lambda: self.now)
+
+
+def swept(speeds: dict[tuple[int, str, int], float]) -> Sweep:
+    """A finished sweep at the shortest context: tokens per second by (rows, method, drafts)."""
+    sweep = Sweep()
+    for (rows, method, drafts), speed in speeds.items():
+        accepted = None if method == "off" else 0.8
+        turn = Turn(speed, 1.0, acceptance=accepted, tokens_per_cycle=accepted, method="dflash" if accepted else "")
+        sweep.add(Cell(rows, 128), Setting(method, drafts), 0, turn)
+    return sweep

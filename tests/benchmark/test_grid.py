@@ -1,0 +1,49 @@
+"""What may be measured, in which order, and how it is thinned."""
+
+import pytest
+
+from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells, choices, lengths_up_to
+
+
+def test_one_request_with_a_short_prompt_comes_first() -> None:
+    found = cells(max_rows=8, max_context_tokens=100_000, tokens=64)
+    assert found[0] == MAIN == Cell(1, 128)
+    assert {cell.rows for cell in found} == {1, 2, 4, 8}
+    assert {cell.context for cell in found} == {128, 1024, 4096}
+    assert len(found) == len(set(found)) == 12
+
+
+def test_cells_that_a_model_cannot_run_are_left_out() -> None:
+    assert cells(max_rows=1, max_context_tokens=2048, tokens=64) == (Cell(1, 128), Cell(1, 1024))
+    assert {cell.context for cell in cells(max_rows=8, max_context_tokens=4096, tokens=64)} == {128, 1024}
+    assert cells(max_rows=8, max_context_tokens=100, tokens=64) == (MAIN,)
+
+
+@pytest.mark.parametrize(
+    ("longest", "lengths"),
+    [(16, (1, 2, 3, 4, 6, 8, 12, 16)), (7, (1, 2, 3, 4, 6, 7)), (1, (1,)), (64, (1, 2, 3, 4, 6, 8, 12, 16))],
+)
+def test_the_longest_draft_of_a_method_is_among_its_lengths(longest: int, lengths: tuple[int, ...]) -> None:
+    assert lengths_up_to(longest) == lengths
+
+
+def test_choices_go_from_all_to_few_and_always_hold_plain_and_the_governor() -> None:
+    found = choices({"dflash": 7, "ngram": 16}, {})
+    assert [len(settings) for settings in found] == sorted((len(settings) for settings in found), reverse=True)
+    assert all(settings[:2] == (PLAIN, GOVERNOR) for settings in found)
+    assert found[-1] == (PLAIN, GOVERNOR, Setting("dflash", 4), Setting("ngram", 4))
+
+
+def test_few_settings_stay_around_the_best_known_one() -> None:
+    around, one = choices({"dflash": 7}, {"dflash": 6})[-2:]
+    assert [setting.drafts for setting in around[2:]] == [4, 6, 7]
+    assert [setting.drafts for setting in one[2:]] == [6]
+
+
+def test_without_a_method_only_plain_decoding_is_left() -> None:
+    assert choices({}, {}) == [(PLAIN,)]
+
+
+def test_cells_and_settings_have_names_for_people() -> None:
+    assert [Cell(1, 128).name, Cell(4, 4096).name] == ["1 row, 0.1k", "4 rows, 4k"]
+    assert [setting.name for setting in (PLAIN, GOVERNOR, Setting("dflash", 7))] == ["plain", "governor", "dflash 7"]

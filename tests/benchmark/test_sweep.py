@@ -1,0 +1,123 @@
+"""Settings take turns, the time is kept, and what was measured stays. The clock is scripted: nothing is timed."""
+
+import pytest
+
+from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
+from app.benchmark.sweep import Sweep, Turn, measure, plan
+from tests.benchmark.sweeps import ScriptedSide, swept
+
+METHODS = {"dflash": 7, "ngram": 16}
+CELLS = cells(max_rows=8, max_context_tokens=10_000, tokens=64)
+
+
+def dflash_pays(cell: Cell, setting: Setting) -> float:
+    """Six drafts are best."""
+    gain = {"off": 1.0, "auto": 1.9, "ngram": 0.9}.get(setting.method, 2.0 - 0.1 * abs(setting.drafts - 6))
+    return 100.0 * cell.rows * gain
+
+
+def run(side: ScriptedSide, seconds: float, *, rounds: int = 3) -> Sweep:
+    return measure(side, CELLS, METHODS, budget=side.budget(seconds), rounds=rounds, progress=lambda _: None)
+
+
+def test_with_time_enough_everything_is_measured() -> None:
+    side = ScriptedSide(dflash_pays)
+    sweep = run(side, 100_000)
+    assert sweep.cells() == list(CELLS)
+    assert sweep.skipped == []
+    assert not sweep.interrupted
+    for cell in CELLS:
+        drafted = {(point.setting.method, point.setting.drafts) for point in sweep.points_of(cell)}
+        assert len(drafted) == 2 + 6 + 8
+        assert all(len(point.turns) == 3 for point in sweep.points_of(cell))
+
+
+def test_a_round_asks_plain_decoding_first_and_every_setting_the_same() -> None:
+    side = ScriptedSide(dflash_pays)
+    run(side, 100_000)
+    asked = [(setting, number) for cell, setting, number, warm_up in side.turns if cell == MAIN and not warm_up]
+    rounds = [[setting for setting, at in asked[1:] if at == number] for number in range(3)]
+    assert asked[0] == (PLAIN, 0), "the first turn only reads the prompt"
+    assert rounds[0][0] == rounds[1][0] == rounds[2][0] == PLAIN
+    assert rounds[0] == rounds[1] == rounds[2]
+
+
+@pytest.mark.parametrize("seconds", [20.0, 60.0, 180.0])
+def test_little_time_thins_the_grid_and_is_kept(seconds: float) -> None:
+    side = ScriptedSide(dflash_pays)
+    sweep = run(side, seconds)
+    assert side.now <= seconds * 1.25
+    assert sweep.cells()[0] == MAIN
+    assert sweep.skipped == [cell for cell in CELLS if cell not in sweep.cells()]
+    plain_first = [cell for cell in sweep.cells() if (cell, GOVERNOR) not in sweep.points]
+    assert plain_first == [], "every measured cell compares"
+
+
+def test_other_cells_stay_around_the_best_length_of_the_first() -> None:
+    side = ScriptedSide(dflash_pays)
+    sweep = run(side, 60.0)
+    best = sweep.best(MAIN, "dflash")
+    others = [cell for cell in sweep.cells() if cell != MAIN]
+    assert best is not None
+    assert others
+    assert all((cell, best.setting) in sweep.points for cell in others)
+
+
+def test_no_time_at_all_still_compares_in_the_first_cell() -> None:
+    side = ScriptedSide(dflash_pays)
+    sweep = run(side, 0.1)
+    assert sweep.cells() == [MAIN]
+    assert {point.setting.method for point in sweep.points_of(MAIN)} == {"off", "auto", "dflash", "ngram"}
+
+
+def test_ctrl_c_keeps_what_was_measured() -> None:
+    side = ScriptedSide(dflash_pays)
+    side.interrupt_after = 40
+    sweep = run(side, 100_000)
+    assert sweep.interrupted
+    assert sweep.cells() == [MAIN]
+    assert sum(len(point.turns) for point in sweep.points_of(MAIN)) > 10
+
+
+def test_ctrl_c_before_anything_leaves_nothing() -> None:
+    side = ScriptedSide(dflash_pays)
+    side.interrupt_after = 0
+    sweep = run(side, 100_000)
+    assert sweep.interrupted
+    assert sweep.cells() == []
+
+
+def test_a_ratio_pairs_the_rounds_that_both_ran() -> None:
+    sweep = Sweep()
+    for number, (plain, drafted) in enumerate([(10, 20), (1, 3), (10, 20)]):
+        sweep.add(MAIN, PLAIN, number, Turn(plain, 1.0))
+        sweep.add(MAIN, Setting("ngram", 4), number, Turn(drafted, 1.0))
+    sweep.add(MAIN, PLAIN, 3, Turn(1000, 1.0))
+    assert sweep.ratio(sweep.points[MAIN, Setting("ngram", 4)]) == 2.0
+
+
+def test_the_best_fixed_setting_is_found_by_method() -> None:
+    sweep = swept(
+        {(1, "off", 0): 10, (1, "auto", 0): 40, (1, "dflash", 4): 30, (1, "ngram", 2): 12, (1, "ngram", 4): 9}
+    )
+    best, lookup = sweep.best(MAIN), sweep.best(MAIN, "ngram")
+    assert best is not None
+    assert lookup is not None
+    assert (best.setting, lookup.setting) == (Setting("dflash", 4), Setting("ngram", 2))
+    assert sweep.best(MAIN, "mtp") is None
+
+
+def test_a_plan_takes_fewer_settings_before_a_single_round() -> None:
+    many = tuple(Setting("ngram", drafts) for drafts in range(1, 11))
+    few = many[:2]
+    turn = Turn(10.0, 1.0)
+
+    def planned(seconds: float) -> tuple[int, int]:
+        made = plan([many, few], turn=turn, new_prompt=0.0, seconds=seconds, rounds=3)
+        return len(made.settings), made.rounds
+
+    assert planned(100.0) == (10, 3)
+    assert planned(33.0) == (10, 2)
+    assert planned(20.0) == (2, 3)
+    assert planned(4.0) == (2, 1)
+    assert planned(0.0) == (2, 1)
