@@ -116,7 +116,7 @@ def tiny_model(
     """A random float32 model; `quantised` packs it to 4 bits in groups of 32; `noise` perturbs the same weights."""
     module = _MODULES[family]
     model = module.Model(module.ModelArgs.from_dict(tiny_config(family, vocabulary_size=vocabulary_size)))
-    _fill(model, seed=seed, noise=noise)
+    fill_at_random(model, seed=seed, noise=noise)
     if quantised:
         nn.quantize(model, group_size=32, bits=4)
     model.eval()
@@ -183,7 +183,7 @@ def write_tiny_tokenizer(folder: Path, *, context_tokens: int = 4096) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
-def _fill(model: nn.Module, *, seed: int, noise: float) -> None:
+def fill_at_random(model: nn.Module, *, seed: int, noise: float = 0.0) -> None:
     """Replace every weight by one drawn from the seed; the scales keep activations near one and logits near ±6."""
     shapes = {name: value.shape for name, value in tree_flatten(model.parameters())}
     total = sum(_size(shape) for shape in shapes.values())

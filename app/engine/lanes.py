@@ -160,6 +160,17 @@ class Lane:
             self._masks[key] = self._make_mask(width, return_array=return_array, window=window)
         return self._masks[key]
 
+    def block_mask(self, width: int) -> mx.array | None:
+        """None, or bool [rows, 1, 1 or width, extent]: each token of the block sees all before and all of the block."""
+        starts = self.begin()
+        extent = max(starts) + width
+        if self.uniform and (self.window is None or extent <= self.window):
+            return None
+        first = mx.array(starts, dtype=mx.int32)[:, None, None, None]
+        keys = mx.arange(extent)
+        mask = keys < first + width
+        return mask if self.window is None else mask & (first + mx.arange(width)[:, None] < keys + self.window)
+
     def _make_mask(self, width: int, *, return_array: bool, window: int | None) -> Any:
         starts = self.begin()
         extent = max(starts) + width

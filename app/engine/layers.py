@@ -10,8 +10,9 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
-FINAL = -1
-"""The tap behind the final norm: what the head reads."""
+from app.core.drafter_config import FINAL
+
+FINAL_NORMS = ("norm", "norm_f", "final_layernorm")
 EMBEDDINGS = ("embed_tokens", "tok_embeddings", "embeddings", "wte")
 
 
@@ -27,7 +28,7 @@ class Taps:
         for layer_id in self.layer_ids:
             if not FINAL <= layer_id < len(trunk["layers"]):
                 raise ValueError(f"the model has no layer {layer_id}")
-            module = trunk["norm"] if layer_id == FINAL else trunk["layers"][layer_id]
+            module = _final_norm(trunk) if layer_id == FINAL else trunk["layers"][layer_id]
             kind: Any = type(module)
             module.__class__ = _tapped(kind)
             module.catch = partial(self._caught.__setitem__, layer_id)
@@ -62,6 +63,14 @@ def head_of(model: nn.Module) -> Any:
 
 def _embedding(module: nn.Module) -> Any:
     return next((module[name] for name in EMBEDDINGS if name in module), None)
+
+
+def _final_norm(trunk: nn.Module) -> nn.Module:
+    name = next((name for name in FINAL_NORMS if name in trunk), None)
+    if name is None:
+        raise ValueError("the model has its final norm in no known place")
+    norm: nn.Module = trunk[name]
+    return norm
 
 
 @cache

@@ -38,8 +38,7 @@ class Forward:
 class Runner:
     """Runs one model over slot caches. All calls come from the MLX thread.
 
-    `taps` are the layers whose output each forward hands over. A drafter that reads hidden states is no model that
-    mlx-lm knows: `probe` False trusts the caches that it asks for.
+    A drafter that reads hidden states is no model that mlx-lm knows: `probe` False trusts the caches it asks for.
     """
 
     def __init__(
@@ -48,13 +47,12 @@ class Runner:
         *,
         margin_tokens: int = MARGIN_TOKENS,
         chunk_tokens: int = 512,
-        taps: Sequence[int] = (),
         probe: bool = True,
     ) -> None:
         self.model: Any = model
         self.caches: Caches = make_caches(model, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
         self.recordable = bool(self.caches.states) and attach(model)
-        self._taps = Taps(model, taps)
+        self._taps = Taps(model, ())
         if probe:
             self._probe()
 
@@ -80,6 +78,10 @@ class Runner:
             self.release("probe")
         if not distance < 5e-2:
             raise UnknownCacheError(f"slot caches change the model's answer by {distance:.3g}")
+
+    def tap(self, layer_ids: Sequence[int]) -> None:
+        """Let every forward from now on hand over the output of these layers."""
+        self._taps = Taps(self.model, layer_ids)
 
     def claim(self, sequence_id: str) -> None:
         self.caches.claim(sequence_id)

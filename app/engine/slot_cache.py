@@ -31,6 +31,10 @@ class SlotKV:
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:  # noqa: FBT001, FBT002, N803  mlx-lm calls it so
         return self.lane.mask(N, return_array=return_array, window_size=window_size)
 
+    def make_block_mask(self, width: int) -> mx.array | None:
+        """For a block whose tokens see one another in both directions."""
+        return self.lane.block_mask(width)
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write [rows, heads, width, dimension] behind each row's length; read everything up to the longest row."""
         starts = self.lane.begin()

@@ -5,7 +5,7 @@ launch ahead, no rollback.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -72,6 +72,7 @@ def build(
     *,
     draft: nn.Module | None = None,
     scripted: Scripted | None = None,
+    features: Mapping[str, Drafter] | None = None,
     vocabulary: int = 97,
     margin_tokens: int = 24,
     chunk_tokens: int = 16,
@@ -83,7 +84,7 @@ def build(
     runner = Runner(target, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
     if carry_over:
         runner.recordable = False
-    available: dict[str, Drafter] = {"ngram": Ngram()}
+    available: dict[str, Drafter] = {**(features or {}), "ngram": Ngram()}
     if draft is not None:
         available["draft_model"] = DraftModel(
             Runner(draft, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens),
@@ -95,7 +96,9 @@ def build(
     limits = EngineLimits(
         max_context_tokens=4096, max_rows=max_rows, prefill_chunk_tokens=chunk_tokens, drafters=tuple(available)
     )
-    return Engine(runner, Drafters(available), limits, PrefixCache(prefix_bytes))
+    drafters = Drafters(available)
+    runner.tap(drafters.taps)
+    return Engine(runner, drafters, limits, PrefixCache(prefix_bytes))
 
 
 @dataclass

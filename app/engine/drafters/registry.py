@@ -1,23 +1,39 @@
 """Which drafters a loaded unit gets, best first, and why the others cannot run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from mlx import nn
 
 from app.core.request import Request
 from app.engine.drafters import Drafter, Outcome
+from app.engine.drafters.dflash import DFlash
 from app.engine.drafters.draft_model import DraftModel
+from app.engine.drafters.eagle3 import Eagle3
+from app.engine.drafters.mtp import Mtp
 from app.engine.drafters.ngram import Ngram
+from app.engine.drafters.target import Target
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner
 
 
 @dataclass(frozen=True)
-class DraftSource:
-    """What drafters may be built from: the paired model, if any, and facts about the target."""
+class Offer:
+    """A loaded drafter of some method, not yet running: its module and its longest context in tokens."""
 
-    model: object | None
-    target_vocabulary: int
+    module: nn.Module
     max_context_tokens: int
+
+
+@dataclass(frozen=True)
+class DraftSource:
+    """What drafters are built from: what was loaded beside the target, by method, and the target itself."""
+
+    offers: Mapping[str, Offer]
+    target: nn.Module
+    target_config: Mapping[str, Any]
+    target_vocabulary: int
     chunk_tokens: int
     why_no_model: str = ""
 
@@ -55,22 +71,46 @@ class Drafters:
 
 
 def _draft_model(source: DraftSource) -> Drafter | str:
-    if source.model is None:
+    offer = source.offers.get(DraftModel.name)
+    if offer is None:
         return (
             source.why_no_model or "no draft model is loaded with this model: pass one with `--draft` or `draft_model`"
         )
     try:
-        runner = Runner(source.model, chunk_tokens=source.chunk_tokens)
+        runner = Runner(offer.module, chunk_tokens=source.chunk_tokens)
     except UnknownCacheError as error:
         return f"the draft model's cache cannot be rolled back: {error}"
-    return DraftModel(runner, target_vocabulary=source.target_vocabulary, max_context_tokens=source.max_context_tokens)
+    return DraftModel(runner, target_vocabulary=source.target_vocabulary, max_context_tokens=offer.max_context_tokens)
+
+
+def _reads_features(kind: type[DFlash | Eagle3 | Mtp]) -> Callable[[DraftSource], Drafter | str]:
+    """Builds a drafter over hidden states of the target."""
+
+    def build(source: DraftSource) -> Drafter | str:
+        offer = source.offers.get(kind.name)
+        if offer is None:
+            return f"no {kind.name} drafter is loaded with this model: pass one with `--draft` or `draft_model`"
+        try:
+            target = Target(source.target, source.target_config, source.target_vocabulary)
+        except ValueError as error:
+            return f"the model's hidden states cannot be read: {error}"
+        return kind(Runner(offer.module, chunk_tokens=source.chunk_tokens, probe=False), target)
+
+    return build
 
 
 def _ngram(_: DraftSource) -> Drafter | str:
     return Ngram()
 
 
-REGISTRY = {"draft_model": _draft_model, "ngram": _ngram}
+REGISTRY: Mapping[str, Callable[[DraftSource], Drafter | str]] = {
+    DFlash.name: _reads_features(DFlash),
+    Mtp.name: _reads_features(Mtp),
+    Eagle3.name: _reads_features(Eagle3),
+    DraftModel.name: _draft_model,
+    Ngram.name: _ngram,
+}
+"""Best first: that is the order in which `auto` tries them."""
 
 
 def open_drafters(source: DraftSource) -> Drafters:

@@ -1,0 +1,213 @@
+"""Drafters that read hidden states: each forward equals its NumPy reference, and every schedule stays exact."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.models import qwen3_next
+
+from app.core.drafter_config import FINAL
+from app.core.request import Request, SamplingParameters
+from app.core.step import DecodeRow, DecodeStep
+from app.engine.drafters import Proposal
+from app.engine.drafters.dflash import DFlash
+from app.engine.drafters.eagle3 import Eagle3
+from app.engine.drafters.features import FeatureDrafter
+from app.engine.drafters.mtp import Mtp
+from app.engine.runner import Runner
+from app.engine.sampling import SampledRow
+from tests.engine import reference_drafters as reference
+from tests.engine.driving import Driver, build, naive
+from tests.engine.schedules import VOCABULARY, random_request
+from tests.tiny import tiny_config, tiny_model
+from tests.tiny_drafters import MASK_TOKEN, running, tiny_dflash_module, tiny_eagle3_module, tiny_mtp_module
+
+FAMILIES = ("qwen3", "gemma3", "qwen3_next")
+TOLERANCE = 1e-4
+
+
+def mtp_layer(family: str) -> nn.Module:
+    arguments = qwen3_next.ModelArgs.from_dict({**tiny_config("qwen3_next"), "mlp_only_layers": []})
+    return qwen3_next.Qwen3NextDecoderLayer(arguments, arguments.full_attention_interval - 1)
+
+
+def drafter_of(method: str, family: str, model: nn.Module) -> FeatureDrafter:
+    if method == "dflash":
+        return running(DFlash, tiny_dflash_module(family), model, family)
+    if method == "eagle3":
+        return running(Eagle3, tiny_eagle3_module(family), model, family)
+    return running(Mtp, tiny_mtp_module("qwen3_next", mtp_layer(family)), model, family)
+
+
+def weights_of(module: nn.Module) -> dict[str, reference.Array]:
+    return {name: np.array(value, dtype=np.float64) for name, value in tree_flatten(module.parameters())}
+
+
+def extended(runner: Runner, module: nn.Module, features: mx.array, cuts: Sequence[int]) -> mx.array:
+    """Let the context grow piece by piece; what the module put out for all of them."""
+    outputs = []
+    for start, stop in zip([0, *cuts], [*cuts, features.shape[1]], strict=True):
+        output, forward = runner.forward(["a"], features[:, start:stop], [stop - start], call=module.extend)
+        runner.commit(forward, [stop - start])
+        outputs.append(output)
+    return mx.concatenate(outputs, axis=1)
+
+
+def test_dflash_equals_its_reference_however_the_context_grew() -> None:
+    module = tiny_dflash_module("qwen3")
+    runner = Runner(module, probe=False)
+    runner.claim("a")
+    features, block = mx.random.normal((1, 20, 64)), mx.random.normal((1, 6, 32))
+    extended(runner, module, features, [5, 6, 17])
+    for _ in range(2):  # a block is never committed: drafting twice gives the same
+        hidden, _ = runner.forward(["a"], block, [6])
+    wanted = reference.dflash(
+        np.array(features[0]), np.array(block[0]), weights_of(module), heads=2, kv_heads=1, window=12
+    )
+    assert np.abs(np.array(hidden[0]) - wanted).max() <= TOLERANCE
+
+
+def test_dflash_rows_of_different_length_equal_rows_alone() -> None:
+    module = tiny_dflash_module("qwen3")
+    together, alone = Runner(module, probe=False), Runner(module, probe=False)
+    features = {"a": mx.random.normal((1, 20, 64)), "b": mx.random.normal((1, 7, 64))}
+    block = mx.random.normal((2, 4, 32))
+    for name, mine in features.items():
+        together.claim(name)
+        _, forward = together.forward([name], mine, [mine.shape[1]], call=module.extend)
+        together.commit(forward, [mine.shape[1]])
+    hidden, _ = together.forward(["a", "b"], block, [4, 4])
+    for row, (name, mine) in enumerate(features.items()):
+        alone.claim(name)
+        _, forward = alone.forward([name], mine, [mine.shape[1]], call=module.extend)
+        alone.commit(forward, [mine.shape[1]])
+        wanted, _ = alone.forward([name], block[row : row + 1], [4])
+        assert mx.abs(hidden[row] - wanted[0]).max().item() <= TOLERANCE
+        alone.release(name)
+
+
+def test_eagle3_equals_its_reference() -> None:
+    module = tiny_eagle3_module("qwen3")
+    runner = Runner(module, probe=False)
+    runner.claim("a")
+    embedded, hidden = mx.random.normal((1, 15, 32)), module.fuse(mx.random.normal((1, 15, 64)))
+    output = extended(runner, module, mx.concatenate([embedded, hidden], axis=-1), [4, 9])
+    states, logits = reference.eagle3(
+        np.array(embedded[0]), np.array(hidden[0]), weights_of(module), heads=2, kv_heads=1
+    )
+    assert np.abs(np.array(output[0]) - states).max() <= TOLERANCE
+    model = tiny_model("qwen3")
+    wide = np.array(module.logits(output, running(Eagle3, module, model, "qwen3")._target)[0])
+    assert np.abs(wide[:, 0:80:2] - logits).max() <= 1e-3
+    assert np.isneginf(wide[:, 1:80:2]).all()
+
+
+def test_the_mtp_head_equals_its_reference() -> None:
+    module = tiny_mtp_module("qwen3_next", mtp_layer("qwen3_next"))
+    runner = Runner(module, probe=False)
+    runner.claim("a")
+    embedded, hidden = mx.random.normal((1, 15, 32)), mx.random.normal((1, 15, 32))
+    output = extended(runner, module, mx.concatenate([embedded, hidden], axis=-1), [1, 9])
+    wanted = reference.mtp(
+        np.array(embedded[0]), np.array(hidden[0]), weights_of(module), heads=2, kv_heads=1, rotary=8
+    )
+    assert np.abs(np.array(output[0]) - wanted).max() <= TOLERANCE
+
+
+class Guided:
+    """Lets a drafter do all its work, then puts the right tokens in as far as a script says."""
+
+    def __init__(self, inner: FeatureDrafter, truth: dict[str, list[int]], right: Callable[[], int]) -> None:
+        self.inner, self.truth, self.right = inner, truth, right
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
+        proposal = self.inner.propose(rows, sampled)
+        for row, count in zip(rows, proposal.counts, strict=True):
+            if count:  # the invariant: target length = context length = position of the last token
+                assert self.inner.runner.length(row.sequence_id) == row.computed == len(row.tokens) - 1
+        if proposal.tokens is None:
+            return proposal
+        drafts: list[list[int]] = proposal.tokens.tolist()  # type: ignore[assignment]
+        for index, row in enumerate(rows):
+            whole = [*row.tokens[: row.prompt_length], *self.truth[row.sequence_id]]
+            right = whole[len(row.tokens) : len(row.tokens) + self.right()]
+            drafts[index] = [*right, *drafts[index][len(right) :]][: len(drafts[index])]
+        return Proposal(mx.array(drafts, dtype=mx.int32), proposal.counts, proposal.reasons)
+
+
+@pytest.mark.parametrize("method", ["dflash", "eagle3", "mtp"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_random_schedules_say_what_the_naive_loop_says(family: str, method: str, rows: int) -> None:
+    model = tiny_model(family, seed=11)
+    chance = random.Random(f"{family} {method} {rows}")
+    requests = [random_request(chance, f"r{index}", longest=14) for index in range(rows)]
+    truth = {one.id: naive(model, one.prompt_tokens, one.max_tokens, one.sampling) for one in requests}
+    engine = build(model, features={method: drafter_of(method, family, model)})
+    guided: object = Guided(engine.drafters.available[method], truth, lambda: chance.randint(0, 6))  # type: ignore[arg-type]
+    engine.drafters.available[method] = guided  # type: ignore[index]
+    driver = Driver(engine, chance, (method,), ride_tokens=chance.choice([1, 17]))
+    waiting = list(requests)
+    while waiting or driver.live:
+        if waiting and (not driver.live or chance.random() < 0.4):
+            driver.admit(waiting.pop(0))
+        driver.step()
+        if driver.live and chance.random() < 0.02:
+            driver.leave(chance.choice(list(driver.live)))
+    for request in requests:
+        output = driver.finished[request.id].output
+        assert output == truth[request.id][: len(output)], request.id
+    assert engine.cache_bytes == 0
+
+
+@pytest.mark.parametrize("method", ["dflash", "eagle3"])
+def test_a_prefix_hit_gives_the_drafter_its_context_back(method: str) -> None:
+    model = tiny_model("qwen3")
+    engine = build(model, features={method: drafter_of(method, "qwen3", model)}, prefix_bytes=1 << 30)
+    sampling = SamplingParameters(temperature=0.0)
+    driver = Driver(engine, random.Random(1), (method,))
+    driver.admit(Request(id="a", prompt_tokens=tuple(range(40)), max_tokens=8, sampling=sampling))
+    while driver.live:
+        driver.step()
+    longer = (*range(40), *driver.finished["a"].output[:-1], 5, 6, 7)
+    driver.admit(Request(id="b", prompt_tokens=longer, max_tokens=8, sampling=sampling))
+    runner = engine.drafters.available[method].runner
+    assert runner is not None
+    assert runner.length("b") >= 38
+    while driver.live:
+        driver.step()
+    assert driver.finished["b"].output == naive(model, longer, 8, sampling)
+
+
+def test_a_plain_stretch_costs_no_drafter_forward_and_drafting_resumes_behind_it() -> None:
+    model = tiny_model("qwen3")
+    drafter = drafter_of("dflash", "qwen3", model)
+    engine = build(model, features={"dflash": drafter})
+    request = Request(id="a", prompt_tokens=(1, 2), max_tokens=400, sampling=SamplingParameters(temperature=0.0))
+    engine.admit(request)
+    tokens, computed = [1, 2], 0
+    for _ in range(300):
+        result = engine.step(DecodeStep((DecodeRow("a", tokens, 2, computed, 400),)))
+        tokens.extend(result.outcomes[0].emitted)
+        computed = result.outcomes[0].computed
+    assert drafter.runner.caches.nbytes == 0
+    engine.step(DecodeStep((DecodeRow("a", tokens, 2, computed, 99, "dflash", 4),)))  # reads what was launched ahead
+    tokens.append(naive(model, tokens, 1, request.sampling)[0])
+    result = engine.step(DecodeStep((DecodeRow("a", tokens, 2, len(tokens) - 1, 99, "dflash", 4),)))
+    assert result.outcomes[0].drafted == 4
+
+
+def test_the_mask_token_is_what_a_block_is_filled_with() -> None:
+    model = tiny_model("qwen3")
+    drafter = drafter_of("dflash", "qwen3", model)
+    assert drafter.runner.model.config.mask_token_id == MASK_TOKEN
+    assert drafter.longest == 5
+    assert drafter_of("mtp", "qwen3_next", model).taps == (FINAL,)
+    assert VOCABULARY > MASK_TOKEN

@@ -1,0 +1,89 @@
+"""Tiny random drafters that read hidden states, in their published formats, for every tiny target."""
+
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+from app.core.drafter_config import DFlashConfig, Eagle3Config, MtpConfig
+from app.engine.drafters.dflash import DFlash, DFlashModel
+from app.engine.drafters.eagle3 import Eagle3, Eagle3Model
+from app.engine.drafters.features import FeatureDrafter
+from app.engine.drafters.mtp import Mtp, MtpModel
+from app.engine.drafters.target import Target
+from app.engine.runner import Runner
+from tests.tiny import fill_at_random, tiny_config
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+}
+MASK_TOKEN = 96
+
+
+def dflash_config(family: str, **changes: Any) -> DFlashConfig:
+    """Two layers, block 6, both ends of the target tapped; the second layer slides over 12 tokens."""
+    target = tiny_config(family)
+    config = {
+        **SIZES,
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "block_size": 6,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "sliding_window": 12,
+        "vocab_size": target["vocab_size"],
+        "dflash_config": {"mask_token_id": MASK_TOKEN, "target_layer_ids": [0, target["num_hidden_layers"] - 1]},
+    }
+    return DFlashConfig.read({**config, **changes}, target)
+
+
+def eagle3_config(family: str, **changes: Any) -> Eagle3Config:
+    """Two taps are enough for targets of two layers; the draft vocabulary has 40 of the target's tokens."""
+    target = tiny_config(family)
+    config = {
+        **SIZES,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "vocab_size": target["vocab_size"],
+        "draft_vocab_size": 40,
+        "eagle_aux_hidden_state_layer_ids": [1, target["num_hidden_layers"]],
+    }
+    return Eagle3Config.read({**config, **changes}, target)
+
+
+def filled(module: nn.Module, seed: int) -> Any:
+    """The module with random weights of the seed."""
+    fill_at_random(module, seed=seed)
+    return module
+
+
+def tiny_dflash_module(family: str, *, seed: int = 3, **changes: Any) -> DFlashModel:
+    module: DFlashModel = filled(DFlashModel(dflash_config(family, **changes)), seed)
+    return module
+
+
+def tiny_eagle3_module(family: str, *, seed: int = 4, **changes: Any) -> Eagle3Model:
+    module: Eagle3Model = filled(Eagle3Model(eagle3_config(family, **changes), own_embedding=False, own_map=True), seed)
+    module.d2t = mx.arange(40, dtype=mx.int32)  # its token i is the target's 2 i
+    return module
+
+
+def tiny_mtp_module(family: str, layer: nn.Module, *, seed: int = 5) -> MtpModel:
+    config = MtpConfig.read({}, tiny_config(family))
+    module: MtpModel = filled(MtpModel(config, layer, zero_first_embedding=False), seed)
+    return module
+
+
+def running(kind: type[DFlash | Eagle3 | Mtp], module: nn.Module, model: nn.Module, family: str) -> FeatureDrafter:
+    """The drafter over its module and the target's embedding and head."""
+    config = tiny_config(family)
+    runner = Runner(module, margin_tokens=24, chunk_tokens=16, probe=False)
+    return kind(runner, Target(model, config, config["vocab_size"]))
