@@ -53,10 +53,17 @@ def serve(
         list[Path] | None, typer.Option(help="A folder of model folders; may be repeated. Adds to PACELINE_MODEL_DIRS.")
     ] = None,
     draft: Annotated[
-        list[str] | None, typer.Option(help="main=draft: the draft model of a main model, or main=off. Repeatable.")
+        list[str] | None, typer.Option(help="main=a+b: the drafters of a main model, or main=off. Repeatable.")
+    ] = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(help='vLLM\'s JSON: \'{"method": "dflash", "model": "…", "num_speculative_tokens": 7}\'.'),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="When to speculate: single (alone), auto (where it pays), off (default: single).")
+    ] = None,
+    acceptance: Annotated[
+        str | None, typer.Option(help="Which drafts stay: coupled (same seed, same text) or rejection.")
     ] = None,
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
@@ -64,8 +71,8 @@ def serve(
     from app.command.listing import models_on_disk
     from app.main import run
 
-    given = {"host": host, "port": port, "policy": policy}
-    settings = _settings(model_dirs=model_dir or [], drafts=draft or [], **given)
+    given = {"host": host, "port": port, "policy": policy, "acceptance": acceptance}
+    settings = _settings(model_dirs=model_dir or [], drafts=draft or [], speculative_config=speculative_config, **given)
     rows = models_on_disk(settings)
     raise typer.Exit(run(settings, announce=lambda url: _console().print(greeting(settings, rows, url), crop=False)))
 

@@ -25,6 +25,7 @@ from app.hub import pairing
 from app.hub.catalog import default_catalog
 from app.i18n import read_words
 from app.settings import Settings
+from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
 
@@ -35,7 +36,7 @@ EXIT_UNSAFE = 2
 
 def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
     """The ASGI application; `client` need not be ready."""
-    resolver = Resolver(settings, catalog, client, pairing)
+    resolver = Resolver(settings, catalog, client, pairing, Store(settings.home / FILE_NAME))
     context = Context(
         settings=settings,
         worker=client,

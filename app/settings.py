@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.core.sizes import parse_size
+from app.core.speculative_config import SpeculativeConfig
 
 HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}")
 
@@ -52,6 +53,10 @@ def _pairs(value: object) -> object:
     return {main.strip(): draft.strip() for main, _, draft in pairs}
 
 
+def _speculative(value: object) -> object:
+    return SpeculativeConfig.read(value) if isinstance(value, str) and value.strip() else value or None
+
+
 def _absent(value: object) -> object:
     return None if value == "" else value
 
@@ -67,7 +72,12 @@ class Settings(BaseSettings):
     """The settings of one server process. `takes_effect`: `restart` of Paceline, or `reload` of a model."""
 
     model_config = SettingsConfigDict(
-        env_prefix="PACELINE_", extra="ignore", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
+        env_prefix="PACELINE_",
+        extra="ignore",
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        arbitrary_types_allowed=True,
     )
 
     host: str = _setting("127.0.0.1", "Address to listen on; anything beyond loopback needs an API key.")
@@ -84,13 +94,26 @@ class Settings(BaseSettings):
     policy: Literal["single", "auto", "off"] = _setting(
         "single", "When to speculate: `single` running request only, `auto` where it pays, or `off`.", "reload"
     )
+    acceptance: Literal["coupled", "rejection"] = _setting(
+        "coupled",
+        "Which drafts stay: `coupled` (equal to the target's own draw: same seed, same text) or `rejection` (p/q).",
+        "reload",
+    )
     max_rows: int = _setting(8, "Requests that one model decodes at the same time.", "reload", ge=1, le=256)
     queue_limit: int = _setting(128, "Requests that may wait for one model; more get 429.", "reload", ge=1, le=10_000)
     memory_limit: Annotated[int | None, BeforeValidator(_bytes)] = _setting(
         None, "Ceiling for models and caches in bytes, or like 24G; empty: derived from the machine.", ge=1 << 20
     )
     drafts: Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)] = _setting(
-        {}, 'Draft model by main model: JSON, or "main=draft,other=off"; others get the best one that fits.', "reload"
+        {},
+        'Drafters by main model: JSON, or "main=draft+other,second=off"; others get the best one that fits.',
+        "reload",
+    )
+    speculative_config: Annotated[SpeculativeConfig | None, NoDecode, BeforeValidator(_speculative)] = _setting(
+        None,
+        "vLLM's JSON object: `method` (ngram, draft_model, eagle3, mtp, dflash), `model`, `num_speculative_tokens`, "
+        "`prompt_lookup_min` and `_max`; of the default model, or of the one under the key `target`.",
+        "reload",
     )
     num_draft_tokens: Annotated[int | None, BeforeValidator(_absent)] = _setting(
         None, "Tokens drafted per step, 1 to 64; empty: the governor decides.", "reload", ge=1, le=64

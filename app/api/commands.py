@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from app.api.context import Context
-from app.api.resolver import OFF
+from app.api.drafts import OFF
 from app.api.schemas import GenerationBody
 from app.core.errors import InvalidRequest
 from app.core.messages import ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
+from app.hub.pairing import DRAFT_METHODS
 
 DEFAULT_TEMPERATURE = 1.0
 SEED_BITS = 53
@@ -30,12 +31,11 @@ class Plan:
 
 
 async def plan(context: Context, body: GenerationBody, *, top_logprobs: int | None) -> Plan:
-    """Decide model, draft, sampling and speculation. Raises what `Resolver.resolve` raises."""
+    """Decide model, drafters, sampling and speculation. Raises what `Resolver.resolve` raises."""
     context.activity.check_open()
     speculation = speculation_request(body)
-    draft = None if speculation.draft_model in {None, OFF} else speculation.draft_model
-    needs_draft = speculation.method == "draft_model"
-    model = await asyncio.to_thread(context.resolver.resolve, body.model, draft, needs_draft=needs_draft)
+    drafts = None if speculation.draft_model in {None, OFF} else speculation.draft_model
+    model = await asyncio.to_thread(context.resolver.resolve, body.model, drafts, method=speculation.method)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     return Plan(model, sampling_parameters(body, seed, top_logprobs), speculation, seed)
 
@@ -63,8 +63,9 @@ def speculation_request(body: GenerationBody) -> SpeculationRequest:
     method = options.method if options else None
     num_draft_tokens = options.num_draft_tokens if options else None
     draft = OFF if body.draft_model == "" else body.draft_model
-    if draft == OFF and method == "draft_model":
-        raise InvalidRequest("draft_model is off, but speculation.method asks for it.", parameter="draft_model")
+    if draft == OFF and method in DRAFT_METHODS:
+        message = f"draft_model is off, but speculation.method asks for {method}."
+        raise InvalidRequest(message, parameter="draft_model")
     if method in {None, "auto"}:
         method = OFF if draft == OFF else "auto"
     return SpeculationRequest(

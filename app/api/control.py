@@ -1,6 +1,7 @@
 """`POST /api/load`, `POST /api/unload`, `GET /api/ps`: what the command line asks of a running server."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -9,14 +10,17 @@ from fastapi import APIRouter, Request
 from app.api.answer import unless_client_leaves
 from app.api.body import read_json
 from app.api.context import context_of
+from app.api.models import drafts_object
+from app.api.resolver import Resolver
 from app.api.schemas import LoadBody, UnloadBody
+from app.core.messages import LoadedModel
 
 router = APIRouter()
 
 
 @router.post("/api/load")
 async def load_model(request: Request) -> dict[str, Any]:
-    """Load a model with its draft and wait for it; leaving cancels the load. `seconds` is how long it took."""
+    """Load a model with its drafters and wait for it; leaving cancels the load. `seconds` is how long it took."""
     context = context_of(request)
     body = await read_json(request, LoadBody)
     context.activity.check_open()
@@ -28,7 +32,8 @@ async def load_model(request: Request) -> dict[str, Any]:
     loaded = await unless_client_leaves(request, context.worker.load(model, pinned=body.pin, idle_seconds=idle_seconds))
     return {
         "model": model.id,
-        "draft": model.draft_id,
+        "draft": model.drafts[0].id if model.drafts else None,
+        "drafts": drafts_object(model.drafts),
         "draft_unavailable": model.draft_unavailable,
         "seconds": round(loaded.seconds, 3),
     }
@@ -47,10 +52,11 @@ async def unload_model(request: Request) -> dict[str, str]:
 
 @router.get("/api/ps")
 async def list_processes(request: Request) -> dict[str, Any]:
-    """The worker, its memory and its models. Bytes and seconds as the names say."""
+    """The worker, its memory and its models with their drafters. Bytes and seconds as the names say."""
     context = context_of(request)
     worker = context.worker
     snapshot = msgspec.to_builtins(worker.snapshot)
+    models = await asyncio.to_thread(_with_drafts, context.resolver, worker.snapshot.models)
     return {
         "worker": {
             "ready": worker.ready,
@@ -62,4 +68,14 @@ async def list_processes(request: Request) -> dict[str, Any]:
         "quarantined": dict(worker.quarantined),
         "loading": {name: msgspec.to_builtins(progress) for name, progress in worker.progress.items()},
         **snapshot,
+        "models": models,
     }
+
+
+def _with_drafts(resolver: Resolver, models: Iterable[LoadedModel]) -> list[dict[str, Any]]:
+    """What is loaded; `draft` is the id of the first drafter, `drafts` has id and method of each."""
+    found = []
+    for model in models:
+        drafts = drafts_object(resolver.loaded_drafts(model))
+        found.append({**msgspec.to_builtins(model), "draft": drafts[0]["id"] if drafts else None, "drafts": drafts})
+    return found

@@ -1,15 +1,17 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: what is on this computer. Never loads, never downloads.
 
-Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `draft`, `methods`, `unavailable`
-(method -> why not), `context` (tokens), `size_bytes` and `problem`.
+Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `draft` (the id of the first drafter),
+`drafts` (id and method of each), `methods`, `unavailable` (method -> why not), `context` (tokens), `size_bytes` and
+`problem`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 
 from app.api.context import Context, context_of
-from app.core.messages import LoadedModel
+from app.core.messages import DraftSpecification, LoadedModel
 from app.hub.catalog import CatalogModel
 
 STATES = {"ready": "loaded"}
@@ -37,6 +39,7 @@ def get_model(request: Request, model_id: str) -> dict[str, Any]:
 def describe(context: Context, model: CatalogModel, loaded: LoadedModel | None) -> dict[str, Any]:
     """One entry of the listing."""
     problem = context.worker.quarantined.get(model.id) or model.problem
+    drafts = _drafts(context, model, loaded)
     return {
         "id": model.id,
         "object": "model",
@@ -44,7 +47,8 @@ def describe(context: Context, model: CatalogModel, loaded: LoadedModel | None) 
         "owned_by": "paceline",
         "state": _state(problem, loaded),
         "kind": model.kind,
-        "draft": _draft(context, model, loaded),
+        "draft": drafts[0].id if drafts else None,
+        "drafts": drafts_object(drafts),
         "methods": list(loaded.methods) if loaded else [],
         "unavailable": dict(loaded.unavailable) if loaded else {},
         "context": (loaded.max_context_tokens if loaded else 0) or model.context or None,
@@ -59,7 +63,12 @@ def _state(problem: str, loaded: LoadedModel | None) -> str:
     return "unusable" if problem else "available"
 
 
-def _draft(context: Context, model: CatalogModel, loaded: LoadedModel | None) -> str | None:
+def drafts_object(drafts: Sequence[DraftSpecification]) -> list[dict[str, str]]:
+    """Id and method of each drafter."""
+    return [{"id": draft.id, "method": draft.method} for draft in drafts]
+
+
+def _drafts(context: Context, model: CatalogModel, loaded: LoadedModel | None) -> Sequence[DraftSpecification]:
     if loaded is not None:
-        return loaded.draft_id
-    return context.resolver.planned_draft(model) if model.kind == "main" and not model.problem else None
+        return context.resolver.loaded_drafts(loaded)
+    return context.resolver.planned_drafts(model) if model.kind == "main" and not model.problem else ()

@@ -1,8 +1,9 @@
 """What the endpoints ask of the worker's client and of the catalog of models; tests pass fakes."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from app.core.choices import ModelChoice
 from app.core.messages import (
     Accepted,
     Delta,
@@ -83,4 +84,20 @@ class Pairings(Protocol):
 
     def pair(self, main: CatalogModel, draft: CatalogModel) -> Fit: ...
 
-    def default_draft(self, main: CatalogModel, models: Sequence[CatalogModel]) -> CatalogModel | None: ...
+    def default_draft(
+        self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str]
+    ) -> CatalogModel | None:
+        """The best drafter of one of `methods` for a model that nobody chose one for."""
+        ...
+
+    def suits(self, main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:
+        """Whether no other model's name is nearer to the drafter's."""
+        ...
+
+
+class Choices(Protocol):
+    """What is stored for each model. Calls may read the disk: make them in a thread."""
+
+    def choice(self, model_id: str) -> ModelChoice | None:
+        """None: nothing was chosen for this model."""
+        ...

@@ -1,47 +1,51 @@
-"""From the ids in a request to the unit that the worker loads: a main model, its draft, and why there is none.
+"""From the ids in a request to the unit that the worker loads: a main model, its drafters, and why there is none.
 
-Which draft: the one that the request names; else the one that the model is loaded with; else `PACELINE_DRAFTS`;
-else the best one that fits. A draft that was asked for and does not fit is refused; another one is
-left out with its reason. Everything here may read the disk: call it in a thread.
+Which drafters: those that the request names; else those that the model is loaded with; else what is chosen for the
+model, or the best one that fits. Everything here may read the disk: call it in a thread.
 """
 
-from app.api.ports import Catalog, Pairings, Worker
-from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
-from app.core.messages import LoadedModel, ModelSpecification
+import msgspec
+
+from app.api.choosing import Chooser
+from app.api.drafts import OFF, DraftFinder, Found
+from app.api.ports import Catalog, Choices, Pairings, Worker
+from app.core.errors import InvalidRequest, ModelUnavailable, SpeculationUnavailable
+from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
 from app.hub.catalog import CatalogModel
+from app.hub.pairing import DRAFT_METHODS
 from app.settings import Settings
 
-OFF = "off"
 MAX_LISTED = 20
+TURNED_OFF = "the draft model is turned off for this request"
 
 
 class Resolver:
     """Turns ids into specifications; remembers the last one of each model, so that loaded units are not changed."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, worker: Worker, pairings: Pairings) -> None:
+    def __init__(
+        self, settings: Settings, catalog: Catalog, worker: Worker, pairings: Pairings, choices: Choices
+    ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._worker = worker
-        self._pairings = pairings
+        self._finder = DraftFinder(catalog, pairings)
+        self._chooser = Chooser(settings, choices, self._finder)
         self._last: dict[str, ModelSpecification] = {}
 
-    def resolve(
-        self, model_id: str | None, draft_id: str | None = None, *, needs_draft: bool = False
-    ) -> ModelSpecification:
-        """The unit for a request. `draft_id` is a model, `off`, or None for the usual one.
+    def resolve(self, model_id: str | None, drafts: str | None = None, *, method: str = "auto") -> ModelSpecification:
+        """The unit for a request. `drafts` is a drafter's id, several joined by `+`, `off`, or None for the usual ones.
 
         Raises ModelNotFound, ModelUnavailable for a broken model, InvalidRequest without a clear model, and
-        SpeculationUnavailable when a draft is asked for (`draft_id`, or `needs_draft`) that cannot be had.
+        SpeculationUnavailable when a drafter is asked for (`drafts`, or the `method` needs one) that cannot be had.
         """
         main = self.main(model_id)
         last = self._last.get(main.id)
-        if draft_id is None and last is not None and self._is_loaded(last):
+        if last is not None and self._is_loaded(last) and self._has(last, drafts):
             specification = last
         else:
-            draft, reason = self._choose_draft(main, draft_id)
-            specification = self._specification(main, draft, reason)
-        if needs_draft and specification.draft_id is None:
-            raise SpeculationUnavailable(specification.draft_unavailable, parameter="speculation")
+            specification = self._specify(main, drafts)
+        if method in DRAFT_METHODS and all(draft.method != method for draft in specification.drafts):
+            specification = self._with_method(main, specification, drafts, method)
         self._last[main.id] = specification
         return specification
 
@@ -66,13 +70,20 @@ class Resolver:
         """The specification that was last made for a model; None when there was none."""
         return self._last.get(model_id)
 
-    def planned_draft(self, main: CatalogModel) -> str | None:
-        """The draft that a request without a wish of its own would get."""
+    def planned_drafts(self, main: CatalogModel) -> tuple[DraftSpecification, ...]:
+        """The drafters that a request without a wish of its own would get."""
         last = self._last.get(main.id)
-        if last is not None:
-            return last.draft_id
-        draft, _ = self._choose_draft(main, None)
-        return draft.id if draft is not None else None
+        return self._chooser.choose(main).found.drafts if last is None else last.drafts
+
+    def loaded_drafts(self, loaded: LoadedModel) -> tuple[DraftSpecification, ...]:
+        """The drafters of a model that the worker holds."""
+        last = self._last.get(loaded.id)
+        known = {draft.id: draft for draft in last.drafts} if last is not None else {}
+        methods = {model.id: model.method for model in self._catalog.models()} | {loaded.id: "mtp"}
+        return tuple(
+            known.get(name) or DraftSpecification(name, "", methods.get(name, "draft_model"))
+            for name in loaded.draft_ids
+        )
 
     def loaded(self) -> dict[str, LoadedModel]:
         """The models that the worker holds, by id."""
@@ -91,54 +102,57 @@ class Resolver:
         if specification.id in self._worker.progress:
             return True
         loaded = self.loaded().get(specification.id)
-        return loaded is not None and loaded.draft_id == specification.draft_id
+        return loaded is not None and loaded.draft_ids == tuple(draft.id for draft in specification.drafts)
 
-    def _choose_draft(self, main: CatalogModel, asked: str | None) -> tuple[CatalogModel | None, str]:
-        if asked == OFF:
-            return None, "the draft model is turned off for this request"
+    def _has(self, specification: ModelSpecification, asked: str | None) -> bool:
+        """Whether a loaded unit has the drafters that a request names."""
+        if asked is None:
+            return True
+        names = () if asked == OFF else self._finder.names(asked)
+        return {draft.id for draft in specification.drafts}.issuperset(names) and bool(
+            names or not specification.drafts
+        )
+
+    def _specify(self, main: CatalogModel, asked: str | None) -> ModelSpecification:
+        chosen = self._chooser.choose(main)
+        choice, found = chosen.choice, chosen.found
+        methods = chosen.methods
         if asked is not None:
-            return self._asked_draft(main, asked), ""
-        configured = self._settings.drafts.get(main.id)
-        if configured == OFF:
-            return None, f"PACELINE_DRAFTS turns the draft model of {main.id} off"
-        if configured is not None:
-            return self._configured_draft(main, configured)
-        draft = self._pairings.default_draft(main, self.models())
-        return draft, "" if draft is not None else f"no draft model on this computer fits {main.id}"
-
-    def _asked_draft(self, main: CatalogModel, draft_id: str) -> CatalogModel:
-        try:
-            draft = self._catalog.find(draft_id)
-        except ModelNotFound as error:
-            raise ModelNotFound(error.message, parameter="draft_model") from None
-        problem = self._misfit(main, draft)
-        if problem:
-            raise SpeculationUnavailable(f"{draft.id} cannot draft for {main.id}: {problem}", parameter="draft_model")
-        return draft
-
-    def _configured_draft(self, main: CatalogModel, draft_id: str) -> tuple[CatalogModel | None, str]:
-        try:
-            draft = self._catalog.find(draft_id)
-        except ModelNotFound as error:
-            return None, f"PACELINE_DRAFTS names {draft_id} for {main.id}: {error.message}"
-        problem = self._misfit(main, draft)
-        return (None, f"{draft.id} cannot draft for {main.id}: {problem}") if problem else (draft, "")
-
-    def _misfit(self, main: CatalogModel, draft: CatalogModel) -> str:
-        if draft.problem:
-            return draft.problem
-        fit = self._pairings.pair(main, draft)
-        return "" if fit.fits else fit.reason
-
-    def _specification(self, main: CatalogModel, draft: CatalogModel | None, reason: str) -> ModelSpecification:
+            found = Found(reason=TURNED_OFF) if asked == OFF else self._finder.asked(main, self._finder.names(asked))
+            methods = () if found.drafts else methods
         return ModelSpecification(
             id=main.id,
             path=str(main.path),
-            draft_id=draft.id if draft else None,
-            draft_path=str(draft.path) if draft else None,
-            draft_unavailable=reason,
-            policy=self._settings.policy,
-            num_draft_tokens=self._settings.num_draft_tokens,
+            drafts=found.drafts,
+            draft_unavailable=found.reason,
+            policy=choice.policy or self._settings.policy,
+            acceptance=choice.acceptance or self._settings.acceptance,
+            methods=methods,
+            num_draft_tokens=choice.num_draft_tokens,
+            prompt_lookup_min=choice.prompt_lookup_min,
+            prompt_lookup_max=choice.prompt_lookup_max,
             max_rows=self._settings.max_rows,
             queue_limit=self._settings.queue_limit,
         )
+
+    def _with_method(
+        self, main: CatalogModel, specification: ModelSpecification, asked: str | None, method: str
+    ) -> ModelSpecification:
+        """The unit with the best drafter of a method that the request names, unless other ones were chosen."""
+        chosen = self._chooser.choose(main)
+        reason = specification.draft_unavailable
+        if asked is not None:
+            reason = reason or f"{asked} does not draft by {method}: name a {method} drafter, or leave draft_model out"
+        elif chosen.methods and method not in chosen.methods:
+            reason = f"only {' and '.join(chosen.methods)} may draft for {main.id}, not {method}"
+        elif chosen.by_hand or reason == TURNED_OFF:
+            reason = reason or f"no {method} drafter was chosen for {main.id}: name one in draft_model"
+        else:
+            found = self._finder.best(main, (method,))
+            if found.drafts:
+                drafts = sorted(
+                    (*specification.drafts, *found.drafts), key=lambda each: DRAFT_METHODS.index(each.method)
+                )
+                return msgspec.structs.replace(specification, drafts=tuple(drafts))
+            reason = found.reason
+        raise SpeculationUnavailable(reason, parameter="speculation")

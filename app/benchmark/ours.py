@@ -12,7 +12,7 @@ import mlx.core as mx
 from app.benchmark.clock import DecodeClock
 from app.benchmark.measure import Sample
 from app.benchmark.workshop import PairFolders
-from app.core.messages import ModelSpecification
+from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeStep, Statistics, StepResult
 from app.engine.engine import Engine, open_engine
@@ -55,8 +55,7 @@ class OurSide:
         self._specification = ModelSpecification(
             id=folders.target.name,
             path=str(folders.target),
-            draft_id=folders.draft.name if folders.draft else None,
-            draft_path=str(folders.draft) if folders.draft else None,
+            drafts=(DraftSpecification(folders.draft.name, str(folders.draft)),) if folders.draft else (),
             prefix_cache_bytes=0,
         )
         self.engine: Engine = open_engine(_load(self._specification))

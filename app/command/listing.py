@@ -8,9 +8,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from app.api.choosing import Chooser
+from app.api.drafts import DraftFinder
 from app.command.figures import bytes_text, count_text
+from app.core.choices import ModelChoice
+from app.hub import pairing
 from app.hub.catalog import CatalogModel, default_catalog
-from app.hub.pairing import default_draft, pair
 from app.settings import Settings
 
 
@@ -26,42 +29,39 @@ class Row:
     draft: str
     problem: str
     path: str
+    drafts: tuple[dict[str, str], ...] = ()
+    """Id and method of every drafter that it would get."""
+
+
+class Unchosen:
+    """Nothing is stored: what settings and the usual rule say."""
+
+    def choice(self, model_id: str) -> ModelChoice | None:  # noqa: ARG002 - the port's
+        """None."""
+        return None
 
 
 def models_on_disk(settings: Settings) -> list[Row]:
-    """Every model that the server would offer, with the draft it would get. Needs no server and loads nothing."""
-    models = default_catalog(settings.model_dirs).models()
-    return [_row(model, models, settings.drafts) for model in models]
+    """Every model that the server would offer, with the drafters it would get. Needs no server and loads nothing."""
+    catalog = default_catalog(settings.model_dirs)
+    chooser = Chooser(settings, Unchosen(), DraftFinder(catalog, pairing))
+    return [_row(model, chooser) for model in catalog.models()]
 
 
-def _row(model: CatalogModel, models: Sequence[CatalogModel], drafts: Mapping[str, str]) -> Row:
-    draft, problem = _draft_of(model, models, drafts)
-    kind = "main" if model.kind == "main" else f"{model.method} drafter"
+def _row(model: CatalogModel, chooser: Chooser) -> Row:
+    chosen = chooser.choose(model) if model.kind == "main" and not model.problem else None
+    drafts = chosen.found.drafts if chosen else ()
     return Row(
         id=model.id,
-        kind=kind,
+        kind="main" if model.kind == "main" else f"{model.method} drafter",
         source=model.source,
         size_bytes=model.size_bytes,
         context=model.context,
-        draft=draft,
-        problem=model.problem or problem,
+        draft=drafts[0].id if drafts else "",
+        drafts=tuple({"id": draft.id, "method": draft.method} for draft in drafts),
+        problem=model.problem or (chosen.problem if chosen else ""),
         path=str(model.path),
     )
-
-
-def _draft_of(model: CatalogModel, models: Sequence[CatalogModel], drafts: Mapping[str, str]) -> tuple[str, str]:
-    """The draft that pairs, and why the chosen one does not."""
-    chosen = drafts.get(model.id, "")
-    if chosen == "off" or model.kind != "main" or model.problem:
-        return "", ""
-    if not chosen:
-        found = default_draft(model, models)
-        return (found.id, "") if found else ("", "")
-    named = next((other for other in models if other.id == chosen), None)
-    if named is None:
-        return "", f'its draft "{chosen}" is not on this computer; see PACELINE_DRAFTS'
-    pairing = pair(model, named)
-    return (named.id, "") if pairing.fits else ("", pairing.reason)
 
 
 def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ def disk_table(rows: Sequence[Row]) -> Table:
             row.kind,
             bytes_text(row.size_bytes) if row.size_bytes else "–",
             count_text(row.context),
-            Text(row.draft or "–"),
+            Text(" + ".join(draft["id"] for draft in row.drafts) or row.draft or "–"),
             Text(row.problem, style="red"),
         )
     return table
@@ -108,7 +108,7 @@ def _add_loaded(table: Table, model: Mapping[str, Any], progress: Mapping[str, A
     state = f"{progress['phase']} {100 * progress['fraction']:.0f} %" if progress else str(model.get("state", ""))
     table.add_row(
         Text(str(model.get("id", "")), style="bold"),
-        Text(str(model.get("draft_id") or "–")),
+        Text(" + ".join(str(draft.get("id")) for draft in model.get("drafts") or ()) or "–"),
         f"{state}{' (pinned)' if model.get('pinned') else ''}",
         bytes_text(held) if held else "–",
         Text(_methods(model)),
@@ -120,7 +120,7 @@ def _add_loaded(table: Table, model: Mapping[str, Any], progress: Mapping[str, A
 
 def loaded_text(answer: Mapping[str, Any]) -> Text:
     """What `load` says when the model is ready."""
-    draft, why = answer.get("draft"), answer.get("draft_unavailable")
+    draft, why = " + ".join(str(each.get("id")) for each in answer.get("drafts") or ()), answer.get("draft_unavailable")
     seconds = float(answer.get("seconds") or 0)
     text = Text.assemble((str(answer.get("model", "")), "bold"), f" is ready after {seconds:.1f} s")
     text.append(f", drafted by {draft}." if draft else ".")

@@ -13,17 +13,32 @@ from app.core.request import SamplingParameters, SpeculationRequest
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 
-class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
-    """A main model and its optional drafter: loaded, leased and unloaded as one unit. Paths are local folders."""
+class DraftSpecification(msgspec.Struct, frozen=True):
+    """One drafter of a unit. A multi-token head inside the main model's checkpoint has id and path of that model."""
 
     id: str
     path: str
-    draft_id: str | None = None
-    draft_path: str | None = None
+    method: str = "draft_model"
+
+
+class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
+    """A main model and its drafters: loaded, leased and unloaded as one unit. Paths are local folders."""
+
+    id: str
+    path: str
+    drafts: tuple[DraftSpecification, ...] = ()
+    """At most one for each method, the best first."""
     draft_unavailable: str = ""
-    """Why the draft model that was asked for is not used; empty when there is none to explain."""
+    """Why a drafter that was chosen is not used; empty when there is none to explain."""
     policy: str = "single"
+    acceptance: str = "coupled"
+    """`coupled`: a draft is accepted iff it equals the target's own draw; `rejection`: with chance min(1, p/q)."""
+    methods: tuple[str, ...] = ()
+    """The methods that may run; empty: every one that can."""
     num_draft_tokens: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    """How many of the last tokens an earlier place must repeat for n-gram drafts, at least and at most."""
     max_rows: int = 8
     prefill_chunk_tokens: int = 512
     max_context_tokens: int | None = None
@@ -188,7 +203,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     state: str
     """loading, ready or unloading."""
-    draft_id: str | None = None
+    draft_ids: tuple[str, ...] = ()
     weights_bytes: int = 0
     cache_bytes: int = 0
     prefix_cache_bytes: int = 0

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-Method = Literal["off", "draft_model", "ngram"]
+Method = Literal["off", "draft_model", "ngram", "dflash", "eagle3", "mtp"]
 """A way to run decode steps; `off` is plain decoding. A drafter registers under any other name."""
 
 

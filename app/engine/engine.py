@@ -13,7 +13,7 @@ from app.core.step import PrefillRow, PrefillStep, StepPlan, StepResult
 from app.engine.alone import AloneRunner
 from app.engine.decoding import Decoder, check_length
 from app.engine.drafters import Outcome
-from app.engine.drafters.registry import Drafters, DraftSource, open_drafters
+from app.engine.drafters.registry import REGISTRY, Drafters, DraftSource, Offer, open_drafters
 from app.engine.loader import LoadedUnit
 from app.engine.prefix_cache import PrefixCache
 from app.engine.rollback import UnknownCacheError
@@ -144,7 +144,7 @@ def open_engine(unit: LoadedUnit) -> Engine:
         runner = Runner(unit.target, chunk_tokens=chunk)
     except UnknownCacheError as error:
         reason = f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts"
-        drafters = Drafters({}, {"draft_model": reason, "ngram": reason})
+        drafters = Drafters({}, dict.fromkeys(REGISTRY, reason))
         limits = EngineLimits(
             max_context_tokens=unit.max_context_tokens,
             max_rows=1,
@@ -155,13 +155,15 @@ def open_engine(unit: LoadedUnit) -> Engine:
         return Engine(AloneRunner(unit.target), drafters, limits, PrefixCache(0))
     drafters = open_drafters(
         DraftSource(
-            model=unit.draft,
+            offers={draft.method: Offer(draft.model, draft.max_context_tokens) for draft in unit.drafts},
+            target=unit.target,
+            target_config=unit.config,
             target_vocabulary=unit.vocabulary_size,
-            max_context_tokens=unit.draft_max_context_tokens or unit.max_context_tokens,
             chunk_tokens=chunk,
             why_no_model=specification.draft_unavailable,
         )
     )
+    runner.tap(drafters.taps)
     limits = EngineLimits(
         max_context_tokens=unit.max_context_tokens,
         max_rows=specification.max_rows,

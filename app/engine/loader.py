@@ -1,4 +1,4 @@
-"""Loads a main model and its draft from local folders, slice by slice, on the MLX thread.
+"""Loads a main model and its drafters from local folders, slice by slice, on the MLX thread.
 
 `load_unit` is a generator: between two slices of some 64 MB the loop takes other steps, and `close()` abandons the load
 and frees what was read. A folder is data: it is inspected before mlx-lm sees it, nothing in it is ever executed, and
@@ -7,8 +7,9 @@ whatever is wrong with it ends in one `ModelUnavailable` with a one-line reason.
 
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,10 +18,12 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
+from app.core.drafter_folder import FEATURE_METHODS, check_drafter, head_tensors
 from app.core.errors import ModelUnavailable
-from app.core.messages import ModelSpecification
+from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 from app.engine import memory
+from app.engine.drafters.modules import MODULES
 from app.engine.few_rows import use_fast_products
 
 SLICE_BYTES = 64 * 1024 * 1024
@@ -29,19 +32,28 @@ PADDING_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A drafter in memory. `vocabulary_size` counts the tokens that it chooses from, padding included."""
+
+    method: str
+    id: str
+    model: nn.Module
+    config: Mapping[str, Any]
+    max_context_tokens: int
+    vocabulary_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedUnit:
-    """A target and its optional draft, in memory. `vocabulary_size` counts embedding rows, padding included."""
+    """A target and its drafters, in memory. `vocabulary_size` counts embedding rows, padding included."""
 
     spec: ModelSpecification
     target: nn.Module
-    draft: nn.Module | None
     config: Mapping[str, Any]
-    draft_config: Mapping[str, Any] | None
     weights_bytes: int
     max_context_tokens: int
     vocabulary_size: int
-    draft_max_context_tokens: int | None = None
-    draft_vocabulary_size: int | None = None
+    drafts: tuple[LoadedDraft, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,53 +76,76 @@ def load_unit(
 ) -> Generator[tuple[str, float], None, LoadedUnit]:
     """Yield (phase, fraction 0–1) after every slice; the return value is the unit, ready to run.
 
-    Raises ModelUnavailable when a folder is broken, unsupported, carries code, or the draft has another tokenizer.
+    Raises ModelUnavailable when a folder is broken, unsupported, carries code, or a drafter does not fit.
     """
     yield "checking", 0.0
-    target = _build(spec.path, f'model "{spec.id}"')
-    draft = None
-    if spec.draft_path is not None:
+    target = _build(spec.path, f'model "{spec.id}"', _build_model)
+    drafts: list[_Part] = []
+    for draft in spec.drafts:
         yield "checking", 0.0
-        draft = _build(spec.draft_path, f'draft model "{spec.draft_id}"')
-        yield "checking", 0.0
-        _check_same_tokens(spec, target, draft)
-    total = target.weights_bytes + (draft.weights_bytes if draft else 0)
+        drafts.append(_build_draft(spec, draft, target))
+    total = sum(part.weights_bytes for part in (target, *drafts))
     done = 0
-    for phase, part in (("weights", target), ("draft", draft)):
-        for read in _read_weights(part.model, slice_bytes) if part else ():
+    for phase, part in (("weights", target), *(("draft", part) for part in drafts)):
+        for read in _read_weights(part.model, slice_bytes):
             done += read
             yield phase, min(1.0, done / max(1, total))
     memory.release()
     return LoadedUnit(
         spec=spec,
         target=target.model,
-        draft=draft.model if draft else None,
         config=target.config,
-        draft_config=draft.config if draft else None,
         weights_bytes=total,
         max_context_tokens=min(target.context_tokens, spec.max_context_tokens or target.context_tokens),
         vocabulary_size=target.vocabulary_size,
-        draft_max_context_tokens=draft.context_tokens if draft else None,
-        draft_vocabulary_size=draft.vocabulary_size if draft else None,
+        drafts=tuple(
+            LoadedDraft(draft.method, draft.id, part.model, part.config, part.context_tokens, part.vocabulary_size)
+            for draft, part in zip(spec.drafts, drafts, strict=True)
+        ),
     )
 
 
-def _build(path: str, name: str) -> _Part:
-    """Make the module tree with lazy weights. mlx-lm meets broken input with any exception: all become one kind."""
+def _build(path: str, name: str, make: Callable[[ModelFolder], _Part]) -> _Part:
+    """Make the module tree with lazy weights. Libraries meet broken input with any exception: all become one kind."""
     folder = inspect_folder(Path(path))
     try:
-        _check_supported(folder)
-        model, config = load_model(folder.path, lazy=True, strict=True, trust_remote_code=False)
+        part = make(folder)
         if memory.computes_in_float32():
-            model.set_dtype(mx.float32)
-            use_fast_products(model)
-        rows = _embedding_rows(model, config)
+            part.model.set_dtype(mx.float32)
+            use_fast_products(part.model)
     except ModelUnavailable as error:
         raise ModelUnavailable(f"{name}: {error.message}") from None
     except Exception as error:
         reason = _reason(error, folder.path)
         raise ModelUnavailable(f"{name} cannot be loaded: {reason}; download it again or choose another one") from error
-    return _Part(folder.path, model, config, rows, memory.context_tokens(config))
+    return part
+
+
+def _build_model(folder: ModelFolder) -> _Part:
+    """A model of its own, as mlx-lm builds it."""
+    _check_supported(folder)
+    model, config = load_model(folder.path, lazy=True, strict=True, trust_remote_code=False)
+    return _Part(folder.path, model, config, _embedding_rows(model, config), memory.context_tokens(config))
+
+
+def _build_draft(spec: ModelSpecification, draft: DraftSpecification, target: _Part) -> _Part:
+    """A smaller model of the same tokens, or a module that reads the target's features."""
+    if draft.method not in FEATURE_METHODS:
+        part = _build(draft.path, f'draft model "{draft.id}"', _build_model)
+        _check_same_tokens(spec, draft, target, part)
+        return part
+    inside = draft.path == spec.path
+    make = partial(_build_feature_drafter, method=draft.method, target=target, inside=inside)
+    return _build(draft.path, f'{draft.method} drafter "{draft.id}"', make)
+
+
+def _build_feature_drafter(folder: ModelFolder, *, method: str, target: _Part, inside: bool) -> _Part:
+    """A drafter of a published format; `inside`: its tensors lie in the target's own checkpoint."""
+    tensors = head_tensors(folder.config, folder.tensors) if inside else folder.tensors
+    config = check_drafter(method, folder.path, folder.config, tensors, target=target.path, target_config=target.config)
+    model = MODULES[method](folder, target.config)
+    rows = getattr(config, "draft_vocab_size", config.vocab_size)
+    return _Part(folder.path, model, folder.config, rows, config.max_position_embeddings)
 
 
 def _parameters(model: nn.Module) -> list[mx.array]:
@@ -162,13 +197,13 @@ def _embedding_rows(model: nn.Module, config: Mapping[str, Any]) -> int:
     return stated if isinstance(stated, int) and stated in rows else rows[-1]
 
 
-def _check_same_tokens(spec: ModelSpecification, target: _Part, draft: _Part) -> None:
+def _check_same_tokens(spec: ModelSpecification, named: DraftSpecification, target: _Part, draft: _Part) -> None:
     """The draft must mean the same by every ordinary id and have a row for each id of the target; padding is free.
 
     Added tokens may differ in name: a draft that never proposes one costs time at most.
     """
-    refusal = f'draft model "{spec.draft_id}" does not fit "{spec.id}": '
-    tokens, draft_tokens = _tokens(target.path, spec.id), _tokens(draft.path, spec.draft_id)
+    refusal = f'draft model "{named.id}" does not fit "{spec.id}": '
+    tokens, draft_tokens = _tokens(target.path, spec.id), _tokens(draft.path, named.id)
     if tokens is None or draft_tokens is None:
         if abs(target.vocabulary_size - draft.vocabulary_size) > PADDING_TOKENS:
             raise ModelUnavailable(f"{refusal}it has {draft.vocabulary_size} tokens, not {target.vocabulary_size}")
@@ -188,7 +223,7 @@ class _Tokens:
     highest: int
 
 
-def _tokens(folder: Path, model_id: str | None) -> _Tokens | None:
+def _tokens(folder: Path, model_id: str) -> _Tokens | None:
     """What `tokenizer.json` says; None when there is no such file."""
     path = folder / "tokenizer.json"
     if not path.is_file():

@@ -2,10 +2,11 @@
 
 Admission is ours (`mx.set_memory_limit` is no cap) and nothing is ever wired (`mx.set_wired_limit` is behind macOS
 kernel panics): this file only counts. `estimate` reads safetensors headers and configs, never a weight. An estimate
-is what a unit may hold while it serves: weights in the dtype they are computed in, the draft model's, keys and values
-of a context budget, recurrent states of every row, and the activations of one prefill chunk.
+is what a unit may hold while it serves: weights in the dtype they are computed in, its drafters', keys and values of a
+context budget, recurrent states of every row, and the activations of one prefill chunk.
 """
 
+import dataclasses
 import gc
 import os
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 import psutil
 
+from app.core.drafter_folder import FEATURE_METHODS
 from app.core.errors import InvalidRequest
 from app.core.messages import ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
@@ -112,9 +114,23 @@ def estimate(spec: ModelSpecification, *, float32: bool | None = None) -> int:
     """
     widen = computes_in_float32() if float32 is None else float32
     needed = _model_bytes(inspect_folder(Path(spec.path)), spec, widen=widen)
-    if spec.draft_path is not None:
-        needed += _model_bytes(inspect_folder(Path(spec.draft_path)), spec, widen=widen)
+    for draft in spec.drafts:
+        folder = inspect_folder(Path(draft.path))
+        if draft.method in FEATURE_METHODS:
+            folder = _drafter_alone(folder, inside=draft.path == spec.path)
+        needed += _model_bytes(folder, spec, widen=widen)
     return needed
+
+
+def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
+    """A feature drafter with the sizes of its own layers. The weights of one `inside` the main model's checkpoint were
+    counted there; a multi-token head tells the layers of its target, but has one or a few, all with attention."""
+    nested = folder.config.get("transformer_layer_config")
+    config = {**(nested if isinstance(nested, dict) else {}), **text_config(folder.config), "text_config": None}
+    if inside or folder.drafter == "mtp":
+        layers = _number(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 1
+        config["layer_types"] = ["full_attention"] * layers
+    return dataclasses.replace(folder, config=config, tensors={} if inside else folder.tensors)
 
 
 def context_tokens(config: Mapping[str, Any]) -> int:

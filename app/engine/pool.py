@@ -68,7 +68,7 @@ class EnginePool:
             return
         entry = self._entries.get(spec.id)
         if entry is not None and not _same_unit(entry.spec, spec):
-            if entry.leases and (entry.spec.path, entry.spec.draft_path) != (spec.path, spec.draft_path):
+            if entry.leases and (entry.spec.path, entry.spec.drafts) != (spec.path, spec.drafts):
                 message = f"{spec.id} is in use with another draft or folder: retry when its requests have finished"
                 raise ModelUnavailable(message, code="model_in_use", retry_after_seconds=RETRY_AFTER_SECONDS)
             if not entry.leases:
@@ -282,7 +282,11 @@ def _same_unit(old: ModelSpecification, new: ModelSpecification) -> bool:
 def _opened_with(spec: ModelSpecification) -> tuple[object, ...]:
     return (
         spec.path,
-        spec.draft_path,
+        spec.drafts,
+        spec.acceptance,
+        spec.methods,
+        spec.prompt_lookup_min,
+        spec.prompt_lookup_max,
         spec.max_rows,
         spec.prefill_chunk_tokens,
         spec.max_context_tokens,

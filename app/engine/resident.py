@@ -25,7 +25,7 @@ class PooledEngine(EnginePort, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One slice of a load is done; `fraction` (0–1) counts the bytes of target and draft together."""
+    """One slice of a load is done; `fraction` (0–1) counts the bytes of target and drafters together."""
 
     model_id: str
     phase: str
@@ -96,7 +96,7 @@ class Resident:
         return LoadedModel(
             id=self.spec.id,
             state="loading" if engine is None or unit is None else "ready",
-            draft_id=self.spec.draft_id,
+            draft_ids=tuple(draft.id for draft in self.spec.drafts),
             weights_bytes=unit.weights_bytes if unit else 0,
             cache_bytes=engine.cache_bytes if engine else 0,
             prefix_cache_bytes=self.prefix_bytes,

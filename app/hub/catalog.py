@@ -10,14 +10,15 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from app.core.drafter_folder import head_tensors
 from app.core.errors import ModelNotFound, ModelUnavailable
 from app.core.model_folder import inspect_folder
 from app.core.ports import Clock
-from app.core.safe_files import printable
+from app.core.safe_files import TensorInfo, printable
 from app.hub.layout import Candidate, candidates, hugging_face_cache, lm_studio_folder
 
 Source = Literal["folder", "hugging_face", "lm_studio", "embedded"]
@@ -46,6 +47,16 @@ class CatalogModel:
     problem: str = ""
     """Why it cannot be loaded, in one line with the next action; empty when nothing is known to be wrong."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    tensors: Mapping[str, TensorInfo] = field(default_factory=dict, compare=False, repr=False)
+    """Of a drafter its tensors; of a main model those of the multi-token head inside its checkpoint, if it has one."""
+
+    @property
+    def head(self) -> "CatalogModel | None":
+        """The multi-token head inside a main model's checkpoint as a drafter, under the id of that model."""
+        if self.kind != "main" or not self.tensors:
+            return None
+        size = sum(tensor.size_bytes for tensor in self.tensors.values())
+        return replace(self, kind="drafter", method="mtp", size_bytes=size)
 
 
 class Catalog:
@@ -165,4 +176,5 @@ def _inspect(candidate: Candidate, source: Source) -> CatalogModel:
         bits=folder.bits,
         has_chat_template=folder.has_chat_template,
         config=folder.config,
+        tensors=folder.tensors if folder.drafter else head_tensors(folder.config, folder.tensors),
     )

@@ -1,24 +1,26 @@
 """Which drafter fits which main model, and why not.
 
 A draft model fits when its tokens are the main model's tokens, id by id, and it is not larger. A feature drafter
-(DFlash, EAGLE-3, MTP) fits when it was made for the main model's width and depth. A draft that fits may still guess
+(DFlash, EAGLE-3, MTP) fits when its config and tensors are made for the main model. A draft that fits may still guess
 badly: that costs time, never correctness, and the governor turns it off.
 """
 
 import filecmp
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
+from app.core.drafter_folder import FEATURE_METHODS, check_drafter
 from app.core.errors import ModelUnavailable
-from app.core.model_folder import text_number
 from app.hub.catalog import CatalogModel
 from app.hub.tokens import fingerprint, first_difference, read_tokens
 
 DEFAULT_SIZE_SHARE = 1 / 3
-"""A draft chosen without being asked for is at most this large, measured against the main model."""
+"""A draft model chosen without being asked for is at most this large, measured against the main model."""
+DRAFT_METHODS = (*FEATURE_METHODS, "draft_model")
+"""The methods that need a drafter on disk, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +51,42 @@ def candidates(main: CatalogModel, models: Iterable[CatalogModel]) -> list[Catal
     return sorted(fitting, key=lambda model: (model.size_bytes, model.id))
 
 
-def default_draft(main: CatalogModel, models: Iterable[CatalogModel]) -> CatalogModel | None:
-    """The draft model to use when none was asked for, or None.
+def default_draft(
+    main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str] = DRAFT_METHODS
+) -> CatalogModel | None:
+    """The drafter to use when none was asked for, of one of `methods`, or None.
 
-    A sibling from the same source that fits and has at most a third of the size: the same name family first
-    (`demo-draft` for `demo-assistant`), then the smallest.
+    A sibling from the same source that fits: the best method first, and the head inside the checkpoint before an equal
+    one beside it. Of draft models those of at most a third of the size: the same name family first (`demo-draft` for
+    `demo-assistant`), then the smallest.
     """
     if main.kind != "main" or main.problem:
         return None
     limit = main.size_bytes * DEFAULT_SIZE_SHARE
-    siblings = [
-        model for model in models if model.source == main.source and model.kind == "main" and model.size_bytes <= limit
+    siblings = [model for model in (main.head, *models) if model is not None and model.source == main.source]
+    usable = [
+        model
+        for model in siblings
+        if model.method in methods
+        and (suits(main, model, models) if model.kind == "drafter" else model.size_bytes <= limit)
     ]
-    ranked = sorted(siblings, key=lambda model: (_family(model.id) != _family(main.id), model.size_bytes, model.id))
+    ranked = sorted(usable, key=lambda model: _rank(main, model))
     return next((model for model in ranked if pair(main, model).fits), None)
+
+
+def suits(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel]) -> bool:
+    """Whether no other model's name is nearer to a drafter's than `main`'s: shapes alone do not tell whose it is.
+
+    `Qwen3-4B-DFlash-b16` is for `Qwen3-4B-4bit`, although it would fit any model of that width, depth and vocabulary.
+    """
+    shared = _shared(main.id, draft.id)
+    rivals = (model for model in models if model.kind == "main" and model.id not in {main.id, draft.id})
+    return draft.id == main.id or all(_shared(rival.id, draft.id) <= shared for rival in rivals)
+
+
+def _rank(main: CatalogModel, model: CatalogModel) -> tuple[int, bool, bool, int, str]:
+    method = DRAFT_METHODS.index(model.method)
+    return method, model.id != main.id, _family(model.id) != _family(main.id), model.size_bytes, model.id
 
 
 def _refusal(main: CatalogModel, draft: CatalogModel) -> str:
@@ -71,11 +95,16 @@ def _refusal(main: CatalogModel, draft: CatalogModel) -> str:
             return model.problem
     if main.kind != "main":
         return f'"{main.id}" is a drafter itself; choose a main model'
+    if draft.kind == "drafter":
+        check_drafter(
+            draft.method, draft.path, draft.config, draft.tensors, target=main.path, target_config=main.config
+        )
+        return ""
     if draft.size_bytes > main.size_bytes:
         return (
             f"it is larger than the main model ({_megabytes(draft.size_bytes)} against {_megabytes(main.size_bytes)})"
         )
-    return _other_tokens(main.path, draft.path) if draft.kind == "main" else _other_features(main.config, draft.config)
+    return _other_tokens(main.path, draft.path)
 
 
 def _other_tokens(main: Path, draft: Path) -> str:
@@ -91,29 +120,10 @@ def _other_tokens(main: Path, draft: Path) -> str:
     return f"it has another tokenizer: {first_difference(read_tokens(main), read_tokens(draft))}"
 
 
-def _other_features(main: Mapping[str, Any], draft: Mapping[str, Any]) -> str:
-    """Why a feature drafter was made for another target; what it does not tell is not held against it."""
-    details = {**draft, **_section(draft, "dflash_config")}
-    layers = text_number(main, "num_hidden_layers", "n_layer", "n_layers")
-    width = text_number(main, "hidden_size", "n_embd", "d_model")
-    wanted_width = text_number(details, "target_hidden_size", "hidden_size")
-    if wanted_width and width != wanted_width:
-        return f"it was made for a hidden size of {wanted_width}, the main model has {width}"
-    wanted_layers = text_number(details, "num_target_layers")
-    if wanted_layers and layers != wanted_layers:
-        return f"it was made for {wanted_layers} layers, the main model has {layers}"
-    taps = details.get("target_layer_ids")
-    if layers and isinstance(taps, list) and any(not isinstance(tap, int) or not 0 <= tap < layers for tap in taps):
-        return f"it reads layers that the main model does not have ({layers} layers)"
-    rows, wanted_rows = text_number(main, "vocab_size"), text_number(details, "vocab_size")
-    if wanted_rows and rows != wanted_rows:
-        return f"it was made for {wanted_rows} tokens, the main model has {rows}"
-    return ""
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = config.get(name)
-    return value if isinstance(value, dict) else {}
+def _shared(main_id: str, draft_id: str) -> int:
+    """How many first words two names share, without their organisations."""
+    main, draft = (re.findall(r"[a-z0-9.]+", name.rpartition("/")[2].lower()) for name in (main_id, draft_id))
+    return sum(1 for _ in takewhile(lambda words: words[0] == words[1], zip(main, draft, strict=False)))
 
 
 def _family(name: str) -> str:

@@ -33,10 +33,12 @@ function loadingCard(name, progress) {
   return make("article", "model", make("h3", "", name), badge(words, "busy"), bar);
 }
 
+const namesOf = (drafts) => drafts.map((draft) => draft.id).join(" + ");
+
 function modelCard(model) {
   const states = { ready: t("live.ready"), loading: t("live.loading"), unloading: t("live.unloading") };
   const used = model.weights_bytes + model.cache_bytes + model.prefix_cache_bytes;
-  const draft = model.draft_id ? t("live.draft", { draft: model.draft_id }) : t("live.alone");
+  const draft = model.drafts.length ? t("live.draft", { draft: namesOf(model.drafts) }) : t("live.alone");
   const badges = make("p", "badges", badge(states[model.state] ?? model.state, model.state === "ready" ? "good" : "busy"));
   if (model.pinned) badges.append(badge(t("live.pinned")));
   badges.append(badge(t("live.running", { count: number(model.running) }), model.running ? "good" : ""));
@@ -91,7 +93,7 @@ function diskRow(model) {
   return make("tr", "", name,
     cell(t("disk.size"), model.size_bytes ? bytes(model.size_bytes) : t("disk.unknown")),
     cell(t("disk.context"), model.context ? t("disk.tokens", { count: number(model.context) }) : t("disk.unknown")),
-    cell(t("disk.draft"), model.draft ?? alone),
+    cell(t("disk.draft"), model.drafts.length ? namesOf(model.drafts) : alone),
     cell(t("disk.state"), badge(states[model.state] ?? model.state, tones[model.state] ?? "")));
 }
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from app.api.context import Context
 from app.api.idle import IdleLimit
 from app.api.resolver import Resolver
 from app.api.serving import DeadlineProtocol, DrainingServer, bind, serve_config
+from app.core.choices import ModelChoice
 from app.core.errors import ModelNotFound, PacelineError
 from app.core.messages import (
     Accepted,
@@ -31,6 +32,7 @@ from app.core.messages import (
     TokenText,
     Usage,
 )
+from app.hub import pairing
 from app.hub.catalog import CatalogModel
 from app.main import build
 from app.settings import Settings
@@ -164,6 +166,13 @@ MODELS = (
 )
 
 
+def drafter(method: str, name: str = "") -> CatalogModel:
+    return model(name or f"demo-main-{method}", kind="drafter", method=method)
+
+
+DRAFTERS = (*MODELS, drafter("dflash"), drafter("eagle3"))
+
+
 class FakeCatalog:
     def __init__(self, models: Sequence[CatalogModel] = MODELS) -> None:
         self._models = {each.id: each for each in models}
@@ -178,14 +187,30 @@ class FakeCatalog:
 
 
 class FakePairings:
-    """`demo-draft` drafts for `demo-main`, and nothing else for anything."""
+    """`demo-draft`, and what is called `demo-main-…`, drafts for `demo-main`, and nothing else for anything."""
 
     def pair(self, main: CatalogModel, draft: CatalogModel) -> Any:
-        fits = (main.id, draft.id) == ("demo-main", "demo-draft")
+        fits = main.id == "demo-main" and (draft.id == "demo-draft" or draft.id.startswith("demo-main-"))
         return SimpleNamespace(fits=fits, reason="" if fits else "it has another tokenizer")
 
-    def default_draft(self, main: CatalogModel, models: Sequence[CatalogModel]) -> CatalogModel | None:
-        return next((each for each in models if self.pair(main, each).fits), None)
+    def default_draft(
+        self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str]
+    ) -> CatalogModel | None:
+        fitting = (each for each in models if each.method in methods and self.pair(main, each).fits)
+        return min(fitting, key=lambda each: pairing.DRAFT_METHODS.index(each.method), default=None)
+
+    def suits(self, main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:
+        return pairing.suits(main, draft, models)
+
+
+class FakeChoices:
+    """What is stored for models, by id."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, ModelChoice] = {}
+
+    def choice(self, model_id: str) -> ModelChoice | None:
+        return self.stored.get(model_id)
 
 
 @dataclass
@@ -194,6 +219,7 @@ class Site:
 
     app: FastAPI
     worker: FakeWorker
+    choices: FakeChoices
     context: Context
     client: httpx2.AsyncClient = field(init=False)
 
@@ -211,6 +237,11 @@ class Site:
         return await self.client.post("/v1/completions", json={"model": "demo-main", "prompt": "Once"} | fields)
 
 
+def names_of(specification: ModelSpecification) -> list[str]:
+    """The ids of a unit's drafters."""
+    return [draft.id for draft in specification.drafts]
+
+
 def chat_body(**fields: Any) -> dict[str, Any]:
     return {"model": "demo-main", "messages": [{"role": "user", "content": "Hi"}]} | fields
 
@@ -220,7 +251,8 @@ def make_site(
 ) -> Site:
     worker = FakeWorker()
     chosen = Settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **settings)  # type: ignore[call-arg]
-    resolver = Resolver(chosen, FakeCatalog(models), worker, FakePairings())
+    choices = FakeChoices()
+    resolver = Resolver(chosen, FakeCatalog(models), worker, FakePairings(), choices)
     made = Context(
         settings=chosen,
         worker=worker,
@@ -229,7 +261,7 @@ def make_site(
         idle=IdleLimit(worker, resolver, chosen.idle_seconds),
         **(context or {}),
     )
-    return Site(build(made), worker, made)
+    return Site(build(made), worker, choices, made)
 
 
 @contextlib.asynccontextmanager

@@ -6,8 +6,9 @@ import pytest
 
 from app.api.resolver import Resolver
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
-from app.core.messages import LoadedModel, LoadProgress, Snapshot
-from tests.api.fakes import MODELS, Site, make_site, model
+from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, Snapshot
+from app.core.safe_files import TensorInfo
+from tests.api.fakes import DRAFTERS, MODELS, Site, drafter, make_site, model, names_of
 
 
 def resolver(models: Any = MODELS, **settings: Any) -> Resolver:
@@ -15,10 +16,13 @@ def resolver(models: Any = MODELS, **settings: Any) -> Resolver:
 
 
 def test_the_settings_reach_the_specification() -> None:
-    made = resolver(policy="auto", max_rows=3, queue_limit=9, num_draft_tokens=5).resolve("demo-main")
-    assert (made.id, made.path, made.draft_id) == ("demo-main", "/models/demo-main", "demo-draft")
-    assert (made.draft_path, made.draft_unavailable) == ("/models/demo-draft", "")
+    made = resolver(policy="auto", max_rows=3, queue_limit=9, num_draft_tokens=5, acceptance="rejection").resolve(
+        "demo-main"
+    )
+    assert (made.id, made.path, made.draft_unavailable) == ("demo-main", "/models/demo-main", "")
+    assert made.drafts == (DraftSpecification("demo-draft", "/models/demo-draft", "draft_model"),)
     assert (made.policy, made.max_rows, made.queue_limit, made.num_draft_tokens) == ("auto", 3, 9, 5)
+    assert (made.acceptance, made.methods, made.prompt_lookup_min) == ("rejection", (), None)
 
 
 def test_models_that_cannot_answer() -> None:
@@ -46,14 +50,14 @@ def test_no_model_named(absent: str | None) -> None:
 
 def test_without_a_draft_the_reason_is_told() -> None:
     made = resolver().resolve("org/other")
-    assert made.draft_id is None
+    assert made.drafts == ()
     assert "no draft model" in made.draft_unavailable
     with pytest.raises(SpeculationUnavailable, match="no draft model"):
-        resolver().resolve("org/other", needs_draft=True)
+        resolver().resolve("org/other", method="draft_model")
 
 
 def test_a_draft_that_was_asked_for_fits_or_is_refused() -> None:
-    assert resolver(drafts="demo-main=off").resolve("demo-main", "demo-draft").draft_id == "demo-draft"
+    assert names_of(resolver(drafts="demo-main=off").resolve("demo-main", "demo-draft")) == ["demo-draft"]
     with pytest.raises(SpeculationUnavailable, match="tokenizer") as refused:
         resolver().resolve("demo-main", "org/other")
     assert refused.value.parameter == "draft_model"
@@ -70,29 +74,108 @@ def test_a_draft_that_was_asked_for_fits_or_is_refused() -> None:
 )
 def test_a_configured_draft_that_cannot_be_used_is_left_out_with_its_reason(drafts: str, reason: str) -> None:
     made = resolver(drafts=drafts).resolve("demo-main")
-    assert made.draft_id is None
+    assert made.drafts == ()
     assert reason in made.draft_unavailable
     with pytest.raises(SpeculationUnavailable, match=reason):
-        resolver(drafts=drafts).resolve("demo-main", needs_draft=True)
+        resolver(drafts=drafts).resolve("demo-main", method="draft_model")
 
 
-def site_with(draft_id: str | None) -> Site:
+def load(site: Site, *draft_ids: str) -> None:
+    """The worker has loaded demo-main with these drafters."""
+    site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready", draft_ids=draft_ids),))
+
+
+def test_a_loaded_unit_keeps_its_drafters() -> None:
     site = make_site()
-    site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready", draft_id=draft_id),))
-    return site
-
-
-def test_a_loaded_unit_keeps_its_draft() -> None:
-    site = site_with(None)
+    load(site)
     loaded = site.context.resolver.resolve("demo-main", "off")
     assert site.context.resolver.resolve("demo-main") == loaded, "loaded without a draft, used without a draft"
-    assert site.context.resolver.resolve("demo-main", "demo-draft").draft_id == "demo-draft"
+    assert names_of(site.context.resolver.resolve("demo-main", "demo-draft")) == ["demo-draft"]
     site.worker.snapshot = Snapshot()
-    assert site.context.resolver.resolve("demo-main").draft_id == "demo-draft", "unloaded: the usual one again"
+    assert names_of(site.context.resolver.resolve("demo-main")) == ["demo-draft"], "unloaded: the usual one again"
 
 
-def test_a_unit_that_loads_keeps_its_draft() -> None:
+def test_a_unit_that_loads_keeps_its_drafters() -> None:
     site = make_site()
     site.context.resolver.resolve("demo-main", "off")
     site.worker.progress["demo-main"] = LoadProgress(model_id="demo-main", phase="weights", fraction=0.1)
-    assert site.context.resolver.resolve("demo-main").draft_id is None
+    assert site.context.resolver.resolve("demo-main").drafts == ()
+
+
+def test_a_loaded_unit_serves_a_request_that_names_one_of_its_drafters() -> None:
+    site = make_site(models=DRAFTERS)
+    loaded = site.context.resolver.resolve("demo-main", "demo-main-dflash+demo-draft")
+    assert names_of(loaded) == ["demo-main-dflash", "demo-draft"]
+    load(site, *names_of(loaded))
+    assert site.context.resolver.resolve("demo-main", "demo-draft") is loaded
+    assert names_of(site.context.resolver.resolve("demo-main", "demo-main-eagle3")) == ["demo-main-eagle3"]
+    load(site, *names_of(loaded))
+    assert names_of(site.context.resolver.resolve("demo-main", "off")) == [], "off is another unit"
+
+
+# --- several drafters -------------------------------------------------------------------------------------------
+
+
+def test_two_drafters_of_one_method_are_refused() -> None:
+    models = (*DRAFTERS, drafter("dflash", "demo-main-other"))
+    with pytest.raises(SpeculationUnavailable, match="demo-main-dflash is its dflash drafter already"):
+        resolver(models).resolve("demo-main", "demo-main-dflash+demo-main-other")
+    made = resolver(models, drafts="demo-main=demo-main-dflash+demo-main-other").resolve("demo-main")
+    assert names_of(made) == ["demo-main-dflash"]
+    assert "already" in made.draft_unavailable
+
+
+def test_one_misfit_of_several_chosen_drafters_is_left_out_with_its_reason() -> None:
+    made = resolver(DRAFTERS, drafts="demo-main=demo-main-dflash+eagle+gone").resolve("demo-main")
+    assert names_of(made) == ["demo-main-dflash"]
+    assert "eagle cannot draft for demo-main: it has another tokenizer" in made.draft_unavailable
+    assert "gone" in made.draft_unavailable
+
+
+def test_an_id_may_hold_a_plus_sign() -> None:
+    models = (*DRAFTERS, drafter("eagle3", "demo-main-a+b"))
+    assert names_of(resolver(models).resolve("demo-main", "demo-main-a+b")) == ["demo-main-a+b"]
+
+
+def test_the_best_drafter_is_the_usual_one_and_a_named_method_adds_its_own() -> None:
+    site = make_site(models=DRAFTERS)
+    usual = site.context.resolver.resolve("demo-main")
+    assert names_of(usual) == ["demo-main-dflash"]
+    load(site, *names_of(usual))
+    assert site.context.resolver.resolve("demo-main", method="ngram") is usual
+    assert site.context.resolver.resolve("demo-main", method="dflash") is usual
+    more = site.context.resolver.resolve("demo-main", method="draft_model")
+    assert names_of(more) == ["demo-main-dflash", "demo-draft"], "best first"
+    load(site, *names_of(more))
+    assert site.context.resolver.resolve("demo-main") is more
+    with pytest.raises(SpeculationUnavailable, match="no mtp drafter on this computer fits demo-main") as refusal:
+        site.context.resolver.resolve("demo-main", method="mtp")
+    assert refusal.value.parameter == "speculation"
+
+
+def test_a_named_method_that_no_drafter_here_can_serve_says_what_is_wrong_with_the_nearest() -> None:
+    with pytest.raises(SpeculationUnavailable, match=r"no eagle3 drafter .* \(it has another tokenizer\)"):
+        resolver().resolve("demo-main", method="eagle3")
+
+
+def test_a_named_method_does_not_overrule_the_drafters_that_were_chosen() -> None:
+    with pytest.raises(SpeculationUnavailable, match="no dflash drafter was chosen for demo-main"):
+        resolver(DRAFTERS, drafts="demo-main=demo-draft").resolve("demo-main", method="dflash")
+    with pytest.raises(SpeculationUnavailable, match="demo-draft does not draft by dflash"):
+        resolver(DRAFTERS).resolve("demo-main", "demo-draft", method="dflash")
+    site = make_site(models=DRAFTERS)
+    site.context.resolver.resolve("demo-main", "off")
+    load(site)
+    with pytest.raises(SpeculationUnavailable, match="turned off"):
+        site.context.resolver.resolve("demo-main", method="dflash")
+
+
+def test_the_head_inside_a_checkpoint_is_named_by_the_model() -> None:
+    head = {"mtp.fc.weight": TensorInfo("F16", (4, 8), 64, "model.safetensors")}
+    main = model("demo-main-next", tensors=head)
+    site = make_site(models=(main, model("demo-main")))
+    with pytest.raises(SpeculationUnavailable, match="cannot draft for demo-main"):
+        resolver((model("demo-main"),)).resolve("demo-main", "demo-main")
+    assert site.context.resolver.loaded_drafts(
+        LoadedModel(id="demo-main-next", state="ready", draft_ids=("demo-main-next",))
+    ) == (DraftSpecification("demo-main-next", "", "mtp"),)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.core.errors import InvalidRequest, WorkerGone
-from app.core.messages import Accepted, Generate, Heartbeat, LoadedModel, LoadProgress, Snapshot
+from app.core.messages import Accepted, DraftSpecification, Generate, Heartbeat, LoadedModel, LoadProgress, Snapshot
 from tests.api.fakes import Site, failing, make_site
 
 pytestmark = pytest.mark.anyio
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 LOADED = LoadedModel(
     id="demo-main",
     state="ready",
-    draft_id="demo-draft",
+    draft_ids=("demo-draft",),
     weights_bytes=1000,
     cache_bytes=200,
     prefix_cache_bytes=30,
@@ -148,7 +148,8 @@ async def test_ps(site: Site) -> None:
     site.worker.snapshot = Snapshot(models=(LOADED,), active_bytes=5000)
     site.worker.progress["org/other"] = LoadProgress(model_id="org/other", phase="weights", fraction=0.5)
     state = (await site.client.get("/api/ps")).json()
-    assert state["models"][0]["draft_id"] == "demo-draft"
+    assert state["models"][0]["draft"] == "demo-draft"
+    assert state["models"][0]["drafts"] == [{"id": "demo-draft", "method": "draft_model"}]
     assert state["active_bytes"] == 5000
     assert state["worker"]["info"]["device"] == "cpu"
     assert state["loading"]["org/other"]["fraction"] == 0.5
@@ -158,11 +159,18 @@ async def test_ps(site: Site) -> None:
 async def test_load_and_unload(site: Site) -> None:
     asked = {"model": "demo-main", "draft": "demo-draft", "pin": True, "ttl": 60}
     answer = (await site.client.post("/api/load", json=asked)).json()
-    assert answer == {"model": "demo-main", "draft": "demo-draft", "draft_unavailable": "", "seconds": 1.5}
+    assert answer == {
+        "model": "demo-main",
+        "draft": "demo-draft",
+        "drafts": [{"id": "demo-draft", "method": "draft_model"}],
+        "draft_unavailable": "",
+        "seconds": 1.5,
+    }
     ((specification, pinned, idle_seconds),) = site.worker.loads
-    assert (specification.draft_path, pinned, idle_seconds) == ("/models/demo-draft", True, 60)
+    assert specification.drafts == (DraftSpecification("demo-draft", "/models/demo-draft"),)
+    assert (pinned, idle_seconds) == (True, 60)
     await site.client.post("/api/load", json={"model": "demo-main", "draft": "off", "ttl": -1})
-    assert site.worker.loads[1][0].draft_id is None
+    assert site.worker.loads[1][0].drafts == ()
     assert site.worker.loads[1][2] == -1, "never"
     assert (await site.client.post("/api/unload", json={"model": "demo-main"})).status_code == 200
     assert site.worker.unloads == ["demo-main"]

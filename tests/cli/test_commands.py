@@ -17,7 +17,8 @@ LOADED = {
     "models": [
         {
             "id": "big",
-            "draft_id": "small",
+            "draft": "small",
+            "drafts": [{"id": "small", "method": "draft_model"}],
             "state": "ready",
             "weights_bytes": 1_500_000_000,
             "methods": ["draft_model", "ngram"],
@@ -39,7 +40,17 @@ def run(environment: Mapping[str, str], *arguments: str, typed: str = "") -> Res
 def test_help_teaches() -> None:
     result = CliRunner().invoke(application, ["serve", "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    for word in ("--host", "--port", "--model-dir", "--draft", "--policy", "main=draft", "Try it"):
+    for word in (
+        "--host",
+        "--port",
+        "--model-dir",
+        "--draft",
+        "--policy",
+        "main=a+b",
+        "--speculative-config",
+        "--acceptance",
+        "Try it",
+    ):
         assert word in result.stdout
 
 
@@ -52,6 +63,7 @@ def test_ls_shows_the_embedded_models_without_a_server(environment: Mapping[str,
     assert result.exit_code == 0
     rows = {row["id"]: row for row in json.loads(result.stdout)}
     assert rows["demo-assistant"]["draft"] == "demo-draft"
+    assert rows["demo-assistant"]["drafts"] == [{"id": "demo-draft", "method": "draft_model"}]
     assert rows["demo-assistant"]["size_bytes"] > 1_000_000
     table = run(environment, "ls").stdout
     assert "demo-assistant" in table
@@ -61,7 +73,9 @@ def test_ls_shows_the_embedded_models_without_a_server(environment: Mapping[str,
 def test_ls_names_the_problem_of_a_broken_folder_and_of_a_wrong_draft(environment: Mapping[str, str]) -> None:
     result = run({**environment, "PACELINE_DRAFTS": "demo-assistant=nowhere"}, "ls", "--json")
     rows = {row["id"]: row for row in json.loads(result.stdout)}
-    assert 'draft "nowhere" is not on this computer' in rows["demo-assistant"]["problem"]
+    problem = rows["demo-assistant"]["problem"]
+    assert 'PACELINE_DRAFTS names nowhere for demo-assistant: no model "nowhere" on this computer' in problem
+    assert rows["demo-assistant"]["drafts"] == []
 
 
 def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[str, str], fake: FakeServer) -> None:
@@ -80,7 +94,10 @@ def test_ps_tells_what_to_do_when_nothing_is_loaded(environment: Mapping[str, st
 
 
 def test_load_and_unload_send_what_was_asked(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/api/load"] = (200, {"model": "big", "draft": "small", "draft_unavailable": "", "seconds": 1.25})
+    fake.answers["/api/load"] = (
+        200,
+        {"model": "big", "drafts": [{"id": "small"}], "draft_unavailable": "", "seconds": 1.25},
+    )
     fake.answers["/api/unload"] = (200, {"model": "big", "state": "available"})
     keyed = {**environment, "PACELINE_API_KEY": "secret"}
     result = run(keyed, "load", "big", "--draft", "small", "--pin", "--ttl", "60")

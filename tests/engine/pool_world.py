@@ -61,7 +61,7 @@ class World:
         return self.now
 
     def estimate(self, spec: ModelSpecification) -> int:
-        return self.sizes[spec.id] + (1 if spec.draft_path else 0)
+        return self.sizes[spec.id] + len(spec.drafts)
 
     def load(self, spec: ModelSpecification) -> Generator[tuple[str, float], None, LoadedUnit]:
         self.loads.append(spec.id)
@@ -98,9 +98,7 @@ def unit_of(spec: ModelSpecification, size: int) -> LoadedUnit:
     return LoadedUnit(
         spec=spec,
         target=nn.Module(),
-        draft=None,
         config={},
-        draft_config=None,
         weights_bytes=size,
         max_context_tokens=64,
         vocabulary_size=8,

@@ -16,7 +16,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import ModelSpecification
+from app.core.messages import DraftSpecification, ModelSpecification
 from app.engine import memory
 from app.engine.loader import LoadedUnit, load_unit
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
@@ -33,10 +33,8 @@ def _quick_collections() -> Iterator[None]:
 
 
 def specification(folder: Path, draft: Path | None = None, **changes: Any) -> ModelSpecification:
-    draft_path = str(draft) if draft else None
-    return ModelSpecification(
-        id="tiny", path=str(folder), draft_path=draft_path, draft_id="small" if draft else None, **changes
-    )
+    drafts = (DraftSpecification("small", str(draft)),) if draft else ()
+    return ModelSpecification(id="tiny", path=str(folder), drafts=drafts, **changes)
 
 
 def run(spec: ModelSpecification, **options: Any) -> tuple[list[tuple[str, float]], LoadedUnit]:
@@ -62,7 +60,7 @@ def test_a_loaded_model_computes_what_was_written(tmp_path: Path, family: str, q
     logits = unit.target(tokens)
     assert mx.array_equal(logits, again.target(tokens))
     assert logits.dtype == mx.float32
-    assert (unit.vocabulary_size, unit.draft_vocabulary_size, unit.draft) == (260, None, None)
+    assert (unit.vocabulary_size, unit.drafts) == (260, ())
     assert unit.weights_bytes == sum(value.nbytes for _, value in tree_flatten(unit.target.parameters()))
     assert unit.max_context_tokens == 4096
     assert mx.std(logits).item() > 0.1
@@ -84,9 +82,9 @@ def test_progress_rises_to_one_through_both_models(tmp_path: Path) -> None:
     assert (fractions[0], fractions[-1]) == (0.0, 1.0)
     assert [phase for phase, _ in progress].count("weights") > 5
     assert list(dict.fromkeys(phase for phase, _ in progress)) == ["checking", "weights", "draft"]
-    assert unit.draft is not None
-    assert unit.draft_vocabulary_size == 260
-    assert unit.draft_config is not None
+    (loaded,) = unit.drafts
+    assert (loaded.method, loaded.id, loaded.vocabulary_size) == ("draft_model", "small", 260)
+    assert (loaded.config["model_type"], loaded.max_context_tokens) == ("qwen3", 4096)
 
 
 def test_weights_are_read_slice_by_slice(tmp_path: Path) -> None:
@@ -137,7 +135,7 @@ def test_padding_rows_do_not_keep_a_draft_away(tmp_path: Path) -> None:
     target = write_tiny_model(tmp_path / "target", "qwen3", vocabulary_size=288)
     draft = write_tiny_model(tmp_path / "draft", "qwen3", vocabulary_size=264)
     unit = run(specification(target, draft))[1]
-    assert (unit.vocabulary_size, unit.draft_vocabulary_size) == (288, 264)
+    assert (unit.vocabulary_size, unit.drafts[0].vocabulary_size) == (288, 264)
 
 
 def test_a_draft_with_other_tokens_is_refused(tmp_path: Path) -> None:
@@ -160,7 +158,7 @@ def test_without_tokenizer_files_the_sizes_decide(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     for folder in (target, draft):
         (folder / "tokenizer.json").rename(folder / "tokenizer.model")
-    assert run(specification(target, draft))[1].draft is not None
+    assert len(run(specification(target, draft))[1].drafts) == 1
     write_tiny_model(draft, "qwen3", vocabulary_size=2000)
     (draft / "tokenizer.json").unlink()
     refused(specification(target, draft), "has 2000 tokens, not 260")

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import ModelSpecification
+from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import inspect_folder
 from app.engine import memory
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
@@ -84,7 +84,7 @@ def test_the_estimate_grows_with_draft_context_rows_and_dtype(tmp_path: Path) ->
         specification(target, max_context_tokens=256),
         specification(target, max_context_tokens=128, max_rows=16),
         specification(target, max_context_tokens=128, prefill_chunk_tokens=1024),
-        specification(target, max_context_tokens=128, draft_id="d", draft_path=str(draft)),
+        specification(target, max_context_tokens=128, drafts=(DraftSpecification("d", str(draft)),)),
     ):
         assert memory.estimate(larger, float32=False) > base
     assert memory.estimate(specification(target, max_context_tokens=128), float32=True) > base

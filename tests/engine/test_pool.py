@@ -3,7 +3,7 @@
 import pytest
 
 from app.core.errors import InsufficientMemory, ModelUnavailable
-from app.core.messages import LoadedModel
+from app.core.messages import DraftSpecification, LoadedModel
 from app.engine import memory
 from app.engine.loader import LoadedUnit
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress
@@ -179,10 +179,10 @@ def test_an_abandoned_load_makes_way(world: World) -> None:
 def test_another_draft_reloads_an_idle_model_and_waits_for_a_busy_one(world: World) -> None:
     pool = world.pool()
     ready(pool, "a")
-    drafted = specification("a", draft_id="b", draft_path="/models/b")
+    drafted = specification("a", drafts=(DraftSpecification("b", "/models/b"),))
     pool.acquire(drafted)
     assert drain(pool)[0] == Evicted("a")
-    assert pool.snapshot()[0].draft_id == "b"
+    assert pool.snapshot()[0].draft_ids == ("b",)
     with pytest.raises(ModelUnavailable, match="in use with another draft") as caught:
         pool.acquire(specification("a"))
     assert caught.value.retry_after_seconds is not None
@@ -208,7 +208,7 @@ def test_a_pinned_model_may_reload_with_another_draft(world: World) -> None:
     pool = world.pool()
     pool.pin("d", True)
     ready(pool, "d")
-    pool.acquire(specification("d", draft_id="x", draft_path="/models/x"))
+    pool.acquire(specification("d", drafts=(DraftSpecification("x", "/models/x"),)))
     assert isinstance(drain(pool)[-1], Loaded)
 
 
@@ -216,7 +216,7 @@ def test_a_reload_that_cannot_fit_keeps_the_old_unit(world: World) -> None:
     pool = world.pool(ceiling=9)
     ready(pool, "d")
     with pytest.raises(InsufficientMemory):
-        pool.acquire(specification("d", draft_id="x", draft_path="/models/x"))
+        pool.acquire(specification("d", drafts=(DraftSpecification("x", "/models/x"),)))
     assert world.open == ["d"]
 
 
@@ -278,7 +278,7 @@ def test_the_snapshot_tells_state_leases_and_bytes(world: World) -> None:
     pool.pin("b", True)
     ready(pool, "b")
     world.now = 7.0
-    pool.acquire(specification("a", draft_id="x", draft_path="/x"))
+    pool.acquire(specification("a", drafts=(DraftSpecification("x", "/x"),)))
     b, a = pool.snapshot()
     assert b == LoadedModel(
         id="b",
@@ -289,5 +289,5 @@ def test_the_snapshot_tells_state_leases_and_bytes(world: World) -> None:
         pinned=True,
         idle_seconds=7.0,
     )
-    assert (a.state, a.draft_id, a.leases, a.idle_seconds) == ("loading", "x", 1, 0.0)
+    assert (a.state, a.draft_ids, a.leases, a.idle_seconds) == ("loading", ("x",), 1, 0.0)
     assert pool.memory() == memory.readings()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from app.core.errors import InsufficientMemory, PacelineError
-from app.core.messages import ModelSpecification
+from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine import memory
@@ -34,7 +34,7 @@ def real_folders(tmp_path: Path) -> Iterator[Callable[..., ModelSpecification]]:
         if not draft:
             return spec
         small = write_tiny_model(tmp_path / f"{family}-draft", family, noise=0.03)
-        return msgspec.structs.replace(spec, draft_id=f"{family}-draft", draft_path=str(small))
+        return msgspec.structs.replace(spec, drafts=(DraftSpecification(f"{family}-draft", str(small)),))
 
     yield make
     gc.unfreeze()
@@ -146,13 +146,13 @@ def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., M
     assert memory.active() > idle
     pool.cancel_load("qwen3")
     assert memory.active() - idle < 256
-    (Path(str(spec.draft_path)) / "model.safetensors").write_bytes(b"")
+    (Path(spec.drafts[0].path) / "model.safetensors").write_bytes(b"")
     pool.advance()
     with pytest.raises(PacelineError, match="truncated or corrupt"):
         pool.acquire(spec)
     config = Path(spec.path) / "config.json"
     config.write_text(config.read_text().replace('"qwen3"', '"qwen4"'))
-    pool.acquire(msgspec.structs.replace(spec, draft_path=None, draft_id=None))
+    pool.acquire(msgspec.structs.replace(spec, drafts=()))
     failed = drain(pool)[-1]
     assert isinstance(failed, LoadFailed)
     assert "qwen4 not supported" in failed.error.message

@@ -13,6 +13,7 @@ from hypothesis.stateful import (
 )
 
 from app.core.errors import InsufficientMemory, ModelUnavailable
+from app.core.messages import DraftSpecification
 from app.engine.pool import Evicted, LoadFailed, PoolEvent
 from tests.engine.pool_world import CEILING, SIZES, FakeEngine, World, drain, specification
 
@@ -40,7 +41,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(model=models, drafted=st.booleans())
     def acquire(self, model: str, drafted: bool) -> None:
         self._protect()
-        spec = specification(model, **({"draft_id": "x", "draft_path": "/x"} if drafted else {}))
+        spec = specification(model, drafts=(DraftSpecification("x", "/x"),) if drafted else ())
         before = (sorted(self.world.open), sorted(self.world.loading))
         try:
             self.pool.acquire(spec)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
-from app.core.messages import Accepted, Delta, Finished, Generate, ModelSpecification
+from app.core.messages import Accepted, Delta, DraftSpecification, Finished, Generate, ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.client import WorkerClient
 from app.worker.stream import StreamEvent
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generate(folder: Path, request_id: str = "r", *, model: str = "main", **changes: object) -> Generate:
     options: dict[str, object] = {"text": "hello", "max_tokens": 24, "sampling": GREEDY, **changes}
-    draft = {"draft_id": "draft", "draft_path": str(folder / "draft")} if options.pop("draft", False) else {}
+    draft = {"drafts": (DraftSpecification("draft", str(folder / "draft")),)} if options.pop("draft", False) else {}
     specification = ModelSpecification(id=model, path=str(folder / model), max_context_tokens=2000, **draft)
     return Generate(id=request_id, model=specification, **options)  # type: ignore[arg-type]
 

@@ -1,0 +1,129 @@
+"""How a model drafts when the request does not say: command line and environment, what is stored, then defaults."""
+
+from dataclasses import asdict, dataclass, replace
+
+from app.api.drafts import OFF, DraftFinder, Found
+from app.api.ports import Choices
+from app.core.choices import ModelChoice
+from app.core.speculative_config import SpeculativeConfig
+from app.hub.catalog import CatalogModel
+from app.hub.pairing import DRAFT_METHODS
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is chosen for one model: `found` are its drafters, `choice` has every other value that somebody gave."""
+
+    found: Found
+    choice: ModelChoice
+    by_hand: bool
+    """Whether somebody chose the drafters, rather than the usual rule."""
+
+    @property
+    def problem(self) -> str:
+        """Why a drafter that somebody chose is not used; empty when nothing is wrong."""
+        return self.found.reason if self.by_hand and not self.found.is_wish else ""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that may run; empty: every one that can."""
+        return self.choice.methods or ()
+
+
+class Chooser:
+    """Asks the settings and the store, in this order; the first one that gives a value decides it."""
+
+    def __init__(self, settings: Settings, choices: Choices, finder: DraftFinder) -> None:
+        self._settings = settings
+        self._choices = choices
+        self._finder = finder
+
+    def choose(self, main: CatalogModel) -> Chosen:
+        """Everything that is chosen for `main`. Never raises for a drafter that cannot be used."""
+        told, found = self._told(main)
+        stored = self._choices.choice(main.id) or ModelChoice()
+        if found is not None:
+            return Chosen(found, _over(told, replace(stored, methods=None)), by_hand=True)
+        choice = _over(told, stored)
+        if stored.drafts is not None:
+            found = self._finder.chosen(main, stored.drafts, "the choice for this model")
+            if not stored.drafts:
+                found = Found(reason=f"drafters are turned off for {main.id}", is_wish=True)
+            return Chosen(_allowed(found, choice.methods), choice, by_hand=True)
+        return Chosen(self._usual(main, choice.methods), choice, by_hand=False)
+
+    def _usual(self, main: CatalogModel, methods: tuple[str, ...] | None) -> Found:
+        """The best drafter; with `methods` chosen by hand, the best one of each of them."""
+        if methods is None:
+            return self._finder.best(main, DRAFT_METHODS)
+        best = [self._finder.best(main, (method,)) for method in DRAFT_METHODS if method in methods]
+        drafts = tuple(draft for found in best for draft in found.drafts)
+        return Found(drafts, "; ".join(found.reason for found in best if found.reason) or _only(main, methods))
+
+    def _told(self, main: CatalogModel) -> tuple[ModelChoice, Found | None]:
+        """What settings say about this model, and the drafters that they name."""
+        given = self._settings.model_fields_set
+        told = ModelChoice(
+            num_draft_tokens=self._settings.num_draft_tokens,
+            policy=self._settings.policy if "policy" in given else None,
+            acceptance=self._settings.acceptance if "acceptance" in given else None,
+        )
+        config = self._settings.speculative_config
+        if config is not None and self._applies(config, main):
+            return self._from_config(told, config, main)
+        named = self._settings.drafts.get(main.id)
+        if named == OFF:
+            return told, Found(reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_wish=True)
+        if named is None:
+            return told, None
+        return told, self._finder.chosen(main, self._finder.names(named), "PACELINE_DRAFTS")
+
+    def _applies(self, config: SpeculativeConfig, main: CatalogModel) -> bool:
+        target = config.target or self._settings.default_model
+        if target or config.method == "ngram" or not config.model:
+            return target in {"", main.id}
+        return self._finder.may_mean(main, config.model)
+
+    def _from_config(
+        self, told: ModelChoice, config: SpeculativeConfig, main: CatalogModel
+    ) -> tuple[ModelChoice, Found]:
+        methods: tuple[str, ...] | None = (config.method,) if config.method else None
+        if config.method == "ngram":
+            found = Found(reason=_only(main, ("ngram",)), is_wish=True)
+        elif config.model:
+            found = self._finder.chosen(main, self._finder.names(config.model), "speculative_config")
+            methods = methods or tuple(draft.method for draft in found.drafts) or None
+        else:
+            found = self._finder.best(main, methods or ())
+        told = replace(
+            told,
+            methods=methods,
+            num_draft_tokens=config.num_speculative_tokens or told.num_draft_tokens,
+            prompt_lookup_min=config.prompt_lookup_min,
+            prompt_lookup_max=config.prompt_lookup_max,
+        )
+        return told, _allowed(found, methods)
+
+
+def _over(first: ModelChoice, second: ModelChoice) -> ModelChoice:
+    """`first`, and where it says nothing, `second`."""
+    return replace(second, **{name: value for name, value in asdict(first).items() if value is not None})
+
+
+def _allowed(found: Found, methods: tuple[str, ...] | None) -> Found:
+    """The drafters of these methods; the others are left out with a reason."""
+    if methods is None:
+        return found
+    drafts = tuple(draft for draft in found.drafts if draft.method in methods)
+    others = [
+        f"{draft.id} drafts by {draft.method}, chosen is {' or '.join(methods)}"
+        for draft in found.drafts
+        if draft not in drafts
+    ]
+    return Found(drafts, "; ".join([*others, *([found.reason] if found.reason else [])]), found.is_wish)
+
+
+def _only(main: CatalogModel, methods: tuple[str, ...]) -> str:
+    """Why no drafter is loaded where only methods without one are allowed."""
+    return "" if set(methods) & set(DRAFT_METHODS) else f"only {' and '.join(methods) or OFF} may draft for {main.id}"

@@ -1,0 +1,122 @@
+"""What is chosen for a model when the request does not say, and vLLM's speculative_config."""
+
+import pytest
+
+from app.api.resolver import Resolver
+from app.core.choices import ModelChoice
+from app.core.errors import SpeculationUnavailable
+from tests.api.fakes import DRAFTERS, make_site, names_of
+
+
+def make_resolver(**settings: str) -> Resolver:
+    return make_site(models=DRAFTERS, **settings).context.resolver
+
+
+def test_a_stored_choice_decides_where_settings_say_nothing() -> None:
+    site = make_site(models=DRAFTERS)
+    site.choices.stored["demo-main"] = ModelChoice(
+        drafts=("demo-main-eagle3", "demo-draft"),
+        methods=("eagle3", "draft_model", "ngram"),
+        num_draft_tokens=3,
+        policy="auto",
+        acceptance="rejection",
+        prompt_lookup_min=2,
+        prompt_lookup_max=4,
+    )
+    made = site.context.resolver.resolve("demo-main")
+    assert names_of(made) == ["demo-main-eagle3", "demo-draft"]
+    assert (made.methods, made.num_draft_tokens) == (("eagle3", "draft_model", "ngram"), 3)
+    assert (made.policy, made.acceptance, made.prompt_lookup_min, made.prompt_lookup_max) == ("auto", "rejection", 2, 4)
+    assert names_of(site.context.resolver.resolve("demo-main", "demo-main-dflash")) == ["demo-main-dflash"]
+
+
+def test_settings_go_before_a_stored_choice() -> None:
+    site = make_site(
+        models=DRAFTERS, drafts="demo-main=demo-draft", policy="single", acceptance="coupled", num_draft_tokens=9
+    )
+    site.choices.stored["demo-main"] = ModelChoice(
+        drafts=("demo-main-eagle3",), methods=("eagle3",), num_draft_tokens=3, policy="off", acceptance="rejection"
+    )
+    made = site.context.resolver.resolve("demo-main")
+    assert (names_of(made), made.methods) == (["demo-draft"], ())
+    assert (made.num_draft_tokens, made.policy, made.acceptance) == (9, "single", "coupled")
+
+
+def test_a_stored_choice_may_turn_drafters_off_or_allow_methods_only() -> None:
+    site = make_site(models=DRAFTERS)
+    site.choices.stored["demo-main"] = ModelChoice(drafts=())
+    made = site.context.resolver.resolve("demo-main")
+    assert (made.drafts, made.draft_unavailable) == ((), "drafters are turned off for demo-main")
+    site.choices.stored["demo-main"] = ModelChoice(methods=("ngram",))
+    made = site.context.resolver.resolve("demo-main")
+    assert (made.drafts, made.methods) == ((), ("ngram",))
+    assert made.draft_unavailable == "only ngram may draft for demo-main"
+    with pytest.raises(SpeculationUnavailable, match="only ngram may draft for demo-main, not dflash"):
+        site.context.resolver.resolve("demo-main", method="dflash")
+    site.choices.stored["demo-main"] = ModelChoice(methods=("draft_model", "dflash"))
+    assert names_of(site.context.resolver.resolve("demo-main")) == ["demo-main-dflash", "demo-draft"]
+
+
+def test_a_stored_drafter_that_is_gone_is_left_out_with_its_reason() -> None:
+    site = make_site(models=DRAFTERS)
+    site.choices.stored["demo-main"] = ModelChoice(drafts=("gone", "demo-main-dflash"), methods=("dflash",))
+    made = site.context.resolver.resolve("demo-main")
+    assert names_of(made) == ["demo-main-dflash"]
+    assert "the choice for this model names gone" in made.draft_unavailable
+    site.choices.stored["demo-main"] = ModelChoice(drafts=("demo-draft",), methods=("dflash",))
+    assert site.context.resolver.resolve("demo-main").draft_unavailable == (
+        "demo-draft drafts by draft_model, chosen is dflash"
+    )
+
+
+# --- vLLM's speculative_config ----------------------------------------------------------------------------------
+
+
+def test_a_speculative_config_chooses_for_its_target() -> None:
+    config = '{"method": "dflash", "model": "demo-main-dflash", "num_speculative_tokens": 7, "target": "demo-main"}'
+    site = make_site(models=DRAFTERS, speculative_config=config, drafts="demo-main=demo-draft", num_draft_tokens=2)
+    made = site.context.resolver.resolve("demo-main")
+    assert (names_of(made), made.methods, made.num_draft_tokens) == (["demo-main-dflash"], ("dflash",), 7)
+    other = site.context.resolver.resolve("org/other")
+    assert (other.methods, other.num_draft_tokens) == ((), 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "applies"),
+    [({"default_model": "demo-main"}, True), ({"default_model": "org/other"}, False), ({}, True)],
+)
+def test_without_a_target_a_speculative_config_is_for_the_default_model(
+    settings: dict[str, str], applies: bool
+) -> None:
+    config = '{"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}'
+    made = make_resolver(speculative_config=config, **settings).resolve("demo-main")
+    assert (made.methods == ("ngram",)) == applies
+    assert ((made.prompt_lookup_min, made.prompt_lookup_max) == (2, 5)) == applies
+    assert (made.drafts == ()) == applies
+
+
+def test_without_a_default_model_the_drafter_of_a_speculative_config_finds_its_main_model() -> None:
+    config = '{"model": "demo-main-eagle3"}'
+    made = make_resolver(speculative_config=config)
+    assert names_of(made.resolve("demo-main")) == ["demo-main-eagle3"]
+    assert made.resolve("demo-main").methods == ("eagle3",)
+    assert "no draft model" in made.resolve("org/other").draft_unavailable
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ('{"method": "eagle", "model": "demo-draft"}', "demo-draft drafts by draft_model, chosen is eagle3"),
+        ('{"method": "dflash", "model": "gone"}', "speculative_config names gone for demo-main"),
+        ('{"method": "mtp"}', "no mtp drafter on this computer fits demo-main"),
+    ],
+)
+def test_a_speculative_config_that_cannot_be_had_says_why(config: str, reason: str) -> None:
+    made = make_resolver(speculative_config=config, default_model="demo-main").resolve(None)
+    assert made.drafts == ()
+    assert reason in made.draft_unavailable
+
+
+def test_a_speculative_config_without_a_model_takes_the_best_drafter_of_its_method() -> None:
+    made = make_resolver(speculative_config='{"method": "eagle3"}', default_model="demo-main").resolve(None)
+    assert (names_of(made), made.methods, made.draft_unavailable) == (["demo-main-eagle3"], ("eagle3",), "")
