@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx_lm.models import qwen3_next
 
 from app.core.drafter_config import DFlashConfig, Eagle3Config, MtpConfig
 from app.engine.drafters.dflash import DFlash, DFlashModel
@@ -76,9 +77,12 @@ def tiny_eagle3_module(family: str, *, seed: int = 4, **changes: Any) -> Eagle3M
     return module
 
 
-def tiny_mtp_module(family: str, layer: nn.Module, *, seed: int = 5) -> MtpModel:
-    config = MtpConfig.read({}, tiny_config(family))
-    module: MtpModel = filled(MtpModel(config, layer, zero_first_embedding=False), seed)
+def tiny_mtp_module(*, seed: int = 5) -> MtpModel:
+    """The head of a tiny qwen3_next; it fits every target of that hidden size."""
+    config = tiny_config("qwen3_next")
+    arguments = qwen3_next.ModelArgs.from_dict({**config, "mlp_only_layers": []})
+    layer = qwen3_next.Qwen3NextDecoderLayer(arguments, arguments.full_attention_interval - 1)
+    module: MtpModel = filled(MtpModel(MtpConfig.read({}, config), layer, zero_first_embedding=False), seed)
     return module
 
 
@@ -87,3 +91,12 @@ def running(kind: type[DFlash | Eagle3 | Mtp], module: nn.Module, model: nn.Modu
     config = tiny_config(family)
     runner = Runner(module, margin_tokens=24, chunk_tokens=16, probe=False)
     return kind(runner, Target(model, config, config["vocab_size"]))
+
+
+def tiny_drafter(method: str, family: str, model: nn.Module) -> FeatureDrafter:
+    """The drafter of a method for a tiny target."""
+    if method == "dflash":
+        return running(DFlash, tiny_dflash_module(family), model, family)
+    if method == "eagle3":
+        return running(Eagle3, tiny_eagle3_module(family), model, family)
+    return running(Mtp, tiny_mtp_module(), model, family)

@@ -30,7 +30,8 @@ class Taps:
                 raise ValueError(f"the model has no layer {layer_id}")
             module = _final_norm(trunk) if layer_id == FINAL else trunk["layers"][layer_id]
             kind: Any = type(module)
-            module.__class__ = _tapped(kind)
+            if not hasattr(kind, "tapped"):
+                module.__class__ = _tapped(kind)
             module.catch = partial(self._caught.__setitem__, layer_id)
 
     def take(self) -> dict[int, mx.array]:
@@ -82,4 +83,4 @@ def _tapped(kind: Any) -> Any:
         self.catch(result[0] if isinstance(result, tuple) else result)
         return result
 
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "tapped": kind})

@@ -7,11 +7,13 @@ from functools import cache
 from mlx import nn
 
 from app.core.request import Request, SamplingParameters
-from tests.engine.driving import Driver, Scripted, build, naive
+from tests.engine.driving import Driver, Guided, Scripted, build, naive
 from tests.tiny import related_draft, tiny_model
+from tests.tiny_drafters import tiny_drafter
 
 VOCABULARY = 97
 METHODS = ("draft_model", "ngram", "scripted")
+FEATURE_METHODS = ("dflash", "eagle3", "mtp")
 SCRIPTS = {
     "perfect": lambda _: 99,
     "always wrong": lambda _: 0,
@@ -83,10 +85,16 @@ def run_schedule(
     truth = {
         request.id: naive(target, request.prompt_tokens, request.max_tokens, request.sampling) for request in requests
     }
+    guided = {
+        method: Guided(tiny_drafter(method, family, target), truth, SCRIPTS[script])
+        for method in methods
+        if method in FEATURE_METHODS
+    }
     engine = build(
         target,
         draft=draft,
         scripted=Scripted(truth, VOCABULARY, SCRIPTS[script]),
+        features=guided,
         carry_over=carry_over,
         prefix_bytes=prefix_bytes,
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.schedules import METHODS, SCRIPTS, run_schedule
+from tests.engine.schedules import FEATURE_METHODS, METHODS, SCRIPTS, run_schedule
 from tests.tiny import FAMILIES
 
 SCHEDULES = 2100
@@ -18,7 +18,7 @@ SCHEDULES = 2100
 @given(
     family=st.sampled_from(FAMILIES),
     seed=st.integers(0, 2**32),
-    methods=st.sampled_from([*[(name,) for name in METHODS], METHODS]),
+    methods=st.sampled_from([*[(name,) for name in (*METHODS, *FEATURE_METHODS)], METHODS, (*METHODS, "dflash")]),
     script=st.sampled_from(list(SCRIPTS)),
     quantised=st.booleans(),
     carry_over=st.booleans(),
