@@ -14,7 +14,7 @@ CONFIG = {
     "num_hidden_layers": 2,
     "max_position_embeddings": 4096,
 }
-WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1}
+WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1, "BOOL": 1, "I64": 8}
 
 
 def safetensors(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from app.hub.catalog import Catalog, CatalogModel
 from app.hub.pairing import candidates, default_draft, pair
 from tests.hub.folders import write_model
@@ -78,26 +76,6 @@ def test_broken_folders_and_files_are_reasons_not_errors(tmp_path: Path) -> None
     (main.path / "tokenizer.json").rename(main.path / "elsewhere")
     (main.path / "tokenizer.model").write_bytes(b"sentencepiece")
     assert pair(main, draft).fits
-
-
-@pytest.mark.parametrize(
-    ("extra", "reason"),
-    [
-        ({"num_target_layers": 2, "dflash_config": {"target_layer_ids": [0, 1]}}, ""),
-        ({"hidden_size": 5, "dflash_config": {}}, "hidden size of 5"),
-        ({"dflash_config": {"num_target_layers": 36}}, "made for 36 layers"),
-        ({"dflash_config": {"target_layer_ids": [1, 2]}}, "reads layers"),
-        ({"vocab_size": 9, "dflash_config": {}}, "made for 9 tokens"),
-    ],
-)
-def test_a_feature_drafter_must_have_been_made_for_the_model(
-    tmp_path: Path, extra: dict[str, Any], reason: str
-) -> None:
-    main, draft = model(tmp_path, "main", rows=16), model(tmp_path, "draft", **extra)
-    pairing = pair(main, draft)
-    assert (pairing.fits, pairing.method) == (not reason, "dflash")
-    assert reason in pairing.reason
-    assert "drafter itself" in pair(draft, main).reason
 
 
 def test_candidates_are_the_fitting_models_smallest_first(tmp_path: Path) -> None:
