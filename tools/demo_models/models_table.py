@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from drafters_table import drafters_part
+
 INTRODUCTION = """# Embedded models
 
 Small models of our own, so that the first run needs no network. `tools/demo_models/` holds the recipe
@@ -88,4 +90,6 @@ def write_table(folder: Path, results: dict[str, dict[str, Any]], drafted: int) 
                 "",
                 *_pairs(outcomes),
             ]
-    (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    kept = drafters_part(folder / "README.md")
+    text = "\n".join([*lines, "", *kept] if kept else lines)
+    (folder / "README.md").write_text(text + "\n", encoding="utf-8")

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from convert import borrow
 from corpus import ANSWER_WEIGHT, load_rows
+from load import load_published
 from models import NAMES, build
 from muon import Muon
+from pause import wait_while_paused
 from torch import Tensor
 from torch.nn import functional
 
@@ -88,22 +90,38 @@ def scale_at(step: int, steps: int) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
 
 
+def set_rate(steppers: list[torch.optim.Optimizer], rate: float) -> None:
+    """Use one learning rate for everything."""
+    for stepper in steppers:
+        for group in stepper.param_groups:
+            group["lr"] = rate
+
+
 def loss_of(
-    model: torch.nn.Module, teacher: torch.nn.Module | None, tokens: Tensor, weights: Tensor
+    model: torch.nn.Module, teacher: torch.nn.Module | None, tokens: Tensor, weights: Tensor, match: float = 0.0
 ) -> tuple[Tensor, float]:
-    """Return the loss to follow and the plain cross entropy on answers."""
-    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+    """Return the loss to follow and the plain cross entropy on answers.
+
+    With `match`, every layer's states follow the teacher's too: the hybrid shares its residual stream.
+    """
+    found = model(input_ids=tokens[:, :-1], use_cache=False, output_hidden_states=match > 0)
+    logits = found.logits.float()
     flat, targets, weight = logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1), weights[:, 1:].reshape(-1)
     each = functional.cross_entropy(flat, targets, reduction="none")
     entropy = (each * weight).sum() / weight.sum()
     if teacher is None:
         return entropy, entropy.item()
     with torch.no_grad():
-        wanted = teacher(input_ids=tokens[:, :-1], use_cache=False).logits.reshape(-1, logits.shape[-1])
-        goal = wanted.log_softmax(-1)
+        wanted = teacher(input_ids=tokens[:, :-1], use_cache=False, output_hidden_states=match > 0)
+        goal = wanted.logits.float().reshape(-1, logits.shape[-1]).log_softmax(-1)
     divergence = (goal.exp() * (goal - flat.log_softmax(-1))).sum(-1)
     distance = (divergence * weight).sum() / weight.sum()
-    return 0.9 * distance + 0.1 * entropy, entropy.item()
+    loss = 0.9 * distance + 0.1 * entropy
+    if match > 0:
+        pairs = zip(found.hidden_states[1:], wanted.hidden_states[1:], strict=True)
+        errors = [((own - other).pow(2).sum(-1) / other.pow(2).sum(-1)).mean() for own, other in pairs]
+        loss = loss + match * torch.stack(errors).mean()
+    return loss, entropy.item()
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -111,36 +129,49 @@ def train(arguments: argparse.Namespace) -> None:
     folder: Path = arguments.out / arguments.model
     folder.mkdir(parents=True, exist_ok=True)
     (arguments.out / "pid").write_text(f"{os.getpid()}\n")
+    wait_while_paused(arguments.pause)
     plan = phases(arguments.steps, arguments.batch_tokens)
     batches = Batches(arguments.tokenizer, arguments.out, plan, arguments.seed)
     model = build(arguments.model, arguments.seed)
     steppers = optimizers(model, arguments.rate, arguments.optimizer)
     first = restore(folder / "checkpoint.pt", model, steppers)
     teacher = None
+    if arguments.start and first == 0:
+        model.load_state_dict(load_published(arguments.start).state_dict())
     if arguments.teacher:
-        teacher = build("demo-assistant", 0)
-        teacher.load_state_dict(torch.load(arguments.teacher, weights_only=True)["model"])
-        teacher.eval()
-        if first == 0:
+        teacher = read_teacher(arguments.teacher)
+        if first == 0 and not arguments.start:
             print(f"{borrow(model, teacher)} parameters borrowed", flush=True)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, from step {first}", flush=True)
+    precision = torch.autocast("cpu", torch.bfloat16, enabled=arguments.bfloat16)
     started, smooth = time.monotonic(), 0.0
     for step in range(first, arguments.steps):
-        for stepper in steppers:
-            for group in stepper.param_groups:
-                group["lr"] = arguments.rate * scale_at(step, arguments.steps)
-        loss, entropy = loss_of(model, teacher if step >= arguments.teacher_after else None, *batches[step])
+        started += wait_while_paused(arguments.pause)
+        set_rate(steppers, arguments.rate * scale_at(step, arguments.steps))
+        followed = teacher if step >= arguments.teacher_after else None
+        with precision:
+            loss, entropy = loss_of(model, followed, *batches[step], arguments.match)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for stepper in steppers:
-            stepper.step()
-            stepper.zero_grad(set_to_none=True)
+        with precision:
+            for stepper in steppers:
+                stepper.step()
+                stepper.zero_grad(set_to_none=True)
         smooth = entropy if step == first else 0.95 * smooth + 0.05 * entropy
         if step % 20 == 19:
             pace = (time.monotonic() - started) / (step - first + 1)
             print(f"{step + 1} loss {loss.item():.4f} entropy {smooth:.4f} {pace:.2f} s/step", flush=True)
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == arguments.steps:
             store(folder / "checkpoint.pt", model, steppers, step + 1)
+
+
+def read_teacher(source: Path) -> torch.nn.Module:
+    """Return the assistant of a checkpoint or of a published folder."""
+    if source.is_dir():
+        return load_published(source).eval()
+    teacher = build("demo-assistant", 0)
+    teacher.load_state_dict(torch.load(source, weights_only=True)["model"])
+    return teacher.eval()
 
 
 def store(path: Path, model: torch.nn.Module, steppers: list[torch.optim.Optimizer], step: int) -> None:
@@ -173,8 +204,12 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--teacher", type=Path, help="a checkpoint of demo-assistant to follow")
+    parser.add_argument("--teacher", type=Path, help="a checkpoint or folder of demo-assistant to follow")
     parser.add_argument("--teacher-after", type=int, default=0, help="learn from the data alone before this step")
+    parser.add_argument("--match", type=float, default=0.0, help="weight of the distance to the teacher's states")
+    parser.add_argument("--start", type=Path, help="go on from this published folder's weights, with a new optimiser")
+    parser.add_argument("--bfloat16", action="store_true", help="several times faster where the CPU has it")
+    parser.add_argument("--pause", type=Path, help="wait while this file exists")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     train(arguments)
