@@ -12,22 +12,33 @@ import mlx.core as mx
 
 from app.core.request import Request
 from app.core.step import DecodeRow, RowOutcome, TokenLogprobs
-from app.engine.acceptance import count_accepted
+from app.engine.acceptance import MODES, accept, fit_vocabulary
 from app.engine.alone import AloneRunner
 from app.engine.drafters import Outcome, Proposal
 from app.engine.drafters.registry import Drafters
 from app.engine.launch import Launched, Scores, feed, score
 from app.engine.runner import Runner
-from app.engine.sampling import SampledRow, adjust, draw
+from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
 
 DRAFT_TIMING_INTERVAL = 32
 """Every so many cycles the drafts are evaluated on their own, so that the governor knows what they cost."""
 
 
 class Decoder:
-    """Runs decode steps over one runner. `requests` is the engine's live view of the admitted requests."""
+    """Runs decode steps over one runner. `requests` is the engine's live view of the admitted requests, `acceptance`
+    one of the rules in `acceptance.py`."""
 
-    def __init__(self, runner: Runner | AloneRunner, drafters: Drafters, requests: Mapping[str, Request]) -> None:
+    def __init__(
+        self,
+        runner: Runner | AloneRunner,
+        drafters: Drafters,
+        requests: Mapping[str, Request],
+        *,
+        acceptance: str = "coupled",
+    ) -> None:
+        if acceptance not in MODES:
+            raise ValueError(f"acceptance must be one of {', '.join(MODES)}, not {acceptance}")
+        self._rejects = acceptance == "rejection"
         self.runner = runner
         self.drafters = drafters
         self.requests = requests
@@ -96,8 +107,8 @@ class Decoder:
         drawn = draw(adjust(logits, sampled, fed if pending else None), sampled)
         return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
 
-    def _sampled(self, row: DecodeRow, pending: int = 0) -> SampledRow:
-        return SampledRow(self.requests[row.sequence_id].sampling, row.tokens, row.prompt_length, pending)
+    def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
+        return SampledRow(self.requests[row.sequence_id].sampling, row.tokens, row.prompt_length, pending, salt)
 
     def _scores(self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow]) -> Scores | None:
         wanted = [self.requests[row.sequence_id].sampling.top_logprobs for row in rows]
@@ -115,9 +126,10 @@ class Decoder:
         for index, row in enumerate(rows):
             if row.num_draft_tokens and row.method in self.drafters.available:
                 parts.setdefault(row.method, []).append(index)
+        salt = DRAFT_SALT if self._rejects else 0
         proposals = {
             method: self.drafters.available[method].propose(
-                [rows[index] for index in members], [self._sampled(rows[index]) for index in members]
+                [rows[index] for index in members], [self._sampled(rows[index], salt=salt) for index in members]
             )
             for method, members in parts.items()
         }
@@ -149,8 +161,10 @@ class Decoder:
             logits = mx.take_along_axis(logits, places[..., None], axis=1)
         logits = logits.astype(mx.float32)
         sampled = [self._sampled(row) for row in rows]
-        drawn = draw(adjust(logits, sampled, drafts), sampled)
-        accepted = count_accepted(drafts, drawn, proposal.counts)
+        draft_logits = proposal.logits if self._rejects else None
+        drawn, accepted = accept(
+            drafts, adjust(logits, sampled, drafts), sampled, proposal.counts, draft_logits=draft_logits
+        )
         scores = self._scores(logits, drawn, rows)
         packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
         mx.async_eval(packed, *(scores.arrays() if scores else ()))
@@ -186,13 +200,33 @@ def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> P
         return proposals[0][1]
     counts, reasons = [0] * rows, [""] * rows
     drafts: list[mx.array | None] = [None] * rows
+    logits: list[mx.array | None] = [None] * rows
     for members, proposal in proposals:
         for place, index in enumerate(members):
             counts[index], reasons[index] = proposal.counts[place], proposal.reasons[place]
             drafts[index] = None if proposal.tokens is None else proposal.tokens[place]
+            logits[index] = None if proposal.logits is None else proposal.logits[place]
     width = max(counts)
-    tokens = mx.stack([_padded(row, width) for row in drafts]) if width else None
-    return Proposal(tokens, tuple(counts), tuple(reasons))
+    if not width:
+        return Proposal(None, tuple(counts), tuple(reasons))
+    tokens = mx.stack([_padded(row, width) for row in drafts])
+    return Proposal(tokens, tuple(counts), tuple(reasons), _merged_logits(tokens, logits))
+
+
+def _merged_logits(tokens: mx.array, logits: Sequence[mx.array | None]) -> mx.array | None:
+    """float32 [rows, K, vocabulary]: a row without any, whose drafts were the only choice, gets certainty of them."""
+    vocabulary = max((row.shape[-1] for row in logits if row is not None), default=0)
+    if not vocabulary:
+        return None
+    certain = mx.where(tokens[..., None] == mx.arange(vocabulary), 0.0, -mx.inf)
+    rows = []
+    for index, row in enumerate(logits):
+        if row is None:
+            rows.append(certain[index])
+        else:
+            fitted = fit_vocabulary(row[None], vocabulary)[0]
+            rows.append(mx.concatenate([fitted, certain[index, row.shape[0] :]]))
+    return mx.stack(rows)
 
 
 def _padded(drafts: mx.array | None, width: int) -> mx.array:

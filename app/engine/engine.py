@@ -23,14 +23,22 @@ from app.engine.runner import Runner, StateRow
 class Engine:
     """`EnginePort` over mlx. One thread loads, steps and frees it."""
 
-    def __init__(self, runner: Runner | AloneRunner, drafters: Drafters, limits: EngineLimits, prefixes: PrefixCache):
+    def __init__(
+        self,
+        runner: Runner | AloneRunner,
+        drafters: Drafters,
+        limits: EngineLimits,
+        prefixes: PrefixCache,
+        *,
+        acceptance: str = "coupled",
+    ) -> None:
         self.runner = runner
         self.drafters = drafters
         self._limits = limits
         self.prefixes = prefixes
         self._requests: dict[str, Request] = {}
         self._checkpoints: dict[str, dict[int, StateRow]] = {}
-        self._decoder = Decoder(runner, drafters, self._requests)
+        self._decoder = Decoder(runner, drafters, self._requests, acceptance=acceptance)
 
     @property
     def limits(self) -> EngineLimits:
@@ -171,4 +179,4 @@ def open_engine(unit: LoadedUnit) -> Engine:
         drafters=tuple(drafters.available),
         unavailable=drafters.unavailable,
     )
-    return Engine(runner, drafters, limits, prefixes)
+    return Engine(runner, drafters, limits, prefixes, acceptance=specification.acceptance)

@@ -3,7 +3,8 @@
 `x = argmax(logits + gumbel(key(seed, position)))` is a draw from softmax(logits) (the Gumbel-max trick); at
 temperature 0 it is argmax. The noise depends on nothing else, so the text is the same alone or in a batch, with or
 without drafts, and a drafter that draws with the same key agrees as often as the distributions allow
-(arXiv 2408.07978).
+(arXiv 2408.07978). A salt makes streams of noise that are independent of the target's own: rejection sampling draws its
+drafts and its acceptances with them.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ import mlx.core as mx
 
 from app.core.request import SamplingParameters
 
+DRAFT_SALT = 0xA24BAED4963EE407
+ACCEPTANCE_SALT = 0x9FB21C651E98DF25
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -26,6 +29,8 @@ class SampledRow:
     prompt_length: int
     pending: int = 0
     """Tokens of this row that are drawn but not yet read by the host (one while a forward is launched ahead)."""
+    salt: int = 0
+    """Which stream of noise it draws with; 0 is the target's own."""
 
     @property
     def position(self) -> int:
@@ -33,21 +38,37 @@ class SampledRow:
         return len(self.tokens) - self.prompt_length + self.pending
 
 
-def noise_key(seed: int, position: int) -> tuple[int, int]:
-    """Two words of 32 bits from splitmix64 (Steele, Lea, Flood 2014) of the seed and the output position."""
-    value = (seed * _GOLDEN + (position + 1) * 0xD1B54A32D192ED03) & _MASK
+def noise_key(seed: int, position: int, salt: int = 0) -> tuple[int, int]:
+    """Two words of 32 bits from splitmix64 (Steele, Lea, Flood 2014) of the seed, the output position and a salt."""
+    value = (seed * _GOLDEN + (position + 1) * 0xD1B54A32D192ED03 & _MASK) ^ salt
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     value ^= value >> 31
     return value >> 32, value & 0xFFFFFFFF
 
 
-def gumbel_noise(rows: Sequence[SampledRow], slots: int, vocabulary: int) -> mx.array:
-    """float32 [rows, slots, vocabulary]; slot i belongs to output position `row.position + i`."""
-    keys = [noise_key(row.parameters.seed, row.position + slot) for row in rows for slot in range(slots)]
+def noise_keys(rows: Sequence[SampledRow], slots: int, *, salt: int = 0) -> mx.array:
+    """uint32 [rows, slots, 2]; slot i belongs to output position `row.position + i`."""
+    keys = [
+        [noise_key(row.parameters.seed, position, row.salt ^ salt) for position in range(start, start + slots)]
+        for row in rows
+        for start in (row.position,)
+    ]
+    return mx.array(keys, dtype=mx.uint32)
+
+
+def gumbel_noise(keys: mx.array, vocabulary: int) -> mx.array:
+    """float32 [rows, slots, vocabulary] of standard Gumbel noise, by `keys` uint32 [rows, slots, 2]."""
     draw = mx.vmap(lambda key: mx.random.gumbel((vocabulary,), key=key))
-    noise: mx.array = draw(mx.array(keys, dtype=mx.uint32))
-    return noise.reshape(len(rows), slots, vocabulary)
+    noise: mx.array = draw(keys.reshape(-1, 2))
+    return noise.reshape(*keys.shape[:2], vocabulary)
+
+
+def unit_noise(keys: mx.array) -> mx.array:
+    """float32 [rows, slots], uniform in (0, 1] and never 0, by `keys` uint32 [rows, slots, 2]."""
+    draw = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))
+    below_one: mx.array = draw(keys.reshape(-1, 2))
+    return 1.0 - below_one.reshape(keys.shape[:2])
 
 
 def adjust(logits: mx.array, rows: Sequence[SampledRow], fed: mx.array | None) -> mx.array:
@@ -126,15 +147,19 @@ def draw(logits: mx.array, rows: Sequence[SampledRow], *, noise_vocabulary: int 
     if not any(sampling):
         return greedy
     slots, vocabulary = logits.shape[1:]
-    temperature = [
-        max(row.parameters.temperature, 1e-6) if hot else 1.0 for row, hot in zip(rows, sampling, strict=True)
-    ]
-    scaled = truncate(logits / _column(temperature), [row.parameters for row in rows])
-    noise = gumbel_noise(rows, slots, max(vocabulary, noise_vocabulary or 0))[..., :vocabulary]
-    drawn = mx.argmax(scaled + noise, axis=-1).astype(mx.int32)
+    noise = gumbel_noise(noise_keys(rows, slots), max(vocabulary, noise_vocabulary or 0))[..., :vocabulary]
+    drawn = mx.argmax(shape_logits(logits, rows) + noise, axis=-1).astype(mx.int32)
     if all(sampling):
         return drawn
     return mx.where(mx.array(sampling)[:, None], drawn, greedy)
+
+
+def shape_logits(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
+    """`logits` float32 [rows, slots, vocabulary] after temperature and truncation: their softmax is what a row draws
+    from. Rows at temperature 0 stay unscaled: who draws them takes the argmax instead."""
+    values = [row.parameters.temperature for row in rows]
+    temperature = [max(value, 1e-6) if value > 0 else 1.0 for value in values]
+    return truncate(logits / _column(temperature), [row.parameters for row in rows])
 
 
 def truncate(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:

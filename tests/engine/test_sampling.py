@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 
 from app.core.request import SamplingParameters
 from app.engine.acceptance import count_accepted
-from app.engine.sampling import SampledRow, adjust, draw, gumbel_noise, noise_key, truncate
+from app.engine.sampling import (
+    ACCEPTANCE_SALT,
+    DRAFT_SALT,
+    SampledRow,
+    adjust,
+    draw,
+    gumbel_noise,
+    noise_key,
+    noise_keys,
+    truncate,
+    unit_noise,
+)
 
 
 def row(tokens: list[int] | None = None, prompt_length: int = 0, **parameters: object) -> SampledRow:
@@ -17,15 +28,15 @@ def row(tokens: list[int] | None = None, prompt_length: int = 0, **parameters: o
 
 
 def test_the_same_seed_and_position_give_the_same_noise_in_any_batch() -> None:
-    alone = gumbel_noise([row(seed=7)], 3, 50)
-    together = gumbel_noise([row(seed=1), row(seed=7), row(seed=2)], 3, 50)
+    alone = gumbel_noise(noise_keys([row(seed=7)], 3), 50)
+    together = gumbel_noise(noise_keys([row(seed=1), row(seed=7), row(seed=2)], 3), 50)
     assert mx.array_equal(alone[0], together[1])
     assert not mx.array_equal(together[0], together[1])
 
 
 def test_slot_i_has_the_noise_of_output_position_i() -> None:
-    first = gumbel_noise([row(seed=7)], 4, 20)
-    later = gumbel_noise([row([1, 2], seed=7)], 2, 20)
+    first = gumbel_noise(noise_keys([row(seed=7)], 4), 20)
+    later = gumbel_noise(noise_keys([row([1, 2], seed=7)], 2), 20)
     assert mx.array_equal(first[0, 2:], later[0])
 
 
@@ -34,6 +45,28 @@ def test_a_noise_key_is_two_words(seed: int, position: int) -> None:
     high, low = noise_key(seed, position)
     assert 0 <= high < 2**32
     assert 0 <= low < 2**32
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 10**6))
+def test_a_salt_makes_another_stream(seed: int, position: int) -> None:
+    keys = {noise_key(seed, position, salt) for salt in (0, DRAFT_SALT, ACCEPTANCE_SALT, DRAFT_SALT ^ ACCEPTANCE_SALT)}
+    assert len(keys) == 4
+
+
+def test_a_row_draws_from_the_stream_of_its_salt() -> None:
+    plain, salted = row(seed=7), SampledRow(SamplingParameters(seed=7), [], 0, salt=DRAFT_SALT)
+    assert mx.array_equal(noise_keys([salted], 5), noise_keys([plain], 5, salt=DRAFT_SALT))
+    logits = mx.zeros((1, 40, 50))
+    assert not mx.array_equal(draw(logits, [plain]), draw(logits, [salted]))
+
+
+def test_the_noise_of_acceptance_lies_above_zero_and_reaches_at_most_one() -> None:
+    keys = mx.random.randint(0, 2**31 - 1, (1000, 1000, 2), key=mx.random.key(5)).astype(mx.uint32)
+    noise = unit_noise(keys)
+    assert noise.shape == (1000, 1000)
+    assert float(mx.min(noise)) >= 2.0**-24, "1 - u, with u a float32 below 1"
+    assert float(mx.max(noise)) <= 1.0
+    assert abs(float(mx.mean(noise)) - 0.5) < 0.002
 
 
 def test_drawing_follows_the_distribution() -> None:

@@ -1,0 +1,242 @@
+"""Rejection sampling: the emitted tokens follow the target's distribution, and drafts stay as often as is possible.
+
+Every row of a batch is one experiment with a seed of its own. Target and draft are tables: the distribution of a token
+given the one before it. Two tokens are told in one cycle, or in two where the first draft was rejected, so that noise
+of a position that was drafted before and is drafted again must not know what was rejected.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from app.core.request import Request, SamplingParameters
+from app.engine.acceptance import Residual, accept, reject, residual
+from app.engine.drafters.chain import Chain
+from app.engine.engine import Engine
+from app.engine.prefix_cache import PrefixCache
+from app.engine.sampling import DRAFT_SALT, SampledRow
+from tests.engine.chi_square import Floats, distribution, fits
+from tests.engine.driving import Driver, build, naive
+from tests.engine.schedules import models
+
+MANY, FEWER = 100_000, 20_000
+SIZE = 10
+START = 0
+"""The token before the first one."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Target and draft, [before, next], and how both are sampled."""
+
+    target: Floats
+    draft: Floats
+    parameters: SamplingParameters = field(default_factory=SamplingParameters)
+
+    def exact(self, table: Floats) -> Floats:
+        return np.stack([distribution(row.tolist(), self.parameters) for row in table])
+
+
+def tables(seed: int, sharpness: float) -> tuple[Floats, Floats]:
+    """A random table and a noisy copy."""
+    chance = np.random.default_rng(seed)
+    target = chance.normal(size=(SIZE, SIZE)) * sharpness
+    draft = target + chance.normal(size=(SIZE, SIZE)) * 0.8
+    return np.exp(target) / np.exp(target).sum(-1, keepdims=True), np.exp(draft) / np.exp(draft).sum(-1, keepdims=True)
+
+
+def without(table: Floats, *tokens: int) -> Floats:
+    cut = table.copy()
+    cut[:, tokens] = 0
+    result: Floats = cut / cut.sum(-1, keepdims=True)
+    return result
+
+
+def pairs() -> dict[str, Pair]:
+    near, far = tables(1, 1.0), tables(2, 2.0)
+    return {
+        "near": Pair(*near),
+        "far apart": Pair(far[0], near[1]),
+        "the same": Pair(near[0], near[0]),
+        "draft with zeros": Pair(near[0], without(near[1], 0, 3, 9)),
+        "target with zeros": Pair(without(near[0], 1, 4), near[1]),
+        "zeros on both sides": Pair(without(near[0], 1, 4), without(near[1], 4, 8)),
+        "disjoint": Pair(without(near[0], 0, 1, 2, 3, 4), without(near[1], 5, 6, 7, 8, 9)),
+        "temperature": Pair(*far, SamplingParameters(temperature=0.6)),
+        "top-k": Pair(*near, SamplingParameters(top_k=4)),
+        "top-p": Pair(*near, SamplingParameters(temperature=1.3, top_p=0.7)),
+        "min-p": Pair(*near, SamplingParameters(min_p=0.2)),
+        "everything": Pair(*near, SamplingParameters(temperature=0.8, top_k=6, top_p=0.9, min_p=0.1)),
+    }
+
+
+def logits_after(table: Floats, before: mx.array) -> mx.array:
+    """float32 [rows, 1, SIZE]."""
+    return mx.log(mx.array(table.astype(np.float32)))[before][:, None]
+
+
+def cycle(pair: Pair, before: mx.array, position: int, width: int, remainder: Residual) -> tuple[mx.array, mx.array]:
+    """One cycle of all rows with `width` drafts from output position `position`: drawn and accepted."""
+    count = before.shape[0]
+    rows = [SampledRow(msgspec.structs.replace(pair.parameters, seed=seed), [0] * position, 0) for seed in range(count)]
+    chain = Chain([SampledRow(row.parameters, row.tokens, 0, salt=DRAFT_SALT) for row in rows], SIZE)
+    fed = [before]
+    for _ in range(width):
+        fed.append(chain.pick(logits_after(pair.draft, fed[-1]))[:, 0])
+    drafts, draft_logits = chain.result()
+    logits = mx.concatenate([logits_after(pair.target, token) for token in fed], axis=1)
+    drawn, accepted = reject(drafts, logits, rows, [width] * count, draft_logits, remainder=remainder)
+    mx.eval(drawn, accepted)
+    return drawn, accepted
+
+
+def two_tokens(
+    pair: Pair, count: int, remainder: Residual = residual
+) -> tuple[NDArray[np.int64], NDArray[np.int64], float]:
+    """First and second token of every row, and how often the first draft was accepted."""
+    before = mx.full((count,), START, dtype=mx.int32)
+    drawn, accepted = cycle(pair, before, 0, 2, remainder)
+    again, _ = cycle(pair, drawn[:, 0], 1, 1, remainder)
+    second = mx.where(accepted > 0, drawn[:, 1], again[:, 0])
+    return np.array(drawn[:, 0]), np.array(second), float(mx.mean((accepted > 0).astype(mx.float32)))
+
+
+def follows(pair: Pair, first: NDArray[np.int64], second: NDArray[np.int64]) -> tuple[bool, bool]:
+    """Whether the first tokens, and the pairs of both, fit the target."""
+    table = pair.exact(pair.target)
+    counts = np.zeros((SIZE, SIZE), dtype=np.int64)
+    np.add.at(counts, (first, second), 1)
+    joint = table[START][:, None] * table
+    return fits(counts.sum(axis=1), table[START]), fits(counts.ravel(), joint.ravel())
+
+
+@pytest.mark.parametrize("name", pairs())
+def test_emitted_tokens_follow_the_target_and_drafts_stay_as_often_as_possible(name: str) -> None:
+    pair, count = pairs()[name], MANY if name in {"near", "zeros on both sides", "everything"} else FEWER
+    first, second, rate = two_tokens(pair, count)
+    assert follows(pair, first, second) == (True, True)
+    optimum = float(np.minimum(pair.exact(pair.target)[START], pair.exact(pair.draft)[START]).sum())
+    assert rate == pytest.approx(optimum, abs=2 / count**0.5), "sum of min(p, q); four standard deviations"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda target, _: target,
+        lambda target, draft: mx.where(draft > 0, mx.abs(target - draft), target),
+        lambda target, draft: mx.maximum(target - 0.5 * draft, 0.0),
+    ],
+    ids=["p instead of p - q", "absolute difference", "half of q"],
+)
+def test_the_same_test_fails_when_the_residual_is_wrong(wrong: Callable[[mx.array, mx.array], mx.array]) -> None:
+    pair = pairs()["near"]
+    first, second, _ = two_tokens(pair, FEWER, wrong)
+    assert follows(pair, first, second) == (False, False)
+
+
+def test_the_same_test_fails_when_drafts_share_the_noise_of_the_target() -> None:
+    pair = pairs()["near"]
+    rows = [SampledRow(SamplingParameters(seed=seed), [], 0) for seed in range(FEWER)]
+    chain = Chain(rows, SIZE)
+    before = mx.full((FEWER,), START, dtype=mx.int32)
+    chain.pick(logits_after(pair.draft, before))
+    drafts, draft_logits = chain.result()
+    logits = mx.broadcast_to(logits_after(pair.target, before), (FEWER, 2, SIZE))
+    drawn, _ = reject(drafts, logits, rows, [1] * FEWER, draft_logits)
+    counts = np.bincount(np.array(drawn[:, 0]), minlength=SIZE)
+    assert not fits(counts, pair.exact(pair.target)[START])
+
+
+def row(temperature: float, seed: int = 1) -> SampledRow:
+    return SampledRow(SamplingParameters(temperature=temperature, seed=seed), [], 0)
+
+
+def test_a_token_that_the_target_excludes_is_never_accepted() -> None:
+    logits = mx.array([[[0.0, -mx.inf, 0.0]] * 2])
+    certain = mx.array([[[-mx.inf, 0.0, -mx.inf]]])
+    for seed in range(200):
+        drawn, accepted = reject(mx.array([[1]]), logits, [row(1.0, seed)], [1], certain)
+        assert accepted.item() == 0
+        assert drawn[0, 0].item() != 1
+
+
+def test_padding_is_rejected_and_a_row_without_drafts_draws_plainly() -> None:
+    rows = [row(1.0, 4), row(1.0, 5)]
+    logits = mx.random.normal((2, 3, 12), key=mx.random.key(2))
+    drafts = mx.array([[3, 3], [0, 0]], dtype=mx.int32)
+    same = logits[:, :2]
+    drawn, accepted = accept(drafts, logits, rows, [1, 0], draft_logits=same)
+    assert accepted.tolist() == [1, 0], "p = q is always accepted, but only where there is a draft"
+    plain, _ = accept(drafts, logits, rows, [0, 0])
+    assert drawn[0, 1].item() == plain[0, 1].item(), "the bonus has the target's own noise at its position"
+    assert drawn[1, 0].item() == plain[1, 0].item()
+
+
+def test_a_greedy_row_beside_a_sampling_one_keeps_the_rule_of_equality() -> None:
+    logits = mx.random.normal((2, 3, 12), key=mx.random.key(3))
+    greedy = mx.argmax(logits, axis=-1)
+    drafts = mx.stack([greedy[0, :2], greedy[1, :2]]).astype(mx.int32)
+    drafts[0, 1] = (drafts[0, 1] + 1) % 12
+    drawn, accepted = accept(drafts, logits, [row(0.0), row(1.0)], [2, 2], draft_logits=logits[:, :2])
+    assert accepted.tolist() == [1, 2]
+    assert mx.array_equal(drawn[0], greedy[0])
+
+
+def test_a_draft_with_fewer_tokens_than_the_target_is_padded() -> None:
+    logits = mx.random.normal((1, 2, 12), key=mx.random.key(4))
+    _, accepted = accept(mx.array([[2]]), logits, [row(1.0)], [1], draft_logits=mx.array([[[-9.0, -9.0, 9.0]]]))
+    assert accepted.tolist() in ([0], [1])
+
+
+def test_without_draft_probabilities_the_rule_is_the_coupled_one() -> None:
+    logits = mx.random.normal((1, 3, 12), key=mx.random.key(5))
+    drawn, accepted = accept(mx.zeros((1, 2), dtype=mx.int32), logits, [row(1.0)], [2])
+    drafts = drawn[:, :2]
+    again, all_of_them = accept(drafts, logits, [row(1.0)], [2])
+    assert mx.array_equal(drawn, again)
+    assert all_of_them.tolist() == [2]
+    assert accepted.tolist()[0] <= 2  # type: ignore[index, operator]
+
+
+def answer(sampling: SamplingParameters, *, methods: tuple[str, ...], schedule: int, rows: int = 1) -> list[list[int]]:
+    """What an engine with rejection sampling says to some prompts."""
+    target, draft = models("qwen3", False)
+    parts = build(target, draft=draft)
+    engine = Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance="rejection")
+    driver = Driver(engine, random.Random(schedule), methods)
+    for index in range(rows):
+        driver.admit(Request(id=str(index), prompt_tokens=PROMPTS[index], max_tokens=24, sampling=sampling))
+    while driver.live:
+        driver.step()
+    return [driver.finished[str(index)].output for index in range(rows)]
+
+
+PROMPTS = ((1, 2, 3), (5, 6, 5, 6, 5, 6), (9, 8, 7, 6))
+
+
+@pytest.mark.parametrize("methods", [("draft_model",), ("ngram",), ("draft_model", "ngram")])
+@pytest.mark.parametrize("schedule", range(4))
+def test_greedy_requests_say_what_the_naive_loop_says(methods: tuple[str, ...], schedule: int) -> None:
+    greedy = SamplingParameters(temperature=0.0)
+    told = answer(greedy, methods=methods, schedule=schedule, rows=3)
+    assert told == [naive(models("qwen3", False)[0], prompt, 24, greedy) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("methods", [("draft_model",), ("draft_model", "ngram")])
+def test_the_same_seed_and_schedule_say_the_same_again(methods: tuple[str, ...]) -> None:
+    sampling = SamplingParameters(temperature=1.0, seed=77, top_p=0.95)
+    first = answer(sampling, methods=methods, schedule=8, rows=3)
+    assert first == answer(sampling, methods=methods, schedule=8, rows=3)
+    assert all(len(tokens) == 24 for tokens in first)
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    parts = build(models("qwen3", False)[0])
+    with pytest.raises(ValueError, match="coupled, rejection"):
+        Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance="hope")
