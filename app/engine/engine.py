@@ -169,6 +169,8 @@ def open_engine(unit: LoadedUnit) -> Engine:
             target_vocabulary=unit.vocabulary_size,
             chunk_tokens=chunk,
             why_no_model=specification.draft_unavailable,
+            prompt_lookup_min=specification.prompt_lookup_min,
+            prompt_lookup_max=specification.prompt_lookup_max,
         )
     )
     runner.tap(drafters.taps)

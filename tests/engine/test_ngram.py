@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from app.core.step import DecodeRow
 from app.engine.drafters import Outcome
 from app.engine.drafters.ngram import Ngram
+from app.engine.drafters.registry import DraftSource, open_drafters
 from app.engine.drafters.suffixes import Suffixes
+from tests.tiny import tiny_model
 
 
 def naive_next(texts: Sequence[Sequence[int]], known: Sequence[int], shortest: int, longest: int) -> int | None:
@@ -152,3 +154,38 @@ def test_rows_with_and_without_a_match_share_one_rectangle() -> None:
 def test_bounds_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="between 1 and 4"):
         Ngram(prompt_lookup_min=5, prompt_lookup_max=4)
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "text", "drafts"),
+    [
+        (None, None, [1, 2, 3, 9, 1, 2], [3]),
+        (3, None, [1, 2, 3, 9, 1, 2], []),
+        (3, None, [0, 1, 2, 3, 9, 0, 1, 2], [3]),
+        (None, 1, [1, 2, 3, 9, 2], [3]),
+        (1, 1, [1, 2, 3, 9, 2, 4, 5, 2, 4, 1, 2], [4]),
+        (40, None, [*range(41), *range(40)], [40]),
+    ],
+)
+def test_the_bounds_that_were_chosen_for_a_model_reach_its_drafter(
+    shortest: int | None, longest: int | None, text: list[int], drafts: list[int]
+) -> None:
+    drafter = open_drafters(source(shortest, longest)).available["ngram"]
+    assert isinstance(drafter, Ngram)
+    assert drafts_of(drafter, "a", text, drafts=1) == drafts
+
+
+def test_bounds_that_contradict_each_other_are_told() -> None:
+    assert "between 1 and 4" in open_drafters(source(5, 4)).unavailable["ngram"]
+
+
+def source(shortest: int | None, longest: int | None) -> DraftSource:
+    return DraftSource(
+        offers={},
+        target=tiny_model("qwen3"),
+        target_config={},
+        target_vocabulary=97,
+        chunk_tokens=16,
+        prompt_lookup_min=shortest,
+        prompt_lookup_max=longest,
+    )

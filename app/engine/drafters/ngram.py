@@ -14,6 +14,8 @@ from app.engine.drafters import Drafter, Outcome, Proposal
 from app.engine.drafters.suffixes import Suffixes
 from app.engine.sampling import SampledRow
 
+SHORTEST_MATCH_TOKENS = 2
+LONGEST_MATCH_TOKENS = 32
 ACROSS_TOKENS = 32_768
 
 
@@ -30,8 +32,8 @@ class Ngram(Drafter):
     def __init__(
         self,
         *,
-        prompt_lookup_min: int = 2,
-        prompt_lookup_max: int = 32,
+        prompt_lookup_min: int = SHORTEST_MATCH_TOKENS,
+        prompt_lookup_max: int = LONGEST_MATCH_TOKENS,
         across_requests: bool = False,
         across_tokens: int = ACROSS_TOKENS,
     ) -> None:

@@ -12,7 +12,7 @@ from app.engine.drafters.dflash import DFlash
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.eagle3 import Eagle3
 from app.engine.drafters.mtp import Mtp
-from app.engine.drafters.ngram import Ngram
+from app.engine.drafters.ngram import LONGEST_MATCH_TOKENS, SHORTEST_MATCH_TOKENS, Ngram
 from app.engine.drafters.target import Target
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner
@@ -36,6 +36,8 @@ class DraftSource:
     target_vocabulary: int
     chunk_tokens: int
     why_no_model: str = ""
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,15 @@ def _reads_features(kind: type[DFlash | Eagle3 | Mtp]) -> Callable[[DraftSource]
     return build
 
 
-def _ngram(_: DraftSource) -> Drafter | str:
-    return Ngram()
+def _ngram(source: DraftSource) -> Drafter | str:
+    shortest, longest = source.prompt_lookup_min, source.prompt_lookup_max
+    try:
+        return Ngram(
+            prompt_lookup_min=shortest or min(SHORTEST_MATCH_TOKENS, longest or SHORTEST_MATCH_TOKENS),
+            prompt_lookup_max=longest or max(LONGEST_MATCH_TOKENS, shortest or 0),
+        )
+    except ValueError as error:
+        return str(error)
 
 
 REGISTRY: Mapping[str, Callable[[DraftSource], Drafter | str]] = {
