@@ -6,7 +6,7 @@ Both processes ask: the server when it pairs, the worker before it builds. Refus
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from app.core.config_values import Config, text_part
 from app.core.drafter_config import DFlashConfig, DrafterConfig, Eagle3Config, MtpConfig
@@ -19,10 +19,11 @@ MAX_TOKENIZER_BYTES = 128 * 1024 * 1024
 MAX_TEMPLATE_BYTES = 1 << 20
 
 Tensors = Mapping[str, TensorInfo]
+Value = TypeVar("Value")
 
 
-def head_tensors(config: Config, tensors: Tensors) -> dict[str, TensorInfo]:
-    """The multi-token head that lies inside a main model's checkpoint; empty when there is none.
+def head_tensors(config: Config, tensors: Mapping[str, Value]) -> dict[str, Value]:
+    """The multi-token head that lies inside a main model's checkpoint, by name; empty when there is none.
 
     Qwen calls its tensors `mtp.*`; DeepSeek adds layers behind the `num_hidden_layers` that the config counts.
     """

@@ -16,7 +16,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
+from mlx_lm.utils import _get_classes, load_model
 
 from app.core.drafter_folder import FEATURE_METHODS, check_drafter, head_tensors
 from app.core.errors import ModelUnavailable
@@ -124,8 +124,26 @@ def _build(path: str, name: str, make: Callable[[ModelFolder], _Part]) -> _Part:
 def _build_model(folder: ModelFolder) -> _Part:
     """A model of its own, as mlx-lm builds it."""
     _check_supported(folder)
-    model, config = load_model(folder.path, lazy=True, strict=True, trust_remote_code=False)
+    model, config = load_model(
+        folder.path, lazy=True, strict=True, trust_remote_code=False, get_model_classes=_headless_classes
+    )
+    model.__class__ = type(model).__base__
     return _Part(folder.path, model, config, _embedding_rows(model, config), memory.context_tokens(config))
+
+
+def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
+    """mlx-lm's classes of a model; weights of a multi-token head inside its checkpoint are left out.
+
+    mlx-lm strips it from most checkpoints as published, but not from every one that was converted with it.
+    """
+    kind, arguments = _get_classes(config)
+
+    def sanitize(self: nn.Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        kept = kind.sanitize(self, weights) if hasattr(kind, "sanitize") else weights
+        head = head_tensors(config, kept)
+        return {name: value for name, value in kept.items() if name not in head}
+
+    return type(kind.__name__, (kind,), {"sanitize": sanitize, "__module__": kind.__module__}), arguments
 
 
 def _build_draft(spec: ModelSpecification, draft: DraftSpecification, target: _Part) -> _Part:

@@ -1,0 +1,135 @@
+"""Drafters of every method loaded beside one main model, and broken ones refused before a weight is read."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from app.core.errors import ModelUnavailable
+from app.core.messages import DraftSpecification, ModelSpecification
+from app.engine import memory
+from app.engine.engine import open_engine
+from app.engine.loader import LoadedUnit, load_unit
+from tests.engine.published import DRAFT_TOKENS, mtp_weights, write_dflash, write_eagle3, write_mtp
+from tests.tiny import BYTE_VOCABULARY_SIZE, write_tiny_model
+
+WRITERS: dict[str, Callable[[Path], Path]] = {"dflash": write_dflash, "eagle3": write_eagle3, "mtp": write_mtp}
+
+
+def specification(root: Path, *methods: str, family: str = "qwen3") -> ModelSpecification:
+    """A tiny main model with these drafters, each written into a folder called like its method."""
+    target = write_tiny_model(root / "main", family)
+    drafts = []
+    for method in methods:
+        if method == "draft_model":
+            folder = write_tiny_model(root / method, "qwen3", noise=0.03)
+        else:
+            folder = WRITERS[method](root / method)
+        drafts.append(DraftSpecification(f"the-{method}", str(folder), method))
+    return ModelSpecification(id="main", path=str(target), drafts=tuple(drafts), max_rows=2, prefill_chunk_tokens=16)
+
+
+def load(spec: ModelSpecification) -> LoadedUnit:
+    steps = load_unit(spec, slice_bytes=4096)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            unit: LoadedUnit = finished.value
+            return unit
+
+
+def test_several_drafters_are_one_unit(tmp_path: Path) -> None:
+    spec = specification(tmp_path, "dflash", "eagle3", "draft_model")
+    unit = load(spec)
+    assert [(draft.method, draft.id) for draft in unit.drafts] == [
+        ("dflash", "the-dflash"),
+        ("eagle3", "the-eagle3"),
+        ("draft_model", "the-draft_model"),
+    ]
+    sizes = [draft.vocabulary_size for draft in unit.drafts]
+    assert sizes == [BYTE_VOCABULARY_SIZE, DRAFT_TOKENS, BYTE_VOCABULARY_SIZE]
+    modules = (unit.target, *(draft.model for draft in unit.drafts))
+    weights = sum(value.nbytes for module in modules for _, value in tree_flatten(module.parameters()))
+    assert unit.weights_bytes == weights <= memory.estimate(spec)
+    assert set(open_engine(unit).limits.drafters) >= {"dflash", "eagle3", "draft_model", "ngram"}
+
+
+@pytest.mark.parametrize("method", ["dflash", "eagle3"])
+def test_a_loaded_drafter_has_the_weights_that_were_written(tmp_path: Path, method: str) -> None:
+    unit = load(specification(tmp_path, method))
+    written = mx.load(str(tmp_path / method / "model.safetensors"))
+    loaded = dict(tree_flatten(unit.drafts[0].model.parameters()))
+    assert loaded.keys() == written.keys() - {"t2d"}
+    assert all(mx.array_equal(value, written[name]) for name, value in loaded.items())
+    assert unit.drafts[0].max_context_tokens == 4096
+
+
+def test_half_precision_becomes_float32_on_the_cpu_and_tables_stay_whole_numbers(tmp_path: Path) -> None:
+    spec = specification(tmp_path, "eagle3")
+    file = str(tmp_path / "eagle3" / "model.safetensors")
+    halved = {
+        name: value if value.dtype in {mx.int64, mx.bool_} else value.astype(mx.bfloat16)
+        for name, value in mx.load(file).items()
+    }
+    mx.save_safetensors(file, halved)
+    loaded = dict(tree_flatten(load(spec).drafts[0].model.parameters()))
+    wide = mx.float32 if memory.computes_in_float32() else mx.bfloat16
+    assert {value.dtype for name, value in loaded.items() if name != "d2t"} == {wide}
+    assert loaded["d2t"].dtype == mx.int64
+
+
+def test_a_head_is_loaded_from_its_folder_or_from_inside_the_checkpoint(tmp_path: Path) -> None:
+    unit = load(specification(tmp_path / "own", "mtp", family="qwen3_next"))
+    inside = specification(tmp_path / "inside", family="qwen3_next")
+    mx.save_safetensors(str(tmp_path / "inside" / "main" / "model-head.safetensors"), mtp_weights())
+    spec = ModelSpecification(
+        id="main", path=inside.path, drafts=(DraftSpecification("main", inside.path, "mtp"),), max_rows=2
+    )
+    loaded = load(spec)
+    parts = [dict(tree_flatten(each.drafts[0].model.parameters())) for each in (unit, loaded)]
+    assert parts[0].keys() == parts[1].keys()
+    assert all(mx.array_equal(value, parts[1][name]) for name, value in parts[0].items())
+    assert loaded.weights_bytes == unit.weights_bytes <= memory.estimate(spec)
+    assert "mtp" in open_engine(loaded).limits.drafters
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda root: write_dflash(root, num_target_layers=9), "made for 9 layers, the main model has 2"),
+        (lambda root: write_dflash(root, vocab_size=261), "made for 261 tokens"),
+        (
+            lambda root: write_dflash(root, dflash_config={"mask_token_id": 65, "target_layer_ids": [0, 1]}),
+            "mask token 65 is an ordinary token",
+        ),
+        (
+            lambda root: write_dflash(root, dflash_config={"mask_token_id": 259, "target_layer_ids": [1]}),
+            "its fc.weight is 32 x 64, its config and the main model ask for 32 x 32",
+        ),
+        (lambda root: write_dflash(root, num_hidden_layers=3), "its tensors are not those of its config"),
+        (lambda root: write_eagle3(root, draft_vocab_size=41), "its lm_head.weight is 40 x 32"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused(tmp_path: Path, write: Callable[[Path], Path], words: str) -> None:
+    spec = specification(tmp_path)
+    folder = write(tmp_path / "drafter")
+    method = "eagle3" if "eagle" in (folder / "config.json").read_text() else "dflash"
+    before = memory.active()
+    with pytest.raises(ModelUnavailable) as refusal:
+        load(ModelSpecification(id="main", path=spec.path, drafts=(DraftSpecification("d", str(folder), method),)))
+    assert refusal.value.message.startswith(f'{method} drafter "d": ')
+    assert words in refusal.value.message
+    assert str(tmp_path) not in refusal.value.message
+    refusal.value.__traceback__ = refusal.value.__cause__ = refusal.value.__context__ = None
+    memory.release()
+    assert memory.active() - before < 4096
+
+
+def test_a_method_without_a_builder_is_refused(tmp_path: Path) -> None:
+    folder = write_dflash(tmp_path / "drafter")
+    spec = specification(tmp_path)
+    with pytest.raises(ModelUnavailable, match="it is a drafter"):
+        load(ModelSpecification(id="main", path=spec.path, drafts=(DraftSpecification("d", str(folder), "other"),)))
