@@ -68,33 +68,37 @@ def serve(
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
     from app.command.greeting import greeting
-    from app.command.listing import models_on_disk
+    from app.command.listing import models_as_chosen
     from app.main import run
 
     given = {"host": host, "port": port, "policy": policy, "acceptance": acceptance}
     settings = _settings(model_dirs=model_dir or [], drafts=draft or [], speculative_config=speculative_config, **given)
-    rows = models_on_disk(settings)
+    with _told_errors():
+        rows = models_as_chosen(settings)
     raise typer.Exit(run(settings, announce=lambda url: _console().print(greeting(settings, rows, url), crop=False)))
 
 
 @application.command()
 def ls(*, as_json: Json = False) -> None:
     """List the models on disk: kind, size, context, the draft that pairs, and what is wrong. Needs no server."""
-    from app.command.listing import disk_table, models_on_disk, rows_as_json
+    from app.command.listing import disk_table, models_as_chosen, rows_as_json
 
-    rows = models_on_disk(_settings())
+    with _told_errors():
+        rows = models_as_chosen(_settings())
     _show(rows_as_json(rows) if as_json else disk_table(rows))
 
 
 @application.command()
 def ps(*, as_json: Json = False) -> None:
     """Show what the server has loaded: state, memory, methods, requests running and waiting."""
-    from app.command.listing import loaded_table
+    from app.command.listing import loaded_table, stored_choices
     from app.command.server import Server
 
-    with _told_errors(), Server(_settings()) as server:
+    settings = _settings()
+    with _told_errors(), Server(settings) as server:
         snapshot = server.loaded()
-    _show(snapshot if as_json else loaded_table(snapshot))
+        chosen = stored_choices(settings, [model["id"] for model in snapshot.get("models") or ()])
+    _show(snapshot if as_json else loaded_table(snapshot, chosen))
 
 
 @application.command()
@@ -151,27 +155,44 @@ def chat(
         conversation.say(once)
 
 
-@application.command()
+@application.command(epilog="Example: `paceline bench demo-assistant --svg speed.svg --apply`")
 def bench(
+    model: Annotated[str | None, typer.Argument(help="A model's id; without it, us and mlx-lm are compared.")] = None,
     *,
-    case: Annotated[list[str] | None, typer.Option(help="Run only this case; may be repeated.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Measure with this prompt; may be repeated.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Time to measure MODEL; less of it thins the grid.")] = 3.0,
+    svg: Annotated[Path | None, typer.Option(help="Also draw speed by draft length into this file.")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Keep the recommendation for MODEL.")] = False,
+    case: Annotated[list[str] | None, typer.Option(help="Without MODEL: run only this case; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each side takes.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Small models and short texts: does it run at all?")] = False,
     json: Annotated[Path | None, typer.Option(help="Also write all numbers into this file.")] = None,
     cases: Annotated[bool, typer.Option("--list", help="List the cases and leave.")] = False,
 ) -> None:
-    """Measure Paceline and mlx-lm side by side, in turns, in one run."""
+    """Does drafting pay for MODEL on this computer? Without MODEL: Paceline and mlx-lm side by side, in one run."""
+    if model and (case or quick or cases):
+        _fail("--case, --quick and --list compare Paceline with mlx-lm: leave MODEL out, or leave them out")
+    if not model and (prompt or svg or apply):
+        _fail("--prompt, --svg and --apply are about one model: name it, as in `paceline bench MODEL`")
     from app.engine.platform import prepare
 
-    preparation = prepare()
+    note = prepare().reason
+    if model:
+        from app.benchmark.model_command import Wishes, bench_model
+
+        wishes = Wishes(
+            model=model, prompts=tuple(prompt or ()), minutes=minutes, rounds=rounds, json=json, svg=svg, apply=apply
+        )
+        with _told_errors():
+            bench_model(wishes, _settings(), console=_console(), note=note)
+        return
     from app.benchmark.command import UnknownCase, list_cases, run_cases
 
-    console = _console()
-    if cases:
-        console.print(list_cases())
-        return
     try:
-        run_cases(case or [], rounds=rounds, quick=quick, file=json, console=console, note=preparation.reason)
+        if cases:
+            _console().print(list_cases())
+        else:
+            run_cases(case or [], rounds=rounds, quick=quick, file=json, console=_console(), note=note)
     except UnknownCase as error:
         _fail(str(error))
 
@@ -223,10 +244,11 @@ def _settings(*, model_dirs: list[Path] | None = None, drafts: list[str] | None 
 def _told_errors() -> Iterator[None]:
     """Errors that a person can act on become one line and exit code 1; Ctrl-C just leaves."""
     from app.command.server import CommandError
+    from app.core.errors import PacelineError
 
     try:
         yield
-    except CommandError as error:
+    except (CommandError, PacelineError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -169,7 +169,7 @@ def run_hybrid_pair(bench: Bench) -> CaseResult:
     ours.close()
     drafting = series["paceline, draft"]
     checks = (
-        Check("draft / plain", paired_ratio(drafting, series["paceline, plain"]), 1.25),
+        Check("draft / plain", paired_ratio(drafting, series["paceline, plain"]), 1.4),
         acceptance_check(drafting),
     )
     notes = {"epsilon": folders.epsilon, "bare cycle ms": bare.value, **bare.notes}

@@ -25,6 +25,11 @@ class DecodeClock:
         self._started = self._stopped
 
     @property
+    def started(self) -> float:
+        """When every row had spoken, by its clock; 0 before anyone did."""
+        return self._started
+
+    @property
     def tokens_per_second(self) -> float:
         """Rate over the decode phase; 0 when there was none."""
         elapsed = self._stopped - self._started

@@ -15,9 +15,10 @@ from app.benchmark.measure import CaseResult
 from app.benchmark.pairs import Sizes
 from app.benchmark.report import as_document, as_table
 from app.benchmark.server_cases import SERVER_CASES
+from app.benchmark.speculation_cases import SPECULATION_CASES
 from app.benchmark.workshop import Workshop
 
-CASES: dict[str, Case] = {case.name: case for case in (*ENGINE_CASES, *SERVER_CASES)}
+CASES: dict[str, Case] = {case.name: case for case in (*ENGINE_CASES, *SPECULATION_CASES, *SERVER_CASES)}
 FULL, QUICK = Sizes(), Sizes(hidden=192, layers=8)
 TOKENS, QUICK_TOKENS = 128, 32
 DRAFTS = 4

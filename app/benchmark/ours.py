@@ -2,7 +2,7 @@
 
 The scheduler lives as long as the engine, as in the worker, so that the governor keeps what it has measured."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
@@ -25,11 +25,16 @@ AUTOMATIC = SpeculationRequest()
 
 @dataclass(slots=True)
 class Run:
-    """What one loop did. `cycles`: wall seconds and outcome of every decode step."""
+    """What one loop did. `cycles`: wall seconds and outcome of every decode step; `texts`: tokens by request, as asked.
+
+    `prompt_seconds` ends when every row has spoken.
+    """
 
     clock: DecodeClock
     seconds: float = 0.0
+    prompt_seconds: float = 0.0
     tokens: int = 0
+    texts: dict[str, list[int]] = field(default_factory=dict)
     cycles: list[tuple[float, StepResult]] = field(default_factory=list)
     statistics: list[Statistics] = field(default_factory=list)
 
@@ -48,17 +53,15 @@ class Run:
         return {"acceptance": accepted / drafted, "tokens per step": self.tokens / steps}
 
 
-class OurSide:
-    """One loaded unit."""
+OpenEngine = Callable[[LoadedUnit], Engine]
 
-    def __init__(self, folders: PairFolders) -> None:
-        self._specification = ModelSpecification(
-            id=folders.target.name,
-            path=str(folders.target),
-            drafts=(DraftSpecification(folders.draft.name, str(folders.draft)),) if folders.draft else (),
-            prefix_cache_bytes=0,
-        )
-        self.engine: Engine = open_engine(_load(self._specification))
+
+class OurSide:
+    """One loaded unit: a pair of the workshop, or whatever a specification names."""
+
+    def __init__(self, unit: PairFolders | ModelSpecification, *, open_unit: OpenEngine = open_engine) -> None:
+        self._specification = unit if isinstance(unit, ModelSpecification) else specification_of(unit)
+        self.engine: Engine = open_unit(_load(self._specification))
         self._scheduler = Scheduler(self.engine.limits, policy=self._specification.policy)
         self._numbers = count()
 
@@ -68,13 +71,20 @@ class OurSide:
         del self.engine
         mx.clear_cache()
 
-    def run(self, prompts: Sequence[Sequence[int]], tokens: int, speculation: SpeculationRequest) -> Run:
-        """Generate greedily for all prompts at once."""
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        speculation: SpeculationRequest,
+        stop_token_ids: frozenset[int] = frozenset(),
+    ) -> Run:
+        """Generate greedily for all prompts at once, `tokens` each unless a stop token comes first."""
         requests = [
             Request(
                 id=f"bench-{next(self._numbers)}",
                 prompt_tokens=tuple(prompt),
                 max_tokens=tokens,
+                stop_token_ids=stop_token_ids,
                 sampling=SamplingParameters(temperature=0.0),
                 speculation=speculation,
             )
@@ -82,11 +92,12 @@ class OurSide:
         ]
         for request in requests:
             self._scheduler.submit(request)
-        run = Run(DecodeClock(request.id for request in requests))
+        run = Run(DecodeClock(request.id for request in requests), texts={request.id: [] for request in requests})
         started = perf_counter()
         while self._scheduler.has_work:
             self._step(run)
         run.seconds = perf_counter() - started
+        run.prompt_seconds = max(0.0, run.clock.started - started)
         return run
 
     def _step(self, run: Run) -> None:
@@ -100,6 +111,7 @@ class OurSide:
         for event in scheduler.commit(result) if plan is not None else ():
             run.tokens += len(event.tokens)
             if event.tokens:
+                run.texts[event.request_id] += event.tokens
                 run.clock.tell(event.request_id, len(event.tokens))
             if event.finish_reason is not None:
                 run.statistics.append(event.statistics)
@@ -116,6 +128,17 @@ class OurSide:
         """One request from prompt to last token: tokens per second."""
         run = self.run([prompt], tokens, speculation)
         return Sample(run.tokens_per_second, run.notes())
+
+
+def specification_of(folders: PairFolders, *, policy: str = "single") -> ModelSpecification:
+    """A pair of the workshop, without a prefix cache: every turn reads its prompt."""
+    return ModelSpecification(
+        id=folders.target.name,
+        path=str(folders.target),
+        drafts=(DraftSpecification(folders.draft.name, str(folders.draft)),) if folders.draft else (),
+        policy=policy,
+        prefix_cache_bytes=0,
+    )
 
 
 def _load(specification: ModelSpecification) -> LoadedUnit:

@@ -16,15 +16,16 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 46
 HEADER, LEGEND_ROW = 44, 22
 TICKS = 5
 STYLE = """
-svg { --back: #ffffff; --ink: #1f2328; --faint: #d8dee4; --soft: #59636e;
+.paceline-plot { --back: #ffffff; --ink: #1f2328; --faint: #d8dee4; --soft: #59636e;
   --line-0: #0072b2; --line-1: #c2410c; --line-2: #067a57; --line-3: #9d4a8c; --line-4: #7a5d00; }
-@media (prefers-color-scheme: dark) { svg { --back: #0d1117; --ink: #e6edf3; --faint: #30363d; --soft: #9198a1;
-  --line-0: #58b4f0; --line-1: #ff9b57; --line-2: #3fd0a0; --line-3: #e39bd2; --line-4: #d9b94a; } }
-text { font: 12px system-ui, sans-serif; fill: var(--ink); }
-.title { font-size: 16px; font-weight: 600; } .panel { font-weight: 600; } .tick { fill: var(--soft); }
-.back { fill: var(--back); } .grid { stroke: var(--faint); } .line { fill: none; stroke-width: 2; }
-.plain { stroke: var(--ink); stroke-width: 1.5; stroke-dasharray: 7 4; fill: none; }
-.governor { stroke: var(--soft); stroke-width: 2; stroke-dasharray: 2 4; fill: none; }
+@media (prefers-color-scheme: dark) { .paceline-plot { --back: #0d1117; --ink: #e6edf3; --faint: #30363d;
+  --soft: #9198a1; --line-0: #58b4f0; --line-1: #ff9b57; --line-2: #3fd0a0; --line-3: #e39bd2; --line-4: #d9b94a; } }
+.paceline-plot text { font: 12px system-ui, sans-serif; fill: var(--ink); }
+.paceline-plot .title { font-size: 16px; font-weight: 600; } .paceline-plot .panel { font-weight: 600; }
+.paceline-plot .tick { fill: var(--soft); } .paceline-plot .back { fill: var(--back); }
+.paceline-plot .grid { stroke: var(--faint); } .paceline-plot .line { fill: none; stroke-width: 2; }
+.paceline-plot .plain { stroke: var(--ink); stroke-width: 1.5; stroke-dasharray: 7 4; }
+.paceline-plot .governor { stroke: var(--soft); stroke-width: 2; stroke-dasharray: 2 4; }
 """
 COLOURS = 5
 
@@ -56,7 +57,7 @@ def as_svg(sweep: Sweep, title: str) -> str:
     height = header + PANEL_HEIGHT * max(1, math.ceil(len(cells) / columns))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'role="img" aria-labelledby="title">',
+        'class="paceline-plot" role="img" aria-labelledby="title">',
         f'<title id="title">{escape(title)}</title>',
         f"<style>{STYLE}</style>",
         f'<rect class="back" width="{width}" height="{height}"/>',

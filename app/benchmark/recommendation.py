@@ -1,5 +1,6 @@
 """What the measurement says to do, in one line and as a choice to keep. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell
@@ -18,8 +19,8 @@ class Recommendation:
     choice: ModelChoice
 
 
-def recommend(sweep: Sweep, drafts: tuple[str, ...]) -> Recommendation | None:
-    """The best of what was measured, None when no drafting was; `drafts` are the ids of the loaded drafters.
+def recommend(sweep: Sweep, drafters: Mapping[str, str]) -> Recommendation | None:
+    """The best of what was measured, None when no drafting was; `drafters` are the ids of the loaded ones, by method.
 
     A number of drafts is kept where one request runs alone. Where drafting pays for several, the governor chooses:
     no one number suits them all.
@@ -39,9 +40,10 @@ def recommend(sweep: Sweep, drafts: tuple[str, ...]) -> Recommendation | None:
         said.append(f"off at {_rows(off)}")
     named = [point.setting for point in (alone, *paying.values()) if point is not None]
     governed = GOVERNOR in named
+    methods = tuple(dict.fromkeys(setting.method for setting in named))
     choice = ModelChoice(
-        drafts=drafts or None,
-        methods=None if governed else tuple(dict.fromkeys(setting.method for setting in named)),
+        drafts=tuple(name for method, name in drafters.items() if governed or method in methods) or None,
+        methods=None if governed else methods,
         num_draft_tokens=None if governed or paying else named[0].drafts,
         policy="auto" if paying else "single",
     )

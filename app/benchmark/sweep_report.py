@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from app.benchmark.grid import PLAIN, Cell
+from app.benchmark.grid import GOVERNOR, PLAIN, Cell
 from app.benchmark.recommendation import Recommendation
 from app.benchmark.report import describe_machine, describe_versions
 from app.benchmark.sweep import Point, Sweep
@@ -15,8 +15,8 @@ from app.benchmark.sweep import Point, Sweep
 def sweep_table(sweep: Sweep, title: str) -> Table:
     """One row for each setting, cell by cell; the fastest of each cell stands out."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for column in ("Requests, prompt", "Setting", "Tokens/s", "To plain", "Accepted", "Tokens/cycle"):
-        table.add_column(column, justify="left" if column in {"Requests, prompt", "Setting"} else "right", no_wrap=True)
+    for column in ("Rows, prompt", "Setting", "Tokens/s", "x plain", "Accepted", "Per cycle"):
+        table.add_column(column, justify="left" if column in {"Rows, prompt", "Setting"} else "right", no_wrap=True)
     for cell in sweep.cells():
         points = sweep.points_of(cell)
         best = max(points, key=sweep.ratio)
@@ -28,11 +28,11 @@ def sweep_table(sweep: Sweep, title: str) -> Table:
 
 
 def _figures(sweep: Sweep, point: Point) -> tuple[str, str, str, str, str]:
-    name = f"{point.setting.name} ({point.method})" if point.setting.method == "auto" and point.method else ""
+    used = f": {point.method}" if point.setting == GOVERNOR and point.method else ""
     return (
-        name or point.setting.name,
+        point.setting.name + used,
         f"{point.tokens_per_second:.1f}",
-        "" if point.setting == PLAIN else f"{sweep.ratio(point):.2f}x",
+        "" if point.setting == PLAIN else f"{sweep.ratio(point):.2f}",
         "" if point.acceptance is None else f"{100 * point.acceptance:.0f} %",
         "" if point.tokens_per_cycle is None else f"{point.tokens_per_cycle:.2f}",
     )

@@ -57,6 +57,14 @@ class Workshop:
         """The qwen3_next pair."""
         return self._pair("bench-hybrid", make_hybrid_pair)
 
+    def strangers(self) -> PairFolders:
+        """The target of the qwen3 pair and a draft model that never saw it: nothing is accepted."""
+        if "strangers" not in self._made:
+            pair = make_attention_pair(self.sizes, seed=1)
+            draft = write_model(pair.draft, pair.draft_config, self.folder / "bench-stranger")
+            self._made["strangers"] = PairFolders(self.attention_pair().target, draft)
+        return self._made["strangers"]
+
     def copying_target(self) -> PairFolders:
         """The target that repeats a ring of tokens."""
         if "bench-copying" not in self._made:

@@ -20,7 +20,9 @@ from rich.text import Text
 from app.command.figures import bytes_text
 from app.command.listing import models_on_disk
 from app.command.server import address_of
+from app.core.errors import StoreUnavailable
 from app.settings import Settings
+from app.store.store import FILE_NAME, Store
 
 Level = Literal["ok", "warn", "fail"]
 COLOURS: Mapping[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -52,6 +54,7 @@ def examine(settings: Settings) -> list[Finding]:
         check_port,
         check_folders,
         check_models,
+        check_store,
         check_disk,
         check_memory,
     )
@@ -200,6 +203,19 @@ def check_models(settings: Settings) -> Iterator[Finding]:
     for row in rows:
         if row.problem:
             yield Finding("model", "warn", row.problem, "the other models are not affected")
+
+
+def check_store(settings: Settings) -> Iterator[Finding]:
+    """What was chosen and measured can be read."""
+    store = Store(settings.home / FILE_NAME)
+    try:
+        store.choice("")
+    except StoreUnavailable as error:
+        reason, _, action = error.message.rpartition(": ")
+        yield Finding("store", "fail", reason, action)
+    else:
+        yield Finding("store", "ok", str(store.path) if store.path.exists() else "nothing was chosen or measured yet")
+    store.close()
 
 
 def check_disk(settings: Settings) -> Iterator[Finding]:

@@ -10,11 +10,13 @@ from rich.text import Text
 
 from app.api.choosing import Chooser
 from app.api.drafts import DraftFinder
+from app.api.ports import Choices
 from app.command.figures import bytes_text, count_text
 from app.core.choices import ModelChoice
 from app.hub import pairing
 from app.hub.catalog import CatalogModel, default_catalog
 from app.settings import Settings
+from app.store.store import FILE_NAME, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Row:
     path: str
     drafts: tuple[dict[str, str], ...] = ()
     """Id and method of every drafter that it would get."""
+    chosen: str = ""
+    """What is stored for it; empty when nothing is."""
 
 
 class Unchosen:
@@ -41,14 +45,49 @@ class Unchosen:
         return None
 
 
-def models_on_disk(settings: Settings) -> list[Row]:
-    """Every model that the server would offer, with the drafters it would get. Needs no server and loads nothing."""
+def models_on_disk(settings: Settings, choices: Choices | None = None) -> list[Row]:
+    """Every model that the server would offer, with the drafters it would get. Needs no server and loads nothing.
+
+    `choices` is what is stored; None: nothing.
+    """
     catalog = default_catalog(settings.model_dirs)
-    chooser = Chooser(settings, Unchosen(), DraftFinder(catalog, pairing))
-    return [_row(model, chooser) for model in catalog.models()]
+    choices = choices or Unchosen()
+    chooser = Chooser(settings, choices, DraftFinder(catalog, pairing))
+    return [_row(model, chooser, choices.choice(model.id)) for model in catalog.models()]
 
 
-def _row(model: CatalogModel, chooser: Chooser) -> Row:
+def models_as_chosen(settings: Settings) -> list[Row]:
+    """The models on disk with what is stored for them. Raises `StoreUnavailable`."""
+    store = Store(settings.home / FILE_NAME)
+    rows = models_on_disk(settings, store)
+    store.close()
+    return rows
+
+
+def stored_choices(settings: Settings, model_ids: Sequence[str]) -> dict[str, str]:
+    """What is stored for those models that something is stored for, in words. Raises `StoreUnavailable`."""
+    store = Store(settings.home / FILE_NAME)
+    choices = {model_id: store.choice(model_id) for model_id in model_ids}
+    store.close()
+    return {model_id: choice_text(choice) for model_id, choice in choices.items() if choice is not None}
+
+
+def choice_text(choice: ModelChoice) -> str:
+    """The set parts of a choice: "methods dflash, ngram; 7 drafts; policy single"."""
+    length, shortest, longest = choice.num_draft_tokens, choice.prompt_lookup_min, choice.prompt_lookup_max
+    parts = [
+        f"drafters {', '.join(choice.drafts) or 'none'}" if choice.drafts is not None else "",
+        f"methods {', '.join(choice.methods) or 'none'}" if choice.methods is not None else "",
+        f"{length} draft{'s' if length != 1 else ''}" if length is not None else "",
+        f"policy {choice.policy}" if choice.policy else "",
+        f"acceptance {choice.acceptance}" if choice.acceptance else "",
+        f"prompt lookup from {shortest}" if shortest is not None else "",
+        f"prompt lookup to {longest}" if longest is not None else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _row(model: CatalogModel, chooser: Chooser, choice: ModelChoice | None) -> Row:
     chosen = chooser.choose(model) if model.kind == "main" and not model.problem else None
     drafts = chosen.found.drafts if chosen else ()
     return Row(
@@ -61,6 +100,7 @@ def _row(model: CatalogModel, chooser: Chooser) -> Row:
         drafts=tuple({"id": draft.id, "method": draft.method} for draft in drafts),
         problem=model.problem or (chosen.problem if chosen else ""),
         path=str(model.path),
+        chosen=choice_text(choice) if choice else "",
     )
 
 
@@ -70,8 +110,9 @@ def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def disk_table(rows: Sequence[Row]) -> Table:
-    """The table of `ls`."""
-    table = _table("Model", "Kind", "Size", "Context", "Draft", "Problem")
+    """The table of `ls`; what was chosen gets a column when something was."""
+    chosen = ("Chosen",) if any(row.chosen for row in rows) else ()
+    table = _table("Model", "Kind", "Size", "Context", "Draft", *chosen, "Problem")
     for row in rows:
         table.add_row(
             Text(row.id, style="bold"),
@@ -79,13 +120,14 @@ def disk_table(rows: Sequence[Row]) -> Table:
             bytes_text(row.size_bytes) if row.size_bytes else "–",
             count_text(row.context),
             Text(" + ".join(draft["id"] for draft in row.drafts) or row.draft or "–"),
+            *((Text(row.chosen or "–"),) if chosen else ()),
             Text(row.problem, style="red"),
         )
     return table
 
 
-def loaded_table(snapshot: Mapping[str, Any]) -> RenderableType:
-    """The table of `ps`, and below it what keeps a model from being loaded."""
+def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, str]) -> RenderableType:
+    """The table of `ps`, and below it what is chosen for loaded models and what keeps others from being loaded."""
     models, loading = snapshot.get("models") or (), snapshot.get("loading") or {}
     quarantined = snapshot.get("quarantined") or {}
     notes = [Text(f"{name} is not loaded any more: {reason}", style="red") for name, reason in quarantined.items()]
@@ -98,6 +140,7 @@ def loaded_table(snapshot: Mapping[str, Any]) -> RenderableType:
     for model in models:
         _add_loaded(table, model, loading.get(model.get("id")))
     known = {model.get("id") for model in models}
+    notes += [Text(f"Chosen for {name}: {text}", style="dim") for name, text in chosen.items() if name in known]
     for name in sorted(set(loading) - known):
         _add_loaded(table, {"id": name, "state": "loading"}, loading[name])
     return Group(table, *notes)

@@ -62,8 +62,8 @@ def test_ls_shows_the_embedded_models_without_a_server(environment: Mapping[str,
     result = run({**environment, "PACELINE_PORT": "1"}, "ls", "--json")
     assert result.exit_code == 0
     rows = {row["id"]: row for row in json.loads(result.stdout)}
-    assert rows["demo-assistant"]["draft"] == "demo-draft"
-    assert rows["demo-assistant"]["drafts"] == [{"id": "demo-draft", "method": "draft_model"}]
+    assert rows["demo-assistant"]["draft"] == "demo-assistant-dflash"
+    assert rows["demo-assistant"]["drafts"] == [{"id": "demo-assistant-dflash", "method": "dflash"}]
     assert rows["demo-assistant"]["size_bytes"] > 1_000_000
     table = run(environment, "ls").stdout
     assert "demo-assistant" in table

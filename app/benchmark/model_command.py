@@ -1,0 +1,146 @@
+"""`paceline bench MODEL`: does drafting pay for this model on this machine, and how is it set up best?
+
+Loads the model with its drafters in this process, measures, tells, writes the files that were asked for, and keeps the
+measurement, and with `--apply` the recommendation, in the store.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from app.api.resolver import Resolver
+from app.benchmark.grid import MAIN, Cell, cells
+from app.benchmark.measure import Progress
+from app.benchmark.model_side import TOKENS, ModelSide
+from app.benchmark.ours import OurSide
+from app.benchmark.plot import as_svg
+from app.benchmark.prompts import Prompts
+from app.benchmark.recommendation import Recommendation, recommend
+from app.benchmark.sweep import Budget, Sweep, measure
+from app.benchmark.sweep_report import left_out, sweep_document, sweep_table
+from app.core.choices import ModelChoice
+from app.core.errors import InsufficientMemory
+from app.core.messages import ModelSpecification
+from app.engine import memory
+from app.hub import pairing
+from app.hub.catalog import default_catalog
+from app.settings import Settings
+from app.store.store import FILE_NAME, Store
+from app.text.template import TextModel
+from app.worker.client import WorkerClient
+from app.worker.supervisor import Supervisor
+
+SOURCE = "paceline bench"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the command line said."""
+
+    model: str
+    prompts: tuple[str, ...] = ()
+    minutes: float = 3.0
+    rounds: int = 3
+    json: Path | None = None
+    svg: Path | None = None
+    apply: bool = False
+
+
+class EveryMethod:
+    """In the place of the store: any method may run, so that the best drafter of each is found."""
+
+    def choice(self, model_id: str) -> ModelChoice:  # noqa: ARG002 - the same for every model
+        """All methods there are."""
+        return ModelChoice(methods=(*pairing.DRAFT_METHODS, "ngram"))
+
+
+def bench_model(wishes: Wishes, settings: Settings, *, console: Console, note: str = "") -> Sweep:
+    """Measure and tell. Raises a `PacelineError` for a model that cannot be had, or a store that cannot be used."""
+    specification = specification_for(settings, wishes.model)
+    with console.status(f"Loading {specification.id}…") as status:
+        sweep, unavailable = run_sweep(specification, wishes, status.update)
+    drafts = tuple(draft.id for draft in specification.drafts)
+    recommendation = recommend(sweep, {draft.method: draft.id for draft in specification.drafts})
+    title = " + ".join([specification.id, *drafts])
+    console.print(sweep_table(sweep, f"{title} on {memory.device_name()}"))
+    for line in (*unavailable, left_out(sweep)):
+        if line:
+            console.print(Text(line, style="dim"))
+    said = recommendation.text if recommendation else "nothing to compare: no drafting was measured"
+    console.print(Text(f"{specification.id}: {said}", style="bold"))
+    options = {
+        "minutes": wishes.minutes,
+        "rounds": wishes.rounds,
+        "prompts": list(wishes.prompts) or "built in",
+        "device": memory.device_name(),
+        "blas": note,
+    }
+    document = sweep_document(sweep, recommendation, model=specification.id, drafts=drafts, options=options)
+    _write(wishes.json, json.dumps(document, indent=2) + "\n")
+    _write(wishes.svg, as_svg(sweep, f"{title}: speed by draft length"))
+    _keep(Store(settings.home / FILE_NAME), specification.id, document, recommendation if wishes.apply else None)
+    if wishes.apply and recommendation:
+        console.print(Text(f"Stored for {specification.id}; a server uses it when it next loads the model."))
+    return sweep
+
+
+def specification_for(settings: Settings, model_id: str) -> ModelSpecification:
+    """The model with its best drafter of every method, or with those of the settings; stored choices have no say."""
+    catalog = default_catalog(settings.model_dirs)
+    found = Resolver(settings, catalog, WorkerClient(Supervisor()), pairing, EveryMethod()).resolve(model_id)
+    return msgspec.structs.replace(found, policy="auto", methods=(), num_draft_tokens=None)
+
+
+def run_sweep(specification: ModelSpecification, wishes: Wishes, progress: Progress) -> tuple[Sweep, list[str]]:
+    """Load, measure, close; and a line for each method that cannot run."""
+    if memory.estimate(specification) > memory.ceiling_bytes():
+        raise InsufficientMemory(f"{specification.id} does not fit into memory here: choose a smaller model")
+    text = TextModel.load(Path(specification.path))
+    ours = OurSide(specification)
+    try:
+        side = ModelSide(ours, Prompts(text, wishes.prompts), text.stop_token_ids)
+        limits = ours.engine.limits
+        rows = limits.max_rows if limits.rows_may_batch else 1
+        wanted = cells(max_rows=rows, max_context_tokens=limits.max_context_tokens, tokens=TOKENS)
+        sweep = measure(
+            side,
+            affordable(specification, wanted),
+            side.methods,
+            budget=Budget(60 * wishes.minutes),
+            rounds=wishes.rounds,
+            progress=progress,
+        )
+        return sweep, [f"{method}: {reason}" for method, reason in limits.unavailable.items()]
+    finally:
+        ours.close()
+
+
+def affordable(specification: ModelSpecification, wanted: Sequence[Cell]) -> list[Cell]:
+    """The cells whose keys and values fit into memory; the main one is always tried."""
+    short, long = (
+        memory.estimate(msgspec.structs.replace(specification, max_context_tokens=tokens)) for tokens in (1024, 2048)
+    )
+    free = memory.ceiling_bytes() - short
+    return [
+        cell for cell in wanted if cell == MAIN or cell.rows * (cell.context + TOKENS) * (long - short) / 1024 <= free
+    ]
+
+
+def _write(file: Path | None, content: str) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="utf-8")
+
+
+def _keep(store: Store, model_id: str, document: dict[str, Any], recommendation: Recommendation | None) -> None:
+    measured = {name: value for name, value in document.items() if name not in {"machine", "versions"}}
+    store.save_benchmark(model_id, versions=document["versions"], machine=document["machine"], results=measured)
+    if recommendation:
+        store.save_choice(model_id, recommendation.choice, source=SOURCE)
+    store.close()

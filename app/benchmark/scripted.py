@@ -1,0 +1,105 @@
+"""A DFlash drafter of real size whose drafts come from a script: what it costs is real, what is accepted is chosen."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+
+from app.core.drafter_config import DFlashConfig
+from app.core.step import DecodeRow
+from app.engine.drafters.dflash import DFlash, DFlashModel
+from app.engine.drafters.registry import Drafters
+from app.engine.drafters.target import Target
+from app.engine.engine import Engine, open_engine
+from app.engine.few_rows import use_fast_products
+from app.engine.loader import LoadedUnit
+from app.engine.memory import computes_in_float32
+from app.engine.runner import Runner
+from app.engine.sampling import SampledRow
+
+BLOCK_SIZE = 8
+LAYERS = 2
+"""An eighth of the target's, as published drafters have (5 of 36)."""
+MASK_TOKEN = 31
+TAPS = (1, 7, 13)
+
+
+class Script:
+    """What the target says after each prompt, as it turned out, and how often the drafts are to be right."""
+
+    def __init__(self, acceptance: float) -> None:
+        self._acceptance = acceptance
+        self._texts: dict[tuple[int, ...], list[int]] = {}
+
+    def learn(self, prompt: Sequence[int], text: Sequence[int]) -> None:
+        """The greedy text of a prompt."""
+        self._texts[tuple(prompt)] = list(text)
+
+    def drafts(self, prompt: Sequence[int], said: int, count: int) -> list[int]:
+        """`count` drafts behind the first `said` tokens of the answer; each is wrong by the same chance."""
+        text = self._texts.get(tuple(prompt), [])
+        ahead = (text[said : said + count] + [0] * count)[:count]
+        return [
+            token if random.Random(f"{prompt[0]} {said + place}").random() < self._acceptance else token ^ 1
+            for place, token in enumerate(ahead)
+        ]
+
+
+class ScriptedDFlash(DFlash):
+    """Runs the whole draft forward and proposes what the script says."""
+
+    def __init__(self, runner: Runner, target: Target, script: Script) -> None:
+        super().__init__(runner, target)
+        self._script = script
+
+    def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
+        drawn, logits = super()._draft(rows, sampled, width)
+        wanted = [
+            self._script.drafts(row.tokens[: row.prompt_length], len(row.tokens) - row.prompt_length, width)
+            for row in rows
+        ]
+        return mx.array(wanted, dtype=mx.int32) + 0 * drawn, logits  # the sum makes the drafts wait for the forward
+
+
+def open_scripted(unit: LoadedUnit, script: Script) -> Engine:
+    """The unit's target with a scripted drafter and no other."""
+    engine = open_engine(unit)
+    if not isinstance(engine.runner, Runner):
+        raise TypeError("the target of a benchmark has caches that can be rewound")
+    module = DFlashModel(DFlashConfig.read(drafter_config(dict(unit.config)), unit.config))
+    mx.eval(module.parameters())
+    if computes_in_float32():
+        use_fast_products(module)
+    target = Target(unit.target, unit.config, unit.vocabulary_size)
+    drafter = ScriptedDFlash(Runner(module, probe=False), target, script)
+    engine.runner.tap(drafter.taps)
+    limits = replace(engine.limits, drafters=(drafter.name,), unavailable={})
+    return Engine(engine.runner, Drafters({drafter.name: drafter}), limits, engine.prefixes)
+
+
+def drafter_config(target: dict[str, Any]) -> dict[str, Any]:
+    """Layers as wide as the target's; taps at the start, in the middle and near the end."""
+    layers = target["num_hidden_layers"]
+    kept = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "rope_theta",
+        "vocab_size",
+        "max_position_embeddings",
+    )
+    return {
+        **{name: target[name] for name in kept},
+        "num_hidden_layers": LAYERS,
+        "num_target_layers": layers,
+        "block_size": BLOCK_SIZE,
+        "dflash_config": {
+            "mask_token_id": MASK_TOKEN,
+            "target_layer_ids": [min(tap, layers - 1) for tap in TAPS] if layers > TAPS[-1] else [0, layers - 1],
+        },
+    }

@@ -1,0 +1,88 @@
+"""`paceline bench MODEL` from the model on disk to the files and the store, with the embedded models."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
+from app.benchmark.model_command import Wishes, affordable, bench_model, specification_for
+from app.benchmark.model_side import TOKENS, ModelSide
+from app.benchmark.ours import OurSide
+from app.benchmark.prompts import Prompts
+from app.core.errors import ModelNotFound
+from app.settings import Settings
+from app.store.store import FILE_NAME, Store
+from app.text.template import TextModel
+
+DEMO = "demo-assistant"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The embedded models and no others."""
+    for name in ("HOME", "HF_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    return Settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", home=tmp_path / "home")  # type: ignore[call-arg]
+
+
+def test_a_model_is_measured_told_drawn_and_kept(tmp_path: Path, settings: Settings) -> None:
+    console = Console(record=True, width=140)
+    files = {"json": tmp_path / "made" / "speed.json", "svg": tmp_path / "made" / "speed.svg"}
+    wishes = Wishes(model=DEMO, prompts=("Count from 1 to 20.",), minutes=0.01, rounds=1, apply=True, **files)
+    sweep = bench_model(wishes, settings, console=console, note="none")
+    assert {PLAIN, GOVERNOR} <= {point.setting for point in sweep.points_of(MAIN)}
+    assert {"draft_model", "ngram"} <= {point.setting.method for point in sweep.points_of(MAIN)}
+    shown = console.export_text()
+    for part in (DEMO, "Tokens/s", "plain", "governor", "1 row, 0.1k", "No time was left for", f"Stored for {DEMO}"):
+        assert part in shown
+    document = json.loads(files["json"].read_text(encoding="utf-8"))
+    assert document["recommendation"]["text"] in shown
+    assert document["options"]["prompts"] == ["Count from 1 to 20."]
+    assert files["svg"].read_text(encoding="utf-8").startswith("<svg")
+    store = Store(settings.home / FILE_NAME)
+    kept = store.benchmarks(DEMO)
+    assert [row.results["model"] for row in kept] == [DEMO]
+    assert (kept[0].versions, kept[0].machine) == (document["versions"], document["machine"])
+    choice = store.choice(DEMO)
+    assert choice is not None
+    assert choice.policy == document["recommendation"]["choice"]["policy"]
+
+
+def test_every_drafter_of_a_model_is_loaded_and_none_is_limited(settings: Settings) -> None:
+    specification = specification_for(settings, DEMO)
+    assert "demo-draft" in {draft.id for draft in specification.drafts}
+    assert (specification.policy, specification.methods, specification.num_draft_tokens) == ("auto", (), None)
+
+
+def test_a_model_that_is_not_there_is_told(settings: Settings) -> None:
+    with pytest.raises(ModelNotFound):
+        bench_model(Wishes(model="nowhere"), settings, console=Console(record=True))
+
+
+def test_cells_that_do_not_fit_into_memory_are_left_out(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    specification = specification_for(settings, DEMO)
+    wanted = cells(max_rows=8, max_context_tokens=4096, tokens=TOKENS)
+    assert affordable(specification, wanted) == list(wanted)
+    monkeypatch.setenv("PACELINE_MEMORY_LIMIT", "1M")
+    assert affordable(specification, wanted) == [MAIN]
+
+
+def test_turns_tell_speed_acceptance_and_method(settings: Settings) -> None:
+    specification = specification_for(settings, DEMO)
+    text = TextModel.load(Path(specification.path))
+    ours = OurSide(specification)
+    side = ModelSide(ours, Prompts(text, ["Count from 1 to 20."]), text.stop_token_ids, tokens=24)
+    plain = side.turn(MAIN, PLAIN, 0)
+    drafted = side.turn(MAIN, Setting("draft_model", 4), 0)
+    together = side.turn(Cell(2, 128), Setting("draft_model", 2), 0)
+    methods = side.methods
+    ours.close()
+    assert plain.tokens_per_second > 0
+    assert (plain.acceptance, plain.tokens_per_cycle, plain.method) == (None, None, "")
+    assert drafted.acceptance is not None
+    assert drafted.tokens_per_cycle is not None
+    assert 0 <= drafted.acceptance <= 1 <= drafted.tokens_per_cycle <= 5
+    assert drafted.method == together.method == "draft_model"
+    assert set(methods) >= {"draft_model", "ngram"}

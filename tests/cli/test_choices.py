@@ -1,0 +1,74 @@
+"""What is stored for a model is shown, and a damaged store is one line."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from app.core.choices import ModelChoice
+from app.store.store import FILE_NAME, Store
+from tests.cli.fake_server import FakeServer
+from tests.cli.test_commands import LOADED, run
+
+CHOICE = ModelChoice(methods=("draft_model",), num_draft_tokens=4, policy="single")
+WORDS = "methods draft_model; 4 drafts; policy single"
+
+
+def keep(environment: Mapping[str, str], model: str) -> Path:
+    store = Store(Path(environment["PACELINE_HOME"]) / FILE_NAME)
+    store.save_choice(model, CHOICE, source="test")
+    store.close()
+    return store.path
+
+
+def test_ls_shows_a_stored_choice(environment: Mapping[str, str]) -> None:
+    assert "Chosen" not in run(environment, "ls").stdout
+    keep(environment, "demo-assistant")
+    table = run(environment, "ls").stdout
+    assert "Chosen" in table
+    assert WORDS in table
+    rows = {row["id"]: row for row in json.loads(run(environment, "ls", "--json").stdout)}
+    assert (rows["demo-assistant"]["chosen"], rows["demo-draft"]["chosen"]) == (WORDS, "")
+    assert rows["demo-assistant"]["draft"] == "demo-draft", "the best one of the chosen methods"
+
+
+def test_ps_shows_a_stored_choice_of_a_loaded_model(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/api/ps"] = (200, LOADED)
+    assert "Chosen" not in run(environment, "ps").stdout
+    keep(environment, "big")
+    keep(environment, "not-loaded")
+    shown = run(environment, "ps").stdout
+    assert f"Chosen for big: {WORDS}" in shown
+    assert "not-loaded" not in shown
+
+
+def test_a_damaged_store_is_one_line_and_a_finding(environment: Mapping[str, str]) -> None:
+    path = keep(environment, "demo-assistant")
+    path.write_bytes(b"damaged" * 1000)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    for words in (("ls",), ("serve",)):
+        result = run(environment, *words)
+        assert result.exit_code == 1
+        assert result.stderr.startswith(f"{path} cannot be used")
+        assert "move it away" in result.stderr
+        assert result.stderr.count("\n") == 1
+    result = run(environment, "doctor", "--json")
+    findings = {finding["check"]: finding for finding in json.loads(result.stdout)["findings"]}
+    assert findings["store"]["level"] == "fail"
+    assert "move it away" in findings["store"]["action"]
+
+
+def test_bench_wants_a_model_for_what_is_about_one_model(environment: Mapping[str, str]) -> None:
+    result = run(environment, "bench", "--apply")
+    assert result.exit_code == 1
+    assert "paceline bench MODEL" in result.stderr
+    result = run(environment, "bench", "demo-assistant", "--quick")
+    assert result.exit_code == 1
+    assert "--quick" in result.stderr
+
+
+def test_bench_of_an_unknown_model_is_one_line(environment: Mapping[str, str]) -> None:
+    result = run(environment, "bench", "nowhere")
+    assert result.exit_code == 1
+    assert 'no model "nowhere"' in result.stderr
+    assert result.stderr.count("\n") == 1
