@@ -54,7 +54,9 @@ def _pairs(value: object) -> object:
 
 
 def _speculative(value: object) -> object:
-    return SpeculativeConfig.read(value) if isinstance(value, str) and value.strip() else value or None
+    if not isinstance(value, str):
+        return value
+    return SpeculativeConfig.read(value) if value.strip() else None
 
 
 def _absent(value: object) -> object:

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.api.fakes import Site, chat_body, frames, names_of
+from app.core.messages import DraftSpecification
+from tests.api.fakes import DRAFTERS, Site, chat_body, frames, make_site, names_of
 
 pytestmark = pytest.mark.anyio
 
@@ -149,6 +150,20 @@ async def test_defaults(site: Site) -> None:
     assert command.sampling.seed == first["seed"]
     assert (command.sampling.temperature, command.max_tokens, command.stop, command.n) == (1.0, None, (), 1)
     assert (command.speculation.method, command.speculation.draft_model) == ("auto", None)
+
+
+async def test_a_method_that_is_named_brings_its_drafter_or_is_refused() -> None:
+    site = make_site(models=DRAFTERS)
+    assert (await site.chat(speculation={"method": "eagle3"})).status_code == 200
+    (command,) = site.worker.commands
+    assert command.speculation.method == "eagle3"
+    assert command.model.drafts == (
+        DraftSpecification("demo-main-dflash", "/models/demo-main-dflash", "dflash"),
+        DraftSpecification("demo-main-eagle3", "/models/demo-main-eagle3", "eagle3"),
+    )
+    refused = await site.chat(speculation={"method": "mtp"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "speculation_unavailable")
+    assert "no mtp drafter on this computer fits demo-main" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("off", ["", "off"])

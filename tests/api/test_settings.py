@@ -40,6 +40,10 @@ def test_texts_as_the_environment_gives_them() -> None:
     assert settings.api_key.get_secret_value() == "key"
     assert make(drafts='{"a": "b"}').drafts == {"a": "b"}
     assert make(api_key=" ").api_key is None
+    assert make(speculative_config=" ").speculative_config is None
+    config = make(speculative_config='{"method": "eagle", "model": "b"}').speculative_config
+    assert config is not None
+    assert (config.method, config.model) == ("eagle3", "b")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,10 @@ def test_texts_as_the_environment_gives_them() -> None:
         ("drafts", "{"),
         ("drafts", '{"a": 1}'),
         ("num_draft_tokens", "65"),
+        ("acceptance", "always"),
+        ("speculative_config", '{"method": "medusa"}'),
+        ("speculative_config", '{"method": "ngram", "speed": 9}'),
+        ("speculative_config", "ngram"),
         ("idle_seconds", "nan"),
         ("allowed_hosts", "*"),
         ("allowed_hosts", "http://x"),

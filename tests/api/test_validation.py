@@ -129,6 +129,7 @@ SHARED: list[dict[str, Any]] = [
     {"num_draft_tokens": True},
     {"draft_model": 1},
     {"draft_model": "off", "speculation": {"method": "draft_model"}},
+    {"draft_model": "off", "speculation": {"method": "dflash"}},
 ]
 MESSAGES: list[Any] = [
     None,
