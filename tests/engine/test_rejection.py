@@ -6,7 +6,7 @@ of a position that was drafted before and is drafted again must not know what wa
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -16,7 +16,10 @@ import pytest
 from numpy.typing import NDArray
 
 from app.core.request import Request, SamplingParameters
+from app.core.step import DecodeRow
 from app.engine.acceptance import Residual, accept, reject, residual
+from app.engine.decoding import _merged
+from app.engine.drafters import Drafter, Proposal
 from app.engine.drafters.chain import Chain
 from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
@@ -240,3 +243,40 @@ def test_an_unknown_rule_is_refused() -> None:
     parts = build(models("qwen3", False)[0])
     with pytest.raises(ValueError, match="coupled, rejection"):
         Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance="hope")
+
+
+def test_rows_of_several_drafters_keep_what_their_drafts_were_drawn_from() -> None:
+    logits = mx.random.normal((1, 2, 12), key=mx.random.key(6))
+    sampled = Proposal(mx.array([[3, 4]], dtype=mx.int32), (2,), ("",), logits)
+    copied = Proposal(mx.array([[5]], dtype=mx.int32), (1,), ("",))
+    merged = _merged(3, [([2], sampled), ([0], copied)])
+    assert merged.counts == (1, 0, 2)
+    assert merged.logits is not None
+    assert mx.array_equal(merged.logits[2], logits[0])
+    assert mx.softmax(merged.logits[0, 0]).tolist() == [0.0] * 5 + [1.0] + [0.0] * 6, "its only choice"
+    assert _merged(2, [([1], copied)]).logits is None
+
+
+class Listening(Drafter):
+    """Proposes nothing and remembers with which noise it was asked to draw."""
+
+    name = "listening"
+
+    def __init__(self) -> None:
+        self.salts: set[int] = set()
+
+    def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
+        self.salts.update(one.salt for one in sampled)
+        return Proposal(None, (0,) * len(rows), ("it listens",) * len(rows))
+
+
+@pytest.mark.parametrize(("acceptance", "salts"), [("coupled", {0}), ("rejection", {DRAFT_SALT})])
+def test_drafters_share_the_noise_of_the_target_only_where_that_is_the_rule(acceptance: str, salts: set[int]) -> None:
+    listening = Listening()
+    parts = build(models("qwen3", False)[0], features={"listening": listening})
+    engine = Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance=acceptance)
+    driver = Driver(engine, random.Random(3), ("listening",))
+    driver.admit(Request(id="a", prompt_tokens=(1, 2, 3), max_tokens=9, sampling=SamplingParameters(seed=1)))
+    while driver.live:
+        driver.step()
+    assert listening.salts == salts
