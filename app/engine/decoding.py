@@ -161,10 +161,7 @@ class Decoder:
             logits = mx.take_along_axis(logits, places[..., None], axis=1)
         logits = logits.astype(mx.float32)
         sampled = [self._sampled(row) for row in rows]
-        draft_logits = proposal.logits if self._rejects else None
-        drawn, accepted = accept(
-            drafts, adjust(logits, sampled, drafts), sampled, proposal.counts, draft_logits=draft_logits
-        )
+        drawn, accepted = self._accept(logits, sampled, proposal, drafts)
         scores = self._scores(logits, drawn, rows)
         packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
         mx.async_eval(packed, *(scores.arrays() if scores else ()))
@@ -186,6 +183,13 @@ class Decoder:
             )
             for index, row in enumerate(rows)
         )
+
+    def _accept(
+        self, logits: mx.array, sampled: Sequence[SampledRow], proposal: Proposal, drafts: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Drawn int32 [rows, 1 + K] and accepted int32 [rows] by the rule of this model, still on the device."""
+        draft_logits = proposal.logits if self._rejects else None
+        return accept(drafts, adjust(logits, sampled, drafts), sampled, proposal.counts, draft_logits=draft_logits)
 
 
 def check_length(runner: Runner | AloneRunner, name: str, computed: int) -> None:
