@@ -171,6 +171,7 @@ def open_engine(unit: LoadedUnit) -> Engine:
             why_no_model=specification.draft_unavailable,
             prompt_lookup_min=specification.prompt_lookup_min,
             prompt_lookup_max=specification.prompt_lookup_max,
+            methods=specification.methods,
         )
     )
     runner.tap(drafters.taps)

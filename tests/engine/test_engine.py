@@ -124,12 +124,15 @@ def test_ngram_runs_on_into_its_own_drafts() -> None:
 
 
 def test_without_a_draft_model_the_registry_says_why() -> None:
+    target, _ = models("qwen3", False)
     source = DraftSource(
-        model=None, target_vocabulary=97, max_context_tokens=10, chunk_tokens=16, why_no_model="other tokens"
+        offers={}, target=target, target_config={}, target_vocabulary=97, chunk_tokens=16, why_no_model="other tokens"
     )
     drafters = open_drafters(source)
     assert list(drafters.available) == ["ngram"]
-    assert drafters.unavailable == {"draft_model": "other tokens"}
+    assert drafters.unavailable["draft_model"] == "other tokens"
+    for method in ("dflash", "mtp", "eagle3"):
+        assert f"no {method} drafter is loaded" in drafters.unavailable[method]
 
 
 def test_a_prefix_cache_never_exceeds_its_bytes() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
+import msgspec
 import pytest
 from mlx.utils import tree_flatten
 
@@ -55,6 +56,13 @@ def test_several_drafters_are_one_unit(tmp_path: Path) -> None:
     weights = sum(value.nbytes for module in modules for _, value in tree_flatten(module.parameters()))
     assert unit.weights_bytes == weights <= memory.estimate(spec)
     assert set(open_engine(unit).limits.drafters) >= {"dflash", "eagle3", "draft_model", "ngram"}
+
+
+def test_only_the_chosen_methods_may_draft(tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(specification(tmp_path, "dflash"), methods=("dflash",))
+    limits = open_engine(load(spec)).limits
+    assert limits.drafters == ("dflash",)
+    assert limits.unavailable["ngram"] == "only dflash may draft for this model: that was chosen for it"
 
 
 @pytest.mark.parametrize("method", ["dflash", "eagle3"])

@@ -38,6 +38,8 @@ class DraftSource:
     why_no_model: str = ""
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    methods: tuple[str, ...] = ()
+    """The methods that were chosen for the model; empty: every one that can run."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,10 @@ REGISTRY: Mapping[str, Callable[[DraftSource], Drafter | str]] = {
 
 
 def open_drafters(source: DraftSource) -> Drafters:
-    """Build every drafter that fits."""
-    built = {name: make(source) for name, make in REGISTRY.items()}
+    """Build every drafter that fits and may run."""
+    chosen = source.methods or tuple(REGISTRY)
+    not_chosen = f"only {' and '.join(chosen)} may draft for this model: that was chosen for it"
+    built = {name: make(source) if name in chosen else not_chosen for name, make in REGISTRY.items()}
     return Drafters(
         available={name: value for name, value in built.items() if not isinstance(value, str)},
         unavailable={name: value for name, value in built.items() if isinstance(value, str)},
