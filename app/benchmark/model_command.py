@@ -83,7 +83,7 @@ def bench_model(wishes: Wishes, settings: Settings, *, console: Console, note: s
     }
     document = sweep_document(sweep, recommendation, model=specification.id, drafts=drafts, options=options)
     _write(wishes.json, json.dumps(document, indent=2) + "\n")
-    _write(wishes.svg, as_svg(sweep, f"{title}: speed by draft length"))
+    _write(wishes.svg, as_svg(sweep, f"Speed by draft length: {title}"))
     _keep(Store(settings.home / FILE_NAME), specification.id, document, recommendation if wishes.apply else None)
     if wishes.apply and recommendation:
         console.print(Text(f"Stored for {specification.id}; a server uses it when it next loads the model."))

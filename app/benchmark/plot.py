@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell
 from app.benchmark.sweep import Point, Sweep
 
-PANEL_WIDTH, PANEL_HEIGHT = 420, 280
+PANEL_WIDTH, PANEL_HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 46
 HEADER, LEGEND_ROW = 44, 22
 TICKS = 5
@@ -61,7 +61,7 @@ def as_svg(sweep: Sweep, title: str) -> str:
         f'<title id="title">{escape(title)}</title>',
         f"<style>{STYLE}</style>",
         f'<rect class="back" width="{width}" height="{height}"/>',
-        f'<text class="title" x="{LEFT}" y="28">{escape(title)}</text>',
+        f'<text class="title" x="{LEFT}" y="28">{escape(_shortened(title, width - LEFT))}</text>',
     ]
     parts += [f'<g transform="translate(0 {HEADER + LEGEND_ROW * row})">{line}</g>' for row, line in enumerate(legend)]
     for number, cell in enumerate(cells):
@@ -140,6 +140,12 @@ def _legend(methods: Sequence[str], width: int) -> Iterator[str]:
         row += f'<g transform="translate({x} 0)">{drawing}<text x="34" y="4">{escape(name)}</text></g>'
         x += size
     yield row
+
+
+def _shortened(title: str, width: int) -> str:
+    """What of a title fits, at nine points a letter; the whole one is in the file's own title."""
+    room = width // 9
+    return title if len(title) <= room else f"{title[: room - 1]}…"
 
 
 def _nice_step(highest: float) -> float:

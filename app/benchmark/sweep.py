@@ -18,6 +18,7 @@ MAIN_SHARE = 0.5
 """Share of the time for the main cell while others wait."""
 WARM_UP_COST = 0.4
 """Cost of a warm-up, in turns."""
+MEDIAN_ROUNDS = 3
 SURPRISE = 1.3
 """Drafting that does not pay takes longer than the plain turn that the plan is made from."""
 
@@ -133,7 +134,7 @@ class Plan:
 
 
 def plan(options: Sequence[tuple[Setting, ...]], *, turn: Turn, new_prompt: float, seconds: float, rounds: int) -> Plan:
-    """The most settings that fit twice into `seconds` (once, when nothing does), and as many rounds as then fit.
+    """The most settings of which three rounds fit into `seconds`, so that a median is one; else two, else one.
 
     `turn` is a plain turn over prompts that were read before; `new_prompt` what reading others takes.
     """
@@ -141,9 +142,9 @@ def plan(options: Sequence[tuple[Setting, ...]], *, turn: Turn, new_prompt: floa
     for settings in options:
         cost = len(settings) * turn.seconds * SURPRISE
         affordable.append(int((seconds - WARM_UP_COST * cost + new_prompt) / (cost + new_prompt)))
-    for wanted in (2, 1):
+    for wanted in range(min(rounds, MEDIAN_ROUNDS), 0, -1):
         for settings, fitting in zip(options, affordable, strict=True):
-            if fitting >= min(wanted, rounds):
+            if fitting >= wanted:
                 return Plan(settings, min(fitting, rounds))
     return Plan(options[-1], 1)
 

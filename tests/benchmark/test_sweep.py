@@ -117,7 +117,7 @@ def test_a_plan_takes_fewer_settings_before_a_single_round() -> None:
         return len(made.settings), made.rounds
 
     assert planned(100.0) == (10, 3)
-    assert planned(33.0) == (10, 2)
-    assert planned(20.0) == (2, 3)
+    assert planned(33.0) == (2, 3), "three rounds of few tell more than two of many"
+    assert planned(7.0) == (2, 2)
     assert planned(4.0) == (2, 1)
     assert planned(0.0) == (2, 1)
