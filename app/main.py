@@ -103,7 +103,7 @@ def run(settings: Settings, *, announce: Callable[[str], None] | None = None) ->
 
 
 async def _serve(settings: Settings, listener: socket.socket, announce: Callable[[str], None]) -> int:
-    supervisor = Supervisor(memory_ceiling_bytes=settings.memory_limit)
+    supervisor = Supervisor(memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs")
     client = WorkerClient(supervisor)
     app = create_app(settings, client, default_catalog(settings.model_dirs))
     url = address_url(settings.host, listener.getsockname()[1])

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from app.api.measurements import Measurements
 from app.api.ports import Worker
-from app.api.replies import method_of
 from app.core.errors import PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate
 from app.core.ports import Clock
@@ -141,7 +140,7 @@ class Generation:
     def _measure(self, choice: int, event: Delta | Finished) -> None:
         if isinstance(event, Finished):
             cached_tokens = event.usage.cached_tokens if event.index == 0 else 0
-            self._measurements.finished(self.model_id, event.usage, method_of(event.usage), cached_tokens)
+            self._measurements.finished(self.model_id, event.usage, cached_tokens)
         elif event.tokens > 0:
             now = self._clock()
             before = self._told_at.get(choice)

@@ -40,11 +40,13 @@ class Measurements:
             "paceline_step_seconds", "Duration of one worker step.", buckets=SECONDS, registry=registry
         )
         self._drafts = {
-            name: Counter(f"paceline_spec_decode_{name}", text, ("model", "method"), registry=registry)
-            for name, text in (
-                ("num_drafts", "Steps that verified at least one draft."),
-                ("num_draft_tokens", "Draft tokens verified."),
-                ("num_accepted_tokens", "Draft tokens accepted."),
+            field: Counter(f"paceline_spec_decode_{name}", text, ("model", "method"), registry=registry)
+            for field, name, text in (
+                ("steps", "num_drafts", "Steps that verified at least one draft."),
+                ("drafted", "num_draft_tokens", "Draft tokens verified."),
+                ("accepted", "num_accepted_tokens", "Draft tokens accepted."),
+                ("draft_seconds", "draft_seconds", "Seconds spent drafting."),
+                ("verify_seconds", "verify_seconds", "Seconds spent verifying drafts."),
             )
         }
         self._accepted_at = Counter(
@@ -75,16 +77,16 @@ class Measurements:
         else:
             self._between_tokens.labels(model).observe(seconds / max(tokens, 1))
 
-    def finished(self, model: str, usage: Usage, method: str, cached_tokens: int) -> None:
+    def finished(self, model: str, usage: Usage, cached_tokens: int) -> None:
         """One choice ended; `cached_tokens` of its prompt are counted with the first choice of a prompt."""
         self._tokens["cached_prompt_tokens"].labels(model).inc(cached_tokens)
-        if usage.drafted == 0:
-            return
-        counts = (usage.cycles, usage.drafted, usage.accepted)
-        for counter, count in zip(self._drafts.values(), counts, strict=True):
-            counter.labels(model, method).inc(count)
-        for position, count in enumerate(usage.accepted_per_position):
-            self._accepted_at.labels(model, method, str(position)).inc(count)
+        for each in usage.by_method:
+            if each.drafted == 0:
+                continue
+            for field, counter in self._drafts.items():
+                counter.labels(model, each.method).inc(getattr(each, field))
+            for position, count in enumerate(each.accepted_per_position):
+                self._accepted_at.labels(model, each.method, str(position)).inc(count)
 
     def observe(self, event: Event) -> None:
         """Listen to the worker: the duration of every step."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from app.core.request import SamplingParameters, SpeculationRequest
+from app.core.step import Decision, MethodStatistics
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
@@ -157,7 +158,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     decode_seconds: float = 0.0
     first_token_seconds: float = 0.0
     methods: tuple[str, ...] = ()
+    by_method: tuple[MethodStatistics, ...] = ()
     reason: str = ""
+    decision: Decision | None = None
+    """What the governor decided last; None when it had no say."""
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):

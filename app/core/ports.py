@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.core.request import Request
-from app.core.step import StepPlan, StepResult
+from app.core.step import StepCost, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,11 @@ class EnginePort(Protocol):
 
     @property
     def limits(self) -> EngineLimits: ...
+
+    @property
+    def measured(self) -> Sequence[StepCost]:
+        """What steps cost when the model was warmed up, or in an earlier life on this machine."""
+        ...
 
     def admit(self, request: Request) -> int:
         """Claim a row; the answer is how many prompt tokens the prefix cache already holds (< prompt length)."""

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+DRAFT_LENGTHS = (1, 2, 3, 4, 5, 7, 10, 15)
+"""The draft lengths that are weighed, and warmed up: with the token before them, blocks of 8 and 16 are among them."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
@@ -44,9 +47,13 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One forward for all rows, padded to the widest."""
+    """One forward for all rows, padded to the widest.
+
+    `timed` asks the engine to wait between drafting, verifying and rewinding, so that each can be measured.
+    """
 
     rows: tuple[DecodeRow, ...]
+    timed: bool = False
 
 
 StepPlan = PrefillStep | DecodeStep
@@ -85,8 +92,67 @@ class StepResult:
     prefilled: tuple[tuple[str, int], ...] = ()
     """(sequence id, new computed) of the rows that a prefill step fed."""
     seconds: float = 0.0
-    draft_seconds: float = 0.0
     width: int = 1
+    timed: bool = False
+    """Whether the drafts of this step were waited for: only then the seconds of its parts are known."""
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    rewind_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What one decode step with `drafts` drafts a row costs on this machine.
+
+    `seconds` is everything but the drafting, `draft_seconds` the drafting; 0: nobody measured it.
+    """
+
+    method: str
+    rows: int
+    drafts: int
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why a step drafts as it does, or why not. `kind` groups decisions whose numbers change.
+
+    `method` and `num_draft_tokens` name what was weighed, even when it did not run; a step of it costs `cost_ratio`
+    plain steps, and `acceptance` is expected of its first draft. `detail` is the reason when no numbers decided.
+    """
+
+    kind: str = "draft"
+    method: str = "off"
+    num_draft_tokens: int = 0
+    cost_ratio: float = 1.0
+    acceptance: float = 0.0
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        """For people; empty when there is nothing to explain."""
+        if self.kind != "plain":
+            return self.detail
+        width = self.num_draft_tokens + 1
+        return f"verify of {width} costs {self.cost_ratio:.1f}x, acceptance {self.acceptance:.2f}: plain is faster"
+
+
+@dataclass(frozen=True, slots=True)
+class MethodStatistics:
+    """What one method did in the steps that it ran; the method `off` stands for the steps without drafts.
+
+    The seconds are those of the wall, shared with the rows beside it; verifying includes plain forwards.
+    """
+
+    method: str
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    rewind_seconds: float = 0.0
 
 
 class FinishReason(StrEnum):
@@ -119,8 +185,11 @@ class Statistics:
     """From `submit` to the first told tokens; 0 when there were none."""
     methods: tuple[str, ...] = ()
     """Every method that ran for this sequence, in order of first use."""
+    by_method: tuple[MethodStatistics, ...] = ()
     reason: str = ""
     """Why speculation did not run, or not all the time; empty when it always did."""
+    decision: Decision | None = None
+    """The last decision that the governor took for it; None when it had no say."""
 
 
 @dataclass(frozen=True, slots=True)

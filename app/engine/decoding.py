@@ -4,7 +4,6 @@ Plain decoding is the same with zero drafts, plus one forward launched ahead, so
 host. A launched forward belongs to its rows: whatever is planned next, its tokens are delivered first.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,9 +18,7 @@ from app.engine.drafters.registry import Drafters
 from app.engine.launch import Launched, Scores, feed, score
 from app.engine.runner import Runner
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
-
-DRAFT_TIMING_INTERVAL = 32
-"""Every so many cycles the drafts are evaluated on their own, so that the governor knows what they cost."""
+from app.engine.stopwatch import Stopwatch
 
 
 class Decoder:
@@ -43,27 +40,28 @@ class Decoder:
         self.drafters = drafters
         self.requests = requests
         self.ahead: Launched | None = None
-        self._cycles = 0
-        self._draft_seconds_per_token = 0.0
+        self.watch = Stopwatch()
+        """Where the seconds of the last step went."""
 
     def forget(self, request_id: str) -> None:
         """The row is over; what was launched for the others stays."""
         if self.ahead is not None:
             self.ahead = self.ahead.only([name for name in self.ahead.sequence_ids if name != request_id])
 
-    def decode(self, rows: Sequence[DecodeRow]) -> tuple[tuple[RowOutcome, ...], int, float]:
-        """Outcomes, forward width and seconds spent on drafting."""
+    def decode(self, rows: Sequence[DecodeRow], *, timed: bool = False) -> tuple[tuple[RowOutcome, ...], int]:
+        """Outcomes and forward width."""
+        self.watch = Stopwatch(timed=timed)
         by_id = {row.sequence_id: row for row in rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         if self.ahead is not None and any(row.sequence_id in self.ahead.sequence_ids for row in rows):
-            return self._plain(rows, ("",) * len(rows)), 1, 0.0
+            return self._plain(rows, ("",) * len(rows)), 1
         for row in rows:
             check_length(self.runner, row.sequence_id, row.computed)
-        proposal, draft_seconds = self._propose(rows)
+        proposal = self._propose(rows)
         if proposal.tokens is None:
             width = max(len(row.tokens) - row.computed for row in rows)
-            return self._plain(rows, proposal.reasons), width, draft_seconds
-        return self._verify(rows, proposal, proposal.tokens), 1 + max(proposal.counts), draft_seconds
+            return self._plain(rows, proposal.reasons), width
+        return self._verify(rows, proposal, proposal.tokens), 1 + max(proposal.counts)
 
     def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[str]) -> tuple[RowOutcome, ...]:
         """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first."""
@@ -107,6 +105,11 @@ class Decoder:
         drawn = draw(adjust(logits, sampled, fed if pending else None), sampled)
         return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
 
+    def _cached(self) -> list[mx.array]:
+        """All that the caches hold."""
+        runners = [self.runner, *(one.runner for one in self.drafters.available.values() if one.runner is not None)]
+        return [array for runner in runners for array in runner.caches.arrays()]
+
     def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
         return SampledRow(self.requests[row.sequence_id].sampling, row.tokens, row.prompt_length, pending, salt)
 
@@ -119,9 +122,8 @@ class Decoder:
         top = self.requests[name].sampling.top_logprobs
         return () if scores is None or top is None else scores.read(row, count, top)
 
-    def _propose(self, rows: Sequence[DecodeRow]) -> tuple[Proposal, float]:
+    def _propose(self, rows: Sequence[DecodeRow]) -> Proposal:
         """Ask each row's drafter; one rectangle of drafts [rows, K] comes back."""
-        started = time.perf_counter()
         parts: dict[str, list[int]] = {}
         for index, row in enumerate(rows):
             if row.num_draft_tokens and row.method in self.drafters.available:
@@ -134,18 +136,10 @@ class Decoder:
             for method, members in parts.items()
         }
         proposal = _merged(len(rows), [(parts[method], proposals[method]) for method in parts])
-        if proposal.tokens is None:
-            return proposal, time.perf_counter() - started
-        mx.async_eval(proposal.tokens)  # the device drafts while the host builds the verify forward
-        return proposal, self._draft_seconds(proposal.tokens, started)
-
-    def _draft_seconds(self, tokens: mx.array, started: float) -> float:
-        """Measured now and then by waiting for the drafts alone; in between, the last figure scaled by their number."""
-        self._cycles += 1
-        if self._cycles % DRAFT_TIMING_INTERVAL == 2:
-            mx.eval(tokens)
-            self._draft_seconds_per_token = (time.perf_counter() - started) / tokens.shape[1]
-        return self._draft_seconds_per_token * tokens.shape[1]
+        if proposal.tokens is not None:
+            mx.async_eval(proposal.tokens)  # the device drafts while the host builds the verify forward
+            self.watch.drafted([proposal.tokens])
+        return proposal
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
         """One forward over known tokens and drafts; the only read brings drawn tokens and accepted counts."""
@@ -165,11 +159,14 @@ class Decoder:
         scores = self._scores(logits, drawn, rows)
         packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
         mx.async_eval(packed, *(scores.arrays() if scores else ()))
+        self.watch.launched()
         read: Any = packed.tolist()
+        self.watch.verified()
         counts = [values[-1] for values in read]
         kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
         tokens = [row.tokens for row in rows]
         self.drafters.observe(Outcome.of(forward, tokens=tokens, kept=kept, drafted=proposal.counts, accepted=counts))
+        self.watch.rewound(self._cached)
         return tuple(
             RowOutcome(
                 sequence_id=row.sequence_id,

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from app.core.ports import EngineLimits
 from app.core.request import Request
-from app.core.step import PrefillRow, PrefillStep, StepPlan, StepResult
+from app.core.step import PrefillRow, PrefillStep, StepCost, StepPlan, StepResult
 from app.engine.alone import AloneRunner
 from app.engine.decoding import Decoder, check_length
 from app.engine.drafters import Outcome
@@ -35,6 +35,7 @@ class Engine:
         self.runner = runner
         self.drafters = drafters
         self._limits = limits
+        self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
         self._requests: dict[str, Request] = {}
         self._checkpoints: dict[str, dict[int, StateRow]] = {}
@@ -107,12 +108,19 @@ class Engine:
                 width = self._prefill(plan.rows)
                 prefilled = tuple((row.sequence_id, row.end) for row in plan.rows)
                 return StepResult(prefilled=prefilled, seconds=time.perf_counter() - started, width=width)
-            outcomes, width, draft_seconds = self._decoder.decode(plan.rows)
+            outcomes, width = self._decoder.decode(plan.rows, timed=plan.timed)
         except BaseException:
             self._reset()
             raise
+        watch = self._decoder.watch
         return StepResult(
-            outcomes=outcomes, seconds=time.perf_counter() - started, draft_seconds=draft_seconds, width=width
+            outcomes=outcomes,
+            seconds=time.perf_counter() - started,
+            width=width,
+            timed=watch.timed,
+            draft_seconds=watch.draft_seconds,
+            verify_seconds=watch.verify_seconds,
+            rewind_seconds=watch.rewind_seconds,
         )
 
     def _prefill(self, rows: Sequence[PrefillRow]) -> int:

@@ -10,23 +10,38 @@ A lease ends with `release`, or by itself when `LoadFailed` tells that the load 
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
-from app.core.errors import InsufficientMemory, ModelUnavailable, PacelineError
+from app.core.errors import ModelUnavailable, PacelineError
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import Clock
 from app.engine import memory
 from app.engine.engine import open_engine
 from app.engine.loader import LoadedUnit, load_unit
-from app.engine.resident import Evicted, Loaded, LoadFailed, LoadSteps, PooledEngine, PoolEvent, Progress, Resident
+from app.engine.resident import (
+    Evicted,
+    Loaded,
+    LoadFailed,
+    LoadSteps,
+    PooledEngine,
+    PoolEvent,
+    Progress,
+    Resident,
+    same_unit,
+)
+from app.engine.room import RETRY_AFTER_SECONDS, check_room
+from app.engine.warm_up import CostMemory, Forgetful, WarmUpSteps, remembering
 
 __all__ = ["EnginePool", "Evicted", "LoadFailed", "Loaded", "PoolEvent", "PooledEngine", "Progress", "open_pool"]
 
 DEFAULT_IDLE_SECONDS = 3600.0
-RETRY_AFTER_SECONDS = 5
-"""When to come back for memory or a draft that running requests hold."""
 
 logger = logging.getLogger(__name__)
+
+
+def _keep_cold(_engine: PooledEngine, _spec: ModelSpecification) -> WarmUpSteps:
+    yield from ()
+    return ()
 
 
 class EnginePool:
@@ -39,6 +54,7 @@ class EnginePool:
         load: Callable[[ModelSpecification], LoadSteps],
         open_engine: Callable[[LoadedUnit], PooledEngine],
         estimate: Callable[[ModelSpecification], int],
+        warm_up: Callable[[PooledEngine, ModelSpecification], WarmUpSteps] = _keep_cold,
         default_idle_seconds: float | None = DEFAULT_IDLE_SECONDS,
         clock: Clock = time.monotonic,
         reclaim: Callable[[], None] = memory.release,
@@ -47,6 +63,7 @@ class EnginePool:
         self._load = load
         self._open_engine = open_engine
         self._estimate = estimate
+        self._warm_up = warm_up
         self._default_idle_seconds = default_idle_seconds
         self._clock = clock
         self._reclaim = reclaim
@@ -67,7 +84,7 @@ class EnginePool:
         if any(isinstance(event, LoadFailed) and event.model_id == spec.id for event in self._events):
             return
         entry = self._entries.get(spec.id)
-        if entry is not None and not _same_unit(entry.spec, spec):
+        if entry is not None and not same_unit(entry.spec, spec):
             if entry.leases and (entry.spec.path, entry.spec.drafts) != (spec.path, spec.drafts):
                 message = f"{spec.id} is in use with another draft or folder: retry when its requests have finished"
                 raise ModelUnavailable(message, code="model_in_use", retry_after_seconds=RETRY_AFTER_SECONDS)
@@ -88,7 +105,7 @@ class EnginePool:
     def engine(self, model_id: str) -> PooledEngine | None:
         """The engine when the model is ready, else None."""
         entry = self._entries.get(model_id)
-        return entry.engine if entry else None
+        return entry.ready_engine if entry else None
 
     # --- loading ----------------------------------------------------------------------------------------------
 
@@ -172,31 +189,23 @@ class EnginePool:
     def _start(self, spec: ModelSpecification) -> Resident:
         """Make room and begin the load; an idle unit of the same id with another specification makes way."""
         needed = self._estimate(spec)
-        self._check_room(spec.id, needed)
+        others = [entry for name, entry in self._entries.items() if name != spec.id]
+        check_room(spec.id, needed, ceiling_bytes=self._ceiling_bytes, others=others, pinned=self._pinned)
         if (old := self._entries.get(spec.id)) is not None:
             self._evict(old)
         self._make_room(needed)
         self._reclaim()
         now = self._clock()
-        self._entries[spec.id] = Resident(spec, needed, started=now, last_used=now, steps=self._load(spec))
-        return self._entries[spec.id]
+        self._entries[spec.id] = entry = Resident(spec, needed, started=now, last_used=now)
+        entry.steps = self._steps(entry)
+        return entry
 
-    def _check_room(self, model_id: str, needed: int) -> None:
-        """Refuse what cannot fit even with every idle unit gone; told apart is whether waiting helps."""
-        needs = f"{model_id} needs {_gigabytes(needed)}"
-        ceiling = f"the ceiling is {_gigabytes(self._ceiling_bytes)}"
-        if needed > self._ceiling_bytes:
-            raise InsufficientMemory(f"{needs}, {ceiling}: choose a smaller model or raise {memory.LIMIT_VARIABLE}")
-        others = [entry for name, entry in self._entries.items() if name != model_id]
-        pinned = sum(entry.working_bytes for entry in others if entry.spec.id in self._pinned)
-        if pinned + needed > self._ceiling_bytes:
-            held = f"{ceiling} and pinned models hold {_gigabytes(pinned)}"
-            raise InsufficientMemory(f"{needs}, {held}: unpin one or raise {memory.LIMIT_VARIABLE}")
-        kept = pinned + sum(e.working_bytes for e in others if e.leases and e.spec.id not in self._pinned)
-        if kept + needed > self._ceiling_bytes:
-            held = f"{ceiling} and models in use hold {_gigabytes(kept)}"
-            message = f"{needs}, {held}: retry when their requests have finished"
-            raise InsufficientMemory(message, retry_after_seconds=RETRY_AFTER_SECONDS)
+    def _steps(self, entry: Resident) -> Generator[tuple[str, float], None, None]:
+        """A whole load: read the weights, open the engine, warm it up."""
+        entry.unit = yield from self._load(entry.spec)
+        entry.engine = self._open_engine(entry.unit)
+        entry.engine.measured = yield from self._warm_up(entry.engine, entry.spec)
+        self._reclaim()
 
     def _make_room(self, needed: int) -> None:
         """Until `needed` bytes fit: drop prefix caches, then evict idle units, the least recently used first."""
@@ -238,13 +247,9 @@ class EnginePool:
     def _next_event(self, entry: Resident) -> PoolEvent:
         if entry.steps is None:
             raise ModelUnavailable(f"{entry.spec.id} is not loading")
-        try:
-            phase, fraction = next(entry.steps)
-        except StopIteration as finished:
-            entry.unit = finished.value
-        else:
-            return Progress(entry.spec.id, phase, fraction)
-        entry.engine = self._open_engine(entry.unit)
+        slice_done = next(entry.steps, None)
+        if slice_done is not None:
+            return Progress(entry.spec.id, *slice_done)
         entry.steps = None
         entry.last_used = self._clock()
         return Loaded(entry.spec.id, entry.last_used - entry.started)
@@ -264,35 +269,16 @@ class EnginePool:
         return self._idle_seconds.get(entry.spec.id, self._default_idle_seconds)
 
 
-def open_pool(ceiling_bytes: int | None = None) -> EnginePool:
+def open_pool(ceiling_bytes: int | None = None, *, costs: CostMemory | None = None) -> EnginePool:
     """The pool of this machine: real folders, real engines. Raises InvalidRequest when the limit set is no size."""
-    ceiling = memory.ceiling_bytes() if ceiling_bytes is None else ceiling_bytes
-    return EnginePool(ceiling_bytes=ceiling, load=load_unit, open_engine=open_engine, estimate=memory.estimate)
+    return EnginePool(
+        ceiling_bytes=memory.ceiling_bytes() if ceiling_bytes is None else ceiling_bytes,
+        load=load_unit,
+        open_engine=open_engine,
+        estimate=memory.estimate,
+        warm_up=remembering(costs or Forgetful()),
+    )
 
 
 def _last_used(entry: Resident) -> float:
     return entry.last_used
-
-
-def _same_unit(old: ModelSpecification, new: ModelSpecification) -> bool:
-    """Whether an engine opened for `old` serves `new`: policy and queue are the scheduler's, not the unit's."""
-    return _opened_with(old) == _opened_with(new)
-
-
-def _opened_with(spec: ModelSpecification) -> tuple[object, ...]:
-    return (
-        spec.path,
-        spec.drafts,
-        spec.acceptance,
-        spec.methods,
-        spec.prompt_lookup_min,
-        spec.prompt_lookup_max,
-        spec.max_rows,
-        spec.prefill_chunk_tokens,
-        spec.max_context_tokens,
-        spec.prefix_cache_bytes,
-    )
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / memory.GIGABYTE:.1f} GB"

@@ -1,17 +1,20 @@
 """What the pool keeps and tells: one resident unit with its bytes, and the events of its life."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from app.core.errors import PacelineError
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import EnginePort
+from app.core.step import StepCost
 from app.engine.loader import LoadedUnit
 
 
 class PooledEngine(EnginePort, Protocol):
     """What the pool asks of an engine beyond stepping: its bytes, and to let go of them."""
+
+    measured: Sequence[StepCost]
 
     @property
     def cache_bytes(self) -> int: ...
@@ -61,16 +64,21 @@ LoadSteps = Generator[tuple[str, float], None, LoadedUnit]
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """One model that is loading (`steps` is set) or ready (`engine` is set)."""
+    """One model that is loading (`steps` is set; its engine warms up last) or ready (`engine` is set)."""
 
     spec: ModelSpecification
     reserved_bytes: int
     started: float
     last_used: float
-    steps: LoadSteps | None
+    steps: Generator[tuple[str, float], None, None] | None = None
     leases: int = 0
     unit: LoadedUnit | None = None
     engine: PooledEngine | None = None
+
+    @property
+    def ready_engine(self) -> PooledEngine | None:
+        """The engine once the load is over."""
+        return self.engine if self.steps is None else None
 
     @property
     def prefix_bytes(self) -> int:
@@ -95,7 +103,7 @@ class Resident:
         engine, unit = self.engine, self.unit
         return LoadedModel(
             id=self.spec.id,
-            state="loading" if engine is None or unit is None else "ready",
+            state="loading" if self.ready_engine is None else "ready",
             draft_ids=tuple(draft.id for draft in self.spec.drafts),
             weights_bytes=unit.weights_bytes if unit else 0,
             cache_bytes=engine.cache_bytes if engine else 0,
@@ -108,3 +116,23 @@ class Resident:
             idle_seconds=idle_seconds,
             leases=self.leases,
         )
+
+
+def same_unit(old: ModelSpecification, new: ModelSpecification) -> bool:
+    """Whether an engine opened for `old` serves `new`: policy and queue are the scheduler's, not the unit's."""
+    return _opened_with(old) == _opened_with(new)
+
+
+def _opened_with(spec: ModelSpecification) -> tuple[object, ...]:
+    return (
+        spec.path,
+        spec.drafts,
+        spec.acceptance,
+        spec.methods,
+        spec.prompt_lookup_min,
+        spec.prompt_lookup_max,
+        spec.max_rows,
+        spec.prefill_chunk_tokens,
+        spec.max_context_tokens,
+        spec.prefix_cache_bytes,
+    )

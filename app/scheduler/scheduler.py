@@ -6,6 +6,7 @@ exactly one event with a `finish_reason`, and its row is handed to `drain_releas
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
 from app.core.errors import InvalidRequest
@@ -17,30 +18,26 @@ from app.core.step import (
     FinishReason,
     PrefillStep,
     RowOutcome,
+    StepCost,
     StepPlan,
     StepResult,
     TokenEvent,
 )
 from app.scheduler.admission import check_request
+from app.scheduler.governor import Choice
 from app.scheduler.prefill import plan_prefill
 from app.scheduler.queue import WaitingQueue
 from app.scheduler.sequence import Sequence, impossible
-from app.scheduler.speculation import (
-    POLICIES,
-    Choice,
-    DraftObservation,
-    Governor,
-    StepObservation,
-    allowed_methods,
-)
-from app.scheduler.stats import ModelCounters, Totals
+from app.scheduler.speculation import Speculation
+from app.scheduler.stats import ModelCounters, Parts, Totals
 
 
 class Scheduler:
     """Continuous batching over counters; plain decoding is speculation with zero drafts.
 
     `policy` is single, auto or off; `default_draft_tokens` fixes the draft length of requests that name none (None:
-    the governor chooses). `queue_limit` bounds the requests that wait for a row.
+    the governor chooses). `measured` is what steps are known to cost. `queue_limit` bounds the requests that wait for a
+    row.
     """
 
     def __init__(
@@ -49,20 +46,20 @@ class Scheduler:
         *,
         policy: str = "single",
         default_draft_tokens: int | None = None,
+        measured: Iterable[StepCost] = (),
         queue_limit: int = 128,
         clock: Clock = time.monotonic,
     ) -> None:
-        if policy not in POLICIES:
-            raise ValueError(f"policy is one of {', '.join(POLICIES)}, not {policy!r}")
         self._limits = limits
         self._rows = limits.max_rows if limits.rows_may_batch else 1
         self._policy = policy
-        self._default_draft_tokens = default_draft_tokens
         self._clock = clock
         self._queue = WaitingQueue(queue_limit)
         self._active: dict[str, Sequence] = {}
         self._released: dict[str, tuple[int, ...]] = {}
-        self._governor = Governor()
+        self._speculation = Speculation(
+            limits, policy=policy, default_draft_tokens=default_draft_tokens, measured=measured
+        )
         self._counters = ModelCounters()
         self._plan: StepPlan | None = None
         self._choices: dict[str, Choice] = {}
@@ -86,6 +83,11 @@ class Scheduler:
     def totals(self) -> Totals:
         """What this model did since it was loaded, for /metrics."""
         return self._counters.totals()
+
+    @property
+    def costs(self) -> tuple[StepCost, ...]:
+        """What steps cost on this machine, as far as it is known."""
+        return self._speculation.costs
 
     # --- who runs ---------------------------------------------------------------------------------------------
 
@@ -157,7 +159,8 @@ class Scheduler:
 
     def _plan_decode(self, decoding: list[Sequence]) -> DecodeStep:
         now = self._clock()
-        self._choices = self._choose(decoding)
+        others = len(self._active) - 1 + (self.next_admission() is not None)
+        self._choices = self._speculation.choose(decoding, others=others)
         rows = []
         for sequence in decoding:
             if sequence.decode_started_at is None and not sequence.needs_prefill:
@@ -176,29 +179,7 @@ class Scheduler:
                     num_draft_tokens=drafts,
                 )
             )
-        return DecodeStep(tuple(rows))
-
-    def _choose(self, decoding: list[Sequence]) -> dict[str, Choice]:
-        """A choice per row. Rows that leave it to the governor and may use the same methods get the same one."""
-        others = len(self._active) - 1 + (self.next_admission() is not None)
-        choices: dict[str, Choice] = {}
-        governed: dict[tuple[str, ...], list[str]] = {}
-        for sequence in decoding:
-            request = sequence.request
-            methods, refusal = allowed_methods(request, policy=self._policy, limits=self._limits, others=others)
-            fixed = request.speculation.num_draft_tokens
-            fixed = self._default_draft_tokens if fixed is None else fixed
-            if not methods:
-                choices[request.id] = refusal
-            elif fixed is None:
-                governed.setdefault(methods, []).append(request.id)
-            elif fixed:
-                choices[request.id] = Choice(methods[0], fixed)
-            else:
-                choices[request.id] = Choice(reason="0 draft tokens were asked for", kind="request")
-        for methods, ids in governed.items():
-            choices |= dict.fromkeys(ids, self._governor.choose(len(decoding), len(ids), methods))
-        return choices
+        return DecodeStep(tuple(rows), timed=self._speculation.must_time(rows))
 
     # --- what came of it ------------------------------------------------------------------------------------------
 
@@ -206,13 +187,14 @@ class Scheduler:
         """Take over what the step gained; one event per row that got tokens. Missing rows stay as they are."""
         plan = self._plan
         planned = {row.sequence_id: row for row in plan.rows} if isinstance(plan, DecodeStep) else {}
+        parts = Parts()
         if planned and result.outcomes:
-            self._governor.observe(self._observation(planned, result))
+            parts = self._speculation.observe(planned, self._active, result)
         events = [
             event for sequence_id, computed in result.prefilled for event in self._prefilled(sequence_id, computed)
         ]
         for outcome in result.outcomes:
-            events += self._decoded(outcome, planned.get(outcome.sequence_id))
+            events += self._decoded(outcome, planned.get(outcome.sequence_id), parts)
         return events
 
     def _prefilled(self, sequence_id: str, computed: int) -> list[TokenEvent]:
@@ -224,15 +206,17 @@ class Scheduler:
         sequence.computed = computed
         return []
 
-    def _decoded(self, outcome: RowOutcome, row: DecodeRow | None) -> list[TokenEvent]:
+    def _decoded(self, outcome: RowOutcome, row: DecodeRow | None, parts: Parts) -> list[TokenEvent]:
         sequence = self._active.get(outcome.sequence_id)
         if sequence is None or row is None:
             return []
         if not sequence.can_take(outcome):
             return self.fail(outcome.sequence_id, impossible(outcome.computed, len(sequence.tokens)))
-        gain = sequence.take(outcome, self._limits.max_context_tokens)
+        gain = sequence.take(outcome, self._limits.max_context_tokens, parts)
         method = outcome.method if gain.drafted else "off"
-        self._counters.decoding.count_step(kept=gain.kept, drafted=gain.drafted, accepted=gain.accepted, method=method)
+        self._counters.decoding.count_step(
+            kept=gain.kept, drafted=gain.drafted, accepted=gain.accepted, method=method, parts=parts
+        )
         self._note_refusal(sequence, outcome, row)
         if gain.told and sequence.first_token_at is None:
             sequence.first_token_at = self._clock()
@@ -248,29 +232,10 @@ class Scheduler:
             return [self._end(sequence, gain.finish_reason, kept=sequence.cached_prefix(), event=event)]
         return [event] if gain.kept else []
 
-    def _observation(self, planned: dict[str, DecodeRow], result: StepResult) -> StepObservation:
-        """What the governor may learn. An undrafted row without a reason delivered an earlier plain forward."""
-        drafts, typical = [], True
-        for outcome in result.outcomes:
-            row, sequence = planned.get(outcome.sequence_id), self._active.get(outcome.sequence_id)
-            if row and sequence and (outcome.drafted or outcome.why_not_drafted):
-                drafts.append(DraftObservation(row.method, row.num_draft_tokens, outcome.drafted, outcome.accepted))
-                typical &= not outcome.drafted or sequence.counters.cycles > 0
-            else:
-                drafts.append(DraftObservation())
-        return StepObservation(
-            rows=len(drafts),
-            width=result.width,
-            seconds=result.seconds,
-            draft_seconds=result.draft_seconds,
-            drafts=tuple(drafts),
-            typical=typical,
-        )
-
     def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> None:
         choice = self._choices[outcome.sequence_id]
-        if choice.reason:
-            sequence.refusals.add(choice.kind, choice.reason, firm=True)
+        if choice.why.text:
+            sequence.refusals.add(choice.why.kind, choice.why.text, firm=True)
         elif not row.num_draft_tokens:
             sequence.refusals.add("end", "one token was left, nothing to draft", firm=False)
         elif not outcome.drafted:
@@ -293,5 +258,6 @@ class Scheduler:
         if reason in {FinishReason.STOP, FinishReason.LENGTH} and sequence.admitted_at is not None:
             self._queue.note_service(now - sequence.admitted_at)
         self._counters.count_end(reason)
+        self._speculation.forget(request_id)
         told = event or TokenEvent(request_id)
         return replace(told, finish_reason=reason, statistics=sequence.statistics(now), error=error)

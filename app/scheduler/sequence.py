@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from app.core.request import Request
-from app.core.step import FinishReason, RowOutcome, Statistics
-from app.scheduler.stats import Counters, Refusals
+from app.core.step import Decision, FinishReason, RowOutcome, Statistics
+from app.scheduler.stats import Counters, Parts, Refusals
 
 CARRY_LIMIT_TOKENS = 17
 """More uncached tokens than this are fed by a prefill step, fewer may ride along with a decode step."""
@@ -34,6 +34,8 @@ class Sequence:
     """How many of them came from the prefix cache at admission."""
     counters: Counters = field(default_factory=Counters)
     refusals: Refusals = field(default_factory=Refusals)
+    decision: Decision | None = None
+    """What the governor decided for it last."""
     admitted_at: float | None = None
     decode_started_at: float | None = None
     first_token_at: float | None = None
@@ -69,7 +71,7 @@ class Sequence:
         """Whether the engine's answer is possible: at least the last token is always still to be fed."""
         return 0 <= outcome.computed < len(self.tokens) + len(outcome.emitted)
 
-    def take(self, outcome: RowOutcome, max_context_tokens: int) -> Gain:
+    def take(self, outcome: RowOutcome, max_context_tokens: int, parts: Parts) -> Gain:
         """Append the emitted tokens one by one up to the end, if it is among them; what lies behind it never was."""
         remaining = self.remaining(max_context_tokens)
         kept, finish_reason = 0, None
@@ -90,7 +92,9 @@ class Sequence:
             accepted=min(outcome.accepted, kept),
             finish_reason=finish_reason,
         )
-        self.counters.count_step(kept=kept, drafted=gain.drafted, accepted=gain.accepted, method=outcome.method)
+        self.counters.count_step(
+            kept=kept, drafted=gain.drafted, accepted=gain.accepted, method=outcome.method, parts=parts
+        )
         return gain
 
     def cached_prefix(self) -> tuple[int, ...]:
@@ -110,13 +114,15 @@ class Sequence:
             accepted=self.counters.accepted,
             cycles=self.counters.cycles,
             steps=self.counters.steps,
-            accepted_per_position=tuple(self.counters.accepted_per_position),
+            accepted_per_position=self.counters.accepted_per_position,
             queue_seconds=admitted - self.submitted_at,
             prefill_seconds=decoding - admitted,
             decode_seconds=now - decoding,
             first_token_seconds=first_token - self.submitted_at,
-            methods=tuple(self.counters.methods) or (("off",) if self.counters.steps else ()),
+            methods=self.counters.methods,
+            by_method=self.counters.statistics(),
             reason=self.refusals.told(cycles=self.counters.cycles),
+            decision=self.decision,
         )
 
 

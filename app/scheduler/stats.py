@@ -4,10 +4,12 @@ A stop token counts as generated, as vLLM and mlx-lm count it, although it is ne
 sequence count nowhere: nobody asked for them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from app.core.step import FinishReason
+from app.core.step import FinishReason, MethodStatistics, StepResult
+
+PLAIN = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,72 @@ class Totals:
     drafted: int = 0
     accepted: int = 0
     accepted_per_position: tuple[int, ...] = ()
+    by_method: tuple[MethodStatistics, ...] = ()
+    """The same by method, with the seconds; those of a batch count once per row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Where the seconds of one step went."""
+
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    rewind_seconds: float = 0.0
+
+
+class Splitter:
+    """Steps are taken apart now and then; the others are split as the last one of their method was."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, tuple[float, float]] = {}
+
+    def split(self, result: StepResult, method: str, draft_seconds: float) -> Parts:
+        """The parts of a step; `draft_seconds` is what its drafting usually takes."""
+        if method == PLAIN:
+            return Parts(verify_seconds=result.seconds)
+        if result.timed:
+            rest = result.seconds - result.draft_seconds
+            if rest > 0:
+                self._shares[method] = result.verify_seconds / rest, result.rewind_seconds / rest
+            return Parts(result.draft_seconds, result.verify_seconds, result.rewind_seconds)
+        drafting = min(draft_seconds, result.seconds)
+        verify, rewind = self._shares.get(method, (1.0, 0.0))
+        rest = result.seconds - drafting
+        return Parts(drafting, verify * rest, rewind * rest)
+
+
+@dataclass(slots=True)
+class MethodCounters:
+    """Of the steps that one method ran."""
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    rewind_seconds: float = 0.0
+
+    def count(self, drafted: int, accepted: int, parts: Parts) -> None:
+        self.steps += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        add_positions(self.accepted_per_position, [1] * accepted + [0] * (drafted - accepted))
+        self.draft_seconds += parts.draft_seconds
+        self.verify_seconds += parts.verify_seconds
+        self.rewind_seconds += parts.rewind_seconds
+
+    def statistics(self, method: str) -> MethodStatistics:
+        return MethodStatistics(
+            method=method,
+            steps=self.steps,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            accepted_per_position=tuple(self.accepted_per_position),
+            draft_seconds=self.draft_seconds,
+            verify_seconds=self.verify_seconds,
+            rewind_seconds=self.rewind_seconds,
+        )
 
 
 @dataclass(slots=True)
@@ -33,27 +101,54 @@ class Counters:
     """Steps, drafts and acceptances, added up one decode step of one row at a time."""
 
     generated: int = 0
-    steps: int = 0
-    cycles: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-    methods: list[str] = field(default_factory=list)
+    by_method: dict[str, MethodCounters] = field(default_factory=dict)
+    """In order of first use; `off` counts the steps without drafts."""
 
-    def count_step(self, *, kept: int, drafted: int, accepted: int, method: str) -> None:
+    def count_step(self, *, kept: int, drafted: int, accepted: int, method: str, parts: Parts | None = None) -> None:
         """Add one decode step that gained `kept` tokens, the first `accepted` of them out of `drafted` drafts."""
         self.generated += kept
-        self.steps += 1
-        if not drafted:
-            return
-        self.cycles += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        self.accepted_per_position.extend([0] * (drafted - len(self.accepted_per_position)))
-        for position in range(accepted):
-            self.accepted_per_position[position] += 1
-        if method not in self.methods:
-            self.methods.append(method)
+        counters = self.by_method.setdefault(method if drafted else PLAIN, MethodCounters())
+        counters.count(drafted, accepted, parts or Parts())
+
+    @property
+    def steps(self) -> int:
+        return sum(counters.steps for counters in self.by_method.values())
+
+    @property
+    def cycles(self) -> int:
+        """Steps that verified at least one draft."""
+        return sum(counters.steps for method, counters in self.by_method.items() if method != PLAIN)
+
+    @property
+    def drafted(self) -> int:
+        return sum(counters.drafted for counters in self.by_method.values())
+
+    @property
+    def accepted(self) -> int:
+        return sum(counters.accepted for counters in self.by_method.values())
+
+    @property
+    def accepted_per_position(self) -> tuple[int, ...]:
+        totals: list[int] = []
+        for counters in self.by_method.values():
+            add_positions(totals, counters.accepted_per_position)
+        return tuple(totals)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What ran, in order of first use: `off` only when nothing ever drafted."""
+        return tuple(method for method in self.by_method if method != PLAIN) or tuple(self.by_method)
+
+    def statistics(self) -> tuple[MethodStatistics, ...]:
+        """By method."""
+        return tuple(counters.statistics(method) for method, counters in self.by_method.items())
+
+
+def add_positions(totals: list[int], counts: Sequence[int]) -> None:
+    """Add counts by position; `totals` grows as needed."""
+    totals.extend([0] * (len(counts) - len(totals)))
+    for position, count in enumerate(counts):
+        totals[position] += count
 
 
 @dataclass(slots=True)
@@ -106,5 +201,6 @@ class ModelCounters:
             drafts=self.decoding.cycles,
             drafted=self.decoding.drafted,
             accepted=self.decoding.accepted,
-            accepted_per_position=tuple(self.decoding.accepted_per_position),
+            accepted_per_position=self.decoding.accepted_per_position,
+            by_method=self.decoding.statistics(),
         )

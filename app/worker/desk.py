@@ -5,12 +5,12 @@ it: `open` is the record of choices that have not ended, and nothing is told abo
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from app.core.errors import PacelineError
 from app.core.messages import ModelSpecification
 from app.core.ports import Clock, EnginePort
-from app.core.step import FinishReason, StepPlan, TokenEvent
+from app.core.step import FinishReason, StepCost, StepPlan, TokenEvent
 from app.worker.failure import short_text
 from app.worker.mail import Delivery, Queued, Refused, Submission, Told
 from app.worker.ports import SchedulerPort
@@ -18,6 +18,7 @@ from app.worker.ports import SchedulerPort
 _logger = logging.getLogger("paceline.loop")
 
 OpenScheduler = Callable[[ModelSpecification, EnginePort], SchedulerPort]
+KeepCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
 
 
 class Desk:
@@ -65,6 +66,15 @@ class Desk:
     def busy(self) -> bool:
         """Whether anybody waits for this desk, or for its engine."""
         return bool(self._open or self._submissions)
+
+    def keep_costs(self, keep: KeepCosts) -> None:
+        """Hand over what steps cost here, for the next load; only while nobody waits for a step."""
+        if self._scheduler is None or self._specification is None or self.busy:
+            return
+        try:
+            keep(self._specification, self._scheduler.costs)
+        except Exception:
+            _logger.exception("the costs could not be kept")
 
     def join(self, submission: Submission) -> None:
         """Wait for the engine; the caller has taken one lease for each choice."""

@@ -24,13 +24,14 @@ from app.core.messages import (
 )
 from app.core.ports import Clock
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent, Progress
-from app.worker.desk import Desk, OpenScheduler
+from app.worker.desk import Desk, KeepCosts, OpenScheduler
 from app.worker.failure import failed_frame, short_text
 from app.worker.mail import Delivery, Halt, Mail, Refused, Submission, Withdrawal
 from app.worker.ports import PoolPort
 from app.worker.pulse import Pulse
 
 HOUSEWORK_SECONDS = 1.0
+REMEMBER_SECONDS = 30.0
 LOADING_RETRY_SECONDS = 5
 
 _logger = logging.getLogger("paceline.loop")
@@ -46,6 +47,7 @@ class Loop:
         open_scheduler: OpenScheduler,
         deliver: Callable[[Delivery], None],
         send: Callable[[Event], None],
+        keep_costs: KeepCosts = lambda _spec, _costs: None,
         text_is_alive: Callable[[], bool] = lambda: True,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -53,6 +55,7 @@ class Loop:
         self._open_scheduler = open_scheduler
         self._deliver = deliver
         self._send = send
+        self._keep_costs = keep_costs
         self._clock = clock
         self._pulse = Pulse(
             send=send,
@@ -67,7 +70,7 @@ class Loop:
         self._loads: dict[str, LoadModel] = {}
         self._halted = False
         self._moved = True
-        self._next_house_work = clock()
+        self._next_house_work = self._next_remembering = clock()
 
     def post(self, mail: Mail) -> None:
         """Leave mail; never blocks, also safe in a signal handler."""
@@ -77,6 +80,7 @@ class Loop:
         """Turn until a Halt arrives."""
         while self.turn():
             pass
+        self._remember()
 
     def turn(self, *, wait: bool = True) -> bool:
         """One round; with `wait` it sleeps on the mailbox when there is nothing to do. False after a Halt."""
@@ -235,6 +239,7 @@ class Loop:
                 self._pulse.show()
             case Evicted():
                 if desk is not None:
+                    desk.keep_costs(self._keep_costs)
                     desk.detach()
                     if not desk.busy:
                         del self._desks[model_id]
@@ -268,6 +273,14 @@ class Loop:
         self._next_house_work = now + HOUSEWORK_SECONDS
         for event in self._pool.expire():
             self._hear(event)
+        if now >= self._next_remembering and not self._busy():
+            self._remember()
+
+    def _remember(self) -> None:
+        """Keep what steps cost, for the next load."""
+        self._next_remembering = self._clock() + REMEMBER_SECONDS
+        for desk in self._desks.values():
+            desk.keep_costs(self._keep_costs)
 
     def _busy(self) -> bool:
         """Whether anybody waits for a step or a load."""

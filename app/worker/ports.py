@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import EnginePort
 from app.core.request import Request
-from app.core.step import StepPlan, StepResult, TokenEvent
+from app.core.step import StepCost, StepPlan, StepResult, TokenEvent
 from app.engine.pool import PoolEvent
 
 
@@ -21,6 +21,9 @@ class SchedulerPort(Protocol):
 
     @property
     def waiting(self) -> int: ...
+
+    @property
+    def costs(self) -> Sequence[StepCost]: ...
 
     def submit(self, request: Request) -> None: ...
 

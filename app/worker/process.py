@@ -30,6 +30,7 @@ from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TextStream
 from app.text.template import TextModel
 from app.worker.channel import WorkerChannel
+from app.worker.costs import CostFiles
 from app.worker.loop import Loop
 from app.worker.speaker import Speaker
 from app.worker.texts import ModelText, Texts
@@ -62,6 +63,7 @@ def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Sch
         engine.limits,
         policy=specification.policy,
         default_draft_tokens=specification.num_draft_tokens,
+        measured=engine.measured,
         queue_limit=specification.queue_limit,
         clock=time.monotonic,
     )
@@ -72,21 +74,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="paceline worker", description="Started by Paceline itself.")
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--memory-ceiling-bytes", type=int)
+    parser.add_argument("--costs-folder", type=Path)
     options = parser.parse_args(arguments)
     faulthandler.enable()
     _log_to_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _serve(WorkerChannel(socket.socket(fileno=options.channel_fd)), options.memory_ceiling_bytes)
+    versions = platform.versions()
+    machine = (memory.device_name(), f"mlx {versions.get('mlx')}", f"paceline {versions.get('paceline')}")
+    costs = CostFiles(options.costs_folder, (*machine, PREPARATION.reason))
+    _serve(WorkerChannel(socket.socket(fileno=options.channel_fd)), options.memory_ceiling_bytes, costs)
     return 0
 
 
-def _serve(channel: WorkerChannel, ceiling_bytes: int | None) -> None:
+def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles) -> None:
     speaker = Speaker(texts=Texts(load_text), send=channel.send)
     loop = Loop(
-        pool=open_pool(ceiling_bytes),
+        pool=open_pool(ceiling_bytes, costs=costs),
         open_scheduler=open_scheduler,
         deliver=speaker.deliver,
         send=channel.send,
+        keep_costs=costs.keep,
         text_is_alive=lambda: speaker.busy_seconds() < STUCK_SECONDS,
     )
     speaker.connect(loop.post)

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from app.core.errors import WorkerGone
@@ -66,11 +67,13 @@ class Supervisor:
         *,
         command: Sequence[str] = WORKER_COMMAND,
         memory_ceiling_bytes: int | None = None,
+        costs_folder: Path | None = None,
         timing: Timing | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         ceiling = () if memory_ceiling_bytes is None else ("--memory-ceiling-bytes", str(memory_ceiling_bytes))
-        self._command = (*command, *ceiling)
+        costs = () if costs_folder is None else ("--costs-folder", str(costs_folder))
+        self._command = (*command, *ceiling, *costs)
         self._timing = timing or Timing()
         self._clock = clock
         self._crashes = CrashLog(self._timing.crash_limit, self._timing.crash_window_seconds)

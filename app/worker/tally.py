@@ -1,7 +1,12 @@
 """Counts what one choice was told, so that usage ends exactly at a stop string, which the scheduler cannot see."""
 
+from dataclasses import replace
+
+import msgspec
+
 from app.core.messages import Usage
-from app.core.step import Statistics, TokenEvent
+from app.core.step import MethodStatistics, Statistics, TokenEvent
+from app.scheduler.stats import Counters
 
 
 class Tally:
@@ -12,13 +17,7 @@ class Tally:
         self._received_at = received_at
         self._queued_at = received_at
         self._last_told_at = received_at
-        self._completion_tokens = 0
-        self._drafted = 0
-        self._accepted = 0
-        self._cycles = 0
-        self._steps = 0
-        self._accepted_per_position: list[int] = []
-        self._methods: list[str] = []
+        self._told = Counters()
 
     def queued(self, at: float) -> None:
         """The scheduler has it; its own clock starts here."""
@@ -30,11 +29,9 @@ class Tally:
             return
         cut = tokens_used < len(told.tokens)
         drafted = min(told.drafted, tokens_used) if cut else told.drafted
+        accepted = min(told.accepted, tokens_used) if drafted else 0
         self._last_told_at = at
-        self._completion_tokens += tokens_used
-        self._steps += 1
-        if drafted:
-            self._count_cycle(told.method, drafted, min(told.accepted, tokens_used))
+        self._told.count_step(kept=tokens_used, drafted=drafted, accepted=accepted, method=told.method)
 
     def usage(self, statistics: Statistics) -> Usage:
         """The scheduler's account of an end that it decided itself, with the time before it was queued added."""
@@ -53,36 +50,42 @@ class Tally:
             decode_seconds=statistics.decode_seconds,
             first_token_seconds=lead_seconds + statistics.first_token_seconds if statistics.completion_tokens else 0.0,
             methods=statistics.methods,
+            by_method=statistics.by_method,
             reason=statistics.reason,
+            decision=statistics.decision,
         )
 
     def usage_as_told(self, statistics: Statistics, ended_at: float) -> Usage:
         """What was told, when a stop string or the client ended it before the scheduler did at `ended_at`."""
-        late_seconds = ended_at - self._last_told_at if self._steps else statistics.decode_seconds
+        told = self._told
+        late_seconds = ended_at - self._last_told_at if told.steps else statistics.decode_seconds
         whole = self.usage(statistics)
-        return Usage(
-            prompt_tokens=whole.prompt_tokens,
-            cached_tokens=whole.cached_tokens,
-            completion_tokens=self._completion_tokens,
-            drafted=self._drafted,
-            accepted=self._accepted,
-            cycles=self._cycles,
-            steps=self._steps,
-            accepted_per_position=tuple(self._accepted_per_position),
-            queue_seconds=whole.queue_seconds,
-            prefill_seconds=whole.prefill_seconds,
+        return msgspec.structs.replace(
+            whole,
+            completion_tokens=told.generated,
+            drafted=told.drafted,
+            accepted=told.accepted,
+            cycles=told.cycles,
+            steps=told.steps,
+            accepted_per_position=told.accepted_per_position,
             decode_seconds=max(0.0, whole.decode_seconds - late_seconds),
-            first_token_seconds=whole.first_token_seconds,
-            methods=tuple(self._methods) or (("off",) if self._steps else ()),
-            reason=whole.reason,
+            methods=told.methods,
+            by_method=self._methods_as_told(whole.by_method),
         )
 
-    def _count_cycle(self, method: str, drafted: int, accepted: int) -> None:
-        self._cycles += 1
-        self._drafted += drafted
-        self._accepted += accepted
-        self._accepted_per_position.extend([0] * (drafted - len(self._accepted_per_position)))
-        for position in range(accepted):
-            self._accepted_per_position[position] += 1
-        if method not in self._methods:
-            self._methods.append(method)
+    def _methods_as_told(self, whole: tuple[MethodStatistics, ...]) -> tuple[MethodStatistics, ...]:
+        """The counts are those that were told; the seconds, theirs by the share of steps."""
+        known = {each.method: each for each in whole}
+        told = []
+        for each in self._told.statistics():
+            all_of_it = known.get(each.method, each)
+            share = min(1.0, each.steps / max(1, all_of_it.steps))
+            told.append(
+                replace(
+                    each,
+                    draft_seconds=share * all_of_it.draft_seconds,
+                    verify_seconds=share * all_of_it.verify_seconds,
+                    rewind_seconds=share * all_of_it.rewind_seconds,
+                )
+            )
+        return tuple(told)

@@ -1,6 +1,6 @@
 """A fake loader and fake engines under a virtual clock, for tests of the pool."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ from mlx import nn
 from app.core.messages import ModelSpecification
 from app.core.ports import EngineLimits
 from app.core.request import Request
-from app.core.step import StepPlan, StepResult
+from app.core.step import StepCost, StepPlan, StepResult
 from app.engine.loader import LoadedUnit
 from app.engine.pool import EnginePool, PoolEvent
 
@@ -27,6 +27,7 @@ class FakeEngine:
     prefix_cache_bytes: int = 0
     cache_families: tuple[str, ...] = ("kv",)
     limits: EngineLimits = field(default_factory=lambda: EngineLimits(max_context_tokens=64, max_rows=2))
+    measured: Sequence[StepCost] = ()
 
     def admit(self, request: Request) -> int:
         return 0

@@ -1,19 +1,31 @@
 """A machine with known costs and a text with known acceptance: what the governor earns on it, against fixed lengths."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from app.scheduler.speculation import Choice, DraftObservation, Governor, StepObservation
+from app.core.step import DRAFT_LENGTHS, StepCost
+from app.scheduler.governor import OFF, Drafting, DraftObservation, Governor, Option, StepObservation
+
+PLAIN_SECONDS = 0.020
 
 
 @dataclass(frozen=True)
 class Drafter:
-    """`acceptance` per position given the one before; `proposal_rate` how often it has anything to propose."""
+    """`acceptance` of each draft given those before it; drafting costs `seconds` and `seconds_per_token`.
+
+    `proposal_rate`: how often it has anything to propose. `block`: it never proposes more.
+    """
 
     acceptance: float
     seconds_per_token: float = 0.0
     proposal_rate: float = 1.0
+    seconds: float = 0.0
+    block: int = 16
+
+    def draft_seconds(self, drafts: int) -> float:
+        return self.seconds + self.seconds_per_token * drafts if drafts else 0.0
 
 
 @dataclass
@@ -24,44 +36,107 @@ class Machine:
     drafters: dict[str, Drafter]
     noise: float = 0.0
 
-    def step(self, choice: Choice, chance: random.Random) -> StepObservation:
+    def step(self, choice: Option, chance: random.Random, *, row: Drafting, timed: bool = False) -> StepObservation:
         drafter = self.drafters.get(choice.method)
         asked = choice.num_draft_tokens
-        drafted = asked if drafter and chance.random() < drafter.proposal_rate else 0
+        drafted = min(asked, drafter.block) if drafter and chance.random() < drafter.proposal_rate else 0
         accepted = 0
         while drafter and accepted < drafted and chance.random() < drafter.acceptance:
             accepted += 1
-        draft_seconds = drafter.seconds_per_token * drafted if drafter else 0.0
-        seconds = self.verify_seconds(1 + drafted) * (1 + self.noise * chance.random()) + draft_seconds
-        drafts = (DraftObservation(choice.method, asked, drafted, accepted),)
-        return StepObservation(1, 1 + drafted, seconds, draft_seconds, drafts)
+        drafting = drafter.draft_seconds(drafted) if drafter else 0.0
+        seconds = self.verify_seconds(1 + drafted) * (1 + self.noise * chance.random()) + drafting
+        drafts = (DraftObservation(choice.method, asked, drafted, accepted, row),)
+        return StepObservation(1, 1 + drafted, seconds, drafting if timed and drafted else None, drafts)
+
+    def measured(self) -> tuple[StepCost, ...]:
+        """What a warm-up would have found."""
+        costs = [StepCost("off", 1, 0, self.verify_seconds(1))]
+        for method, drafter in self.drafters.items():
+            for length in DRAFT_LENGTHS:
+                drafts = min(length, drafter.block)
+                costs.append(
+                    StepCost(method, 1, drafts, self.verify_seconds(1 + drafts), drafter.draft_seconds(drafts))
+                )
+        return tuple(costs)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A machine on which texts come one after the other: steps, and what the drafters are worth on each."""
+
+    verify_seconds: Callable[[int], float]
+    texts: Sequence[tuple[int, dict[str, Drafter]]]
+    noise: float = 0.05
+
+    def machines(self) -> list[tuple[int, Machine]]:
+        return [(steps, Machine(self.verify_seconds, drafters, self.noise)) for steps, drafters in self.texts]
+
+
+def governed_seconds(
+    machine: Machine, tokens: float, *, governor: Governor, chance: random.Random, request_id: str = "r"
+) -> float:
+    """Seconds of one row that says so many tokens."""
+    seconds, told = 0.0, 0
+    while told < tokens:
+        row = Drafting(request_id, told)
+        choice = governor.choose(1, (row,), tuple(machine.drafters))
+        timed = choice.num_draft_tokens > 0 and governor.costs.must_time(
+            choice.method, rows=1, drafts=choice.num_draft_tokens
+        )
+        step = machine.step(Option(choice.method, choice.num_draft_tokens), chance, row=row, timed=timed)
+        governor.observe(step)
+        told += 1 + step.drafts[0].accepted
+        seconds += step.seconds
+    return seconds
 
 
 def governed_rate(machine: Machine, steps: int, seed: int = 0, governor: Governor | None = None) -> float:
-    """Tokens per second over `steps` steps of one row, start-up included."""
-    governor, chance = governor or Governor(), random.Random(seed)
-    tokens, seconds = 0, 0.0
-    for _ in range(steps):
-        step = machine.step(governor.choose(1, 1, tuple(machine.drafters)), chance)
-        governor.observe(step)
-        tokens += 1 + step.drafts[0].accepted
-        seconds += step.seconds
-    return tokens / seconds
+    """Tokens per second over about `steps` plain steps' worth of tokens of one row, start-up included."""
+    governor = governor or Governor()
+    return steps / governed_seconds(machine, steps, governor=governor, chance=random.Random(seed))
 
 
-def fixed_rate(machine: Machine, choice: Choice) -> float:
+def fixed_rate(machine: Machine, choice: Option = OFF) -> float:
     """Expected tokens per second when every step makes this choice: exact, not sampled."""
-    drafter, length = machine.drafters.get(choice.method, Drafter(0.0)), choice.num_draft_tokens
+    drafter = machine.drafters.get(choice.method, Drafter(0.0))
+    length = min(choice.num_draft_tokens, drafter.block)
     accepted = sum(drafter.acceptance**position for position in range(1, length + 1))
     plain, verify = machine.verify_seconds(1), machine.verify_seconds(1 + length)
     forward = drafter.proposal_rate * verify + (1 - drafter.proposal_rate) * plain
-    seconds = forward * (1 + machine.noise / 2) + drafter.proposal_rate * length * drafter.seconds_per_token
+    seconds = forward * (1 + machine.noise / 2) + drafter.proposal_rate * drafter.draft_seconds(length)
     return (1 + drafter.proposal_rate * accepted) / seconds
 
 
+def fixed_seconds(workload: Workload, choice: Option) -> float:
+    return sum(tokens / fixed_rate(machine, choice) for tokens, machine in workload.machines())
+
+
+def options(machine: Machine) -> list[Option]:
+    return [OFF, *(Option(method, length) for method in machine.drafters for length in range(1, 17))]
+
+
 def best_fixed_rate(machine: Machine) -> float:
-    return max(
-        fixed_rate(machine, Choice(method, length))
-        for method in machine.drafters
-        for length in range(17 if method == "ngram" else 9)
+    return max(fixed_rate(machine, option) for option in options(machine))
+
+
+def workload_seconds(workload: Workload, *, seed: int = 0, warm: bool = True) -> float:
+    """Seconds under one governor; every text is a request of its own, its switches included."""
+    machines = workload.machines()
+    governor = Governor(machines[0][1].measured() if warm else ())
+    chance = random.Random(seed)
+    return sum(
+        governed_seconds(machine, tokens, governor=governor, chance=chance, request_id=f"r{number // 2}")
+        for number, (tokens, machine) in enumerate(machines)
     )
+
+
+def drain(governor: Governor, machine: Machine, count: int) -> list[Option]:
+    """The choices of `count` steps of which no draft is accepted."""
+
+    def turn() -> Option:
+        choice = governor.choose(1, (Drafting("r"),), tuple(machine.drafters))
+        option = Option(choice.method, choice.num_draft_tokens)
+        governor.observe(machine.step(option, random.Random(0), row=Drafting("r")))
+        return option
+
+    return list(islice(iter(turn, None), count))

@@ -9,7 +9,7 @@ from app.core.errors import ModelUnavailable, PacelineError
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import Clock, EngineLimits
 from app.core.request import Request
-from app.core.step import DecodeRow, PrefillStep, RowOutcome, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from app.core.step import DecodeRow, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult, TokenEvent, TokenLogprobs
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent, Progress
 from app.scheduler.scheduler import Scheduler
 from app.worker.texts import ModelText
@@ -23,6 +23,7 @@ class FakeEngine:
 
     def __init__(self, script: bytes = b"abcdefghij", *, rows: int = 4) -> None:
         self.limits = EngineLimits(max_context_tokens=200, max_rows=rows, drafters=("ngram",))
+        self.measured: tuple[StepCost, ...] = ()
         self.script = script
         self.rows: set[str] = set()
         self.fail_next = ""

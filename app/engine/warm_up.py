@@ -1,0 +1,208 @@
+"""The last part of a load: every shape runs once, so that no user's token pays for a compilation, and is then measured.
+
+It drives an engine from outside, as a scheduler would, with a request of its own whose text repeats itself, so that
+n-grams find something too. What it measures is what the governor starts from. The engine is as empty afterwards as
+before, and nothing enters the prefix cache.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from app.core.messages import ModelSpecification
+from app.core.ports import Clock, EnginePort
+from app.core.request import Request, SamplingParameters
+from app.core.step import (
+    DRAFT_LENGTHS,
+    DecodeRow,
+    DecodeStep,
+    PrefillRow,
+    PrefillStep,
+    RowOutcome,
+    StepCost,
+    StepResult,
+)
+
+WarmUpSteps = Generator[tuple[str, float], None, tuple[StepCost, ...]]
+
+REQUEST_ID = "warm-up"
+PHASE = "warming up"
+BUDGET_SECONDS = 1.5
+"""No shape is begun that would probably end later: the governor learns the others from requests."""
+FIRST_PIECE_TOKENS, PROMPT_TOKENS = 8, 64
+QUICK_SECONDS = 0.1
+"""A machine that reads the first piece slower than this is spared the rest of the prompt."""
+PERIOD = 6
+REPETITIONS = 2
+"""How often a shape is measured, after it ran once; the fastest time counts."""
+
+
+def warm_up(engine: EnginePort, *, known: Sequence[StepCost] = (), clock: Clock = time.perf_counter) -> WarmUpSteps:
+    """Yield (phase, fraction 0–1) between steps; the return value is what steps cost here.
+
+    With `known` costs, of an earlier load on this machine, the shapes run once and nothing is measured.
+    """
+    ends = clock() + BUDGET_SECONDS
+    repetitions = 0 if known else REPETITIONS
+    sequence = _Sequence(engine, clock)
+    costs = {(cost.method, cost.drafts): cost for cost in known if cost.rows == 1}
+    shapes = _shapes(engine.limits.drafters)
+    try:
+        yield PHASE, 0.0
+        yield from ((PHASE, 0.0) for _ in sequence.read_prompt())
+        for done, (method, drafts) in enumerate(shapes):
+            late = clock() + (1 + repetitions) * _expected_seconds(costs, method, drafts) > ends
+            if not sequence.has_room(drafts) or (late and done > 1):
+                continue
+            for cost in sequence.measure(method, drafts, repetitions):
+                if cost is not None:
+                    _keep_cheaper(costs, cost)
+                yield PHASE, (done + 1) / len(shapes)
+    finally:
+        engine.release(REQUEST_ID, ())
+    return tuple(known) or tuple(costs.values())
+
+
+class CostMemory(Protocol):
+    """What outlives a load: `recall` what steps of a unit cost, `keep` it for the next time. Neither raises."""
+
+    def recall(self, spec: ModelSpecification) -> tuple[StepCost, ...]: ...
+
+    def keep(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None: ...
+
+
+class Forgetful:
+    """Remembers nothing."""
+
+    def recall(self, spec: ModelSpecification) -> tuple[StepCost, ...]:  # noqa: ARG002
+        return ()
+
+    def keep(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None:
+        """Let them go."""
+
+
+def remembering(memory: CostMemory) -> Callable[[EnginePort, ModelSpecification], WarmUpSteps]:
+    """The warm-up of a pool: what was measured once on this machine is not measured again."""
+
+    def warm(engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
+        measured = yield from warm_up(engine, known=memory.recall(spec))
+        memory.keep(spec, measured)
+        return measured
+
+    return warm
+
+
+def _shapes(drafters: Sequence[str]) -> list[tuple[str, int]]:
+    """(method, drafts), the most telling first: plain, every drafter's shortest and longest proposal, then the verify
+    forwards of the other lengths with the drafter that costs least."""
+    shapes = [("off", 0)]
+    shapes += [(method, length) for length in (DRAFT_LENGTHS[0], DRAFT_LENGTHS[-1]) for method in drafters]
+    if drafters:
+        cheapest = "ngram" if "ngram" in drafters else drafters[0]
+        shapes += [(cheapest, length) for length in DRAFT_LENGTHS[1:-1]]
+    return shapes
+
+
+def _expected_seconds(costs: dict[tuple[str, int], StepCost], method: str, drafts: int) -> float:
+    """At most what a step should take: as if both parts grew with every draft as with the first one."""
+    plain = costs.get(("off", 0))
+    pairs: Iterable[StepCost] = [cost for (_, length), cost in costs.items() if length == 1]
+    growth = max((cost.seconds for cost in pairs), default=0.0) - plain.seconds if plain else 0.0
+    own = costs.get((method, 1))
+    return (plain.seconds if plain else 0.0) + drafts * (max(0.0, growth) + (own.draft_seconds if own else 0.0))
+
+
+def _keep_cheaper(costs: dict[tuple[str, int], StepCost], cost: StepCost) -> None:
+    key = cost.method, cost.drafts
+    before = costs.get(key, cost)
+    seconds, draft_seconds = min(before.seconds, cost.seconds), min(before.draft_seconds, cost.draft_seconds)
+    costs[key] = replace(cost, seconds=seconds, draft_seconds=draft_seconds)
+
+
+class _Sequence:
+    """The one request. What it is told it has read is its own text: the engine only compares lengths."""
+
+    def __init__(self, engine: EnginePort, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._limit = engine.limits.max_context_tokens
+        self._tokens = [_token(place) for place in range(max(2, min(PROMPT_TOKENS, self._limit // 2)))]
+        self._computed = 0
+
+    def has_room(self, drafts: int) -> bool:
+        """Whether another shape still fits into the context."""
+        return len(self._tokens) + (1 + REPETITIONS) * (1 + drafts) + 2 < self._limit
+
+    def read_prompt(self) -> Iterator[None]:
+        """Admit the request and prefill it, on a slow machine only its beginning."""
+        request = Request(
+            id=REQUEST_ID,
+            prompt_tokens=tuple(self._tokens),
+            max_tokens=self._limit,
+            sampling=SamplingParameters(temperature=0.0),
+        )
+        self._computed = self._engine.admit(request)
+        began = self._clock()
+        self._prefill(FIRST_PIECE_TOKENS)
+        yield
+        if self._clock() - began > QUICK_SECONDS:
+            del self._tokens[self._computed + 1 :]
+        yield from self._catch_up()
+
+    def measure(self, method: str, drafts: int, repetitions: int) -> Iterator[StepCost | None]:
+        """Run a shape once and measure it `repetitions` times; None after steps that were not measured."""
+        if not drafts:
+            yield from self._measure_plain(repetitions)
+            return
+        for attempt in range(1 + repetitions):
+            yield from self._catch_up()
+            result = self._decode(method, drafts)
+            drafted = result.outcomes[0].drafted if result.outcomes else 0
+            if not drafted:
+                return
+            seconds = result.seconds - result.draft_seconds
+            yield StepCost(method, 1, drafted, seconds, result.draft_seconds) if attempt else None
+
+    def _measure_plain(self, repetitions: int) -> Iterator[StepCost | None]:
+        """A run of plain steps: the first one builds up the pace, the last one launches nothing ahead."""
+        for attempt in range(2 + repetitions):
+            result = self._decode("off", 0, remaining=1 if attempt > repetitions else 2)
+            yield StepCost("off", 1, 0, result.seconds) if 0 < attempt <= repetitions else None
+
+    def _catch_up(self) -> Iterator[None]:
+        """Prefill everything but the last token."""
+        while len(self._tokens) - self._computed > 1:
+            self._prefill(self._engine.limits.prefill_chunk_tokens)
+            yield None
+
+    def _prefill(self, most: int) -> None:
+        most = min(most, self._engine.limits.prefill_chunk_tokens)
+        end = min(len(self._tokens) - 1, self._computed + most)
+        self._engine.step(PrefillStep((PrefillRow(REQUEST_ID, self._tokens, self._computed, end),)))
+        self._computed = end
+
+    def _decode(self, method: str, drafts: int, *, remaining: int | None = None) -> StepResult:
+        row = DecodeRow(
+            sequence_id=REQUEST_ID,
+            tokens=self._tokens,
+            prompt_length=len(self._tokens),
+            computed=self._computed,
+            remaining=remaining or drafts + 1,
+            method=method,
+            num_draft_tokens=drafts,
+        )
+        result = self._engine.step(DecodeStep((row,), timed=True))
+        for outcome in result.outcomes:
+            self._take(outcome)
+        return result
+
+    def _take(self, outcome: RowOutcome) -> None:
+        for _ in outcome.emitted:
+            self._tokens.append(_token(len(self._tokens)))
+        self._computed = outcome.computed
+
+
+def _token(place: int) -> int:
+    """A text that repeats itself. Every vocabulary has these ids."""
+    return 1 + 37 * (place % PERIOD) % 89

@@ -1,0 +1,223 @@
+"""The warm-up: what it runs, what it measures, when it stops, and that it leaves nothing behind."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from app.core.errors import ModelUnavailable
+from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.ports import EngineLimits
+from app.core.request import Request
+from app.core.step import DecodeStep, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
+from app.engine import memory
+from app.engine.engine import Engine
+from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress, open_pool
+from app.engine.warm_up import PHASE, REQUEST_ID, warm_up
+from app.scheduler.costs import CostTable
+from tests.engine.pool_world import SIZES, World, drain, specification
+from tests.tiny import write_tiny_model
+
+
+@dataclass
+class TimedEngine:
+    """A machine with known costs whose drafters propose at most a block; it checks what it is fed."""
+
+    plain_seconds: float = 0.02
+    column_seconds: float = 0.001
+    drafters: dict[str, float] = field(default_factory=lambda: {"draft_model": 0.002, "ngram": 0.0})
+    block: int = 16
+    context: int = 4_096
+    carries: bool = False
+    now: float = 0.0
+    cached: int = 0
+    open: bool = False
+    shapes: list[tuple[str, int]] = field(default_factory=list)
+    measured: Sequence[StepCost] = ()
+
+    @property
+    def limits(self) -> EngineLimits:
+        return EngineLimits(self.context, 4, prefill_chunk_tokens=32, drafters=tuple(self.drafters))
+
+    def clock(self) -> float:
+        return self.now
+
+    def admit(self, request: Request) -> int:
+        assert request.id == REQUEST_ID
+        assert not self.open
+        self.open = True
+        return 0
+
+    def step(self, plan: StepPlan) -> StepResult:
+        (row,) = plan.rows
+        assert row.sequence_id == REQUEST_ID
+        if isinstance(plan, PrefillStep):
+            assert row.start == self.cached < row.end < len(row.tokens)
+            self.cached = row.end
+            self.now += self.plain_seconds
+            return StepResult(prefilled=((REQUEST_ID, row.end),))
+        assert isinstance(plan, DecodeStep)
+        assert plan.timed
+        assert row.computed == self.cached == len(row.tokens) - 1
+        drafted = min(row.num_draft_tokens, self.block)
+        self.shapes.append((row.method, row.num_draft_tokens))
+        first = self.shapes.count(self.shapes[-1]) == 1
+        drafting = drafted * self.drafters.get(row.method, 0.0)
+        seconds = self.plain_seconds + drafted * self.column_seconds + drafting + (0.5 if first else 0.0)
+        self.now += seconds
+        kept = 0 if self.carries and drafted else 1
+        self.cached += kept
+        outcome = RowOutcome(REQUEST_ID, (1,), self.cached, drafted, 0, method=row.method)
+        return StepResult((outcome,), seconds=seconds, width=1 + drafted, timed=drafted > 0, draft_seconds=drafting)
+
+    def release(self, request_id: str, tokens: Sequence[int]) -> None:
+        assert (request_id, tuple(tokens)) == (REQUEST_ID, ())
+        self.open = False
+
+
+def run(engine: TimedEngine, known: Sequence[StepCost] = ()) -> tuple[StepCost, ...]:
+    steps = warm_up(engine, known=known, clock=lambda: engine.now - 0.5 * len(set(engine.shapes)))
+    while True:
+        try:
+            phase, fraction = next(steps)
+        except StopIteration as finished:
+            assert not engine.open
+            costs: tuple[StepCost, ...] = finished.value
+            return costs
+        assert phase == PHASE
+        assert 0.0 <= fraction <= 1.0
+
+
+def test_every_shape_is_measured_after_it_ran_once() -> None:
+    engine = TimedEngine()
+    costs = {(cost.method, cost.drafts): cost for cost in run(engine)}
+    assert costs["off", 0].seconds == pytest.approx(0.02)
+    assert costs["draft_model", 1].draft_seconds == pytest.approx(0.002)
+    assert costs["draft_model", 15].draft_seconds == pytest.approx(0.03)
+    assert sorted(drafts for method, drafts in costs if method == "ngram") == [1, 2, 3, 4, 5, 7, 10, 15]
+    assert all(cost.seconds == pytest.approx(0.02 + 0.001 * drafts) for (_, drafts), cost in costs.items())
+    assert {engine.shapes.count(shape) for shape in engine.shapes if shape != ("off", 0)} == {3}
+
+
+def test_carried_tokens_are_read_before_the_next_shape() -> None:
+    assert len(run(TimedEngine(carries=True))) >= 9
+
+
+def test_a_block_drafter_is_measured_at_what_it_really_proposed() -> None:
+    costs = run(TimedEngine(drafters={"dflash": 0.0}, block=7))
+    assert {cost.drafts for cost in costs} == {0, 1, 2, 3, 4, 5, 7}
+
+
+def test_a_slow_machine_is_asked_for_little_but_always_for_a_verify_and_a_proposal() -> None:
+    engine = TimedEngine(plain_seconds=2.0, column_seconds=2.0, drafters={"draft_model": 0.5, "ngram": 0.0})
+    costs = run(engine)
+    assert [(cost.method, cost.drafts) for cost in costs] == [("off", 0), ("draft_model", 1)]
+
+
+def test_a_small_context_is_never_overrun() -> None:
+    for context in (4, 20, 50, 100, 200):
+        costs = run(TimedEngine(context=context))
+        assert len(costs) <= 11
+        assert bool(costs) == (context > 4)
+
+
+def test_known_costs_are_not_measured_again_but_the_shapes_run() -> None:
+    engine = TimedEngine()
+    known = (StepCost("off", 1, 0, 0.02), StepCost("draft_model", 1, 1, 0.02, 0.002))
+    assert run(engine, known) == known
+    assert engine.shapes.count(("off", 0)) == 2
+    assert {engine.shapes.count(shape) for shape in engine.shapes if shape != ("off", 0)} == {1}
+    assert ("draft_model", 15) in engine.shapes
+
+
+def warming(world: World, steps: Callable[[], Iterator[tuple[str, float]]]) -> EnginePool:
+    def warm(engine: object, spec: ModelSpecification) -> Iterator[tuple[str, float]]:
+        yield from steps()
+        return (StepCost("off", 1, 0, 0.5),)
+
+    return EnginePool(
+        ceiling_bytes=10,
+        load=world.load,
+        open_engine=world.open_engine,
+        estimate=world.estimate,
+        warm_up=warm,  # type: ignore[arg-type]
+        clock=world.clock,
+        reclaim=world.reclaim,
+    )
+
+
+def two_slices() -> Iterator[tuple[str, float]]:
+    yield PHASE, 0.0
+    yield PHASE, 0.5
+
+
+def test_a_model_is_ready_when_it_is_warm_and_its_engine_knows_the_costs() -> None:
+    pool = warming(World(dict(SIZES)), two_slices)
+    pool.acquire(specification("a"))
+    told = []
+    while pool.loading:
+        assert pool.engine("a") is None
+        assert pool.snapshot()[0].state == "loading"
+        told += pool.advance()
+    assert told[-3:-1] == [Progress("a", PHASE, 0.0), Progress("a", PHASE, 0.5)]
+    engine = pool.engine("a")
+    assert engine is not None
+    assert engine.measured == (StepCost("off", 1, 0, 0.5),)
+
+
+def test_a_load_can_be_cancelled_while_it_warms_up() -> None:
+    world = World(dict(SIZES))
+    pool = warming(world, two_slices)
+    pool.acquire(specification("a"))
+    while world.open != ["a"]:
+        pool.advance()
+    pool.cancel_load("a")
+    assert (world.open, pool.snapshot()) == ([], ())
+    (failed,) = pool.advance()
+    assert isinstance(failed, LoadFailed)
+
+
+def test_a_model_that_fails_while_it_warms_up_is_not_loaded() -> None:
+    def fail() -> Iterator[tuple[str, float]]:
+        yield PHASE, 0.0
+        raise RuntimeError("[metal] no such kernel")
+
+    world = World(dict(SIZES))
+    pool = warming(world, fail)
+    pool.acquire(specification("a"))
+    failed = drain(pool)[-1]
+    assert isinstance(failed, LoadFailed)
+    assert isinstance(failed.error, ModelUnavailable)
+    assert "no such kernel" in failed.error.message
+    assert world.open == []
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next", "mamba2"])
+def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family: str) -> None:
+    path = write_tiny_model(tmp_path / family, family)
+    draft = write_tiny_model(tmp_path / "draft", family, noise=0.03)
+    spec = ModelSpecification(
+        id=family,
+        path=str(path),
+        drafts=(DraftSpecification("draft", str(draft)),),
+        max_rows=2,
+        max_context_tokens=1_000,
+        prefill_chunk_tokens=16,
+    )
+    pool = open_pool(10**9)
+    pool.acquire(spec)
+    events = drain(pool)
+    assert isinstance(events[-1], Loaded), events
+    assert sum(isinstance(event, Progress) and event.phase == PHASE for event in events) > 20
+    engine = pool.engine(family)
+    assert isinstance(engine, Engine)
+    assert (engine.cache_bytes, engine.prefix_cache_bytes) == (0, 0)
+    assert memory.cached() == 0
+    methods = {(cost.method, cost.drafts) for cost in engine.measured}
+    assert {("off", 0), ("draft_model", 1), ("draft_model", 15), ("ngram", 7)} <= methods
+    assert all(cost.seconds > 0 for cost in engine.measured)
+    assert CostTable(engine.measured).knows_plain(1, 2)
+    pool.release(family)
+    pool.unload(family)
+    assert pool.advance() == [Evicted(family)]
