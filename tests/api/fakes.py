@@ -32,6 +32,7 @@ from app.core.messages import (
     TokenText,
     Usage,
 )
+from app.core.step import Decision, MethodStatistics
 from app.hub import pairing
 from app.hub.catalog import CatalogModel
 from app.main import build
@@ -51,6 +52,13 @@ USAGE = Usage(
     prefill_seconds=0.03,
     decode_seconds=0.06,
     methods=("draft_model", "off"),
+    by_method=(
+        MethodStatistics("off", steps=1, verify_seconds=0.01),
+        MethodStatistics(
+            "draft_model", 2, 4, 2, (2, 0), draft_seconds=0.015625, verify_seconds=0.03125, rewind_seconds=0.001
+        ),
+    ),
+    decision=Decision("draft", "draft_model", 2, cost_ratio=1.41234, acceptance=0.51234),
 )
 
 

@@ -40,9 +40,21 @@ async def test_whole_answer(site: Site) -> None:
     assert (timings["prompt_n"], timings["cache_n"], timings["prompt_ms"]) == (3, 2, 30.0)
     assert (timings["predicted_n"], timings["predicted_ms"], timings["predicted_per_second"]) == (3, 60.0, 50.0)
     assert (timings["draft_n"], timings["draft_n_accepted"], timings["draft_rounds"]) == (4, 2, 2)
+    parts = [timings[f"{part}_ms"] for part in ("draft", "verify", "rewind", "host")]
+    assert parts == [15.625, 41.25, 1.0, 2.125], "together they are predicted_ms"
     speculation = answer["speculation"]
     assert (speculation["method"], speculation["drafted"], speculation["accepted"]) == ("draft_model", 4, 2)
     assert speculation["tokens_per_cycle"] == 2.0
+    assert speculation["decision"] == {
+        "kind": "draft",
+        "method": "draft_model",
+        "num_draft_tokens": 2,
+        "cost_ratio": 1.412,
+        "acceptance": 0.512,
+    }
+    counts = {"cycles": 2, "drafted": 4, "accepted": 2, "accepted_per_position": [2, 0]}
+    assert speculation["methods"]["draft_model"] == counts
+    assert list(speculation["methods"]) == ["off", "draft_model"]
 
 
 async def test_stream_is_the_whole_answer_in_pieces(site: Site) -> None:

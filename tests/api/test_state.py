@@ -124,6 +124,8 @@ async def test_metrics(site: Site) -> None:
         f"paceline_spec_decode_num_draft_tokens_total{{{labels}}} 12.0",
         f"paceline_spec_decode_num_accepted_tokens_total{{{labels}}} 6.0",
         f'paceline_spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="0"}} 6.0',
+        f"paceline_spec_decode_draft_seconds_total{{{labels}}} 0.046875",
+        f"paceline_spec_decode_verify_seconds_total{{{labels}}} 0.09375",
         'paceline_requests_running{model="demo-main"} 2.0',
         'paceline_requests_waiting{model="demo-main"} 1.0',
         'paceline_model_bytes{kind="prefix_cache",model="demo-main"} 30.0',

@@ -84,6 +84,7 @@ def test_a_request_may_ask_for_plain_decoding(wish: dict[str, object]) -> None:
     assert set(drafts_planned(loop, "a")) == {0}
     assert "asked for" in loop.end("a").statistics.reason
     assert loop.end("a").statistics.methods == ("off",)
+    assert loop.end("a").statistics.decision is None, "the governor had no say"
 
 
 def test_without_drafters_the_reasons_of_all_are_told() -> None:
@@ -134,5 +135,9 @@ def test_a_lossy_drafter_is_dropped_and_the_governor_says_why() -> None:
     engine = ScriptedEngine(accepts=lambda drafts: drafts * 0, seconds=lambda width: 0.01 * width)
     loop = build(engine=engine)
     loop.run(some_request("a", max_tokens=300))
-    assert "plain is faster" in loop.end("a").statistics.reason
+    statistics = loop.end("a").statistics
+    assert "plain is faster" in statistics.reason
+    assert statistics.decision is not None
+    assert statistics.decision.kind in {"plain", "probe"}
+    assert statistics.decision.cost_ratio > 1
     assert sum(map(bool, drafts_planned(loop, "a"))) < 40

@@ -200,6 +200,36 @@ def test_statistics_say_where_the_time_went() -> None:
     assert (statistics.prompt_tokens, statistics.steps, statistics.methods) == (30, 3, ("off",))
 
 
+def test_seconds_of_timed_steps_are_told_and_stand_for_the_others() -> None:
+    scheduler = running(max_tokens=40)
+    told = []
+    for _ in range(8):
+        plan = scheduler.plan()
+        assert isinstance(plan, DecodeStep)
+        told.append(plan.timed)
+        (row,) = plan.rows
+        end = len(row.tokens) + 2
+        outcome = RowOutcome("a", (1, 2, 3), end, row.num_draft_tokens, 2, method="draft_model")
+        parts = {"draft_seconds": 0.25, "verify_seconds": 0.5, "rewind_seconds": 0.125} if plan.timed else {}
+        scheduler.commit(StepResult((outcome,), seconds=1.0, width=5, timed=plan.timed, **parts))
+    (end_event,) = scheduler.cancel("a")
+    (drafts,) = end_event.statistics.by_method
+    assert (drafts.method, drafts.steps, drafts.drafted, drafts.accepted) == ("draft_model", 8, 32, 16)
+    assert told == [True, True, False, False, False, False, False, False]
+    assert drafts.draft_seconds == pytest.approx(8 * 0.25)
+    assert drafts.verify_seconds == pytest.approx(8 * 0.5)
+    assert drafts.rewind_seconds == pytest.approx(8 * 0.125)
+    assert scheduler.totals.by_method == end_event.statistics.by_method
+
+
+def test_a_plain_step_is_a_forward_and_nothing_else() -> None:
+    loop = build(policy="off")
+    loop.run(some_request("a", max_tokens=5))
+    (plain,) = loop.end("a").statistics.by_method
+    assert (plain.method, plain.steps, plain.drafted, plain.draft_seconds) == ("off", 5, 0, 0.0)
+    assert plain.verify_seconds > 0
+
+
 def test_totals_add_up_over_requests() -> None:
     loop = build(engine=ScriptedEngine(accepts=lambda drafts: drafts // 2))
     requests = [some_request(name, max_tokens=9, num_draft_tokens=4, method="ngram") for name in ("a", "bb")]

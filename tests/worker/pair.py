@@ -25,6 +25,7 @@ class Pair:
     """`say` a command, `settle`, and look at `events`; time stands still unless `now` is moved."""
 
     def __init__(self, folder: Path, *, make_engine: Callable[[], FakeEngine] = FakeEngine, **options: Any) -> None:
+        keep_costs = options.pop("keep_costs", lambda _spec, _costs: None)
         self.folder = folder
         self.now = 100.0
         self.events: list[Event] = []
@@ -37,6 +38,7 @@ class Pair:
             open_scheduler=self.open_scheduler,
             deliver=self.speaker.deliver,
             send=self.events.append,
+            keep_costs=keep_costs,
             text_is_alive=lambda: self.alive,
             clock=self.clock,
         )

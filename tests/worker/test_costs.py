@@ -1,0 +1,130 @@
+"""Costs that outlive a load: what is kept, what is trusted, and that nothing broken ever matters."""
+
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app.core.messages import DraftSpecification, ModelSpecification, UnloadModel
+from app.core.step import StepCost
+from app.worker.costs import CostFiles
+from tests.worker.pair import Pair
+
+MACHINE = ("A chip (gpu)", "mlx 0.32.0")
+COSTS = (StepCost("off", 1, 0, 0.02), StepCost("dflash", 1, 7, 0.03, 0.006))
+SPEC = ModelSpecification(id="m", path="/models/m", drafts=(DraftSpecification("d", "/models/d", "dflash"),))
+
+
+@pytest.fixture(name="files")
+def kept_files(tmp_path: Path) -> CostFiles:
+    return CostFiles(tmp_path / "home" / "costs", MACHINE)
+
+
+def only_file(tmp_path: Path) -> Path:
+    (path,) = (tmp_path / "home" / "costs").iterdir()
+    return path
+
+
+def test_what_was_kept_is_recalled_by_the_next_process(files: CostFiles, tmp_path: Path) -> None:
+    assert files.recall(SPEC) == ()
+    files.keep(SPEC, COSTS)
+    assert CostFiles(tmp_path / "home" / "costs", MACHINE).recall(SPEC) == COSTS
+    assert stat.S_IMODE(only_file(tmp_path).stat().st_mode) == 0o600
+    assert b"A chip (gpu)" in only_file(tmp_path).read_bytes(), "a person can read what it is about"
+
+
+@pytest.mark.parametrize(
+    ("machine", "spec"),
+    [
+        (("Another chip", "mlx 0.32.0"), SPEC),
+        (("A chip (gpu)", "mlx 0.33.0"), SPEC),
+        (MACHINE, msgspec.structs.replace(SPEC, id="n")),
+        (MACHINE, msgspec.structs.replace(SPEC, drafts=())),
+    ],
+)
+def test_costs_of_another_machine_library_model_or_drafter_are_others(
+    files: CostFiles, tmp_path: Path, machine: tuple[str, ...], spec: ModelSpecification
+) -> None:
+    files.keep(SPEC, COSTS)
+    assert CostFiles(tmp_path / "home" / "costs", machine).recall(spec) == ()
+
+
+def test_settings_of_the_scheduler_do_not_change_what_steps_cost(files: CostFiles) -> None:
+    files.keep(SPEC, COSTS)
+    assert files.recall(msgspec.structs.replace(SPEC, policy="auto", queue_limit=1)) == COSTS
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"key": [], "costs": []}',
+        b'{"key": 7, "costs": "many"}',
+        b"\xff" * 100,
+        b" " * (2 << 20),
+    ],
+)
+def test_a_broken_file_is_ignored_and_replaced(files: CostFiles, tmp_path: Path, content: bytes) -> None:
+    files.keep(SPEC, COSTS)
+    path = only_file(tmp_path)
+    path.write_bytes(content)
+    again = CostFiles(path.parent, MACHINE)
+    assert again.recall(SPEC) == ()
+    again.keep(SPEC, COSTS)
+    assert again.recall(SPEC) == COSTS
+
+
+@pytest.mark.parametrize("change", [(b"0.02", b"-1"), (b"0.02", b"1e999"), (b'"rows": 1', b'"rows": 0')])
+def test_impossible_numbers_are_not_believed(files: CostFiles, tmp_path: Path, change: tuple[bytes, bytes]) -> None:
+    files.keep(SPEC, COSTS)
+    path = only_file(tmp_path)
+    path.write_bytes(path.read_bytes().replace(*change, 1))
+    assert files.recall(SPEC) == ()
+
+
+def test_a_folder_in_the_place_of_the_file_is_no_reason_to_fail(files: CostFiles, tmp_path: Path) -> None:
+    files.keep(SPEC, COSTS)
+    path = only_file(tmp_path)
+    path.unlink()
+    path.mkdir()
+    again = CostFiles(path.parent, MACHINE)
+    assert again.recall(SPEC) == ()
+    again.keep(SPEC, COSTS)
+    assert list(path.parent.iterdir()) == [path], "the temporary file is gone"
+
+
+def test_the_same_costs_are_written_once(files: CostFiles, tmp_path: Path) -> None:
+    files.keep(SPEC, COSTS)
+    path = only_file(tmp_path)
+    os.utime(path, (0, 0))
+    files.keep(SPEC, COSTS)
+    files.keep(SPEC, ())
+    assert path.stat().st_mtime == 0
+    files.keep(SPEC, COSTS[:1])
+    assert path.stat().st_mtime > 0
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    files = CostFiles(None, MACHINE)
+    files.keep(SPEC, COSTS)
+    assert files.recall(SPEC) == ()
+
+
+def test_the_loop_hands_over_what_was_learnt_while_nobody_waits(tmp_path: Path) -> None:
+    kept: list[str] = []
+    pair = Pair(tmp_path, keep_costs=lambda spec, _costs: kept.append(spec.id))
+    pair.say(pair.ask(max_tokens=150))
+    pair.settle(8)
+    assert kept == []
+    pair.settle()
+    assert pair.finished()
+    pair.now += 60
+    pair.turn()
+    assert kept == ["m"]
+    pair.say(UnloadModel(id="u", model_id="m"))
+    pair.settle()
+    assert kept == ["m", "m"]
