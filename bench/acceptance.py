@@ -1,0 +1,174 @@
+"""How many drafts stay under each acceptance rule, by temperature: `python bench/acceptance.py` prints a table.
+
+One request at a time, always `--drafts` drafts a cycle, no governor: what is compared is the rule and nothing else.
+With `--expected`, for a draft model: what each rule accepts of a draft on average over all tokens of the same texts, by
+formula and without chance: `coupled` sum_v 1 / sum_w max(p_w / p_v, q_w / q_v), `rejection` sum_v min(p_v, q_v).
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from transformers import AutoTokenizer
+
+from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.request import Request, SamplingParameters
+from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep, RowOutcome
+from app.engine.acceptance import MODES
+from app.engine.engine import Engine, open_engine
+from app.engine.loader import LoadedUnit, load_unit
+from app.engine.prefix_cache import PrefixCache
+
+DEMO_MODELS = Path(__file__).resolve().parents[1] / "app" / "demo_models"
+PROMPTS = (
+    "Count from 3 to 24.",
+    "What is 47 + 38?",
+    "Sort these numbers: 42, 7, 19, 3, 88.",
+    "Show the times table of 7.",
+    "Make a table of three fruits with their colours.",
+    "Spell the word planet.",
+    "Repeat: the small red bird sings.",
+    "List five animals.",
+    "Write JSON with name Ada and age 36.",
+    "Write a Python function that adds two numbers.",
+    "Hello, who are you?",
+    "What is the capital of France?",
+)
+
+
+@dataclass
+class Counts:
+    """Summed over cycles."""
+
+    cycles: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    first_accepted: int = 0
+
+    def add(self, outcome: RowOutcome) -> None:
+        self.cycles += 1
+        self.drafted += outcome.drafted
+        self.accepted += outcome.accepted
+        self.first_accepted += outcome.accepted > 0
+
+    def cells(self) -> str:
+        return (
+            f"{self.first_accepted / self.cycles:.1%} | {self.accepted / self.drafted:.1%} | "
+            f"{1 + self.accepted / self.cycles:.2f} | {self.cycles}"
+        )
+
+
+def load(target: Path, draft: Path, method: str) -> LoadedUnit:
+    draft_specification = DraftSpecification(draft.name, str(draft), method)
+    loading = load_unit(ModelSpecification(id=target.name, path=str(target), drafts=(draft_specification,)))
+    while True:
+        try:
+            next(loading)
+        except StopIteration as finished:
+            unit: LoadedUnit = finished.value
+            return unit
+
+
+def answer(engine: Engine, request: Request, method: str, drafts: int, counts: Counts) -> list[int]:
+    """The text with its prompt; only cycles with all their drafts are counted."""
+    tokens, prompt = list(request.prompt_tokens), len(request.prompt_tokens)
+    computed = engine.admit(request)
+    if computed < prompt - 1:
+        engine.step(PrefillStep((PrefillRow(request.id, tokens, computed, prompt - 1),)))
+        computed = prompt - 1
+    while (remaining := request.max_tokens - (len(tokens) - prompt)) > drafts:
+        row = DecodeRow(request.id, tokens, prompt, computed, remaining, method=method, num_draft_tokens=drafts)
+        outcome = engine.step(DecodeStep((row,))).outcomes[0]
+        if outcome.drafted:
+            counts.add(outcome)
+        tokens.extend(outcome.emitted)
+        computed = outcome.computed
+        if request.stop_token_ids & set(outcome.emitted):
+            break
+    engine.release(request.id, tokens[:computed])
+    return tokens
+
+
+def measure(
+    engine: Engine, prompts: Sequence[Sequence[int]], stop: int, temperature: float, args: argparse.Namespace
+) -> tuple[Counts, list[tuple[int, list[int]]]]:
+    """Counts, and every text behind the length of its prompt."""
+    counts, texts = Counts(), []
+    for seed in range(args.seeds):
+        for index, prompt in enumerate(prompts):
+            request = Request(
+                id=f"{seed}-{index}",
+                prompt_tokens=tuple(prompt),
+                max_tokens=args.tokens,
+                stop_token_ids=frozenset({stop}),
+                sampling=SamplingParameters(seed=1000 * seed + index, temperature=temperature),
+            )
+            texts.append((len(prompt), answer(engine, request, args.method, args.drafts, counts)))
+    return counts, texts
+
+
+def expected(unit: LoadedUnit, texts: Sequence[tuple[int, list[int]]], temperature: float) -> tuple[float, float, int]:
+    """Mean acceptance of a draft by `coupled` and by `rejection`, and the number of tokens."""
+    coupled, rejection = [], []
+    for prompt, text in texts:
+        tokens = mx.array([text])
+        logits = [model(tokens)[0, prompt - 1 : -1].astype(mx.float32) for model in (unit.target, unit.drafts[0].model)]
+        target, draft = (np.array(mx.softmax(one / temperature, axis=-1), dtype=np.float64) for one in logits)
+        rejection.extend(np.minimum(target, draft).sum(axis=-1))
+        for p, q in zip(target, draft, strict=True):
+            likely = np.argsort(-np.minimum(p, q))[:64]
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+                both = np.maximum(p / p[likely, None], q / q[likely, None]).sum(axis=-1)
+            coupled.append(float((1 / both[np.isfinite(both)]).sum()))
+    return float(np.mean(coupled)), float(np.mean(rejection)), len(coupled)
+
+
+def print_expected(unit: LoadedUnit, prompts: Sequence[Sequence[int]], stop: int, args: argparse.Namespace) -> None:
+    parts = open_engine(unit)
+    print("| drafter | temperature | expected by coupled | expected by rejection | tokens |")
+    print("|---|---:|---:|---:|---:|")
+    for temperature in args.temperatures:
+        _, texts = measure(parts, prompts, stop, temperature, args)
+        by_coupled, by_rejection, count = expected(unit, texts, temperature)
+        print(
+            f"| `{args.draft.name}` | {temperature:g} | {by_coupled:.1%} | {by_rejection:.1%} | {count} |", flush=True
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=Path, default=DEMO_MODELS / "demo-assistant")
+    parser.add_argument("--draft", type=Path, default=DEMO_MODELS / "demo-draft")
+    parser.add_argument("--method", default="draft_model")
+    parser.add_argument("--drafts", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.3, 0.7, 1.0])
+    parser.add_argument("--expected", action="store_true")
+    args = parser.parse_args()
+    unit = load(args.target, args.draft, args.method)
+    tokenizer = AutoTokenizer.from_pretrained(args.target)
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        )
+        for text in PROMPTS
+    ]
+    if args.expected:
+        print_expected(unit, prompts, tokenizer.eos_token_id, args)
+        return
+    parts = open_engine(unit)
+    print("| drafter | temperature | rule | first draft accepted | accepted of drafted | tokens a cycle | cycles |")
+    print("|---|---:|---|---:|---:|---:|---:|")
+    for temperature in args.temperatures:
+        for mode in MODES:
+            engine = Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance=mode)
+            counts, _ = measure(engine, prompts, tokenizer.eos_token_id, temperature, args)
+            print(f"| `{args.draft.name}` | {temperature:g} | {mode} | {counts.cells()} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
