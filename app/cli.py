@@ -105,11 +105,11 @@ def ps(*, as_json: Json = False) -> None:
 def load(
     model: Model,
     *,
-    draft: Annotated[str | None, typer.Option(help="The draft model to load with it, or off.")] = None,
+    draft: Annotated[str | None, typer.Option(help="The drafters to load with it, joined by +, or off.")] = None,
     pin: Annotated[bool | None, typer.Option("--pin/--no-pin", help="Keep it until `paceline unload`.")] = None,
     ttl: Annotated[float | None, typer.Option(help="Unload after so many seconds without a request.")] = None,
 ) -> None:
-    """Load a model, and its draft, into memory now."""
+    """Load a model, and its drafters, into memory now."""
     from app.command.listing import loaded_text
     from app.command.server import Server
 
@@ -133,7 +133,7 @@ def unload(model: Model) -> None:
 def chat(
     model: Annotated[str | None, typer.Argument(help="A model's id; without it, the one that is loaded.")] = None,
     *,
-    draft: Annotated[str | None, typer.Option(help="The draft model to use.")] = None,
+    draft: Annotated[str | None, typer.Option(help="The drafters to use, joined by +.")] = None,
     system: Annotated[str, typer.Option(help="The system message.")] = "",
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None,
     speculation: Annotated[

@@ -115,7 +115,8 @@ class GenerationBody(Body):
 
 
 class LoadBody(Body):
-    """`POST /api/load`: `pin` keeps the model from being unloaded, `ttl` is seconds without a request (-1: never)."""
+    """`POST /api/load`. `draft`: drafters, joined by `+`, or `off`; `pin` keeps the model from being unloaded; `ttl` is
+    seconds without a request (-1: never)."""
 
     model: ModelName
     draft: ModelName | None = None

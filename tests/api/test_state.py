@@ -7,7 +7,7 @@ import pytest
 
 from app.core.errors import InvalidRequest, WorkerGone
 from app.core.messages import Accepted, DraftSpecification, Generate, Heartbeat, LoadedModel, LoadProgress, Snapshot
-from tests.api.fakes import Site, failing, make_site
+from tests.api.fakes import DRAFTERS, Site, failing, make_site
 
 pytestmark = pytest.mark.anyio
 
@@ -180,6 +180,18 @@ async def test_load_and_unload(site: Site) -> None:
     assert (await site.client.post("/api/load", json={"model": "nothing"})).status_code == 404
     misfit = await site.client.post("/api/load", json={"model": "demo-main", "draft": "org/other"})
     assert (misfit.status_code, misfit.json()["error"]["code"]) == (400, "speculation_unavailable")
+
+
+async def test_load_takes_several_drafters() -> None:
+    site = make_site(models=DRAFTERS)
+    answer = (
+        await site.client.post("/api/load", json={"model": "demo-main", "draft": "demo-main-eagle3+demo-draft"})
+    ).json()
+    assert answer["draft"] == "demo-main-eagle3"
+    assert answer["drafts"] == [
+        {"id": "demo-main-eagle3", "method": "eagle3"},
+        {"id": "demo-draft", "method": "draft_model"},
+    ]
 
 
 async def test_a_model_that_a_request_loaded_gets_the_idle_limit() -> None:
