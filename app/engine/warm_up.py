@@ -34,8 +34,9 @@ FIRST_PIECE_TOKENS, PROMPT_TOKENS = 8, 64
 QUICK_SECONDS = 0.1
 """A machine that reads the first piece slower than this is spared the rest of the prompt."""
 PERIOD = 6
-REPETITIONS = 2
-"""How often a shape is measured, after it ran once; the fastest time counts."""
+ROUNDS = 2
+"""How often every shape is measured, each time right after it ran once; the fastest time counts. Rounds lie apart, so
+that a pause of the machine spoils one of them."""
 
 
 def warm_up(engine: EnginePort, *, known: Sequence[StepCost] = (), clock: Clock = time.perf_counter) -> WarmUpSteps:
@@ -44,18 +45,18 @@ def warm_up(engine: EnginePort, *, known: Sequence[StepCost] = (), clock: Clock 
     With `known` costs, of an earlier load on this machine, the shapes run once and nothing is measured.
     """
     ends = clock() + BUDGET_SECONDS
-    repetitions = 0 if known else REPETITIONS
+    measuring = not known
     sequence = _Sequence(engine, clock)
     costs = {(cost.method, cost.drafts): cost for cost in known if cost.rows == 1}
-    shapes = _shapes(engine.limits.drafters)
+    shapes = _shapes(engine.limits.drafters) * (ROUNDS if measuring else 1)
     try:
         yield PHASE, 0.0
         yield from ((PHASE, 0.0) for _ in sequence.read_prompt())
         for done, (method, drafts) in enumerate(shapes):
-            late = clock() + (1 + repetitions) * _expected_seconds(costs, method, drafts) > ends
+            late = clock() + (1 + measuring) * _expected_seconds(costs, method, drafts) > ends
             if not sequence.has_room(drafts) or (late and done > 1):
                 continue
-            for cost in sequence.measure(method, drafts, repetitions):
+            for cost in sequence.run(method, drafts, measuring=measuring):
                 if cost is not None:
                     _keep_cheaper(costs, cost)
                 yield PHASE, (done + 1) / len(shapes)
@@ -132,7 +133,7 @@ class _Sequence:
 
     def has_room(self, drafts: int) -> bool:
         """Whether another shape still fits into the context."""
-        return len(self._tokens) + (1 + REPETITIONS) * (1 + drafts) + 2 < self._limit
+        return len(self._tokens) + 2 * (1 + drafts) + 2 < self._limit
 
     def read_prompt(self) -> Iterator[None]:
         """Admit the request and prefill it, on a slow machine only its beginning."""
@@ -150,25 +151,26 @@ class _Sequence:
             del self._tokens[self._computed + 1 :]
         yield from self._catch_up()
 
-    def measure(self, method: str, drafts: int, repetitions: int) -> Iterator[StepCost | None]:
-        """Run a shape once and measure it `repetitions` times; None after steps that were not measured."""
+    def run(self, method: str, drafts: int, *, measuring: bool) -> Iterator[StepCost | None]:
+        """Run a shape once, and once more to measure it; None after steps that were not measured."""
         if not drafts:
-            yield from self._measure_plain(repetitions)
+            yield from self._run_plain(measuring=measuring)
             return
-        for attempt in range(1 + repetitions):
+        for measured in (False, True)[: 1 + measuring]:
             yield from self._catch_up()
             result = self._decode(method, drafts)
             drafted = result.outcomes[0].drafted if result.outcomes else 0
             if not drafted:
                 return
             seconds = result.seconds - result.draft_seconds
-            yield StepCost(method, 1, drafted, seconds, result.draft_seconds) if attempt else None
+            yield StepCost(method, 1, drafted, seconds, result.draft_seconds) if measured else None
 
-    def _measure_plain(self, repetitions: int) -> Iterator[StepCost | None]:
+    def _run_plain(self, *, measuring: bool) -> Iterator[StepCost | None]:
         """A run of plain steps: the first one builds up the pace, the last one launches nothing ahead."""
-        for attempt in range(2 + repetitions):
-            result = self._decode("off", 0, remaining=1 if attempt > repetitions else 2)
-            yield StepCost("off", 1, 0, result.seconds) if 0 < attempt <= repetitions else None
+        yield from self._catch_up()
+        for remaining in (3, 2, 1) if measuring else (2, 1):
+            result = self._decode("off", 0, remaining=remaining)
+            yield StepCost("off", 1, 0, result.seconds) if remaining == 2 and measuring else None
 
     def _catch_up(self) -> Iterator[None]:
         """Prefill everything but the last token."""

@@ -125,9 +125,17 @@ class CostTable:
             return lambda _drafts: 0.0
         points = {at: self._value(cost) or cost.seconds for at, cost in self._drafts[near].items()}
         known = sorted(points)
-        if len(known) > 1:
-            return lambda drafts: max(0.0, _line(points, known, drafts)) if drafts else 0.0
-        return lambda drafts: points[known[0]] * min(1.0, drafts / known[0])
+
+        def seconds(drafts: int) -> float:
+            """Beyond the outermost measurements it costs something between nothing more and as much for each draft."""
+            nearest = min(max(drafts, known[0]), known[-1])
+            edge = _line(points, known, nearest)
+            if drafts == nearest:
+                return edge
+            low, high = sorted((edge, edge * drafts / nearest))
+            return low if len(known) == 1 else min(max(_line(points, known, drafts), low), high)
+
+        return seconds
 
     def curve(self, method: str, *, rows: int) -> "CostCurve":
         """Forwards of that many rows: this method's own, else other methods', else those of as many tokens of one row.

@@ -97,7 +97,7 @@ def test_every_shape_is_measured_after_it_ran_once() -> None:
     assert costs["draft_model", 15].draft_seconds == pytest.approx(0.03)
     assert sorted(drafts for method, drafts in costs if method == "ngram") == [1, 2, 3, 4, 5, 7, 10, 15]
     assert all(cost.seconds == pytest.approx(0.02 + 0.001 * drafts) for (_, drafts), cost in costs.items())
-    assert {engine.shapes.count(shape) for shape in engine.shapes if shape != ("off", 0)} == {3}
+    assert {engine.shapes.count(shape) for shape in engine.shapes if shape != ("off", 0)} == {4}
 
 
 def test_carried_tokens_are_read_before_the_next_shape() -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
-from app.core.messages import Accepted, Delta, DraftSpecification, Finished, Generate, ModelSpecification
+from app.core.messages import Accepted, Delta, DraftSpecification, Finished, Generate, LoadProgress, ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.client import WorkerClient
 from app.worker.stream import StreamEvent
@@ -41,8 +41,8 @@ def generate(folder: Path, request_id: str = "r", *, model: str = "main", **chan
 
 
 @asynccontextmanager
-async def working() -> AsyncIterator[tuple[Supervisor, WorkerClient]]:
-    supervisor = Supervisor(timing=dataclasses.replace(QUICK, stop_seconds=5.0))
+async def working(costs_folder: Path | None = None) -> AsyncIterator[tuple[Supervisor, WorkerClient]]:
+    supervisor = Supervisor(costs_folder=costs_folder, timing=dataclasses.replace(QUICK, stop_seconds=5.0))
     client = WorkerClient(supervisor, ready_seconds=START_SECONDS)
     await supervisor.start()
     try:
@@ -85,7 +85,7 @@ async def load_and_ask(client: WorkerClient, folder: Path) -> None:
     assert plain[0] == Accepted(id="plain", prompt_tokens=5)
     assert finished(plain).finish_reason == "length"
     assert finished(plain).usage.completion_tokens == 24
-    assert finished(plain).usage.reason
+    assert finished(plain).usage.decision is not None
     assert client.ready_info is not None
     assert "mlx" in client.ready_info.versions
     drafted = generate(folder, "drafted", draft=True, speculation=SpeculationRequest(method="draft_model"))
@@ -123,7 +123,7 @@ async def ask_together(client: WorkerClient, folder: Path) -> None:
     assert text_of(stopped) == whole[: whole.index(stop)]
     assert finished(stopped).finish_reason == "stop"
     assert finished(stopped).usage.completion_tokens == whole.index(stop) + len(stop)
-    assert finished(stopped).usage.reason
+    assert sum(each.steps for each in finished(stopped).usage.by_method) == finished(stopped).usage.steps
 
 
 async def leave_early(client: WorkerClient, folder: Path) -> None:
@@ -150,6 +150,23 @@ async def terminate(supervisor: Supervisor, client: WorkerClient, folder: Path) 
     while supervisor.restarts == 0:
         await supervisor.wait_ready(0.05)
     assert "code 0" in supervisor.last_exit
+
+
+def test_a_load_warms_up_and_what_it_measured_is_kept(folder: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with working(tmp_path / "costs") as (_, client):
+            phases: list[str] = []
+            client.subscribe(lambda event: phases.append(event.phase) if isinstance(event, LoadProgress) else None)
+            await client.load(generate(folder, draft=True).model)
+            assert list(dict.fromkeys(phases))[-2:] == ["warming up", "ready"]
+            (kept,) = (tmp_path / "costs").iterdir()
+            assert b'"draft_model"' in kept.read_bytes()
+            usage = finished(await collect(client, generate(folder, "r", draft=True, max_tokens=60))).usage
+            assert "measuring" not in usage.reason
+            assert usage.decision is not None
+            assert sum(each.steps for each in usage.by_method) == usage.steps
+
+    asyncio.run(scenario())
 
 
 def test_kill_mid_stream_is_told_and_healed(folder: Path) -> None:
