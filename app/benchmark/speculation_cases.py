@@ -1,7 +1,7 @@
 """The cases about speculation as such: several rows, block drafts, rewinding far back, and text that nobody guesses."""
 
 from app.benchmark.caches_alone import RaggedRows
-from app.benchmark.cases import TOKENS_PER_SECOND, Bench, Case, acceptance_check
+from app.benchmark.cases import TOKENS_PER_SECOND, Bench, Case
 from app.benchmark.measure import CaseResult, Check, Contender, Sample, paired_ratio
 from app.benchmark.ours import PLAIN, OurSide, Run, specification_of
 from app.benchmark.scripted import BLOCK_SIZE, Script, open_scripted
@@ -78,7 +78,6 @@ def run_batched(bench: Bench) -> CaseResult:
     checks = (
         Check("draft / plain", paired_ratio(series["4 rows, draft"], plain), 1.2),
         Check("governor / plain", paired_ratio(series["4 rows, governor"], plain), 1.2),
-        acceptance_check(series["4 rows, draft"]),
     )
     notes = {"epsilon": folders.epsilon, "calibrated acceptance": folders.acceptance}
     return CaseResult("batched_4", BATCHED_SUMMARY, TOKENS_PER_SECOND, tuple(series.values()), checks, notes)
