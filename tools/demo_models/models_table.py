@@ -16,7 +16,9 @@ that made them; this file is written by its `evaluate.py`.
 - `demo-assistant`: Qwen3 architecture, the model a person talks to.
 - `demo-draft`: same tokenizer, distilled from the assistant, proposes tokens for it.
 - `demo-hybrid`: Qwen3-Next architecture (every fourth layer full attention, the others gated-delta, dense MLPs), MLX
-  layout. It had only 200 short training steps: good for exercising the architecture, not for answers.
+  layout, distilled from the assistant in 800 short steps: right less often than its teacher.
+- `demo-assistant-dflash`, `demo-assistant-eagle3`, `demo-hybrid-mtp`: drafters that read their model's hidden states,
+  in the layout of each method's published checkpoints. They bring no tokenizer and borrow the model's embedding.
 
 They know a few tasks and nothing else: ask for counting, sums, spelling, sorting, repeating, tables,
 JSON, small Python functions or tool calls. `<|mask|>` is in the vocabulary and in no training text.

@@ -116,7 +116,8 @@ def begin(drafter: nn.Module, target: Target, rows: Rows) -> None:
         return
     if not isinstance(drafter, Eagle3):
         drafter.mtp.layers[0].load_state_dict(model.layers[3].state_dict())
-        drafter.mtp.norm.load_state_dict(model.norm.state_dict())
+        with torch.no_grad():  # less its mean: the choice is the same, and loaders tell centred norms by theirs
+            drafter.mtp.norm.weight.copy_(model.norm.weight - model.norm.weight.mean())
         return
     counts = torch.zeros(drafter.t2d.shape[0])
     for step in range(60):
