@@ -154,28 +154,17 @@ class Engine:
 def open_engine(unit: LoadedUnit) -> Engine:
     """Caches, drafters and limits for a loaded unit."""
     specification = unit.spec
-    chunk = specification.prefill_chunk_tokens
-    prefixes = PrefixCache(specification.prefix_cache_bytes)
     try:
-        runner = Runner(unit.target, chunk_tokens=chunk)
+        runner = Runner(unit.target, chunk_tokens=specification.prefill_chunk_tokens)
     except UnknownCacheError as error:
-        reason = f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts"
-        drafters = Drafters({}, dict.fromkeys(REGISTRY, reason))
-        limits = EngineLimits(
-            max_context_tokens=unit.max_context_tokens,
-            max_rows=1,
-            prefill_chunk_tokens=chunk,
-            unavailable=drafters.unavailable,
-            rows_may_batch=False,
-        )
-        return Engine(AloneRunner(unit.target), drafters, limits, PrefixCache(0))
+        return _alone(unit, f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts")
     drafters = open_drafters(
         DraftSource(
             offers={draft.method: Offer(draft.model, draft.max_context_tokens) for draft in unit.drafts},
             target=unit.target,
             target_config=unit.config,
             target_vocabulary=unit.vocabulary_size,
-            chunk_tokens=chunk,
+            chunk_tokens=specification.prefill_chunk_tokens,
             why_no_model=specification.draft_unavailable,
             prompt_lookup_min=specification.prompt_lookup_min,
             prompt_lookup_max=specification.prompt_lookup_max,
@@ -186,8 +175,23 @@ def open_engine(unit: LoadedUnit) -> Engine:
     limits = EngineLimits(
         max_context_tokens=unit.max_context_tokens,
         max_rows=specification.max_rows,
-        prefill_chunk_tokens=chunk,
+        prefill_chunk_tokens=specification.prefill_chunk_tokens,
         drafters=tuple(drafters.available),
+        longest_drafts=drafters.longest,
         unavailable=drafters.unavailable,
     )
+    prefixes = PrefixCache(specification.prefix_cache_bytes)
     return Engine(runner, drafters, limits, prefixes, acceptance=specification.acceptance)
+
+
+def _alone(unit: LoadedUnit, reason: str) -> Engine:
+    """An engine for one request at a time, and why nothing drafts."""
+    drafters = Drafters({}, dict.fromkeys(REGISTRY, reason))
+    limits = EngineLimits(
+        max_context_tokens=unit.max_context_tokens,
+        max_rows=1,
+        prefill_chunk_tokens=unit.spec.prefill_chunk_tokens,
+        unavailable=drafters.unavailable,
+        rows_may_batch=False,
+    )
+    return Engine(AloneRunner(unit.target), drafters, limits, PrefixCache(0))

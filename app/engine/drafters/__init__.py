@@ -74,7 +74,9 @@ class Drafter:
 
     name: ClassVar[str]
     taps: tuple[int, ...] = ()
-    """Target layers whose output it reads (`layers.FINAL`: behind the final norm)."""
+    """Target layers whose output it reads (`drafter_config.FINAL`: behind the final norm)."""
+    longest: int | None = None
+    """Tokens that one proposal can hold at most; None when there is no such bound."""
     runner: Runner | None = None
     """Its own model with its caches, for the prefix cache and the memory account; None when it keeps no tensors."""
 

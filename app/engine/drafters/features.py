@@ -50,6 +50,7 @@ class FeatureDrafter(Drafter):
     """
 
     runner: Runner
+    longest: int
     shift = 0
 
     def __init__(self, runner: Runner, *, taps: Sequence[int], longest: int, max_context_tokens: int) -> None:

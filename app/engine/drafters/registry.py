@@ -55,6 +55,11 @@ class Drafters:
         return tuple(sorted({tap for drafter in self.available.values() for tap in drafter.taps}))
 
     @property
+    def longest(self) -> dict[str, int]:
+        """Method → tokens that one proposal can hold at most, where there is such a bound."""
+        return {name: one.longest for name, one in self.available.items() if one.longest is not None}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of cache that they hold."""
         return sum(drafter.nbytes for drafter in self.available.values())
