@@ -14,9 +14,10 @@ from app.benchmark.measure import Sample
 from app.benchmark.workshop import PairFolders
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters, SpeculationRequest
-from app.core.step import DecodeStep, Statistics, StepResult
+from app.core.step import DecodeStep, Statistics, StepCost, StepResult
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import LoadedUnit, load_unit
+from app.engine.warm_up import warm_up
 from app.scheduler.scheduler import Scheduler
 
 PLAIN = SpeculationRequest(method="off")
@@ -62,7 +63,9 @@ class OurSide:
     def __init__(self, unit: PairFolders | ModelSpecification, *, open_unit: OpenEngine = open_engine) -> None:
         self._specification = unit if isinstance(unit, ModelSpecification) else specification_of(unit)
         self.engine: Engine = open_unit(_load(self._specification))
-        self._scheduler = Scheduler(self.engine.limits, policy=self._specification.policy)
+        self._scheduler = Scheduler(
+            self.engine.limits, policy=self._specification.policy, measured=measured_costs(self.engine)
+        )
         self._numbers = count()
 
     def close(self) -> None:
@@ -139,6 +142,17 @@ def specification_of(folders: PairFolders, *, policy: str = "single") -> ModelSp
         policy=policy,
         prefix_cache_bytes=0,
     )
+
+
+def measured_costs(engine: Engine) -> tuple[StepCost, ...]:
+    """Warm up as the worker does, so that no measured run pays for it."""
+    warming = warm_up(engine)
+    while True:
+        try:
+            next(warming)
+        except StopIteration as finished:
+            costs: tuple[StepCost, ...] = finished.value
+            return costs
 
 
 def _load(specification: ModelSpecification) -> LoadedUnit:

@@ -17,6 +17,8 @@ class EngineLimits:
     prefill_chunk_tokens: int = 512
     drafters: tuple[str, ...] = ()
     """Methods that can run here, best first."""
+    longest_drafts: Mapping[str, int] = field(default_factory=dict)
+    """Method -> the most drafts that it ever proposes; others know no such limit."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Method -> the reason why it cannot run here."""
     rows_may_batch: bool = True

@@ -6,7 +6,7 @@ before, and nothing enters the prefix cache.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -24,6 +24,8 @@ from app.core.step import (
     StepResult,
 )
 
+Key = tuple[str, int, int]
+"""Method, rows, drafts."""
 WarmUpSteps = Generator[tuple[str, float], None, tuple[StepCost, ...]]
 
 REQUEST_ID = "warm-up"
@@ -35,34 +37,35 @@ QUICK_SECONDS = 0.1
 """A machine that reads the first piece slower than this is spared the rest of the prompt."""
 PERIOD = 6
 ROUNDS = 2
-"""How often every shape is measured, each time right after it ran once; the fastest time counts. Rounds lie apart, so
-that a pause of the machine spoils one of them."""
+"""How often every shape is measured, by two runs of which the first is to warm it; the fastest counts. Rounds lie
+apart, so that a pause of the machine spoils one of them."""
 
 
 def warm_up(engine: EnginePort, *, known: Sequence[StepCost] = (), clock: Clock = time.perf_counter) -> WarmUpSteps:
     """Yield (phase, fraction 0–1) between steps; the return value is what steps cost here.
 
-    With `known` costs, of an earlier load on this machine, the shapes run once and nothing is measured.
+    With `known` costs, of an earlier load on this machine, the shapes run once, and only what that shows to be cheaper
+    than it was known is corrected: nothing but a busy machine can have made it dear.
     """
     ends = clock() + BUDGET_SECONDS
-    measuring = not known
+    runs = 1 if known else 2
     sequence = _Sequence(engine, clock)
-    costs = {(cost.method, cost.drafts): cost for cost in known if cost.rows == 1}
-    shapes = _shapes(engine.limits.drafters) * (ROUNDS if measuring else 1)
+    costs = {_key(cost): cost for cost in known}
+    shapes = _shapes(engine.limits.drafters) * (1 if known else ROUNDS)
     try:
         yield PHASE, 0.0
         yield from ((PHASE, 0.0) for _ in sequence.read_prompt())
         for done, (method, drafts) in enumerate(shapes):
-            late = clock() + (1 + measuring) * _expected_seconds(costs, method, drafts) > ends
+            late = clock() + runs * _expected_seconds(costs, method, drafts) > ends
             if not sequence.has_room(drafts) or (late and done > 1):
                 continue
-            for cost in sequence.run(method, drafts, measuring=measuring):
-                if cost is not None:
-                    _keep_cheaper(costs, cost)
+            for cost in sequence.run(method, drafts, runs):
+                if cost is not None and (not known or _key(cost) in costs):
+                    costs[_key(cost)] = _cheaper(costs.get(_key(cost), cost), cost)
                 yield PHASE, (done + 1) / len(shapes)
     finally:
         engine.release(REQUEST_ID, ())
-    return tuple(known) or tuple(costs.values())
+    return tuple(costs.values())
 
 
 class CostMemory(Protocol):
@@ -105,20 +108,23 @@ def _shapes(drafters: Sequence[str]) -> list[tuple[str, int]]:
     return shapes
 
 
-def _expected_seconds(costs: dict[tuple[str, int], StepCost], method: str, drafts: int) -> float:
+def _key(cost: StepCost) -> Key:
+    return cost.method, cost.rows, cost.drafts
+
+
+def _expected_seconds(costs: Mapping[Key, StepCost], method: str, drafts: int) -> float:
     """At most what a step should take: as if both parts grew with every draft as with the first one."""
-    plain = costs.get(("off", 0))
-    pairs: Iterable[StepCost] = [cost for (_, length), cost in costs.items() if length == 1]
-    growth = max((cost.seconds for cost in pairs), default=0.0) - plain.seconds if plain else 0.0
-    own = costs.get((method, 1))
-    return (plain.seconds if plain else 0.0) + drafts * (max(0.0, growth) + (own.draft_seconds if own else 0.0))
+    plain = costs.get(("off", 1, 0))
+    if plain is None:
+        return 0.0
+    narrow = max((cost.seconds for (_, rows, length), cost in costs.items() if (rows, length) == (1, 1)), default=0.0)
+    own = costs.get((method, 1, 1))
+    return plain.seconds + drafts * (max(0.0, narrow - plain.seconds) + (own.draft_seconds if own else 0.0))
 
 
-def _keep_cheaper(costs: dict[tuple[str, int], StepCost], cost: StepCost) -> None:
-    key = cost.method, cost.drafts
-    before = costs.get(key, cost)
-    seconds, draft_seconds = min(before.seconds, cost.seconds), min(before.draft_seconds, cost.draft_seconds)
-    costs[key] = replace(cost, seconds=seconds, draft_seconds=draft_seconds)
+def _cheaper(first: StepCost, second: StepCost) -> StepCost:
+    seconds, draft_seconds = min(first.seconds, second.seconds), min(first.draft_seconds, second.draft_seconds)
+    return replace(first, seconds=seconds, draft_seconds=draft_seconds)
 
 
 class _Sequence:
@@ -151,26 +157,25 @@ class _Sequence:
             del self._tokens[self._computed + 1 :]
         yield from self._catch_up()
 
-    def run(self, method: str, drafts: int, *, measuring: bool) -> Iterator[StepCost | None]:
-        """Run a shape once, and once more to measure it; None after steps that were not measured."""
+    def run(self, method: str, drafts: int, runs: int) -> Iterator[StepCost | None]:
+        """Run a shape so often and tell what each run cost; None after steps that say nothing."""
         if not drafts:
-            yield from self._run_plain(measuring=measuring)
+            yield from self._run_plain()
             return
-        for measured in (False, True)[: 1 + measuring]:
+        for _ in range(runs):
             yield from self._catch_up()
             result = self._decode(method, drafts)
             drafted = result.outcomes[0].drafted if result.outcomes else 0
             if not drafted:
                 return
-            seconds = result.seconds - result.draft_seconds
-            yield StepCost(method, 1, drafted, seconds, result.draft_seconds) if measured else None
+            yield StepCost(method, 1, drafted, result.seconds - result.draft_seconds, result.draft_seconds)
 
-    def _run_plain(self, *, measuring: bool) -> Iterator[StepCost | None]:
+    def _run_plain(self) -> Iterator[StepCost | None]:
         """A run of plain steps: the first one builds up the pace, the last one launches nothing ahead."""
         yield from self._catch_up()
-        for remaining in (3, 2, 1) if measuring else (2, 1):
+        for remaining in (3, 2, 1):
             result = self._decode("off", 0, remaining=remaining)
-            yield StepCost("off", 1, 0, result.seconds) if remaining == 2 and measuring else None
+            yield StepCost("off", 1, 0, result.seconds) if remaining == 2 else None
 
     def _catch_up(self) -> Iterator[None]:
         """Prefill everything but the last token."""

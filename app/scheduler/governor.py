@@ -123,9 +123,13 @@ class _Seat:
 
 
 class Governor:
-    """One per loaded model, shared by its requests. `measured`: what steps cost, from the warm-up."""
+    """One per loaded model, shared by its requests.
 
-    def __init__(self, measured: Iterable[StepCost] = ()) -> None:
+    `measured`: what steps cost, from the warm-up; `longest`: the most drafts of methods that have a limit.
+    """
+
+    def __init__(self, measured: Iterable[StepCost] = (), *, longest: Mapping[str, int] | None = None) -> None:
+        self._longest = longest or {}
         self.costs = CostTable(measured)
         self._history = History()
         self._last_use: dict[str, int] = {}
@@ -229,7 +233,9 @@ class Governor:
         at a cost above the credit."""
         rivals = {option.method for option in estimates} - {PLAIN, seat.current.method}
         current, plain = estimates[seat.current], estimates[OFF].seconds
-        seat.credit_seconds = min(seat.credit_seconds + PROBE_SHARE * current.seconds, LARGEST_CREDIT_STEPS * plain)
+        seat.credit_seconds += PROBE_SHARE * current.seconds
+        if seat.since_probe <= seat.probe_after:  # a probe that is due is saved for, however much it may lose
+            seat.credit_seconds = min(seat.credit_seconds, LARGEST_CREDIT_STEPS * plain)
         if not rivals:
             return None
         seat.since_probe += 1
@@ -259,7 +265,8 @@ class Governor:
             proposes = 1 - prod(1 - each.proposal for each in rates)
             first = sum(each.positions[0] for each in rates) / len(rates)
             expected = [sum(column) for column in zip(*(each.expected_tokens() for each in rates), strict=True)]
-            for length in DRAFT_LENGTHS:
+            longest = self._longest.get(method, DRAFT_LENGTHS[-1])
+            for length in sorted({min(length, longest) for length in DRAFT_LENGTHS}):
                 cycle = drafted(length) + curve.seconds(1 + length)
                 seconds = proposes * cycle + (1 - proposes) * curve.narrowest_seconds
                 tokens = rows - len(drafting) + expected[length]

@@ -49,7 +49,7 @@ class Speculation:
         self._limits = limits
         self._policy = policy
         self._default_draft_tokens = default_draft_tokens
-        self._governor = Governor(measured)
+        self._governor = Governor(measured, longest=limits.longest_drafts)
         self._splitter = Splitter()
 
     @property

@@ -189,6 +189,17 @@ def test_acceptance_in_short_texts_says_little_about_long_ones() -> None:
     assert governor.choose(1, (Drafting("longer", 30_000),), ("dflash",)).why.kind == "plain"
 
 
+def test_a_block_drafter_is_never_asked_for_more_than_its_block() -> None:
+    machine = Machine(COSTS["flat"], {"dflash": Drafter(1.0, block=5)})
+    governor, chance = Governor(machine.measured(), longest={"dflash": 5}), random.Random(0)
+    lengths = set()
+    for _ in range(100):
+        choice = governor.choose(1, (ROW,), ("dflash",))
+        lengths.add(choice.num_draft_tokens)
+        governor.observe(machine.step(_option(choice), chance, row=ROW))
+    assert max(lengths) == 5
+
+
 def test_a_text_that_becomes_predictable_is_noticed() -> None:
     governor = Governor()
     governed_rate(Machine(COSTS["linear"], {"draft_model": Drafter(0.0, 0.001)}), 1_000, governor=governor)
