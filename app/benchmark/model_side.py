@@ -29,7 +29,7 @@ class ModelSide:
     def methods(self) -> Mapping[str, int]:
         """The methods that can run, each with its longest draft."""
         available = self._ours.engine.drafters.available
-        return {name: getattr(drafter, "longest", LENGTHS[-1]) for name, drafter in available.items()}
+        return {name: drafter.longest or LENGTHS[-1] for name, drafter in available.items()}
 
     def turn(self, cell: Cell, setting: Setting, number: int, *, warm_up: bool = False) -> Turn:
         """One turn; a warm-up asks for fewer tokens."""
