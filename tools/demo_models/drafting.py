@@ -86,7 +86,7 @@ class Chain:
         self.residual, self.inputs, layer = drafter.pair(self.states, embedded)
         positions = torch.arange(self.states.shape[1])[None].expand(tokens.shape[0], -1)
         self.keys, self.values = layer.self_attn.keys_values(self.inputs, positions)
-        self.mask = visible(documents_of(tokens)[:, :-1], anchors)
+        self.mask = visible(documents_of(tokens), anchors)[:, :, :-1]
         self.own = torch.eye(anchors.shape[1], dtype=torch.bool)[None].expand(tokens.shape[0], -1, -1)
         self.count = 0
 
