@@ -157,7 +157,9 @@ def main() -> None:
     found = table(measure(arguments.drafter, drafter, arguments.models, arguments.prompts, arguments.count, kept))
     print(found)
     if arguments.write:
-        told = f"{saved['step']} steps; {arguments.count} tokens drafted each cycle; {arguments.prompts} prompts a task."
+        told = (
+            f"{saved['step']} steps; {arguments.count} tokens drafted each cycle; {arguments.prompts} prompts a task."
+        )
         replace_drafter(arguments.models / "README.md", arguments.drafter, [told, "", *found.splitlines()])
 
 
