@@ -203,7 +203,10 @@ def test_a_model_that_fails_while_it_warms_up_is_not_loaded() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next", "mamba2"])
-def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family: str) -> None:
+def test_a_real_engine_is_measured_and_as_empty_as_before(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.engine.warm_up.BUDGET_SECONDS", 100.0)
     path = write_tiny_model(tmp_path / family, family)
     draft = write_tiny_model(tmp_path / "draft", family, noise=0.03)
     spec = ModelSpecification(
