@@ -119,7 +119,8 @@ def run_demo_pair(bench: Bench) -> CaseResult:
             samples.append(generate_with_draft(model, tokenizer, draft, tokens, DEMO_TOKENS, DEMO_DRAFTS))
         return Sample(median(sample.value for sample in samples))
 
-    with run_paceline(bench.workshop.folder, home, {folders.target.name: folders.draft.name}, folders.target.name) as endpoint:
+    chosen = {folders.target.name: folders.draft.name}
+    with run_paceline(bench.workshop.folder, home, chosen, folders.target.name) as endpoint:
         contenders = [
             contender
             for task in DEMO_PROMPTS
