@@ -1,5 +1,6 @@
 """What a user gets from one server: exact text, speculation that stops and resumes, and a crash that heals."""
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -61,25 +62,43 @@ def test_the_same_seed_gives_the_same_text_with_any_method(server: Server, model
     assert texts["off"] == texts["draft_model"] == texts["ngram"]
 
 
+def stream(server: Server, speaking: threading.Event, **changes: Any) -> tuple[str, dict[str, Any]]:
+    """The text and the `speculation` of a streamed answer; `speaking` is set as soon as some text came."""
+    body = {"model": "attention", "prompt": PROMPT, "stream": True} | changes
+    text, speculation = "", {}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            text += "".join(choice.get("text") or "" for choice in chunk["choices"])
+            speculation = chunk.get("speculation") or speculation
+            if text:
+                speaking.set()
+    return text, speculation
+
+
 def test_speculation_stops_for_a_second_request_and_resumes(server: Server) -> None:
     speculation = {"method": "draft_model", "num_draft_tokens": 4}
+    asked = {"long": {"seed": 1, "max_tokens": 800}, "short": {"seed": 2, "max_tokens": 40}}
     alone = {
-        seed: text_of(complete(server, seed=seed, temperature=1.0, max_tokens=length, speculation={"method": "off"}))
-        for seed, length in ((1, 400), (2, 40))
+        name: text_of(complete(server, temperature=1.0, speculation={"method": "off"}, **changes))
+        for name, changes in asked.items()
     }
     before = server.metric("paceline_spec_decode_num_drafts_total")
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(complete, server, seed=1, temperature=1.0, max_tokens=400, speculation=speculation)
-        second = pool.submit(complete, server, seed=2, temperature=1.0, max_tokens=40, speculation=speculation)
-        long, short = first.result(), second.result()
-    assert text_of(long) == alone[1]
-    assert text_of(short) == alone[2]
-    assert "batched with 1 other request" in short["speculation"]["reason"] + long["speculation"]["reason"]
-    assert long["speculation"]["method"] == "draft_model", "the long one drafted again when it was alone"
+    speaking = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(stream, server, speaking, temperature=1.0, speculation=speculation, **asked["long"])
+        assert speaking.wait(30)
+        short = complete(server, temperature=1.0, speculation=speculation, **asked["short"])
+        long_text, long_speculation = running.result()
+    assert long_text == alone["long"]
+    assert text_of(short) == alone["short"]
+    assert "batched with 1 other request" in short["speculation"]["reason"]
+    assert long_speculation["method"] == "draft_model", "the long one drafted again when it was alone"
     assert server.metric("paceline_spec_decode_num_drafts_total") > before
-    again = complete(server, seed=1, temperature=1.0, max_tokens=40, speculation=speculation)
-    assert again["speculation"]["method"] == "draft_model"
-    assert again["speculation"]["reason"] == ""
+    again = complete(server, temperature=1.0, speculation=speculation, **asked["short"])
+    assert (again["speculation"]["method"], again["speculation"]["reason"]) == ("draft_model", "")
 
 
 def test_a_model_that_cannot_load_says_why_and_harms_nobody(server: Server) -> None:
@@ -108,7 +127,7 @@ def test_a_killed_worker_is_told_within_two_seconds_and_healed_within_ten(server
     errors: list[float] = []
     streaming = threading.Event()
 
-    def stream() -> None:
+    def follow() -> None:
         body = {"model": "attention", "prompt": PROMPT, "max_tokens": 4000, "temperature": 1, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
             for line in answer.iter_lines():
@@ -116,7 +135,7 @@ def test_a_killed_worker_is_told_within_two_seconds_and_healed_within_ten(server
                 if '"error"' in line:
                     errors.append(time.monotonic())
 
-    reader = threading.Thread(target=stream)
+    reader = threading.Thread(target=follow)
     reader.start()
     assert streaming.wait(30)
     killed = time.monotonic()

@@ -25,7 +25,7 @@ LONGEST_DRAFT = 8
 QWEN_NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "norm": "norm"}
 DEEPSEEK_NAMES = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm"}
 CENTRED_NORM_MEAN = 0.5
-"""Below it a norm weight is stored as its distance from 1, as Hugging Face's Qwen checkpoints do."""
+"""Below it, over all norms, they are stored as their distance from 1, as Hugging Face's Qwen checkpoints do."""
 
 
 class MtpModel(nn.Module):
@@ -107,9 +107,9 @@ def _qwen(
         arguments.num_experts = arguments.num_experts if sparse else 0
         layer = qwen3_5.DecoderLayer(arguments, arguments.full_attention_interval - 1)
     weights = _stacked(_renamed(mine, "layers.0.", QWEN_NAMES))
-    centred = float(mx.mean(weights["norm.weight"].astype(mx.float32))) < CENTRED_NORM_MEAN
-    norms = [name for name, value in weights.items() if centred and "norm" in name and value.ndim == 1]
-    return {**weights, **{name: weights[name] + 1.0 for name in norms}}, layer
+    norms = {name: value.astype(mx.float32) for name, value in weights.items() if "norm" in name and value.ndim == 1}
+    centred = float(mx.mean(mx.concatenate(list(norms.values())))) < CENTRED_NORM_MEAN
+    return {**weights, **({name: value + 1.0 for name, value in norms.items()} if centred else {})}, layer
 
 
 def _deepseek(settings: Mapping[str, Any], tensors: Mapping[str, mx.array]) -> tuple[dict[str, mx.array], nn.Module]:
