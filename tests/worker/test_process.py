@@ -88,7 +88,9 @@ async def load_and_ask(client: WorkerClient, folder: Path) -> None:
     assert finished(plain).usage.decision is not None
     assert client.ready_info is not None
     assert "mlx" in client.ready_info.versions
-    drafted = generate(folder, "drafted", draft=True, speculation=SpeculationRequest(method="draft_model"))
+    drafted = generate(
+        folder, "drafted", draft=True, speculation=SpeculationRequest(method="draft_model", num_draft_tokens=4)
+    )
     loaded = await client.load(drafted.model, pinned=True)
     assert loaded.model_id == "main"
     events = await collect(client, drafted)
