@@ -171,9 +171,10 @@ def loaded_text(answer: Mapping[str, Any]) -> Text:
 
 
 def _methods(model: Mapping[str, Any]) -> str:
-    """The methods that run, and for each that does not, why."""
+    """The methods that run; where no drafter was loaded, also why the others do not (`--json` always tells)."""
     lines = list(model.get("methods") or ("off",))
-    lines += [f"{method}: {reason}" for method, reason in (model.get("unavailable") or {}).items() if reason]
+    if not model.get("drafts"):
+        lines += [f"{method}: {reason}" for method, reason in (model.get("unavailable") or {}).items() if reason]
     return "\n".join(lines)
 
 
