@@ -92,7 +92,7 @@ def _row(model: CatalogModel, chooser: Chooser, choice: ModelChoice | None) -> R
     drafts = chosen.found.drafts if chosen else ()
     return Row(
         id=model.id,
-        kind="main" if model.kind == "main" else f"{model.method} drafter",
+        kind="main" if model.kind == "main" else model.method,
         source=model.source,
         size_bytes=model.size_bytes,
         context=model.context,
@@ -110,9 +110,10 @@ def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def disk_table(rows: Sequence[Row]) -> Table:
-    """The table of `ls`; what was chosen gets a column when something was."""
+    """The table of `ls`; choices and problems get a column when there are any."""
     chosen = ("Chosen",) if any(row.chosen for row in rows) else ()
-    table = _table("Model", "Kind", "Size", "Context", "Draft", *chosen, "Problem")
+    problem = ("Problem",) if any(row.problem for row in rows) else ()
+    table = _table("Model", "Kind", "Size", "Context", "Draft", *chosen, *problem)
     for row in rows:
         table.add_row(
             Text(row.id, style="bold"),
@@ -121,7 +122,7 @@ def disk_table(rows: Sequence[Row]) -> Table:
             count_text(row.context),
             Text(" + ".join(draft["id"] for draft in row.drafts) or row.draft or "–"),
             *((Text(row.chosen or "–"),) if chosen else ()),
-            Text(row.problem, style="red"),
+            *((Text(row.problem, style="red"),) if problem else ()),
         )
     return table
 

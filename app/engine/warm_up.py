@@ -41,13 +41,19 @@ ROUNDS = 2
 apart, so that a pause of the machine spoils one of them."""
 
 
-def warm_up(engine: EnginePort, *, known: Sequence[StepCost] = (), clock: Clock = time.perf_counter) -> WarmUpSteps:
+def warm_up(
+    engine: EnginePort,
+    *,
+    known: Sequence[StepCost] = (),
+    clock: Clock = time.perf_counter,
+    budget_seconds: float = BUDGET_SECONDS,
+) -> WarmUpSteps:
     """Yield (phase, fraction 0–1) between steps; the return value is what steps cost here.
 
     With `known` costs, of an earlier load on this machine, the shapes run once, and only what that shows to be cheaper
     than it was known is corrected: nothing but a busy machine can have made it dear.
     """
-    ends = clock() + BUDGET_SECONDS
+    ends = clock() + budget_seconds
     runs = 1 if known else 2
     sequence = _Sequence(engine, clock)
     costs = {_key(cost): cost for cost in known}
@@ -86,11 +92,13 @@ class Forgetful:
         """Let them go."""
 
 
-def remembering(memory: CostMemory) -> Callable[[EnginePort, ModelSpecification], WarmUpSteps]:
+def remembering(
+    memory: CostMemory, *, budget_seconds: float = BUDGET_SECONDS
+) -> Callable[[EnginePort, ModelSpecification], WarmUpSteps]:
     """The warm-up of a pool: what was measured once on this machine is not measured again."""
 
     def warm(engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
-        measured = yield from warm_up(engine, known=memory.recall(spec))
+        measured = yield from warm_up(engine, known=memory.recall(spec), budget_seconds=budget_seconds)
         memory.keep(spec, measured)
         return measured
 

@@ -12,9 +12,10 @@ from app.core.ports import EngineLimits
 from app.core.request import Request
 from app.core.step import DecodeStep, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
 from app.engine import memory
-from app.engine.engine import Engine
-from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress, open_pool
-from app.engine.warm_up import PHASE, REQUEST_ID, warm_up
+from app.engine.engine import Engine, open_engine
+from app.engine.loader import load_unit
+from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress
+from app.engine.warm_up import PHASE, REQUEST_ID, Forgetful, remembering, warm_up
 from app.scheduler.costs import CostTable
 from tests.engine.pool_world import SIZES, World, drain, specification
 from tests.tiny import write_tiny_model
@@ -203,10 +204,7 @@ def test_a_model_that_fails_while_it_warms_up_is_not_loaded() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next", "mamba2"])
-def test_a_real_engine_is_measured_and_as_empty_as_before(
-    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.engine.warm_up.BUDGET_SECONDS", 100.0)
+def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family: str) -> None:
     path = write_tiny_model(tmp_path / family, family)
     draft = write_tiny_model(tmp_path / "draft", family, noise=0.03)
     spec = ModelSpecification(
@@ -217,7 +215,13 @@ def test_a_real_engine_is_measured_and_as_empty_as_before(
         max_context_tokens=1_000,
         prefill_chunk_tokens=16,
     )
-    pool = open_pool(10**9)
+    pool = EnginePool(
+        ceiling_bytes=10**9,
+        load=load_unit,
+        open_engine=open_engine,
+        estimate=memory.estimate,
+        warm_up=remembering(Forgetful(), budget_seconds=100.0),
+    )
     pool.acquire(spec)
     events = drain(pool)
     assert isinstance(events[-1], Loaded), events
