@@ -16,6 +16,7 @@ from app.engine.alone import AloneRunner
 from app.engine.drafters import Outcome, Proposal
 from app.engine.drafters.registry import Drafters
 from app.engine.launch import Launched, Scores, feed, score
+from app.engine.rectangle import last_of, padded
 from app.engine.runner import Runner
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
 from app.engine.stopwatch import Stopwatch
@@ -98,10 +99,7 @@ class Decoder:
         self.drafters.observe(Outcome.of(forward, tokens=[row.tokens for row in rows], kept=kept))
         pending = () if launched is None else launched.sequence_ids
         sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
-        if max(widths) > 1:
-            last = mx.array(widths, dtype=mx.int32)[:, None, None] - 1
-            logits = mx.take_along_axis(logits, last, axis=1)
-        logits = logits.astype(mx.float32)
+        logits = last_of(logits, widths).astype(mx.float32)
         drawn = draw(adjust(logits, sampled, fed if pending else None), sampled)
         return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
 
@@ -200,51 +198,32 @@ def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> P
     if len(proposals) == 1 and len(proposals[0][0]) == rows:
         return proposals[0][1]
     counts, reasons = [0] * rows, [""] * rows
-    drafts: list[mx.array | None] = [None] * rows
-    logits: list[mx.array | None] = [None] * rows
     for members, proposal in proposals:
         for place, index in enumerate(members):
             counts[index], reasons[index] = proposal.counts[place], proposal.reasons[place]
-            drafts[index] = None if proposal.tokens is None else proposal.tokens[place]
-            logits[index] = None if proposal.logits is None else proposal.logits[place]
-    width = max(counts)
-    if not width:
+    if not any(counts):
         return Proposal(None, tuple(counts), tuple(reasons))
-    tokens = mx.stack([_padded(row, width) for row in drafts])
-    return Proposal(tokens, tuple(counts), tuple(reasons), _merged_logits(tokens, logits))
+    tokens = mx.zeros((rows, max(counts)), dtype=mx.int32)
+    for members, proposal in proposals:
+        if proposal.tokens is not None:
+            tokens[mx.array(list(members)), : proposal.tokens.shape[1]] = proposal.tokens
+    return Proposal(tokens, tuple(counts), tuple(reasons), _merged_logits(tokens, proposals))
 
 
-def _merged_logits(tokens: mx.array, logits: Sequence[mx.array | None]) -> mx.array | None:
+def _merged_logits(tokens: mx.array, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> mx.array | None:
     """float32 [rows, K, vocabulary]: a row without any, whose drafts were the only choice, gets certainty of them."""
-    vocabulary = max((row.shape[-1] for row in logits if row is not None), default=0)
-    if not vocabulary:
+    drawn = [(members, proposal.logits) for members, proposal in proposals if proposal.logits is not None]
+    if not drawn:
         return None
-    certain = mx.where(tokens[..., None] == mx.arange(vocabulary), 0.0, -mx.inf)
-    rows = []
-    for index, row in enumerate(logits):
-        if row is None:
-            rows.append(certain[index])
-        else:
-            fitted = fit_vocabulary(row[None], vocabulary)[0]
-            rows.append(mx.concatenate([fitted, certain[index, row.shape[0] :]]))
-    return mx.stack(rows)
-
-
-def _padded(drafts: mx.array | None, width: int) -> mx.array:
-    if drafts is None:
-        return mx.zeros((width,), dtype=mx.int32)
-    missing = width - drafts.shape[0]
-    return mx.concatenate([drafts, mx.zeros((missing,), dtype=mx.int32)]) if missing else drafts
+    vocabulary = max(logits.shape[-1] for _, logits in drawn)
+    merged = mx.where(tokens[..., None] == mx.arange(vocabulary), 0.0, -mx.inf)
+    for members, logits in drawn:
+        merged[mx.array(list(members)), : logits.shape[1]] = fit_vocabulary(logits, vocabulary)
+    return merged
 
 
 def _fed(rows: Sequence[DecodeRow], known: Sequence[int], drafts: mx.array) -> mx.array:
     """int32 [rows, known + K]: each row's uncached tokens, then its drafts, then padding."""
-    tokens = [list(row.tokens[row.computed :]) for row in rows]
-    if len(set(known)) == 1:
-        return mx.concatenate([mx.array(tokens, dtype=mx.int32), drafts], axis=1)
-    width = max(known) + drafts.shape[1]
-    pieces = [
-        _padded(mx.concatenate([mx.array(row, dtype=mx.int32), drafts[index]]), width)
-        for index, row in enumerate(tokens)
-    ]
-    return mx.stack(pieces)
+    fed = padded([row.tokens[row.computed :] for row in rows], max(known) + drafts.shape[1])
+    places = mx.array(list(known), dtype=mx.int32)[:, None] + mx.arange(drafts.shape[1], dtype=mx.int32)
+    return mx.put_along_axis(fed, places, drafts, axis=1)

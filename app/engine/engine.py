@@ -16,6 +16,7 @@ from app.engine.drafters import Outcome
 from app.engine.drafters.registry import REGISTRY, Drafters, DraftSource, Offer, open_drafters
 from app.engine.loader import LoadedUnit
 from app.engine.prefix_cache import PrefixCache
+from app.engine.rectangle import padded
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner, StateRow
 
@@ -130,9 +131,8 @@ class Engine:
         for row in rows:
             check_length(self.runner, row.sequence_id, row.start)
         widths = [row.end - row.start for row in rows]
-        pieces = [list(row.tokens[row.start : row.end]) for row in rows]
-        padded = [piece + [0] * (max(widths) - len(piece)) for piece in pieces]
-        _, forward = self.runner.forward([row.sequence_id for row in rows], mx.array(padded, dtype=mx.int32), widths)
+        tokens = padded([row.tokens[row.start : row.end] for row in rows])
+        _, forward = self.runner.forward([row.sequence_id for row in rows], tokens, widths)
         self.runner.commit(forward, widths)
         self.drafters.observe(Outcome.of(forward, tokens=[row.tokens for row in rows], kept=widths))
         if isinstance(self.runner, AloneRunner):

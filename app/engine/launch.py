@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from app.core.step import DecodeRow, TokenLogprobs
+from app.engine.rectangle import padded
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,7 @@ def feed(rows: Sequence[DecodeRow], launched: Launched | None) -> tuple[mx.array
         return launched.tokens[:, None], [1] * len(rows)
     pending = {} if launched is None else {name: index for index, name in enumerate(launched.sequence_ids)}
     known = [[0] if row.sequence_id in pending else list(row.tokens[row.computed :]) for row in rows]
-    width = max(len(tokens) for tokens in known)
-    fed = mx.array([tokens + [0] * (width - len(tokens)) for tokens in known], dtype=mx.int32)
+    fed = padded(known)
     for index, row in enumerate(rows):
         if launched is not None and row.sequence_id in pending:
             fed[index, 0] = launched.tokens[pending[row.sequence_id]]

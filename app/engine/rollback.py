@@ -33,7 +33,8 @@ class SlotState(mlx_cache.ArraysCache):
     def begin(self, selection: Selection, widths: Sequence[int]) -> None:
         """Show the model the selected rows; `widths` are their real token counts inside the padded rectangle."""
         span = slice(selection.first, selection.stop)
-        self.cache = [None if array is None else array[span] for array in self._reserved(selection.stop)]
+        arrays = enumerate(self.store)
+        self.cache = [None if old is None else self._reserved(at, selection.stop, old)[span] for at, old in arrays]
         ragged = any(width != selection.width for width in widths)
         self.lengths = mx.array(list(widths), dtype=mx.int32) if ragged else None
         self.left_padding = None
@@ -41,49 +42,42 @@ class SlotState(mlx_cache.ArraysCache):
     def commit(self, selection: Selection, live: Sequence[bool], states: Sequence[mx.array]) -> None:
         """Keep `states` of the live rows; an inert row keeps what it had."""
         for index, state in enumerate(states):
-            fresh, old = state, self.store[index]
-            if old is None:
-                old = mx.zeros((selection.stop, *fresh.shape[1:]), fresh.dtype)
-            whole = selection.first == 0 and selection.stop == old.shape[0]
-            if not all(live):
-                wanted = mx.array(list(live)).reshape(-1, *([1] * (fresh.ndim - 1)))
-                fresh = mx.where(wanted, fresh, old[selection.first : selection.stop])
-            if whole:
-                self.store[index] = fresh
-            else:
-                self.store[index] = mx.concatenate([old[: selection.first], fresh, old[selection.stop :]])
+            old = self._reserved(index, selection.stop, state)[selection.first : selection.stop]
+            wanted = mx.array(list(live)).reshape(-1, *([1] * (state.ndim - 1)))
+            self._replace(index, selection.first, state if all(live) else mx.where(wanted, state, old))
         self.cache = list(self.store)
         self.lengths = None
 
-    def _reserved(self, rows: int) -> list[mx.array | None]:
-        for index, array in enumerate(self.store):
-            if array is not None and array.shape[0] < rows:
-                more = mx.zeros((rows - array.shape[0], *array.shape[1:]), array.dtype)
-                self.store[index] = mx.concatenate([array, more])
-        return self.store
+    def _reserved(self, index: int, rows: int, like: mx.array) -> mx.array:
+        """The array of that number with `rows` rows or more; new ones are zero."""
+        old = self.store[index]
+        have = 0 if old is None else old.shape[0]
+        if old is None or have < rows:
+            more = mx.zeros((rows - have, *like.shape[1:]), like.dtype)
+            old = self.store[index] = more if old is None else mx.concatenate([old, more])
+        return old
+
+    def _replace(self, index: int, first: int, fresh: mx.array) -> None:
+        """Rows from `first` on become `fresh` [n, …]."""
+        stop = first + fresh.shape[0]
+        old = self._reserved(index, stop, fresh)
+        whole = first == 0 and stop == old.shape[0]
+        self.store[index] = fresh if whole else mx.concatenate([old[:first], fresh, old[stop:]])
 
     def read_row(self, slot: int) -> tuple[mx.array, ...] | None:
         if any(array is None or array.shape[0] <= slot for array in self.store):
             return None
-        return tuple(mx.contiguous(array[slot : slot + 1]) for array in self.store if array is not None)
+        return tuple(mx.contiguous(array[slot : slot + 1]) for array in self.arrays())
 
     def write_row(self, slot: int, arrays: Sequence[mx.array]) -> None:
         for index, fresh in enumerate(arrays):
-            old = self.store[index]
-            rows = max(slot + 1, 0 if old is None else old.shape[0])
-            if old is None:
-                old = mx.zeros((rows, *fresh.shape[1:]), fresh.dtype)
-            self.store[index] = old
-            old = self._reserved(rows)[index]
-            if old is not None:
-                self.store[index] = mx.concatenate([old[:slot], fresh, old[slot + 1 :]])
+            self._replace(index, slot, fresh)
 
     def reset_row(self, slot: int) -> None:
         """A new sequence starts from nothing."""
         for index, array in enumerate(self.store):
             if array is not None and slot < array.shape[0]:
-                zero = mx.zeros((1, *array.shape[1:]), array.dtype)
-                self.store[index] = mx.concatenate([array[:slot], zero, array[slot + 1 :]])
+                self._replace(index, slot, mx.zeros((1, *array.shape[1:]), array.dtype))
 
     def move(self, source: int, destination: int) -> None:
         row = self.read_row(source)
