@@ -12,18 +12,18 @@ from fastapi import Depends, FastAPI
 from app import __version__
 from app.admin import assets, pages
 from app.api import chat, completions, control, health, metrics, models
-from app.api.activity import Activity
-from app.api.auth import authorize
-from app.api.context import Context
-from app.api.errors import install_error_handlers
-from app.api.gate import Gate
-from app.api.idle import IdleLimit
-from app.api.ports import Catalog, Worker
-from app.api.resolver import Resolver
-from app.api.serving import AddressError, DrainingServer, bind, serve_config
 from app.hub import pairing
 from app.hub.catalog import default_catalog
 from app.i18n import read_words
+from app.serving.activity import Activity
+from app.serving.auth import authorize
+from app.serving.context import Context
+from app.serving.errors import install_error_handlers
+from app.serving.gate import Gate
+from app.serving.idle import IdleLimit
+from app.serving.ports import Catalog, Worker
+from app.serving.resolver import Resolver
+from app.serving.server import AddressError, DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient

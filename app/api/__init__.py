@@ -1,1 +1,1 @@
-"""The OpenAI-compatible endpoints: one file each; this layer sees the worker only through `api.ports`."""
+"""The OpenAI-compatible endpoints: one file each; this layer sees the worker only through `serving.ports`."""

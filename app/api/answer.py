@@ -14,12 +14,12 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
-from app.api.context import Context
-from app.api.errors import error_object
 from app.api.generation import Generation, Told
-from app.api.sse import DONE, EventStream, comment, frame
 from app.core.errors import PacelineError
 from app.core.messages import Delta, Finished, Generate, TokenText, Usage
+from app.serving.context import Context
+from app.serving.errors import error_object
+from app.serving.sse import DONE, EventStream, comment, frame
 
 Value = TypeVar("Value")
 

@@ -13,12 +13,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from app.api.answer import Outcome, answer
-from app.api.body import read_json
 from app.api.chat_schemas import ChatBody
 from app.api.commands import Plan, plan
-from app.api.context import context_of
 from app.api.replies import add_usages, chat_logprobs, speculation_object, timings_object, usage_object
 from app.core.messages import Delta, Finished, Generate, Usage
+from app.serving.body import read_json
+from app.serving.context import context_of
 
 router = APIRouter()
 

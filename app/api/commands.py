@@ -5,13 +5,13 @@ import secrets
 from dataclasses import dataclass
 from typing import TypeVar
 
-from app.api.context import Context
-from app.api.drafts import OFF
 from app.api.schemas import GenerationBody
 from app.core.errors import InvalidRequest
 from app.core.messages import ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.hub.pairing import DRAFT_METHODS
+from app.serving.context import Context
+from app.serving.drafts import OFF
 
 DEFAULT_TEMPERATURE = 1.0
 SEED_BITS = 53

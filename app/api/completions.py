@@ -13,12 +13,12 @@ from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
 from app.api.answer import Outcome, answer
-from app.api.body import read_json
 from app.api.commands import Plan, plan
-from app.api.context import context_of
 from app.api.replies import add_usages, legacy_logprobs, speculation_object, timings_object, usage_object
 from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, GenerationBody
 from app.core.messages import Delta, Finished, Generate, Usage
+from app.serving.body import read_json
+from app.serving.context import context_of
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16

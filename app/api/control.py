@@ -8,12 +8,12 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from app.api.answer import unless_client_leaves
-from app.api.body import read_json
-from app.api.context import context_of
 from app.api.models import drafts_object
-from app.api.resolver import Resolver
 from app.api.schemas import LoadBody, UnloadBody
 from app.core.messages import LoadedModel
+from app.serving.body import read_json
+from app.serving.context import context_of
+from app.serving.resolver import Resolver
 
 router = APIRouter()
 

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.api.measurements import Measurements
-from app.api.ports import Worker
 from app.core.errors import PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate
 from app.core.ports import Clock
+from app.serving.measurements import Measurements
+from app.serving.ports import Worker
 
 QUEUE_EVENTS = 256
 

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Request
 
-from app.api.context import context_of
 from app.core.errors import ModelUnavailable
+from app.serving.context import context_of
 
 router = APIRouter()
 

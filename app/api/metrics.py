@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from app.api.context import context_of
+from app.serving.context import context_of
 
 router = APIRouter()
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from app.api.context import Context, context_of
 from app.core.messages import DraftSpecification, LoadedModel
 from app.hub.catalog import CatalogModel
+from app.serving.context import Context, context_of
 
 STATES = {"ready": "loaded"}
 

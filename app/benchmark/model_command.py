@@ -14,7 +14,6 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from app.api.resolver import Resolver
 from app.benchmark.grid import MAIN, Cell, cells
 from app.benchmark.measure import Progress
 from app.benchmark.model_side import TOKENS, ModelSide
@@ -30,6 +29,7 @@ from app.core.messages import ModelSpecification
 from app.engine import memory
 from app.hub import pairing
 from app.hub.catalog import default_catalog
+from app.serving.resolver import Resolver
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
 from app.text.template import TextModel

@@ -8,13 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from app.api.choosing import Chooser
-from app.api.drafts import DraftFinder
-from app.api.ports import Choices
 from app.command.figures import bytes_text, count_text
 from app.core.choices import ModelChoice
 from app.hub import pairing
 from app.hub.catalog import CatalogModel, default_catalog
+from app.serving.choosing import Chooser
+from app.serving.drafts import DraftFinder
+from app.serving.ports import Choices
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
 

@@ -11,11 +11,6 @@ from typing import Any
 import httpx2
 from fastapi import FastAPI
 
-from app.api.activity import Activity
-from app.api.context import Context
-from app.api.idle import IdleLimit
-from app.api.resolver import Resolver
-from app.api.serving import DeadlineProtocol, DrainingServer, bind, serve_config
 from app.core.choices import ModelChoice
 from app.core.errors import ModelNotFound, PacelineError
 from app.core.messages import (
@@ -36,6 +31,11 @@ from app.core.step import Decision, MethodStatistics
 from app.hub import pairing
 from app.hub.catalog import CatalogModel
 from app.main import build
+from app.serving.activity import Activity
+from app.serving.context import Context
+from app.serving.idle import IdleLimit
+from app.serving.resolver import Resolver
+from app.serving.server import DeadlineProtocol, DrainingServer, bind, serve_config
 from app.settings import Settings
 
 Script = Callable[[Generate], AsyncIterator[Accepted | Delta | Finished]]

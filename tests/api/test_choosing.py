@@ -2,9 +2,9 @@
 
 import pytest
 
-from app.api.resolver import Resolver
 from app.core.choices import ModelChoice
 from app.core.errors import SpeculationUnavailable
+from app.serving.resolver import Resolver
 from tests.api.fakes import DRAFTERS, make_site, names_of
 
 

@@ -10,8 +10,8 @@ from contextlib import closing
 
 import pytest
 
-from app.api.serving import bind
 from app.main import address_url, run
+from app.serving.server import bind
 from app.settings import Settings
 from tests.api.fakes import make_site, served
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from app.api.resolver import Resolver
 from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, Snapshot
 from app.core.safe_files import TensorInfo
+from app.serving.resolver import Resolver
 from tests.api.fakes import DRAFTERS, MODELS, Site, drafter, make_site, model, names_of
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from app.api.serving import AddressError, DeadlineProtocol, bind
 from app.core.messages import Accepted, Delta, Finished, Generate
+from app.serving.server import AddressError, DeadlineProtocol, bind
 from tests.api.fakes import USAGE, Site, chat_body, make_site, served
 
 pytestmark = pytest.mark.anyio

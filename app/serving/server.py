@@ -19,8 +19,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from app.api.activity import Activity
-from app.api.errors import Rejected, error_object
+from app.serving.activity import Activity
+from app.serving.errors import Rejected, error_object
 
 MAX_INCOMPLETE_BYTES = 64 * 1024
 """Headers beyond this are refused by h11, before the gate could."""

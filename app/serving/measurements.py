@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from app.api.ports import Worker
 from app.core.messages import Event, Heartbeat, LoadedModel, Usage
+from app.serving.ports import Worker
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 MODEL_BYTES = ("weights_bytes", "cache_bytes", "prefix_cache_bytes")

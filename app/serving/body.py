@@ -13,9 +13,9 @@ import msgspec
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from app.api.context import context_of
-from app.api.errors import Rejected, invalid_request
 from app.core.errors import InvalidRequest
+from app.serving.context import context_of
+from app.serving.errors import Rejected, invalid_request
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_JSON_DEPTH = 64

@@ -6,10 +6,10 @@ A model that was loaded with a `ttl` of its own keeps that one.
 import asyncio
 import contextlib
 
-from app.api.ports import Worker
-from app.api.resolver import Resolver
 from app.core.errors import PacelineError
 from app.core.messages import Event, LoadProgress
+from app.serving.ports import Worker
+from app.serving.resolver import Resolver
 
 LOADED = "ready"
 

@@ -9,8 +9,8 @@ import secrets
 
 from fastapi import Request
 
-from app.api.context import context_of
-from app.api.errors import Rejected
+from app.serving.context import context_of
+from app.serving.errors import Rejected
 
 PUBLIC_PATHS = frozenset({"/", "/static/{name}", "/health/live", "/health/ready"})
 """Route templates (never the path that was asked for) that need no key."""

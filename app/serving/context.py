@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from app.api.activity import Activity
-from app.api.idle import IdleLimit
-from app.api.measurements import Measurements
-from app.api.ports import Worker
-from app.api.resolver import Resolver
 from app.core.ports import Clock
+from app.serving.activity import Activity
+from app.serving.idle import IdleLimit
+from app.serving.measurements import Measurements
+from app.serving.ports import Worker
+from app.serving.resolver import Resolver
 from app.settings import Settings
 
 

@@ -7,10 +7,10 @@ that does not fit is refused; another one is left out with its reason. Everythin
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from app.api.ports import Catalog, Pairings
 from app.core.errors import ModelNotFound, SpeculationUnavailable
 from app.core.messages import DraftSpecification
 from app.hub.catalog import CatalogModel
+from app.serving.ports import Catalog, Pairings
 
 OFF = "off"
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.body import MAX_BODY_BYTES, too_large
-from app.api.errors import Rejected, error_response
 from app.core.errors import PacelineError
+from app.serving.body import MAX_BODY_BYTES, too_large
+from app.serving.errors import Rejected, error_response
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 MAX_HEADER_BYTES = 32 * 1024

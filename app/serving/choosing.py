@@ -2,12 +2,12 @@
 
 from dataclasses import asdict, dataclass, replace
 
-from app.api.drafts import OFF, DraftFinder, Found
-from app.api.ports import Choices
 from app.core.choices import ModelChoice
 from app.core.speculative_config import SpeculativeConfig
 from app.hub.catalog import CatalogModel
 from app.hub.pairing import DRAFT_METHODS
+from app.serving.drafts import OFF, DraftFinder, Found
+from app.serving.ports import Choices
 from app.settings import Settings
 
 

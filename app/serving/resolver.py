@@ -6,13 +6,13 @@ model, or the best one that fits. Everything here may read the disk: call it in 
 
 import msgspec
 
-from app.api.choosing import Chooser
-from app.api.drafts import OFF, DraftFinder, Found
-from app.api.ports import Catalog, Choices, Pairings, Worker
 from app.core.errors import InvalidRequest, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
 from app.hub.catalog import CatalogModel
 from app.hub.pairing import DRAFT_METHODS
+from app.serving.choosing import Chooser
+from app.serving.drafts import OFF, DraftFinder, Found
+from app.serving.ports import Catalog, Choices, Pairings, Worker
 from app.settings import Settings
 
 MAX_LISTED = 20
