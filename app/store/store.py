@@ -20,10 +20,12 @@ from sqlmodel import Session, SQLModel, create_engine, select
 
 from app.core.choices import ModelChoice
 from app.core.errors import StoreUnavailable
-from app.store.tables import BenchmarkRow, ModelChoiceRow
+from app.store.tables import BenchmarkRow, ModelSettingsRow, SettingRow
 
 FILE_NAME = "paceline.sqlite3"
 BUSY_TIMEOUT_MILLISECONDS = 5_000
+LOCKED_DOWN = "locked_down"
+"""The row of the setting table that keeps the server closed; no setting is called so."""
 LISTS = ("drafts", "methods")
 """Fields of a choice that are lists in the table and tuples outside."""
 
@@ -41,24 +43,23 @@ class Store:
         """What was chosen for a model; None when nothing was."""
         if not self.path.exists():
             return None
-        with self._session() as session:
-            row = session.get(ModelChoiceRow, model_id)
+        with self.session() as session:
+            row = session.get(ModelSettingsRow, model_id)
             return None if row is None else _choice_of(row)
 
     def save_choice(self, model_id: str, choice: ModelChoice, *, source: str) -> None:
         """Keep a choice in the place of an earlier one; `source` says who chose."""
-        values = asdict(choice)
-        lists = {name: list(values[name]) for name in LISTS if values[name] is not None}
-        row = ModelChoiceRow(model_id=model_id, source=source, updated_at=self._clock(), **{**values, **lists})
-        with self._session() as session:
+        values = {name: value for name, value in asdict(choice).items() if value is not None}
+        row = ModelSettingsRow(model_id=model_id, source=source, updated_at=self._clock(), values=values)
+        with self.session() as session:
             session.merge(row)
 
     def forget_choice(self, model_id: str) -> None:
         """Go back to the usual way. Models without a choice are fine."""
         if not self.path.exists():
             return
-        with self._session() as session:
-            row = session.get(ModelChoiceRow, model_id)
+        with self.session() as session:
+            row = session.get(ModelSettingsRow, model_id)
             if row is not None:
                 session.delete(row)
 
@@ -73,7 +74,7 @@ class Store:
             machine=dict(machine),
             results=dict(results),
         )
-        with self._session() as session:
+        with self.session() as session:
             session.add(row)
 
     def benchmarks(self, model_id: str) -> list[BenchmarkRow]:
@@ -81,8 +82,23 @@ class Store:
         if not self.path.exists():
             return []
         wanted = select(BenchmarkRow).where(BenchmarkRow.model_id == model_id)
-        with self._session() as session:
+        with self.session() as session:
             return sorted(session.exec(wanted), key=lambda row: (row.created_at, row.id or 0), reverse=True)
+
+    @property
+    def locked_down(self) -> bool:
+        """Whether a damaged file was set aside and nobody set up a new account since."""
+        if not self.path.exists():
+            return False
+        with self.session() as session:
+            return session.get(SettingRow, LOCKED_DOWN) is not None
+
+    def unlock(self) -> None:
+        """A new account was set up: the server may serve as its settings say."""
+        with self.session() as session:
+            row = session.get(SettingRow, LOCKED_DOWN)
+            if row is not None:
+                session.delete(row)
 
     def close(self) -> None:
         """Let go of the file; the next call opens it again."""
@@ -92,7 +108,7 @@ class Store:
             engine.dispose()
 
     @contextmanager
-    def _session(self) -> Iterator[Session]:
+    def session(self) -> Iterator[Session]:
         """One transaction: committed at the end, rolled back on any exception."""
         try:
             with Session(self._opened(), expire_on_commit=False) as session, session.begin():
@@ -131,7 +147,7 @@ def _configure(connection: Any, _record: Any) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _choice_of(row: ModelChoiceRow) -> ModelChoice:
-    values = {field.name: getattr(row, field.name) for field in fields(ModelChoice)}
+def _choice_of(row: ModelSettingsRow) -> ModelChoice:
+    values: dict[str, Any] = {field.name: row.values.get(field.name) for field in fields(ModelChoice)}
     lists = {name: tuple(values[name]) for name in LISTS if values[name] is not None}
     return ModelChoice(**{**values, **lists})

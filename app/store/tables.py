@@ -1,4 +1,7 @@
-"""The tables of the store. JSON columns hold plain values; an absent value is SQL's NULL. Times are Unix seconds."""
+"""The tables of the store. JSON columns hold plain values; an absent value is SQL's NULL. Times are Unix seconds.
+
+A change here needs a migration in `migrations/versions/`; a test compares the two.
+"""
 
 from typing import Any
 
@@ -10,26 +13,40 @@ def _json(*, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(JSON(none_as_null=True), nullable=nullable))
 
 
-class ModelChoiceRow(SQLModel, table=True):
-    """What was chosen for one model; NULL is unset."""
+class SettingRow(SQLModel, table=True):
+    """One stored setting of the server: what the page, the API or `paceline config` said."""
 
-    __tablename__ = "model_choice"
+    __tablename__ = "setting"
+
+    name: str = Field(primary_key=True)
+    value: Any = _json(nullable=True)
+    source: str = ""
+    updated_at: float = 0.0
+
+
+class SealRow(SQLModel, table=True):
+    """One row: the digest of everything that protects the server, so that a changed byte in it is noticed."""
+
+    __tablename__ = "seal"
+
+    id: int = Field(default=1, primary_key=True)
+    digest: str = ""
+
+
+class ModelSettingsRow(SQLModel, table=True):
+    """What was set for one model: the fields of `ModelSettings` that somebody gave, by name."""
+
+    __tablename__ = "model_settings"
 
     model_id: str = Field(primary_key=True)
-    drafts: list[str] | None = _json(nullable=True)
-    methods: list[str] | None = _json(nullable=True)
-    num_draft_tokens: int | None = None
-    policy: str | None = None
-    acceptance: str | None = None
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
+    values: dict[str, Any] = _json()
     source: str = ""
-    """Who chose: a person, or `paceline bench`."""
+    """Who chose last: a person, or `paceline bench`."""
     updated_at: float = 0.0
 
 
 class BenchmarkRow(SQLModel, table=True):
-    """What one run of `paceline bench MODEL` measured, with the machine and the versions."""
+    """What one measurement of a model found, with the machine and the versions."""
 
     __tablename__ = "benchmark"
 
@@ -39,3 +56,111 @@ class BenchmarkRow(SQLModel, table=True):
     versions: dict[str, Any] = _json()
     machine: dict[str, Any] = _json()
     results: dict[str, Any] = _json()
+
+
+class AccountRow(SQLModel, table=True):
+    """The one person who may open the dashboard: `id` is always 1."""
+
+    __tablename__ = "account"
+
+    id: int = Field(default=1, primary_key=True)
+    password_hash: str = ""
+    """scrypt, with its parameters and salt: `scrypt$n$r$p$salt$hash`."""
+    created_at: float = 0.0
+    changed_at: float = 0.0
+
+
+class SessionRow(SQLModel, table=True):
+    """A browser that signed in. `id` is the SHA-256 of its cookie."""
+
+    __tablename__ = "session"
+
+    id: str = Field(primary_key=True)
+    created_at: float = 0.0
+    seen_at: float = 0.0
+    browser: str = ""
+
+
+class KeyRow(SQLModel, table=True):
+    """An API key. The key itself is shown once and never stored: `digest` is its SHA-256."""
+
+    __tablename__ = "api_key"
+
+    id: int | None = Field(default=None, primary_key=True)
+    name: str = ""
+    digest: str = Field(index=True, unique=True)
+    hint: str = ""
+    """The first characters, to tell keys apart."""
+    scope: str = "inference"
+    """`inference`: the endpoints of OpenAI's clients; `admin`: everything."""
+    created_at: float = 0.0
+    used_at: float | None = None
+    revoked_at: float | None = None
+
+
+class DownloadRow(SQLModel, table=True):
+    """One download of a repository at one commit; `state` is queued, running, paused, done, failed or cancelled."""
+
+    __tablename__ = "download"
+
+    id: int | None = Field(default=None, primary_key=True)
+    repository: str = Field(index=True)
+    revision: str = ""
+    """The commit; empty until the hub told it."""
+    state: str = "queued"
+    position: int = 0
+    total_bytes: int = 0
+    done_bytes: int = 0
+    folder: str = ""
+    problem: str = ""
+    drafts_for: str = ""
+    """The main model that it is to draft for once it is here."""
+    created_at: float = 0.0
+    changed_at: float = 0.0
+
+
+class RequestRow(SQLModel, table=True):
+    """One finished request: metadata only, and its texts where that was switched on."""
+
+    __tablename__ = "request"
+
+    id: str = Field(primary_key=True)
+    endpoint: str = ""
+    model_id: str = Field(default="", index=True)
+    key_name: str = ""
+    created_at: float = Field(default=0.0, index=True)
+    outcome: str = ""
+    """`stop`, `length`, `tool_calls`, `cancelled`, or the code of an error."""
+    figures: dict[str, Any] = _json()
+    """Counts and seconds by phase and by method, as `speculation` and `timings` in the API."""
+    prompt: str | None = None
+    reply: str | None = None
+
+
+class ConversationRow(SQLModel, table=True):
+    """One conversation of the chat page."""
+
+    __tablename__ = "conversation"
+
+    id: int | None = Field(default=None, primary_key=True)
+    title: str = ""
+    model_id: str = ""
+    options: dict[str, Any] = _json()
+    created_at: float = 0.0
+    changed_at: float = Field(default=0.0, index=True)
+
+
+class MessageRow(SQLModel, table=True):
+    """One message of a conversation, in the order of `id`."""
+
+    __tablename__ = "message"
+
+    id: int | None = Field(default=None, primary_key=True)
+    conversation_id: int = Field(foreign_key="conversation.id", index=True, ondelete="CASCADE")
+    role: str = ""
+    content: str = ""
+    reasoning: str = ""
+    spans: list[Any] | None = _json(nullable=True)
+    """Of a reply: which characters a drafter wrote, as [start, end, method]."""
+    figures: dict[str, Any] | None = _json(nullable=True)
+    created_at: float = 0.0

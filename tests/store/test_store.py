@@ -61,7 +61,7 @@ def test_the_file_and_its_folder_are_for_the_owner_only(path: Path) -> None:
 def test_the_database_writes_ahead_and_holds_foreign_keys(path: Path) -> None:
     store = Store(path)
     store.save_choice("big", CHOICE, source="test")
-    with store._session() as session:
+    with store.session() as session:
         connection = session.connection()
         values = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in PRAGMAS}
     assert values == PRAGMAS
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_named_with_what_to_do(path: Path) -> None:
 def test_a_damaged_value_is_told_like_a_damaged_file(path: Path) -> None:
     Store(path).save_choice("big", CHOICE, source="test")
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE model_choice SET methods = '[\"dflash'")
+        connection.execute('UPDATE model_settings SET "values" = \'{"methods": ["dflash\'')
     with pytest.raises(StoreUnavailable, match="move it away"):
         Store(path).choice("big")
 

@@ -1,0 +1,16 @@
+"""What the areas of the dashboard share: made once by `create_app`; each area adds the field of its part."""
+
+from dataclasses import dataclass
+
+from app.serving.context import Context
+from app.serving.live_settings import LiveSettings
+from app.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminContext:
+    """The collaborators of the dashboard's routes."""
+
+    serving: Context
+    store: Store
+    settings: LiveSettings
