@@ -11,12 +11,13 @@ from fastapi import Depends, FastAPI
 
 from app import __version__
 from app.admin import assets, pages
+from app.admin.identity import StoredCallers
 from app.api import chat, completions, control, health, metrics, models
 from app.hub import pairing
 from app.hub.catalog import default_catalog
 from app.i18n import read_words
 from app.serving.activity import Activity
-from app.serving.auth import authorize
+from app.serving.auth import Door, NoCallers, authorize
 from app.serving.context import Context
 from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate
@@ -25,6 +26,7 @@ from app.serving.ports import Catalog, Worker
 from app.serving.resolver import Resolver
 from app.serving.server import AddressError, DrainingServer, bind, serve_config
 from app.settings import Settings
+from app.store.accounts import Accounts
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
@@ -36,7 +38,9 @@ EXIT_UNSAFE = 2
 
 def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
     """The ASGI application; `client` need not be ready."""
-    resolver = Resolver(settings, catalog, client, pairing, Store(settings.home / FILE_NAME))
+    store = Store(settings.home / FILE_NAME)
+    accounts = Accounts(store)
+    resolver = Resolver(settings, catalog, client, pairing, store)
     context = Context(
         settings=settings,
         worker=client,
@@ -44,10 +48,20 @@ def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
         activity=Activity(settings.max_requests),
         idle=IdleLimit(client, resolver, settings.idle_seconds),
     )
-    return build(context)
+    door = Door(
+        callers=StoredCallers(accounts),
+        secret=secret_of(settings),
+        requires_key=lambda: not settings.is_loopback,
+    )
+    return build(context, door)
 
 
-def build(context: Context) -> FastAPI:
+def secret_of(settings: Settings) -> str | None:
+    """The key of the environment."""
+    return settings.api_key.get_secret_value() if settings.api_key is not None else None
+
+
+def build(context: Context, door: Door | None = None) -> FastAPI:
     """The ASGI application around a context: every route behind the gate, closed unless it is public."""
 
     @contextlib.asynccontextmanager
@@ -67,6 +81,7 @@ def build(context: Context) -> FastAPI:
         lifespan=listen,
     )
     app.state.context = context
+    app.state.door = door or Door(callers=NoCallers(), secret=secret_of(context.settings))
     install_error_handlers(app)
     for module in ROUTERS:
         app.include_router(module.router)

@@ -1,32 +1,170 @@
 """Who may call: a dependency of the whole application, so that a route is closed unless it is listed as public.
 
-Without `PACELINE_API_KEY` the server binds to loopback only and asks for no key. With one, every route that is not
-public needs `Authorization: Bearer <key>` or `x-api-key: <key>`.
+Three kinds of routes: public ones; `/admin…`, for a session or an API key of scope `admin`; and all others, for any
+API key where one is required. What is known about a caller goes with the request: `identity_of`.
 """
 
+import asyncio
 import hashlib
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
 
-from app.serving.context import context_of
 from app.serving.errors import Rejected
 
-PUBLIC_PATHS = frozenset({"/", "/static/{name}", "/health/live", "/health/ready"})
-"""Route templates (never the path that was asked for) that need no key."""
+COOKIE = "paceline_session"
+PUBLIC_PATHS = frozenset(
+    {
+        "/",
+        "/health/live",
+        "/health/ready",
+        "/admin/login",
+        "/admin/setup",
+        "/admin/api/login",
+        "/admin/api/setup",
+    }
+)
+"""Routes that anybody may ask; they look after themselves. Only such as have no parameter."""
+STATIC = "/static/"
+ADMIN = "/admin"
+ADMIN_JSON = "/admin/api/"
+
+Scope = Literal["inference", "admin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asks: `name` is a key's own name, or says how somebody came in."""
+
+    kind: Literal["anonymous", "environment", "key", "session"]
+    name: str = ""
+    scope: Scope = "inference"
+
+
+ANONYMOUS = Identity("anonymous")
+ENVIRONMENT = Identity("environment", "PACELINE_API_KEY", "admin")
+SESSION = Identity("session", "dashboard", "admin")
+
+
+class Callers(Protocol):
+    """What is stored about callers; the calls read a file and are made in a thread."""
+
+    @property
+    def is_locked_down(self) -> bool:
+        """Whether the store was damaged, so that nothing may be open."""
+
+    @property
+    def has_account(self) -> bool:
+        """Whether somebody set a password for the dashboard."""
+
+    def key(self, text: str) -> Identity | None:
+        """Whose API key this is; None for one that was never made, or revoked."""
+
+    def is_session(self, cookie: str) -> bool:
+        """Whether a browser with this cookie is signed in."""
+
+
+class NoCallers:
+    """Nothing is stored: no account, no session, no key."""
+
+    is_locked_down = False
+    has_account = False
+
+    def key(self, text: str) -> Identity | None:  # noqa: ARG002
+        """Nobody's."""
+        return None
+
+    def is_session(self, cookie: str) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """What decides whether a caller may come in."""
+
+    callers: Callers
+    secret: str | None = None
+    """The key of the environment: it opens everything."""
+    requires_key: Callable[[], bool] = lambda: False
+    """Whether the setting `require_key` is on, or other machines reach the server."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether endpoints ask for a key."""
+        return self.secret is not None or self.callers.is_locked_down or self.requires_key()
 
 
 async def authorize(request: Request) -> None:
-    """Raise `Rejected` with 401 unless the route is public, no key is set, or the right key came along."""
-    secret = context_of(request).settings.api_key
-    if secret is None or getattr(request.scope.get("route"), "path", None) in PUBLIC_PATHS:
+    """Raise `Rejected` (401, 403) or go to the sign-in page, unless this caller may ask for this route."""
+    request.state.identity = ANONYMOUS
+    path = request.scope["path"]
+    if is_public(getattr(request.scope.get("route"), "path", ""), path):
         return
-    expected = hashlib.sha256(secret.get_secret_value().encode()).digest()
-    offered = _offered_keys(request.scope["headers"])
-    matches = [secrets.compare_digest(hashlib.sha256(key).digest(), expected) for key in offered]
-    if not matches or not all(matches):
+    door: Door = request.app.state.door
+    keys = _offered_keys(request.scope["headers"])
+    if keys and all(_is_secret(key, door.secret) for key in keys):
+        request.state.identity = ENVIRONMENT
+        return
+    is_admin = path == ADMIN or path.startswith(ADMIN + "/")
+    cookie = request.cookies.get(COOKIE, "") if is_admin and not keys else ""
+    request.state.identity = await asyncio.to_thread(_admit, door, path, keys, cookie, is_admin=is_admin)
+
+
+def is_public(template: str, path: str) -> bool:
+    """Whether a route is for everybody: its template and the path that was asked for must both say so.
+
+    A router included under a prefix keeps its own templates, so one of the two alone could be mistaken.
+    """
+    if template.startswith(STATIC) and path.startswith(STATIC):
+        return True
+    return template == path and path in PUBLIC_PATHS
+
+
+def identity_of(request: Request) -> Identity:
+    """Who asks, once `authorize` let the request in."""
+    identity: Identity = request.state.identity
+    return identity
+
+
+def _admit(door: Door, path: str, keys: list[bytes], cookie: str, *, is_admin: bool) -> Identity:
+    """Who comes in; reads the store. Raises when nobody does."""
+    identity = _key_owner(door, keys)
+    if is_admin:
+        if cookie and door.callers.is_session(cookie):
+            return SESSION
+        return _admin(door, identity, path)
+    if identity is None and door.is_closed:
         advice = "A valid API key is required: send `Authorization: Bearer <key>`."
         raise Rejected(401, advice, "invalid_api_key", close=True)
+    return identity or ANONYMOUS
+
+
+def _admin(door: Door, identity: Identity | None, path: str) -> Identity:
+    if identity is not None and identity.scope == "admin":
+        return identity
+    if identity is not None:
+        raise Rejected(403, "This key is for inference only: use one of scope admin.", "insufficient_scope", close=True)
+    if path.startswith(ADMIN_JSON):
+        advice = "Sign in at /admin/login, or send an API key of scope admin."
+        raise Rejected(401, advice, "not_signed_in", close=True)
+    raise HTTPException(303, headers={"location": "/admin/login" if door.callers.has_account else "/admin/setup"})
+
+
+def _key_owner(door: Door, keys: list[bytes]) -> Identity | None:
+    """Whose keys came along; None without one, or when they are not all the same person's."""
+    owners = [ENVIRONMENT if _is_secret(key, door.secret) else door.callers.key(key.decode("latin-1")) for key in keys]
+    return owners[0] if owners and all(owner == owners[0] for owner in owners) else None
+
+
+def _is_secret(key: bytes, secret: str | None) -> bool:
+    if secret is None:
+        return False
+    return secrets.compare_digest(hashlib.sha256(key).digest(), hashlib.sha256(secret.encode()).digest())
 
 
 def _offered_keys(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
