@@ -10,18 +10,21 @@ from collections.abc import AsyncGenerator, Callable
 from fastapi import Depends, FastAPI
 
 from app import __version__
-from app.admin import assets, pages
+from app.admin import dashboard
+from app.admin.context import AdminContext
 from app.admin.identity import StoredCallers
+from app.admin.live import LiveFeed
+from app.admin.setup_token import SetupToken
 from app.api import chat, completions, control, health, metrics, models
 from app.hub import pairing
 from app.hub.catalog import default_catalog
-from app.i18n import read_words
 from app.serving.activity import Activity
-from app.serving.auth import Door, NoCallers, authorize
+from app.serving.auth import Door, authorize
 from app.serving.context import Context
 from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate
 from app.serving.idle import IdleLimit
+from app.serving.live_settings import LiveSettings
 from app.serving.ports import Catalog, Worker
 from app.serving.resolver import Resolver
 from app.serving.server import AddressError, DrainingServer, bind, serve_config
@@ -39,7 +42,6 @@ EXIT_UNSAFE = 2
 def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
     """The ASGI application; `client` need not be ready."""
     store = Store(settings.home / FILE_NAME)
-    accounts = Accounts(store)
     resolver = Resolver(settings, catalog, client, pairing, store)
     context = Context(
         settings=settings,
@@ -48,21 +50,34 @@ def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
         activity=Activity(settings.max_requests),
         idle=IdleLimit(client, resolver, settings.idle_seconds),
     )
-    door = Door(
-        callers=StoredCallers(accounts),
-        secret=secret_of(settings),
+    return build(admin_context(context, store))
+
+
+def admin_context(context: Context, store: Store) -> AdminContext:
+    """What the dashboard needs besides; each area adds its own."""
+    return AdminContext(
+        serving=context,
+        store=store,
+        settings=LiveSettings(context.settings),
+        live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
+        accounts=Accounts(store),
+        setup=SetupToken(context.clock),
+    )
+
+
+def door_of(admin: AdminContext) -> Door:
+    """Who may come in: everybody needs a key once one is set, and always where other machines reach the server."""
+    settings = admin.serving.settings
+    return Door(
+        callers=StoredCallers(admin.accounts),
+        secret=settings.api_key.get_secret_value() if settings.api_key is not None else None,
         requires_key=lambda: not settings.is_loopback,
     )
-    return build(context, door)
 
 
-def secret_of(settings: Settings) -> str | None:
-    """The key of the environment."""
-    return settings.api_key.get_secret_value() if settings.api_key is not None else None
-
-
-def build(context: Context, door: Door | None = None) -> FastAPI:
+def build(admin: AdminContext) -> FastAPI:
     """The ASGI application around a context: every route behind the gate, closed unless it is public."""
+    context = admin.serving
 
     @contextlib.asynccontextmanager
     async def listen(_app: FastAPI) -> AsyncGenerator[None, None]:
@@ -81,27 +96,14 @@ def build(context: Context, door: Door | None = None) -> FastAPI:
         lifespan=listen,
     )
     app.state.context = context
-    app.state.door = door or Door(callers=NoCallers(), secret=secret_of(context.settings))
+    app.state.door = door_of(admin)
     install_error_handlers(app)
     for module in ROUTERS:
         app.include_router(module.router)
-    static = assets.read_assets()
-    app.include_router(assets.make_router(static))
-    app.include_router(pages.make_router(start_view(context), static, read_words()))
+    for router in dashboard.make_routers(admin):
+        app.include_router(router)
     app.add_middleware(Gate, allowed_hosts=context.settings.host_names, answered=context.measurements.answered)
     return app
-
-
-def start_view(context: Context) -> pages.StartView:
-    """What the start page shows of the application: the usable models, those in memory first."""
-
-    def model_names() -> list[str]:
-        loaded = context.resolver.loaded()
-        usable = [each.id for each in context.resolver.models() if each.kind == "main" and not each.problem]
-        first = context.settings.default_model
-        return sorted(usable, key=lambda name: (name != first, name not in loaded))
-
-    return pages.StartView(version=__version__, has_key=context.settings.api_key is not None, model_names=model_names)
 
 
 def run(settings: Settings, *, announce: Callable[[str], None] | None = None) -> int:

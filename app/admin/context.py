@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
+from app.admin.live import LiveFeed
+from app.admin.setup_token import SetupToken
 from app.serving.context import Context
 from app.serving.live_settings import LiveSettings
+from app.store.accounts import Accounts
 from app.store.store import Store
 
 
@@ -14,3 +17,6 @@ class AdminContext:
     serving: Context
     store: Store
     settings: LiveSettings
+    live: LiveFeed
+    accounts: Accounts
+    setup: SetupToken

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import httpx2
 from fastapi import FastAPI
@@ -30,13 +32,14 @@ from app.core.messages import (
 from app.core.step import Decision, MethodStatistics
 from app.hub import pairing
 from app.hub.catalog import CatalogModel
-from app.main import build
+from app.main import admin_context, build
 from app.serving.activity import Activity
 from app.serving.context import Context
 from app.serving.idle import IdleLimit
 from app.serving.resolver import Resolver
 from app.serving.server import DeadlineProtocol, DrainingServer, bind, serve_config
 from app.settings import Settings
+from app.store.store import FILE_NAME, Store
 
 Script = Callable[[Generate], AsyncIterator[Accepted | Delta | Finished]]
 
@@ -258,6 +261,7 @@ def make_site(
     *, models: Sequence[CatalogModel] = MODELS, context: dict[str, Any] | None = None, **settings: Any
 ) -> Site:
     worker = FakeWorker()
+    settings.setdefault("home", Path(tempfile.gettempdir()) / f"paceline-{uuid4().hex}")
     chosen = Settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **settings)  # type: ignore[call-arg]
     choices = FakeChoices()
     resolver = Resolver(chosen, FakeCatalog(models), worker, FakePairings(), choices)
@@ -269,7 +273,8 @@ def make_site(
         idle=IdleLimit(worker, resolver, chosen.idle_seconds),
         **(context or {}),
     )
-    return Site(build(made), worker, choices, made)
+    store = Store(chosen.home / FILE_NAME)
+    return Site(build(admin_context(made, store)), worker, choices, made)
 
 
 @contextlib.asynccontextmanager

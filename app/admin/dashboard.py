@@ -1,0 +1,27 @@
+"""The dashboard: its areas, each one module with a `make_router`, behind one set of templates and one live feed."""
+
+from fastapi import APIRouter
+
+from app import __version__
+from app.admin import assets, connect, key_routes, live, overview, session_routes
+from app.admin.context import AdminContext
+from app.admin.templating import Pages
+from app.i18n import Catalogs
+
+AREAS = (overview, connect, session_routes, key_routes)
+"""Adding an area is one import and one name in here."""
+
+OWN_CATALOGS = "languages"
+"""The folder in `PACELINE_HOME` with catalogs of the user's own."""
+
+
+def make_routers(context: AdminContext) -> list[APIRouter]:
+    """Every route under `/admin` and `/static`; registers the topics of the live feed."""
+    files = assets.read_assets()
+    catalogs = Catalogs(context.serving.settings.home / OWN_CATALOGS)
+    pages = Pages(files, catalogs, version=__version__)
+    return [
+        assets.make_router(files),
+        live.make_router(context.live),
+        *(area.make_router(context, pages) for area in AREAS),
+    ]

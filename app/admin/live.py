@@ -1,0 +1,147 @@
+"""`GET /admin/api/live?topics=a,b`: what changes, as server-sent events, one JSON a second for all tabs together.
+
+Areas register topics. While somebody listens, each topic that is listened to is read once a second, made JSON once,
+and sent to those tabs that have not seen this very JSON. A tab that reads slowly misses versions, never the last one.
+"""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from app.core.errors import InvalidRequest
+from app.serving.sse import EventStream, comment
+
+PERIOD_SECONDS = 1.0
+SILENCE_SECONDS = 15.0
+"""A silent stream gets a comment this often."""
+WRITE_TIMEOUT_SECONDS = 30.0
+
+Read = Callable[[], Any | Awaitable[Any]]
+
+
+class Listener:
+    """One tab: the newest JSON of each topic that it has not been sent yet."""
+
+    def __init__(self, topics: Iterable[str]) -> None:
+        self.topics = frozenset(topics)
+        self._pending: dict[str, bytes] = {}
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def put(self, topic: str, value: bytes) -> None:
+        """A newer version takes the place of one that is still waiting."""
+        self._pending[topic] = value
+        self._news.set()
+
+    def end(self) -> None:
+        """Send what is pending, then no more."""
+        self._ended = True
+        self._news.set()
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """Events named by their topic, and comments while there are none."""
+        yield comment("listening")
+        while not (self._ended and not self._pending):
+            try:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    await self._news.wait()
+            except TimeoutError:
+                yield comment("waiting")
+                continue
+            self._news.clear()
+            while self._pending:
+                topic, value = self._pending.popitem()
+                yield b"event: " + topic.encode() + b"\ndata: " + value + b"\n\n"
+
+
+class LiveFeed:
+    """All topics and all tabs of one application. Called from the event loop only."""
+
+    def __init__(self, *, closing: Callable[[], bool] = lambda: False, period_seconds: float = PERIOD_SECONDS) -> None:
+        self._closing = closing
+        self._period_seconds = period_seconds
+        self._reads: dict[str, Read] = {}
+        self._last: dict[str, bytes] = {}
+        self._listeners: set[Listener] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def topic(self, name: str, read: Read) -> None:
+        """Register a topic; `read` gives its whole value, plain or awaitable, and must be quick."""
+        if name in self._reads:
+            raise ValueError(f"the topic {name} is registered twice")
+        self._reads[name] = read
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic there is."""
+        return tuple(sorted(self._reads))
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def join(self, topics: Iterable[str]) -> Listener:
+        """A new tab; it gets the present value of each topic at once."""
+        listener = Listener(topics)
+        self._listeners.add(listener)
+        for topic in listener.topics:
+            if topic in self._last:
+                listener.put(topic, self._last[topic])
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="live feed")
+        return listener
+
+    def leave(self, listener: Listener) -> None:
+        """The tab is gone; with the last one the reading ends, too."""
+        self._listeners.discard(listener)
+        if not self._listeners and self._task is not None:
+            self._task.cancel()
+            self._task = None
+            self._last.clear()
+
+    async def tick(self) -> None:
+        """Read each topic that somebody listens to, and tell what is new."""
+        for topic in sorted({topic for listener in self._listeners for topic in listener.topics}):
+            value = self._reads[topic]()
+            encoded = msgspec.json.encode(await value if inspect.isawaitable(value) else value)
+            if encoded != self._last.get(topic):
+                self._last[topic] = encoded
+                for listener in self._listeners:
+                    if topic in listener.topics:
+                        listener.put(topic, encoded)
+
+    async def _run(self) -> None:
+        while not self._closing():
+            await self.tick()
+            await asyncio.sleep(self._period_seconds)
+        for listener in self._listeners:
+            listener.end()
+
+
+def make_router(feed: LiveFeed) -> APIRouter:
+    """The route of the stream."""
+    router = APIRouter()
+
+    @router.get("/admin/api/live")
+    async def get_live(topics: str = "") -> Response:
+        """Events of these topics until the tab leaves or the server ends; unknown ones are refused."""
+        wanted = {topic for topic in topics.split(",") if topic}
+        unknown = wanted - set(feed.topics)
+        if unknown or not wanted:
+            listed = ", ".join(feed.topics)
+            raise InvalidRequest(f"Name topics out of: {listed}.", parameter="topics")
+        listener = feed.join(wanted)
+        leave = functools.partial(feed.leave, listener)
+        return EventStream(listener.frames(), on_close=leave, write_timeout_seconds=WRITE_TIMEOUT_SECONDS)
+
+    @router.get("/admin/api/live/topics")
+    async def get_topics() -> dict[str, Any]:
+        """What can be listened to."""
+        return {"topics": feed.topics}
+
+    return router

@@ -1,0 +1,97 @@
+"""Pages from templates: `Pages.render` is the only way to one, so that each has its words, its theme and its policy.
+
+Templates escape everything and stop at an unknown name. They get `t` (words), `static` (the address of a file),
+`area` (which part of the navigation is open) and `data`, which is also in the page as JSON for its script.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from app.admin.assets import Assets
+from app.i18n import PLURAL_FORMS, Catalogs, Words
+
+TEMPLATES = Path(__file__).parent / "templates"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+THEMES = ("system", "light", "dark")
+QUOTED_KEY = re.compile(r"[\"'`]([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+)[\"'`]")
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """How a person wants the pages: an empty language follows the browser, the theme `system` its colours."""
+
+    language: str = ""
+    theme: str = "system"
+
+
+class Pages:
+    """Renders templates for one application."""
+
+    def __init__(
+        self, assets: Assets, catalogs: Catalogs, *, version: str, preference: Callable[[], Preference] = Preference
+    ) -> None:
+        self._catalogs = catalogs
+        self._preference = preference
+        self._script_keys = frozenset(key for text in assets.scripts().values() for key in QUOTED_KEY.findall(text))
+        self._templates = make_templates(assets)
+        self._templates.globals.update(version=version)
+
+    def words(self, request: Request) -> Words:
+        """The words for who asks: those of the setting, else what the browser accepts."""
+        language = self._preference().language
+        return self._catalogs.words(language or self._catalogs.choose(request.headers.get("accept-language", "")))
+
+    def render(
+        self, name: str, request: Request, *, area: str = "", data: Any = None, status: int = 200, **values: Any
+    ) -> HTMLResponse:
+        """The template `name` as an answer that nobody keeps; `data` is for the page's script, `values` are not."""
+        words = self.words(request)
+        preference = self._preference()
+        page = self._templates.get_template(name).render(
+            t=words,
+            area=area,
+            data=data,
+            languages=self._catalogs.names,
+            preference=preference,
+            theme=preference.theme if preference.theme in THEMES else "system",
+            script_words=self._for_scripts(words.entries),
+            **values,
+        )
+        return HTMLResponse(page, status, headers={"content-security-policy": POLICY, "cache-control": "no-store"})
+
+    def _for_scripts(self, entries: Mapping[str, str]) -> dict[str, str]:
+        """What the scripts name, with every plural form of it."""
+        return {
+            key: words
+            for key, words in entries.items()
+            if key in self._script_keys or _without_form(key) in self._script_keys
+        }
+
+
+def _without_form(key: str) -> str:
+    stem, _, form = key.rpartition(".")
+    return stem if form in PLURAL_FORMS else key
+
+
+def make_templates(assets: Assets) -> Environment:
+    """Jinja2 that escapes everything and stops at an unknown name."""
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    templates.globals.update(static=assets.address)
+    return templates

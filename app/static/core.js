@@ -1,0 +1,203 @@
+// What every page uses: words, numbers, calls, live values, messages. Everything from outside becomes text
+// (x-text, textContent), never markup.
+
+import Alpine from "./vendor/alpine.js";
+
+const parse = (id) => JSON.parse(document.getElementById(id).textContent);
+
+export const data = parse("data");
+export const language = document.documentElement.lang;
+const words = parse("words");
+const plural = new Intl.PluralRules(language);
+
+// --- words and numbers ---------------------------------------------------------------------------------------------
+
+export const t = (key, values = {}) => words[key].replace(/\{(\w+)\}/g, (_, name) => values[name]);
+t.n = (key, count, values = {}) => {
+  const form = `${key}.${plural.select(count)}`;
+  return t(form in words ? form : `${key}.other`, { count: number(count), ...values });
+};
+
+const formats = new Map();
+function format(options) {
+  const name = JSON.stringify(options);
+  if (!formats.has(name)) formats.set(name, new Intl.NumberFormat(language, options));
+  return formats.get(name);
+}
+
+export const number = (value, digits = 0) =>
+  format({ minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value);
+export const percent = (share, digits = 0) => format({ style: "percent", maximumFractionDigits: digits }).format(share);
+const unit = (value, name, digits = 0) =>
+  format({ style: "unit", unit: name, unitDisplay: "short", maximumFractionDigits: digits }).format(value);
+
+export function bytes(count) {
+  const units = ["byte", "kilobyte", "megabyte", "gigabyte", "terabyte"];
+  let power = 0;
+  for (; count >= 1000 && power < units.length - 1; power += 1) count /= 1000;
+  return unit(count, units[power], count < 100 && power ? 1 : 0);
+}
+
+// A length of time: the two largest units that matter.
+export function seconds(value) {
+  if (value < 1) return unit(value * 1000, "millisecond", value < 0.01 ? 1 : 0);
+  if (value < 60) return unit(value, "second", value < 10 ? 1 : 0);
+  const steps = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
+  const at = steps.findIndex(([size]) => value >= size);
+  const parts = steps.slice(at, at + 2).map(([size, name], index) => {
+    const count = Math.floor(index ? (value % steps[at][0]) / size : value / size);
+    return count ? unit(count, name) : "";
+  });
+  return parts.filter(Boolean).join(" ");
+}
+
+const relative = new Intl.RelativeTimeFormat(language, { numeric: "auto" });
+export function ago(unixSeconds) {
+  const past = Date.now() / 1000 - unixSeconds;
+  const steps = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
+  const [size, name] = steps.find(([each]) => Math.abs(past) >= each) ?? steps[3];
+  return relative.format(-Math.round(past / size), name);
+}
+export const moment = (unixSeconds) =>
+  new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "medium" }).format(new Date(unixSeconds * 1000));
+
+// --- calls ---------------------------------------------------------------------------------------------------------
+
+export class ApiError extends Error {
+  constructor(message, code, status) {
+    super(message);
+    Object.assign(this, { code, status });
+  }
+}
+
+// JSON in, JSON out. Throws ApiError; a session that has ended leads to the sign-in page.
+export async function api(method, path, body, options = {}) {
+  const headers = method === "GET" ? {} : { "content-type": "application/json" };
+  let response;
+  try {
+    const text = method === "GET" ? undefined : JSON.stringify(body ?? {});
+    response = await fetch(path, { method, headers, body: text, cache: "no-store", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(t("core.offline"), "offline", 0);
+  }
+  if (response.status === 401 && document.body.dataset.area) location.assign("/admin/login");
+  const answer = response.status === 204 ? null : await response.json().catch(() => null);
+  if (response.ok) return answer;
+  const problem = answer?.error ?? { message: t("core.failed", { status: response.status }), code: "http" };
+  throw new ApiError(problem.message, problem.code, response.status);
+}
+
+// Runs `work`, says what went wrong, and answers whether it went well.
+export async function attempt(work, done = "") {
+  try {
+    await work();
+    if (done) toast(done, "good");
+    return true;
+  } catch (error) {
+    toast(error.message, "bad");
+    return false;
+  }
+}
+
+// --- live values ---------------------------------------------------------------------------------------------------
+
+const RETRY_MS = 2000;
+const handlers = new Map();
+export const link = Alpine.reactive({ state: "connecting" });
+let source = null;
+let isPlanned = false;
+
+// Calls handler(value, topic) with the whole value of a topic whenever it changed. One connection for a page.
+export function live(topics, handler) {
+  for (const topic of [topics].flat()) handlers.set(topic, [...(handlers.get(topic) ?? []), handler]);
+  plan();
+}
+
+function plan() {
+  if (isPlanned) return;
+  isPlanned = true;
+  queueMicrotask(() => {
+    isPlanned = false;
+    connect();
+  });
+}
+
+function connect() {
+  source?.close();
+  source = null;
+  if (document.hidden || !handlers.size) return;
+  source = new EventSource(`/admin/api/live?topics=${[...handlers.keys()].join(",")}`);
+  source.onopen = () => (link.state = "open");
+  source.onerror = () => lose(source);
+  for (const [topic, listening] of handlers) {
+    source.addEventListener(topic, (event) => {
+      const value = JSON.parse(event.data);
+      for (const handler of listening) handler(value, topic);
+    });
+  }
+}
+
+function lose(lost) {
+  if (lost !== source) return;
+  link.state = "gone";
+  source.close();
+  setTimeout(() => lost === source && checkAndConnect(), RETRY_MS);
+}
+
+// A refused stream tells no status: a plain call finds out whether the session has ended.
+async function checkAndConnect() {
+  await api("GET", "/admin/api/live/topics").catch(() => null);
+  connect();
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden || handlers.size) connect();
+});
+
+// --- messages ------------------------------------------------------------------------------------------------------
+
+const TOAST_MS = 6000;
+
+export function toast(message, tone = "") {
+  const node = document.createElement("p");
+  node.className = `toast ${tone}`;
+  node.textContent = message;
+  document.getElementById("toasts").append(node);
+  node.addEventListener("click", () => node.remove());
+  setTimeout(() => node.remove(), TOAST_MS);
+}
+
+// Asks before something that cannot be undone; answers true or false.
+export function confirm({ title, text = "", action, tone = "" }) {
+  const box = document.getElementById("confirm");
+  document.getElementById("confirm-title").textContent = title;
+  document.getElementById("confirm-text").textContent = text;
+  const yes = document.getElementById("confirm-yes");
+  yes.textContent = action;
+  yes.className = tone === "bad" ? "danger" : "primary";
+  box.returnValue = "no";
+  box.showModal();
+  return new Promise((resolve) => {
+    box.addEventListener("close", () => resolve(box.returnValue === "yes"), { once: true });
+  });
+}
+
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    toast(t("core.copied"), "good");
+  } catch {
+    toast(t("core.uncopied"), "bad");
+  }
+}
+
+// --- components ----------------------------------------------------------------------------------------------------
+
+// Registers a component for x-data="name"; call it while the module runs, before boot.js starts Alpine.
+export const component = (name, factory) => Alpine.data(name, factory);
+export const start = () => Alpine.start();
+
+for (const [name, help] of Object.entries({ number, percent, bytes, seconds, ago, moment, t })) {
+  Alpine.magic(name, () => help);
+}
