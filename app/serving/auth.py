@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
+from urllib.parse import quote
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
@@ -66,21 +67,6 @@ class Callers(Protocol):
 
     def is_session(self, cookie: str) -> bool:
         """Whether a browser with this cookie is signed in."""
-
-
-class NoCallers:
-    """Nothing is stored: no account, no session, no key."""
-
-    is_locked_down = False
-    has_account = False
-
-    def key(self, text: str) -> Identity | None:  # noqa: ARG002
-        """Nobody's."""
-        return None
-
-    def is_session(self, cookie: str) -> bool:  # noqa: ARG002
-        """Never."""
-        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +138,14 @@ def _admin(door: Door, identity: Identity | None, path: str) -> Identity:
     if path.startswith(ADMIN_JSON):
         advice = "Sign in at /admin/login, or send an API key of scope admin."
         raise Rejected(401, advice, "not_signed_in", close=True)
-    raise HTTPException(303, headers={"location": "/admin/login" if door.callers.has_account else "/admin/setup"})
+    raise HTTPException(303, headers={"location": _entrance(door, path)})
+
+
+def _entrance(door: Door, path: str) -> str:
+    """Where a browser signs in, and comes back from to the page it wanted."""
+    if not door.callers.has_account:
+        return "/admin/setup"
+    return "/admin/login" if path in {ADMIN, ADMIN + "/"} else f"/admin/login?next={quote(path)}"
 
 
 def _key_owner(door: Door, keys: list[bytes]) -> Identity | None:

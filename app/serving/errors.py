@@ -26,8 +26,10 @@ KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 class Rejected(PacelineError):
     """An HTTP-level refusal, before the request means anything: a bad Host, a missing key, a body too large."""
 
-    def __init__(self, status: int, message: str, code: str, *, close: bool = False) -> None:
-        super().__init__(message, code=code)
+    def __init__(
+        self, status: int, message: str, code: str, *, close: bool = False, retry_after_seconds: int | None = None
+    ) -> None:
+        super().__init__(message, code=code, retry_after_seconds=retry_after_seconds)
         self.status = status
         self.kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.close = close

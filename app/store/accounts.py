@@ -39,12 +39,11 @@ class Accounts:
 
     def set_up(self, password: str) -> bool:
         """Make the account; False when there is one already. Raises `InvalidRequest` for a bad password."""
+        if self.is_locked_down:
+            self.set_password(password)
+            return True
         check_password(password)
         made = self._hashed(password)
-        if self.is_locked_down:
-            self._replace(made)
-            self._store.unlock()
-            return True
         now = self._clock()
         with self._store.session() as session:
             if session.get(AccountRow, ACCOUNT) is not None:
@@ -53,13 +52,17 @@ class Accounts:
         return True
 
     def set_password(self, password: str) -> None:
-        """Make the account or change its password; every session ends. Raises `InvalidRequest` for a bad password."""
+        """Make the account or change its password; every session ends. Raises `InvalidRequest` for a bad password.
+
+        Nobody but the owner of the files, or somebody signed in, may call this: it also ends a lock-down.
+        """
         check_password(password)
         self._replace(self._hashed(password))
+        self._store.unlock()
 
     def is_password(self, password: str) -> bool:
         """Whether this is the password; takes the same time when there is no account. One at a time."""
-        stored = self._hash()
+        stored = None if self.is_locked_down else self._hash()
         with self._hashing:
             if stored is None:
                 hash_password(password, self._cost)
@@ -71,7 +74,9 @@ class Accounts:
             return hash_password(password, self._cost)
 
     def _hash(self) -> str | None:
-        with self._store.session() as session:
+        if not self._store.exists:
+            return None
+        with self._store.reading() as session:
             row = session.get(AccountRow, ACCOUNT)
             return None if row is None else row.password_hash
 

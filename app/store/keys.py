@@ -66,20 +66,30 @@ class Keys:
 
     def find(self, text: str) -> Key | None:
         """The key with this text, unless it was revoked; its use is noted once a minute."""
-        now = self._clock()
-        with self._store.session() as session:
+        if not self._store.exists:
+            return None
+        with self._store.reading() as session:
             row = session.exec(select(KeyRow).where(KeyRow.digest == _digest(text), _active())).one_or_none()
-            if row is None:
-                return None
-            if row.used_at is None or now - row.used_at >= USED_EVERY_SECONDS:
-                row.used_at = now
-            return _key_of(row)
+        if row is None:
+            return None
+        now = self._clock()
+        if row.used_at is None or now - row.used_at >= USED_EVERY_SECONDS:
+            self._note_use(row.id, now)
+        return _key_of(row)
 
     def list(self) -> list[Key]:
         """Every key that opens something, the newest first."""
-        with self._store.session() as session:
+        if not self._store.exists:
+            return []
+        with self._store.reading() as session:
             rows = session.exec(select(KeyRow).where(_active()).order_by(col(KeyRow.id).desc())).all()
         return [_key_of(row) for row in rows]
+
+    def _note_use(self, key_id: int | None, now: float) -> None:
+        with self._store.session() as session:
+            row = session.get(KeyRow, key_id)
+            if row is not None:
+                row.used_at = now
 
     def revoke(self, key_id: int) -> bool:
         """End a key for good; False when there is none with this id. Its row stays, for the history of requests."""

@@ -57,13 +57,15 @@ class Sessions:
     def is_open(self, secret: str) -> bool:
         """Whether this secret belongs to a session that has not ended; its use is noted once a minute."""
         now = self._clock()
-        with self._store.session() as session:
+        if not self._store.exists:
+            return False
+        with self._store.reading() as session:
             row = session.get(SessionRow, _digest(secret))
-            if row is None or not _is_alive(row, now):
-                return False
-            if now - row.seen_at >= SEEN_EVERY_SECONDS:
-                row.seen_at = now
-            return True
+        if row is None or not _is_alive(row, now):
+            return False
+        if now - row.seen_at >= SEEN_EVERY_SECONDS:
+            self._note_use(row.id, now)
+        return True
 
     def end(self, secret: str) -> None:
         """Sign this one browser out."""
@@ -79,13 +81,21 @@ class Sessions:
         """The sessions that are open, the last used first; `current` is the secret of the one that asks."""
         now = self._clock()
         own = _digest(current) if current else ""
-        with self._store.session() as session:
+        if not self._store.exists:
+            return []
+        with self._store.reading() as session:
             rows = session.exec(select(SessionRow).order_by(col(SessionRow.seen_at).desc())).all()
         return [
             BrowserSession(row.id[:12], row.browser, row.created_at, row.seen_at, row.id == own)
             for row in rows
             if _is_alive(row, now)
         ]
+
+    def _note_use(self, session_id: str, now: float) -> None:
+        with self._store.session() as session:
+            row = session.get(SessionRow, session_id)
+            if row is not None:
+                row.seen_at = now
 
     def _forget_expired(self, session: Session) -> None:
         now = self._clock()

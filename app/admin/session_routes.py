@@ -1,0 +1,219 @@
+"""Signing in and out of the dashboard: `/admin/setup`, `/admin/login` and their calls under `/admin/api`.
+
+The set-up routes are there only while no account is, and only for this computer. Nothing here tells whether a password
+was nearly right, and no secret gets into an address, a page or the log.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from app.admin.context import AdminContext
+from app.admin.lockout import LOOPBACK, Lockout, place_of
+from app.admin.setup_token import VALID_SECONDS
+from app.admin.templating import Pages
+from app.serving.auth import COOKIE, identity_of
+from app.serving.body import read_json
+from app.serving.errors import Rejected
+from app.store.passwords import MIN_CHARACTERS
+from app.store.sessions import ABSOLUTE_SECONDS
+
+logger = logging.getLogger(__name__)
+
+MAX_SECRET_CHARACTERS = 4096
+
+
+class SetupRequest(BaseModel):
+    """What the set-up page sends."""
+
+    token: str = Field(max_length=MAX_SECRET_CHARACTERS)
+    password: str = Field(max_length=MAX_SECRET_CHARACTERS)
+
+
+class LoginRequest(BaseModel):
+    """What the sign-in page sends."""
+
+    password: str = Field(max_length=MAX_SECRET_CHARACTERS)
+
+
+class PasswordRequest(BaseModel):
+    """The password that counts, and the one that is to count."""
+
+    current: str = Field(max_length=MAX_SECRET_CHARACTERS)
+    password: str = Field(max_length=MAX_SECRET_CHARACTERS)
+
+
+def make_router(context: AdminContext, pages: Pages) -> APIRouter:
+    """The routes of signing in."""
+    router = APIRouter()
+    gatekeeper = _Gatekeeper(context)
+    _add_pages(router, context, pages)
+    router.post("/admin/api/setup")(gatekeeper.set_up)
+    router.post("/admin/api/login")(gatekeeper.log_in)
+    router.post("/admin/api/logout")(gatekeeper.log_out)
+    router.get("/admin/api/session")(gatekeeper.tell)
+    router.delete("/admin/api/sessions")(gatekeeper.end_all)
+    router.post("/admin/api/password")(gatekeeper.change_password)
+    return router
+
+
+def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
+    accounts = context.accounts
+
+    @router.get("/admin/setup")
+    def get_setup(request: Request) -> Response:
+        """The page that asks for the first password; not there once there is an account."""
+        if accounts.has_account:
+            raise HTTPException(404)
+        data = {
+            "local": is_local(request),
+            "minutes": VALID_SECONDS // 60,
+            "characters": MIN_CHARACTERS,
+            "locked": accounts.is_locked_down,
+        }
+        return pages.render("setup.html", request, data=data)
+
+    @router.get("/admin/login")
+    def get_login(request: Request) -> Response:
+        """The page that asks for the password; before there is one, the set-up page."""
+        if not accounts.has_account:
+            return RedirectResponse("/admin/setup", 303)
+        cookie = request.cookies.get(COOKIE, "")
+        if cookie and accounts.sessions.is_open(cookie):
+            return RedirectResponse("/admin/", 303)
+        return pages.render("login.html", request, data={})
+
+
+class _Gatekeeper:
+    """The calls; everything that hashes or reads the store runs in a thread."""
+
+    def __init__(self, context: AdminContext) -> None:
+        self._accounts = context.accounts
+        self._token = context.setup
+        self._lockout = Lockout(context.serving.clock)
+        self._setting_up = asyncio.Lock()
+
+    async def set_up(self, request: Request) -> Response:
+        """Choose the first password with the token of `serve`; the browser is signed in at once."""
+        async with self._setting_up:
+            if await asyncio.to_thread(lambda: self._accounts.has_account):
+                raise HTTPException(404)
+            asked = await read_json(request, SetupRequest)
+            if not is_local(request):
+                advice = "Set up Paceline on the computer it runs on, or run `paceline password` there."
+                raise Rejected(403, advice, "not_local")
+            if not self._token.matches(asked.token):
+                advice = "This set-up code is not valid (any more): start Paceline again, or run `paceline password`."
+                raise Rejected(403, advice, "invalid_setup_code")
+            if not await asyncio.to_thread(self._accounts.set_up, asked.password):
+                raise HTTPException(404)
+            self._token.spend()
+        logger.info("The dashboard was set up.")
+        return await self._signed_in(request)
+
+    async def log_in(self, request: Request) -> Response:
+        """Sign this browser in."""
+        asked = await read_json(request, LoginRequest)
+        await self._check(request, asked.password)
+        logger.info("A browser signed in from %s.", place_of(_address(request)))
+        return await self._signed_in(request)
+
+    async def log_out(self, request: Request) -> Response:
+        """Sign this browser out."""
+        cookie = request.cookies.get(COOKIE, "")
+        if cookie:
+            await asyncio.to_thread(self._accounts.sessions.end, cookie)
+        return _signed_out()
+
+    async def end_all(self, request: Request) -> Response:  # noqa: ARG002 - every route takes the request
+        """Sign every browser out, this one too."""
+        await asyncio.to_thread(self._accounts.sessions.end_all)
+        logger.info("Every browser was signed out.")
+        return _signed_out()
+
+    async def tell(self, request: Request) -> dict[str, Any]:
+        """Who asks, and which browsers are signed in."""
+        identity = identity_of(request)
+        found = await asyncio.to_thread(self._accounts.sessions.list, request.cookies.get(COOKIE, ""))
+        sessions = [
+            {
+                "id": each.id,
+                "browser": each.browser,
+                "created_at": each.created_at,
+                "seen_at": each.seen_at,
+                "current": each.is_current,
+            }
+            for each in found
+        ]
+        return {"kind": identity.kind, "name": identity.name, "sessions": sessions}
+
+    async def change_password(self, request: Request) -> Response:
+        """Change the password; every other browser is signed out."""
+        asked = await read_json(request, PasswordRequest)
+        await self._check(request, asked.current)
+        await asyncio.to_thread(self._accounts.set_password, asked.password)
+        logger.info("The password was changed.")
+        if identity_of(request).kind == "session":
+            return await self._signed_in(request)
+        return JSONResponse({"signed_in": False})
+
+    async def _check(self, request: Request, password: str) -> None:
+        address = _address(request)
+        self._lockout.begin(address)
+        if not await asyncio.to_thread(self._accounts.is_password, password):
+            logger.warning("A wrong password was tried from %s.", place_of(address))
+            raise Rejected(403, "This is not the password.", "wrong_password")
+        self._lockout.succeed(address)
+
+    async def _signed_in(self, request: Request) -> Response:
+        browser = browser_name(request.headers.get("user-agent", ""))
+        old = request.cookies.get(COOKIE) or None
+        secret = await asyncio.to_thread(self._accounts.sessions.begin, browser, instead_of=old)
+        response = JSONResponse({"signed_in": True})
+        response.set_cookie(
+            COOKIE,
+            secret,
+            max_age=int(ABSOLUTE_SECONDS),
+            path="/admin",
+            secure=request.scope["scheme"] == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+
+def _signed_out() -> Response:
+    response = JSONResponse({"signed_in": False})
+    response.delete_cookie(COOKIE, path="/admin", httponly=True, samesite="strict")
+    return response
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
+
+
+def is_local(request: Request) -> bool:
+    """Whether the request comes from this computer."""
+    return place_of(_address(request)) == LOOPBACK
+
+
+BROWSERS = (("Edg/", "Edge"), ("OPR/", "Opera"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome"), ("Safari/", "Safari"))
+SYSTEMS = (
+    ("iPhone", "iPhone"),
+    ("iPad", "iPad"),
+    ("Android", "Android"),
+    ("Mac OS X", "macOS"),
+    ("Windows", "Windows"),
+)
+
+
+def browser_name(user_agent: str) -> str:
+    """What a person calls the browser, such as `Safari, macOS`; never what it sent."""
+    browser = next((name for mark, name in BROWSERS if mark in user_agent), "")
+    system = next((name for mark, name in (*SYSTEMS, ("Linux", "Linux")) if mark in user_agent), "")
+    return ", ".join(part for part in (browser, system) if part)

@@ -1,0 +1,78 @@
+// Signing in: the set-up page and the sign-in page. The set-up code comes in the fragment of the address, which no
+// server sees, and leaves the address at once.
+
+import { api, component, data, t } from "./core.js";
+
+const HOME = "/admin/";
+
+const code = location.hash.slice(1);
+if (code) history.replaceState(null, "", location.pathname + location.search);
+
+// The page that was asked for before signing in; another site's address, or one with tricks in it, is not followed.
+function wanted() {
+  const next = new URLSearchParams(location.search).get("next") ?? HOME;
+  return /^\/admin\/[\w\-./%@+ ]*$/.test(next) && !next.startsWith("/admin/api/") ? next : HOME;
+}
+
+// What both forms do: one call at a time, the problem in words next to the field, the secret gone afterwards.
+const form = (path, body) => ({
+  password: "",
+  problem: "",
+  isShown: false,
+  isBusy: false,
+
+  get kind() {
+    return this.isShown ? "text" : "password";
+  },
+
+  get isWrong() {
+    return this.problem ? "true" : "false";
+  },
+
+  async submit() {
+    this.problem = this.check?.() ?? "";
+    if (this.problem || this.isBusy) return;
+    this.isBusy = true;
+    try {
+      await api("POST", path, body(this));
+      location.replace(wanted());
+    } catch (error) {
+      this.problem = words(error);
+      this.isBusy = false;
+      document.getElementById("password").focus();
+    }
+  },
+});
+
+// Extends an object without calling its getters.
+const extended = (base, more) => Object.defineProperties(base, Object.getOwnPropertyDescriptors(more));
+
+const WORDS = {
+  wrong_password: () => t("login.wrong"),
+  too_many_attempts: () => t("login.too_many"),
+  invalid_setup_code: () => t("setup.invalid_code"),
+  unknown_url: () => t("setup.gone"),
+  password_short: () => t("setup.short", { characters: data.characters }),
+  password_obvious: () => t("setup.obvious"),
+};
+const words = (error) => WORDS[error.code]?.() ?? error.message;
+
+component("login", () => form("/admin/api/login", ({ password }) => ({ password })));
+
+component("setup", () =>
+  extended(
+    form("/admin/api/setup", ({ password, code: typed }) => ({
+      password,
+      token: typed.slice(typed.indexOf("#") + 1).trim(),
+    })),
+    {
+      code,
+      asksForCode: !code,
+
+      check() {
+        if (!this.code.trim()) return t("setup.no_code");
+        return [...this.password].length < data.characters ? t("setup.short", { characters: data.characters }) : "";
+      },
+    },
+  ),
+);
