@@ -7,9 +7,15 @@ PacelineError
 ├── QueueFull                 429  come back after `retry_after_seconds`
 ├── ModelUnavailable          503  the model cannot be loaded or is quarantined
 │   └── InsufficientMemory
+├── HubProblem                502  the hub of models: offline, gated, not found …; `HUB_STATUS` has what differs
 ├── StoreUnavailable          503  the file of choices and measurements cannot be used
 └── WorkerGone                503  the worker process ended while the request ran
 """
+
+from app.core.download import problem_text
+
+HUB_STATUS = {"offline": 503, "busy": 503, "gated": 403, "not_found": 404, "refused": 403, "empty": 422, "unsafe": 422}
+"""HTTP status by code of `PROBLEMS`, where it is not 502."""
 
 
 class PacelineError(Exception):
@@ -75,6 +81,19 @@ class InsufficientMemory(ModelUnavailable):
     """The model does not fit under the memory ceiling, or not until another one is released."""
 
     code = "insufficient_memory"
+
+
+class HubProblem(PacelineError):
+    """Something stands between this computer and a repository of the hub; `problem` is a code of `PROBLEMS`."""
+
+    status = 502
+
+    def __init__(self, problem: str, repository: str = "", detail: str = "") -> None:
+        self.problem = f"{problem}: {detail}" if detail else problem
+        text = problem_text(repository, self.problem)
+        super().__init__(text[:1].upper() + text[1:], code=f"hub_{problem}")
+        self.reason = problem
+        self.status = HUB_STATUS.get(problem, 502)
 
 
 class StoreUnavailable(PacelineError):

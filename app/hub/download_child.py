@@ -1,0 +1,216 @@
+"""One download in a process of its own: `python -m app.hub.download_child`, started by Paceline and by nobody else.
+
+The job is the first line of standard input, events go to standard output. It may be ended at any moment: what has
+arrived stays, and the next process goes on from there. It ends by itself when its parent does, whose end of standard
+input closes then.
+"""
+
+import errno
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from app.core.errors import HubProblem, PacelineError
+from app.core.safe_files import printable
+from app.hub.download_frames import Done, Event, Failed, Job, Listed, Progress, Verifying, Waiting, read_job
+from app.hub.hub_files import Broken, Hub, HubErrors, problem_of
+from app.hub.partial_folder import PartialFolder, begun_commit, repository_lock
+from app.hub.repository import RepositoryFile, checked_repository, checked_revision, wanted_files
+from app.hub.xet_files import XetFailed, xet_chunks
+
+TELL_SECONDS = 0.2
+LONGEST_WAIT_SECONDS = 20.0
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+RETRIED = frozenset({"offline", "busy", "hub_error"})
+
+Tell = Callable[[Event], None]
+
+
+class Stopped(Exception):
+    """The download is over because of another file."""
+
+
+class Fetch:
+    """One job from its list of files to its place on the disk."""
+
+    def __init__(self, job: Job, tell: Tell) -> None:
+        self._job = job
+        self._tell = tell
+        self._hub = Hub(job.endpoint or None, job.token, job.read_timeout_seconds)
+        self._downloads = Path(job.downloads_folder)
+        self._repository = checked_repository(job.repository)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._done_bytes = 0
+        self._told_at = 0.0
+
+    def run(self) -> Done:
+        """Raises `HubProblem`, or `OSError` of the disk."""
+        with repository_lock(self._downloads, self._repository, self._job.lock_seconds):
+            revision = checked_revision(self._job.revision) or begun_commit(self._downloads, self._repository)
+            contents = self._hub.contents(self._repository, revision)
+            files = wanted_files(self._repository, contents.files)
+            self._folder = PartialFolder(self._downloads, self._repository, contents.commit)
+            total = sum(file.size_bytes for file in files)
+            if self._folder.is_there(files):
+                self._tell(Listed(contents.commit, total, total))
+                return Done(str(self._folder.target))
+            self._folder.make()
+            self._commit = contents.commit
+            self._done_bytes = sum(self._folder.received_bytes(file) for file in files)
+            self._tell(Listed(contents.commit, total, self._done_bytes))
+            self._check_room(total - self._done_bytes)
+            self._fetch_all([file for file in files if not self._folder.is_verified(file)])
+            self._folder.publish(files)
+            return Done(str(self._folder.target))
+
+    def _fetch_all(self, files: list[RepositoryFile]) -> None:
+        with ThreadPoolExecutor(max(1, self._job.streams)) as pool:
+            running = [pool.submit(self._fetch, file) for file in files]
+            wait(running, return_when=FIRST_EXCEPTION)
+            self._stop.set()
+        errors = [error for each in running if (error := each.exception()) and not isinstance(error, Stopped)]
+        if errors:
+            raise errors[0]
+
+    def _fetch(self, file: RepositoryFile) -> None:
+        """A wrong hash costs the file once: it may be left over from a crash of the computer, or come of the store."""
+        for use_xet in (self._job.use_xet, False):
+            self._receive(file, use_xet=use_xet)
+            self._tell(Verifying(file.name))
+            received = self._folder.received_bytes(file)
+            if self._folder.verify(file, self._tick):
+                return
+            self._add(-received)
+        raise HubProblem("wrong_hash", self._repository, printable(file.name))
+
+    def _receive(self, file: RepositoryFile, *, use_xet: bool) -> None:
+        """Connection after connection until the file is whole."""
+        failures = 0
+        while True:
+            before = self._folder.received_bytes(file)
+            try:
+                with self._folder.growing(file) as handle:
+                    self._write(file, handle, use_xet=use_xet)
+            except XetFailed:
+                use_xet = False
+            except (*HubErrors, Broken) as error:
+                use_xet = False
+                failures = 1 if self._folder.received_bytes(file) > before else failures + 1
+                self._wait(problem_of(error, self._repository), failures)
+            else:
+                return
+
+    def _wait(self, problem: HubProblem, failures: int) -> None:
+        """Before the next connection; raises the problem when another one would not help."""
+        if problem.reason not in RETRIED or failures >= self._job.attempts:
+            raise problem
+        self._tell(Waiting(problem.problem))
+        if self._stop.wait(min(LONGEST_WAIT_SECONDS, self._job.retry_seconds * 2 ** (failures - 1))):
+            raise Stopped
+
+    def _write(self, file: RepositoryFile, handle: BinaryIO, *, use_xet: bool) -> None:
+        """Go on at the end of what is there until the file is whole, or longer than it may be."""
+        offset = handle.seek(0, os.SEEK_END)
+        if offset > file.size_bytes:
+            offset = self._restart(handle, offset)
+        if offset == file.size_bytes:
+            return
+        for position, chunk in self._chunks(file, offset, use_xet=use_xet):
+            if position != offset:
+                offset = self._restart(handle, offset)
+            handle.write(chunk)
+            offset += len(chunk)
+            self._add(len(chunk))
+            if self._stop.is_set():
+                raise Stopped
+            if offset > file.size_bytes:
+                return
+        if offset < file.size_bytes:
+            raise Broken
+
+    def _restart(self, handle: BinaryIO, offset: int) -> int:
+        handle.seek(0)
+        handle.truncate()
+        self._add(-offset)
+        return 0
+
+    def _chunks(self, file: RepositoryFile, offset: int, *, use_xet: bool) -> Iterator[tuple[int, bytes]]:
+        if use_xet:
+            chunks = xet_chunks(
+                self._hub, self._repository, self._commit, file, offset, from_bytes=self._job.xet_from_bytes
+            )
+            if chunks is not None:
+                return chunks
+        return self._hub.chunks(self._repository, self._commit, file, offset)
+
+    def _add(self, count: int) -> None:
+        with self._lock:
+            self._done_bytes += count
+        self._tick()
+
+    def _tick(self) -> None:
+        """Tell how far it is, and look at the disk, a few times a second."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._told_at < TELL_SECONDS:
+                return
+            self._told_at = now
+            done = self._done_bytes
+        self._tell(Progress(done))
+        self._check_room(0)
+
+    def _check_room(self, needed_bytes: int) -> None:
+        free = shutil.disk_usage(self._downloads).free
+        if needed_bytes + self._job.reserve_bytes > free:
+            missing = needed_bytes + self._job.reserve_bytes - free
+            raise HubProblem("disk_full", self._repository, f"{missing / 1e6:,.0f} MB more are needed")
+
+
+def download(job: Job, tell: Tell) -> None:
+    """Do a job and tell its end, whatever it is."""
+    try:
+        end: Event = Fetch(job, tell).run()
+    except HubProblem as problem:
+        end = Failed(problem.problem)
+    except PacelineError as error:
+        end = Failed(f"unsafe: {error.message}")
+    except OSError as error:
+        end = Failed("disk_full" if error.errno in NO_ROOM else f"unwritable: {error.strerror or type(error).__name__}")
+    tell(end)
+
+
+def serve(read: BinaryIO, write: BinaryIO) -> None:
+    """The job of `read`, its events to `write`; ends the process when `read` closes."""
+    lock = threading.Lock()
+
+    def tell(event: Event) -> None:
+        with lock:
+            try:
+                write.write(msgspec.json.encode(event) + b"\n")
+                write.flush()
+            except OSError:  # nobody listens any more
+                os._exit(1)
+
+    job = read_job(read.readline())
+    threading.Thread(target=_end_with_parent, args=(read,), daemon=True, name="parent").start()
+    download(job, tell)
+
+
+def _end_with_parent(read: BinaryIO) -> None:
+    while read.read(1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    with open(0, "rb", buffering=0, closefd=False) as job:  # unbuffered: whoever reads ahead misses the end
+        serve(job, sys.stdout.buffer)

@@ -1,0 +1,199 @@
+"""Where a download grows: `.partial/organisation--name@commit` in the downloads folder, one rename away from its place.
+
+A file there is `name.incomplete` while it grows and takes its name only when its hash was right; the folder takes its
+place only when every file has. So whatever is killed, what can be seen is whole, and what is there can be gone on with.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from app.core.errors import HubProblem
+from app.hub.repository import COMMIT, RepositoryFile
+
+PARTIAL = ".partial"
+MARKER = ".paceline.json"
+INCOMPLETE = ".incomplete"
+BLOCK_BYTES = 1 << 20
+MAX_MARKER_BYTES = 1 << 20
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """What was downloaded into a folder; it tells our folders from others, and whether a commit is there already."""
+
+    repository: str
+    commit: str
+    files: dict[str, int]
+
+
+class PartialFolder:
+    """The growing folder of one repository at one commit, and its place. Raises `HubProblem` where it says so."""
+
+    def __init__(self, downloads: Path, repository: str, commit: str) -> None:
+        self._downloads = downloads
+        self._repository = repository
+        self._commit = commit
+        self.target = downloads / repository
+        self.path = downloads / PARTIAL / f"{_flat(repository)}@{commit}"
+
+    def is_there(self, files: tuple[RepositoryFile, ...]) -> bool:
+        """Whether the place already holds this commit. Raises `folder_taken` for a folder that is not ours."""
+        if not os.path.lexists(self.target):
+            return False
+        marker = read_marker(self.target)
+        if marker is None or self.target.is_symlink() or self.target.parent.is_symlink():
+            raise HubProblem("folder_taken", self._repository)
+        return marker.commit == self._commit and all(
+            _size(self.target / file.name) == file.size_bytes for file in files
+        )
+
+    def make(self) -> None:
+        """Make the growing folder; links in its way are refused, the folders of other commits of it removed."""
+        for folder in (self.path.parent, self.path):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if folder.is_symlink():
+                raise HubProblem("unsafe", self._repository, f"{folder.name} is a link")
+        remove_partials(self._downloads, self._repository, but=self._commit)
+
+    def is_verified(self, file: RepositoryFile) -> bool:
+        """A file under its own name had the right hash once."""
+        return _size(self.path / file.name) == file.size_bytes
+
+    def received_bytes(self, file: RepositoryFile) -> int:
+        """How much of a file is here."""
+        size = _size(self.path / file.name)
+        return size if size >= 0 else max(0, _size(self.path / (file.name + INCOMPLETE)))
+
+    @contextlib.contextmanager
+    def growing(self, file: RepositoryFile) -> Iterator[BinaryIO]:
+        """The incomplete file, unbuffered, never through a link."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.path / (file.name + INCOMPLETE), flags, 0o644)
+        with os.fdopen(descriptor, "r+b", buffering=0) as handle:
+            yield handle
+
+    def verify(self, file: RepositoryFile, tick: Callable[[], None]) -> bool:
+        """Read a whole file back: the right one takes its name, a wrong one is removed."""
+        incomplete = self.path / (file.name + INCOMPLETE)
+        digest = hashlib.sha256() if file.sha256 else hashlib.sha1(usedforsecurity=False)
+        if not file.sha256:
+            digest.update(b"blob %d\0" % file.size_bytes)
+        with incomplete.open("rb") as handle:
+            while block := handle.read(BLOCK_BYTES):
+                digest.update(block)
+                tick()
+            os.fsync(handle.fileno())
+        if digest.hexdigest() != (file.sha256 or file.blob_id) or _size(incomplete) != file.size_bytes:
+            incomplete.unlink()
+            return False
+        incomplete.rename(self.path / file.name)
+        return True
+
+    def publish(self, files: tuple[RepositoryFile, ...]) -> None:
+        """Move the whole folder to its place; an earlier commit of it makes way."""
+        known = {file.name for file in files}
+        for path in self.path.iterdir():
+            if path.name not in known:
+                path.unlink()
+        marker = Marker(self._repository, self._commit, {file.name: file.size_bytes for file in files})
+        (self.path / MARKER).write_bytes(msgspec.json.encode(marker))
+        _sync(self.path)
+        self.target.parent.mkdir(exist_ok=True)
+        if self.target.parent.is_symlink():
+            raise HubProblem("folder_taken", self._repository)
+        if os.path.lexists(self.target):
+            self.target.rename(self.path.parent / f"{_flat(self._repository)}@old-{uuid.uuid4().hex}")
+        self.path.rename(self.target)
+        _sync(self.target.parent)
+        remove_partials(self._downloads, self._repository)
+
+
+@contextlib.contextmanager
+def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> Iterator[None]:
+    """One process at a time works on a repository; the lock of a killed one is free. Raises `in_use`."""
+    folder = downloads / PARTIAL
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(folder / f"{_flat(repository)}.lock", flags, 0o600)
+    try:
+        until = time.monotonic() + wait_seconds
+        while not _locked(descriptor):
+            if time.monotonic() >= until:
+                raise HubProblem("in_use", repository)
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def begun_commit(downloads: Path, repository: str) -> str:
+    """The commit that an interrupted download of `repository` was at; "" when there is none."""
+    names = [path.name.rpartition("@")[2] for path in _partials(downloads, repository)]
+    return next((name for name in sorted(names) if COMMIT.fullmatch(name)), "")
+
+
+def remove_partials(downloads: Path, repository: str, *, but: str = "") -> None:
+    """Remove what has arrived of a repository, less that of the commit `but`."""
+    for path in _partials(downloads, repository):
+        if not (but and path.name.endswith(f"@{but}")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_marker(folder: Path) -> Marker | None:
+    """What Paceline downloaded into a folder; None for a folder that it did not make."""
+    try:
+        path = folder / MARKER
+        if path.is_symlink() or path.stat().st_size > MAX_MARKER_BYTES:
+            return None
+        return msgspec.json.decode(path.read_bytes(), type=Marker)
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None
+
+
+def _partials(downloads: Path, repository: str) -> list[Path]:
+    try:
+        found = list((downloads / PARTIAL).iterdir())
+    except OSError:
+        return []
+    prefix = f"{_flat(repository)}@"
+    return [path for path in found if path.name.startswith(prefix) and path.is_dir() and not path.is_symlink()]
+
+
+def _flat(repository: str) -> str:
+    """One folder name; the hub allows no "--" in a name, so it stays unambiguous."""
+    return repository.replace("/", "--")
+
+
+def _size(path: Path) -> int:
+    """-1 for what is no regular file."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

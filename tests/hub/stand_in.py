@@ -1,0 +1,302 @@
+"""A hub on this computer: a real HTTP server that answers huggingface_hub as the public one does, and fails on demand.
+
+It speaks what a download and a search use: `/api/models`, a repository's information with sizes and hashes, and files
+with HEAD, GET and Range. `Faults` says what goes wrong and how often.
+"""
+
+import hashlib
+import json
+import threading
+import urllib.parse
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+INVALID_TOKEN = "Invalid credentials in Authorization header"
+LARGE_BYTES = 4096
+"""Files from here on are told as LFS files, with their SHA-256."""
+
+
+@dataclass
+class Repository:
+    """One repository at one commit."""
+
+    id: str
+    files: dict[str, bytes]
+    tags: list[str] = field(default_factory=lambda: ["mlx", "safetensors", "license:apache-2.0"])
+    downloads: int = 100
+    likes: int = 10
+    modified: str = "2026-10-01T00:00:00.000Z"
+    gated: Any = False
+    private: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+    library: str = "mlx"
+    lies: dict[str, bytes] = field(default_factory=dict)
+    """What is sent in the place of a file's own bytes; hashes and sizes tell of the true ones."""
+    xet: frozenset[str] = frozenset()
+    """Files that are said to lie in the chunk store, which never answers here."""
+    other_names: dict[str, str] = field(default_factory=dict)
+    """Names told in the place of the true ones."""
+
+    @property
+    def commit(self) -> str:
+        """Changes with any file, as git's does."""
+        content = [(name, self.files[name]) for name in sorted(self.files)]
+        return hashlib.sha1(repr(content).encode()).hexdigest()
+
+    def information(self, *, blobs: bool = False) -> dict[str, Any]:
+        """As `/api/models/{id}` tells it."""
+        return {
+            "_id": hashlib.sha1(self.id.encode()).hexdigest()[:24],
+            "id": self.id,
+            "modelId": self.id,
+            "author": self.id.partition("/")[0],
+            "sha": self.commit,
+            "lastModified": self.modified,
+            "createdAt": self.modified,
+            "private": self.private,
+            "gated": self.gated,
+            "disabled": False,
+            "downloads": self.downloads,
+            "likes": self.likes,
+            "tags": self.tags,
+            "library_name": self.library,
+            "pipeline_tag": "text-generation",
+            "config": dict(self.config),
+            "cardData": {"license": next((tag[8:] for tag in self.tags if tag.startswith("license:")), None)},
+            "siblings": [self._sibling(name, blobs=blobs) for name in self.files],
+        }
+
+    def _sibling(self, name: str, *, blobs: bool) -> dict[str, Any]:
+        content = self.files[name]
+        told: dict[str, Any] = {"rfilename": self.other_names.get(name, name)}
+        if blobs:
+            told |= {"size": len(content), "blobId": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
+            if len(content) >= LARGE_BYTES:
+                told["lfs"] = {"size": len(content), "sha256": digest(content), "pointerSize": 134}
+        return told
+
+
+@dataclass
+class Faults:
+    """What goes wrong next; each entry is used up by one request for a file, or for `api` by one of the API."""
+
+    cuts: deque[int] = field(default_factory=deque)
+    """Bytes after which the connection is cut."""
+    stalls: deque[int] = field(default_factory=deque)
+    """Bytes after which nothing more comes until `release` is set."""
+    statuses: deque[int] = field(default_factory=deque)
+    api: deque[int] = field(default_factory=deque)
+    ignores_ranges: bool = False
+    slices: int = 1 << 16
+    """Bytes sent at once."""
+    pause_seconds: float = 0.0
+    """Between two slices."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request as it came."""
+
+    method: str
+    path: str
+    range: str
+    authorization: str
+
+
+class StandInHub:
+    """The server; `address` is what HF_ENDPOINT would be."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.tokens: set[str] = set()
+        """Tokens that the hub knows; they may read gated and private repositories."""
+        self.faults = Faults()
+        self.seen: list[Seen] = []
+        self.release = threading.Event()
+        hub = self
+
+        class Handler(_Handler):
+            pass
+
+        Handler.hub = hub
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def add(self, id: str, files: Mapping[str, bytes], **more: Any) -> Repository:  # noqa: A002
+        """Publish a repository."""
+        self.repositories[id] = Repository(id, dict(files), **more)
+        return self.repositories[id]
+
+    def gets(self, name: str) -> list[Seen]:
+        """The requests for the bytes of a file."""
+        return [each for each in self.seen if each.method == "GET" and each.path.endswith(f"/{name}")]
+
+    def close(self) -> None:
+        """Answer no more."""
+        self.release.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: StandInHub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
+        """Nothing: tests look at `seen`."""
+
+    def _answer(self) -> None:
+        url = urllib.parse.urlsplit(self.path)
+        path = urllib.parse.unquote(url.path)
+        range_, authorization = self.headers.get("Range", ""), self.headers.get("Authorization", "")
+        self.hub.seen.append(Seen(self.command, path, range_, authorization))
+        if authorization and authorization.removeprefix("Bearer ") not in self.hub.tokens:
+            self._refuse(401, message=INVALID_TOKEN)
+        elif path.startswith("/api/models"):
+            self._api(path.removeprefix("/api/models").strip("/"), urllib.parse.parse_qs(url.query))
+        else:
+            self._file(path.strip("/"))
+
+    def _api(self, path: str, query: dict[str, list[str]]) -> None:
+        if self.hub.faults.api:
+            self._refuse(self.hub.faults.api.popleft())
+        elif not path:
+            self._send(_search(self.hub.repositories.values(), query))
+        else:
+            id, _, revision = path.partition("/revision/")
+            repository = self._visible(id)
+            if repository is None:
+                self._refuse(401 if not self.headers.get("Authorization") else 404, "RepoNotFound")
+            elif revision not in {"", "main", repository.commit}:
+                self._refuse(404, "RevisionNotFound")
+            else:
+                self._send(repository.information(blobs=query.get("blobs") == ["True"] or "blobs" in query))
+
+    def _visible(self, id: str) -> Repository | None:  # noqa: A002
+        repository = self.hub.repositories.get(id)
+        hidden = repository is not None and repository.private and not self.headers.get("Authorization")
+        return None if hidden else repository
+
+    def _file(self, path: str) -> None:
+        id, _, rest = path.partition("/resolve/")
+        commit, _, name = rest.partition("/")
+        repository = self._visible(id)
+        faults = self.hub.faults
+        if self.command == "GET" and faults.statuses:
+            self._refuse(faults.statuses.popleft())
+        elif repository is None:
+            self._refuse(404, "RepoNotFound")
+        elif repository.gated and not self.headers.get("Authorization"):
+            self._refuse(401, "GatedRepo", f"Access to model {id} is restricted.")
+        elif commit not in {"main", repository.commit}:
+            self._refuse(404, "RevisionNotFound")
+        elif name not in repository.files:
+            self._refuse(404, "EntryNotFound")
+        else:
+            self._send_file(repository, name)
+
+    def _send_file(self, repository: Repository, name: str) -> None:
+        content = repository.lies.get(name, repository.files[name])
+        start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-")) if self.headers.get("Range") else 0
+        if start and start >= len(content):
+            self._refuse(416)
+            return
+        partial = start > 0 and not self.hub.faults.ignores_ranges
+        body = content[start:] if partial else content
+        self.send_response(206 if partial else 200)
+        self.send_header("ETag", f'"{digest(content)}"')
+        self.send_header("X-Repo-Commit", repository.commit)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(body)))
+        if partial:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if name in repository.xet:
+            self.send_header("X-Xet-Hash", digest(content))
+            self.send_header("X-Xet-Refresh-Route", f"{self.hub.address}/api/models/{repository.id}/xet-read-token/x")
+        self.end_headers()
+        if self.command == "GET":
+            self._send_body(body)
+
+    def _send_body(self, body: bytes) -> None:
+        faults = self.hub.faults
+        cut = faults.cuts.popleft() if faults.cuts else None
+        stall = faults.stalls.popleft() if faults.stalls else None
+        end = min(len(body), *(limit for limit in (cut, stall, len(body)) if limit is not None), len(body))
+        try:
+            for start in range(0, end, faults.slices):
+                self.wfile.write(body[start : min(end, start + faults.slices)])
+                self.wfile.flush()
+                if faults.pause_seconds:
+                    self.hub.release.wait(faults.pause_seconds)
+            if stall is not None and end < len(body):
+                self.hub.release.wait()
+        except OSError:
+            self.close_connection = True
+        if end < len(body):
+            self.close_connection = True
+
+    def _refuse(self, status: int, code: str = "", message: str = "") -> None:
+        body = json.dumps({"error": message or f"status {status}"}).encode()
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        if message:
+            self.send_header("X-Error-Message", message)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def _send(self, value: Any) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _search(repositories: Any, query: dict[str, list[str]]) -> list[dict[str, Any]]:
+    words = " ".join(query.get("search", [])).lower().split()
+    filters = query.get("filter", [])
+    kept = [
+        each
+        for each in repositories
+        if all(word in each.id.lower() for word in words)
+        and all(tag in each.tags or tag == each.library for tag in filters)
+        and not each.private
+    ]
+    keys = {"likes": "likes", "lastModified": "modified"}
+    key = keys.get(query.get("sort", ["downloads"])[0], "downloads")
+    kept.sort(key=lambda each: getattr(each, key), reverse=True)
+    return [each.information() for each in kept[: int(query.get("limit", ["50"])[0])]]
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+@contextmanager
+def stand_in_hub() -> Iterator[StandInHub]:
+    """A hub for the time of a test."""
+    hub = StandInHub()
+    try:
+        yield hub
+    finally:
+        hub.close()
