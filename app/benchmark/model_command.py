@@ -14,14 +14,12 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from app.benchmark.grid import MAIN, Cell, cells
 from app.benchmark.measure import Progress
 from app.benchmark.model_side import TOKENS, ModelSide
 from app.benchmark.ours import OurSide
 from app.benchmark.plot import as_svg
 from app.benchmark.prompts import Prompts
-from app.benchmark.recommendation import Recommendation, recommend
-from app.benchmark.sweep import Budget, Sweep, measure
+from app.benchmark.sweep import measure
 from app.benchmark.sweep_report import left_out, sweep_document, sweep_table
 from app.core.choices import ModelChoice
 from app.core.errors import InsufficientMemory
@@ -30,6 +28,9 @@ from app.engine import memory
 from app.hub import pairing
 from app.hub.catalog import default_catalog
 from app.serving.resolver import Resolver
+from app.serving.sweep.grid import MAIN, Cell, cells
+from app.serving.sweep.recommendation import Recommendation, recommend
+from app.serving.sweep.turns import Budget, Sweep
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
 from app.text.template import TextModel

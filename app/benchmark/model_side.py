@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from app.benchmark.grid import LENGTHS, PLAIN, Cell, Setting
 from app.benchmark.ours import OurSide, Run
 from app.benchmark.prompts import Prompts
-from app.benchmark.sweep import Turn
 from app.core.request import SpeculationRequest
+from app.serving.sweep.grid import LENGTHS, PLAIN, Cell, Setting
+from app.serving.sweep.turns import Turn
 
 TOKENS = 64
 WARM_UP_TOKENS = 20

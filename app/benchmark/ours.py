@@ -9,7 +9,6 @@ from time import perf_counter
 
 import mlx.core as mx
 
-from app.benchmark.clock import DecodeClock
 from app.benchmark.measure import Sample
 from app.benchmark.workshop import PairFolders
 from app.core.messages import DraftSpecification, ModelSpecification
@@ -19,6 +18,7 @@ from app.engine.engine import Engine, open_engine
 from app.engine.loader import LoadedUnit, load_unit
 from app.engine.warm_up import warm_up
 from app.scheduler.scheduler import Scheduler
+from app.serving.sweep.clock import DecodeClock
 
 PLAIN = SpeculationRequest(method="off")
 AUTOMATIC = SpeculationRequest()

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell
-from app.benchmark.sweep import Point, Sweep
+from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell
+from app.serving.sweep.turns import Point, Sweep
 
 PANEL_WIDTH, PANEL_HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 46

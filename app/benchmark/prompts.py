@@ -7,19 +7,10 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from app.benchmark.grid import CONTEXTS
 from app.core.errors import InvalidRequest
+from app.serving.sweep.grid import CONTEXTS
+from app.serving.sweep.tasks import TASKS
 
-TASKS = (
-    "Explain in a few sentences why the sky is blue by day and red in the evening.",
-    "Add type hints and docstrings to this Python module and repeat all of it:\n\n"
-    "def mean(values):\n    return sum(values) / len(values)\n\n"
-    "def median(values):\n    ordered = sorted(values)\n    middle = len(ordered) // 2\n"
-    "    if len(ordered) % 2:\n        return ordered[middle]\n    return mean(ordered[middle - 1 : middle + 1])",
-    "Write JSON with the names, capitals and populations of eight European countries.",
-    "Write a Python function that finds all prime numbers below n, and a test for it.",
-    "Count from 1 to 40.",
-)
 SUBJECTS = ("The heron", "A courier", "The old mill", "Our neighbour", "The night train", "The harbour")
 ACTIONS = ("reached", "passed", "described", "left behind", "was painted near", "looked for", "measured")
 PLACES = ("the birch grove", "a narrow bridge", "the eastern gate", "the fjord", "an empty market", "the lighthouse")

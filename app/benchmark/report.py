@@ -1,52 +1,12 @@
 """What a run leaves behind: a table for people and a JSON document for machines, with the machine and the versions."""
 
-import os
-import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.table import Table
 
 from app.benchmark.measure import CaseResult, Check
-
-DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm", "numpy", "transformers")
-
-
-def describe_machine() -> dict[str, Any]:
-    """The facts without which a number means nothing."""
-    return {
-        "system": platform.system(),
-        "release": platform.release(),
-        "processor": _processor_name(),
-        "cores": os.cpu_count() or 1,
-        "memory_bytes": psutil.virtual_memory().total,
-        "python": platform.python_version(),
-        "load_average": [round(load, 2) for load in psutil.getloadavg()],
-    }
-
-
-def _processor_name() -> str:
-    """The chip by name where Linux tells it, else what Python knows."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            named = next((line for line in lines if line.startswith("model name")), "")
-    except OSError:
-        named = ""
-    return named.partition(":")[2].strip() or platform.processor() or platform.machine()
-
-
-def describe_versions() -> dict[str, str]:
-    """Installed versions of everything that is compared."""
-    found = {}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+from app.serving.sweep.machine import describe_machine, describe_versions
 
 
 def as_document(results: Sequence[CaseResult], options: dict[str, Any]) -> dict[str, Any]:

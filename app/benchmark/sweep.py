@@ -1,39 +1,11 @@
-"""One model over the grid: settings take turns, round by round, until the grid or the time is used up.
+"""`paceline bench MODEL` drives the sweep in this process. Ctrl-C and the end of the time keep what was measured."""
 
-A round asks every setting the same prompts, plain decoding first, so that ratios pair the rounds. Ctrl-C and the end of
-the time keep what was measured.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
-from time import perf_counter
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from app.benchmark.grid import MAIN, PLAIN, Cell, Setting, choices
 from app.benchmark.measure import Progress
-from app.core.ports import Clock
-
-MAIN_SHARE = 0.5
-"""Share of the time for the main cell while others wait."""
-WARM_UP_COST = 0.4
-"""Cost of a warm-up, in turns."""
-MEDIAN_ROUNDS = 3
-SURPRISE = 1.3
-"""Drafting that does not pay takes longer than the plain turn that the plan is made from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One measured turn. `seconds` counts all of it, `prompt_seconds` what came before every row spoke."""
-
-    tokens_per_second: float
-    seconds: float
-    prompt_seconds: float = 0.0
-    acceptance: float | None = None
-    tokens_per_cycle: float | None = None
-    method: str = ""
-    """What the governor used most; empty for plain decoding."""
+from app.serving.sweep.grid import Cell, Setting
+from app.serving.sweep.turns import Ask, Budget, Sweep, Turn, Turns, turns
 
 
 class Side(Protocol):
@@ -42,111 +14,6 @@ class Side(Protocol):
     def turn(self, cell: Cell, setting: Setting, number: int, *, warm_up: bool = False) -> Turn:
         """Ask the prompts of round `number`."""
         ...
-
-
-@dataclass(slots=True)
-class Point:
-    """All turns of one setting in one cell, by round."""
-
-    cell: Cell
-    setting: Setting
-    turns: dict[int, Turn] = field(default_factory=dict)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Median over the rounds, of all rows together."""
-        return median(turn.tokens_per_second for turn in self.turns.values())
-
-    @property
-    def acceptance(self) -> float | None:
-        """Median share of accepted drafts; None when nothing was drafted."""
-        return _median([turn.acceptance for turn in self.turns.values()])
-
-    @property
-    def tokens_per_cycle(self) -> float | None:
-        """Median tokens that one verify forward gained a row; None when nothing was drafted."""
-        return _median([turn.tokens_per_cycle for turn in self.turns.values()])
-
-    @property
-    def method(self) -> str:
-        """What ran in the last turn: the governor has learned by then."""
-        return self.turns[max(self.turns)].method
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-@dataclass(slots=True)
-class Sweep:
-    """What was measured; grows while it is measured."""
-
-    points: dict[tuple[Cell, Setting], Point] = field(default_factory=dict)
-    skipped: list[Cell] = field(default_factory=list)
-    """Cells that no time was left for."""
-    interrupted: bool = False
-
-    def cells(self) -> list[Cell]:
-        """The cells with a plain turn, in the order of measuring."""
-        return [cell for cell, setting in self.points if setting == PLAIN]
-
-    def points_of(self, cell: Cell) -> list[Point]:
-        """Everything measured in a cell."""
-        return [point for (at, _), point in self.points.items() if at == cell]
-
-    def add(self, cell: Cell, setting: Setting, number: int, turn: Turn) -> None:
-        self.points.setdefault((cell, setting), Point(cell, setting)).turns[number] = turn
-
-    def ratio(self, point: Point) -> float:
-        """Against plain decoding: the median over the rounds that both ran."""
-        plain = self.points[point.cell, PLAIN].turns
-        shared = [number for number in point.turns if number in plain]
-        rates = [point.turns[number].tokens_per_second / plain[number].tokens_per_second for number in shared]
-        return median(rates) if rates else 0.0
-
-    def best(self, cell: Cell, method: str = "") -> Point | None:
-        """The fastest fixed setting of a cell, of one method or of all."""
-        drafting = [point for point in self.points_of(cell) if point.setting.drafts]
-        wanted = [point for point in drafting if point.setting.method == (method or point.setting.method)]
-        return max(wanted, key=self.ratio, default=None)
-
-
-class Budget:
-    """Seconds that may be spent, from now on."""
-
-    def __init__(self, seconds: float, clock: Clock = perf_counter) -> None:
-        self._clock = clock
-        self._end = clock() + seconds
-
-    @property
-    def remaining(self) -> float:
-        """Below zero when it is overdrawn."""
-        return self._end - self._clock()
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured in one cell."""
-
-    settings: tuple[Setting, ...]
-    rounds: int
-
-
-def plan(options: Sequence[tuple[Setting, ...]], *, turn: Turn, new_prompt: float, seconds: float, rounds: int) -> Plan:
-    """The most settings of which three rounds fit into `seconds`, so that a median is one; else two, else one.
-
-    `turn` is a plain turn over prompts that were read before; `new_prompt` what reading others takes.
-    """
-    affordable = []
-    for settings in options:
-        cost = len(settings) * turn.seconds * SURPRISE
-        affordable.append(int((seconds - WARM_UP_COST * cost + new_prompt) / (cost + new_prompt)))
-    for wanted in range(min(rounds, MEDIAN_ROUNDS), 0, -1):
-        for settings, fitting in zip(options, affordable, strict=True):
-            if fitting >= wanted:
-                return Plan(settings, min(fitting, rounds))
-    return Plan(options[-1], 1)
 
 
 def measure(
@@ -160,77 +27,21 @@ def measure(
 ) -> Sweep:
     """Measure the cells one after the other. `methods` tell their longest draft."""
     sweep = Sweep()
-    sweeper = _Sweeper(side, methods, budget, rounds, progress, sweep)
+    asking = turns(sweep, cells, methods, budget=budget, rounds=rounds)
+    ask: Ask | None = next(asking, None)
     try:
-        for place, cell in enumerate(cells):
-            left = len(cells) - place
-            share = MAIN_SHARE if cell == MAIN and left > 1 else 2 / (left + 1)
-            if cell != MAIN and sweeper.expected_seconds(cell) > budget.remaining:
-                sweep.skipped.append(cell)
-            else:
-                sweeper.measure(cell, share * budget.remaining)
+        while ask is not None:
+            left = "" if ask.warm_up or ask.reading else f", {max(0, round(budget.remaining))} s left"
+            progress(ask.text + left)
+            ask = _answer(asking, side.turn(ask.cell, ask.setting, ask.number, warm_up=ask.warm_up))
     except KeyboardInterrupt:
         sweep.interrupted = True
     return sweep
 
 
-@dataclass(slots=True)
-class _Sweeper:
-    """Measures cell by cell and remembers what turns cost."""
-
-    side: Side
-    methods: Mapping[str, int]
-    budget: Budget
-    rounds: int
-    progress: Callable[[str], None]
-    sweep: Sweep
-    turn_seconds: float = 0.0
-    """A plain turn of the main cell, without its prompt."""
-    seconds_per_prompt_token: float = 0.0
-
-    def expected_seconds(self, cell: Cell) -> float:
-        """The least that a cell takes: its prompts, and a few turns that grow with the rows."""
-        reading = self.seconds_per_prompt_token * cell.rows * cell.context
-        fewest = len(choices(self.methods, {})[-1]) + 1
-        return reading + fewest * self.turn_seconds * (1 + cell.rows / 8)
-
-    def measure(self, cell: Cell, seconds: float) -> None:
-        """One cell: a plain turn tells what it costs, the plan follows."""
-        before = self.budget.remaining
-        self.progress(f"{cell.name}: reading the prompts")
-        cold = self.side.turn(cell, PLAIN, 0)
-        first = self._turn(cell, PLAIN, 0)
-        self._learn(cell, cold, first)
-        best = {method: point.setting.drafts for method in self.methods if (point := self.sweep.best(MAIN, method))}
-        chosen = plan(
-            choices(self.methods, best),
-            turn=first,
-            new_prompt=max(0.0, cold.seconds - first.seconds),
-            seconds=seconds - (before - self.budget.remaining),
-            rounds=self.rounds,
-        )
-        for setting in chosen.settings[1:]:
-            self.progress(f"{cell.name}: {setting.name}, warm-up")
-            self.side.turn(cell, setting, 0, warm_up=True)
-        for number in range(chosen.rounds):
-            self._round(cell, number, chosen)
-
-    def _learn(self, cell: Cell, cold: Turn, warm: Turn) -> None:
-        if cell == MAIN:
-            self.turn_seconds = warm.seconds
-        self.seconds_per_prompt_token = max(cold.prompt_seconds, 0.0) / (cell.rows * cell.context)
-
-    def _round(self, cell: Cell, number: int, chosen: Plan) -> None:
-        """Every setting once; a later round is not begun, and not ended, without time."""
-        for setting in chosen.settings:
-            if number and self.budget.remaining <= 0:
-                return
-            if (number, setting) != (0, PLAIN):
-                self._turn(cell, setting, number, of=chosen.rounds)
-
-    def _turn(self, cell: Cell, setting: Setting, number: int, of: int = 1) -> Turn:
-        left = max(0, round(self.budget.remaining))
-        self.progress(f"{cell.name}: {setting.name}, round {number + 1} of {of}, {left} s left")
-        turn = self.side.turn(cell, setting, number)
-        self.sweep.add(cell, setting, number, turn)
-        return turn
+def _answer(asking: Turns, turn: Turn) -> Ask | None:
+    """What is asked after `turn`; None at the end."""
+    try:
+        return asking.send(turn)
+    except StopIteration:
+        return None

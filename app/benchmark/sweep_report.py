@@ -1,15 +1,15 @@
 """What `paceline bench MODEL` leaves behind: a table for people, a JSON document for machines."""
 
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from app.benchmark.grid import GOVERNOR, PLAIN, Cell
-from app.benchmark.recommendation import Recommendation
-from app.benchmark.report import describe_machine, describe_versions
-from app.benchmark.sweep import Point, Sweep
+from app.serving.sweep.document import sweep_results
+from app.serving.sweep.grid import GOVERNOR, PLAIN
+from app.serving.sweep.machine import describe_machine, describe_versions
+from app.serving.sweep.recommendation import Recommendation
+from app.serving.sweep.turns import Point, Sweep
 
 
 def sweep_table(sweep: Sweep, title: str) -> Table:
@@ -51,36 +51,5 @@ def sweep_document(
     sweep: Sweep, recommendation: Recommendation | None, *, model: str, drafts: tuple[str, ...], options: dict[str, Any]
 ) -> dict[str, Any]:
     """The whole run as plain JSON values."""
-    return {
-        "model": model,
-        "drafts": list(drafts),
-        "machine": describe_machine(),
-        "versions": describe_versions(),
-        "options": options,
-        "cells": [_cell_document(sweep, cell) for cell in sweep.cells()],
-        "skipped": [cell.name for cell in sweep.skipped],
-        "interrupted": sweep.interrupted,
-        "recommendation": recommendation and {"text": recommendation.text, "choice": asdict(recommendation.choice)},
-    }
-
-
-def _cell_document(sweep: Sweep, cell: Cell) -> dict[str, Any]:
-    return {
-        "rows": cell.rows,
-        "context": cell.context,
-        "settings": [_point_document(sweep, point) for point in sweep.points_of(cell)],
-    }
-
-
-def _point_document(sweep: Sweep, point: Point) -> dict[str, Any]:
-    return {
-        "name": point.setting.name,
-        "method": point.setting.method,
-        "num_draft_tokens": point.setting.drafts,
-        "used": point.method,
-        "tokens_per_second": point.tokens_per_second,
-        "to_plain": sweep.ratio(point),
-        "acceptance": point.acceptance,
-        "tokens_per_cycle": point.tokens_per_cycle,
-        "values": [point.turns[number].tokens_per_second for number in sorted(point.turns)],
-    }
+    results = sweep_results(sweep, recommendation, model=model, drafts=drafts, options=options)
+    return {**results, "machine": describe_machine(), "versions": describe_versions()}

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from app.benchmark.grid import PLAIN, Cell, Setting
-from app.benchmark.sweep import Budget, Sweep, Turn
+from app.serving.sweep.grid import PLAIN, Cell, Setting
+from app.serving.sweep.turns import Budget, Sweep, Turn
 
 Speed = Callable[[Cell, Setting], float]
 

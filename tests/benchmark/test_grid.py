@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells, choices, lengths_up_to
+from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells, choices, lengths_up_to
 
 
 def test_one_request_with_a_short_prompt_comes_first() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
 from app.benchmark.model_command import Wishes, affordable, bench_model, specification_for
 from app.benchmark.model_side import TOKENS, ModelSide
 from app.benchmark.ours import OurSide
 from app.benchmark.prompts import Prompts
 from app.core.errors import ModelNotFound
+from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
 from app.text.template import TextModel

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.benchmark.prompts import TASKS, Prompts, notes
+from app.benchmark.prompts import Prompts, notes
 from app.core.errors import InvalidRequest
+from app.serving.sweep.tasks import TASKS
 
 
 class Words:

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from app.benchmark.plot import as_svg
-from app.benchmark.recommendation import recommend
-from app.benchmark.sweep import Sweep
 from app.benchmark.sweep_report import left_out, sweep_document, sweep_table
-from app.core.choices import ModelChoice
+from app.model_settings import ModelSettings
+from app.serving.sweep.recommendation import recommend
+from app.serving.sweep.turns import Sweep
 from tests.benchmark.sweeps import swept
 
 PAYS_ALONE = {
@@ -25,7 +25,7 @@ PAYS_ALONE = {
 }
 
 
-def said(speeds: dict[tuple[int, str, int], float]) -> tuple[str, ModelChoice]:
+def said(speeds: dict[tuple[int, str, int], float]) -> tuple[str, ModelSettings]:
     found = recommend(swept(speeds), {"dflash": "big-dflash", "draft_model": "small"})
     assert found is not None
     return found.text, found.choice
@@ -34,7 +34,7 @@ def said(speeds: dict[tuple[int, str, int], float]) -> tuple[str, ModelChoice]:
 def test_a_method_that_pays_alone_is_kept_with_its_drafts() -> None:
     text, choice = said(PAYS_ALONE)
     assert text == "dflash with 7 drafts: 2.6x plain (1 row); off at 8 rows"
-    assert choice == ModelChoice(drafts=("big-dflash",), methods=("dflash",), num_draft_tokens=7, policy="single")
+    assert choice == ModelSettings(drafts=("big-dflash",), methods=("dflash",), num_draft_tokens=7, policy="single")
 
 
 def test_where_several_requests_gain_the_governor_chooses_the_drafts() -> None:
@@ -54,14 +54,14 @@ def test_where_the_governor_is_best_nothing_is_fixed() -> None:
 def test_where_nothing_pays_plain_is_recommended() -> None:
     text, choice = said({(1, "off", 0): 10.0, (1, "auto", 0): 9.9, (1, "ngram", 1): 10.4})
     assert text == "plain is fastest here"
-    assert choice == ModelChoice(policy="off")
+    assert choice == ModelSettings(policy="off")
 
 
 def test_drafting_that_pays_only_in_batches_is_off_for_one() -> None:
     speeds = {(1, "off", 0): 10.0, (1, "ngram", 1): 8.0, (4, "off", 0): 40.0, (4, "ngram", 1): 50.0}
     text, choice = said(speeds)
     assert text == "ngram with 1 draft: 1.2x plain (4 rows); off at 1 row"
-    assert choice == ModelChoice(methods=("ngram",), policy="auto"), "n-grams need no drafter"
+    assert choice == ModelSettings(methods=("ngram",), policy="auto"), "n-grams need no drafter"
 
 
 def test_several_rows_are_listed_together() -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
-from app.benchmark.sweep import Sweep, Turn, measure, plan
+from app.benchmark.sweep import measure
+from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
+from app.serving.sweep.turns import Sweep, Turn, plan
 from tests.benchmark.sweeps import ScriptedSide, swept
 
 METHODS = {"dflash": 7, "ngram": 16}

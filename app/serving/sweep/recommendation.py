@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.benchmark.grid import GOVERNOR, MAIN, PLAIN, Cell
-from app.benchmark.sweep import Point, Sweep
-from app.core.choices import ModelChoice
+from app.model_settings import ModelSettings
+from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell
+from app.serving.sweep.turns import Point, Sweep
 
 PAYS = 1.05
 """Below this, drafting is not worth having: as the governor sees it."""
@@ -16,7 +16,7 @@ class Recommendation:
     """`text` for people, `choice` for the store."""
 
     text: str
-    choice: ModelChoice
+    choice: ModelSettings
 
 
 def recommend(sweep: Sweep, drafters: Mapping[str, str]) -> Recommendation | None:
@@ -31,7 +31,7 @@ def recommend(sweep: Sweep, drafters: Mapping[str, str]) -> Recommendation | Non
     batches = [cell for cell in sorted(sweep.cells()) if cell.rows > 1 and cell.context == MAIN.context]
     paying = {cell: point for cell in batches if (point := _best(sweep, cell)) is not None}
     if alone is None and not paying:
-        return Recommendation("plain is fastest here", ModelChoice(policy="off"))
+        return Recommendation("plain is fastest here", ModelSettings(policy="off"))
     said = [_said(sweep, cell, point) for cell, point in ((MAIN, alone), *paying.items()) if point is not None]
     off = [cell for cell in batches if cell not in paying]
     if alone is None:
@@ -41,7 +41,7 @@ def recommend(sweep: Sweep, drafters: Mapping[str, str]) -> Recommendation | Non
     named = [point.setting for point in (alone, *paying.values()) if point is not None]
     governed = GOVERNOR in named
     methods = tuple(dict.fromkeys(setting.method for setting in named))
-    choice = ModelChoice(
+    choice = ModelSettings(
         drafts=tuple(name for method, name in drafters.items() if governed or method in methods) or None,
         methods=None if governed else methods,
         num_draft_tokens=None if governed or paying else named[0].drafts,

@@ -1,0 +1,12 @@
+"""The built-in prompts of a measurement: prose, code that repeats, JSON, new code and a list."""
+
+TASKS = (
+    "Explain in a few sentences why the sky is blue by day and red in the evening.",
+    "Add type hints and docstrings to this Python module and repeat all of it:\n\n"
+    "def mean(values):\n    return sum(values) / len(values)\n\n"
+    "def median(values):\n    ordered = sorted(values)\n    middle = len(ordered) // 2\n"
+    "    if len(ordered) % 2:\n        return ordered[middle]\n    return mean(ordered[middle - 1 : middle + 1])",
+    "Write JSON with the names, capitals and populations of eight European countries.",
+    "Write a Python function that finds all prime numbers below n, and a test for it.",
+    "Count from 1 to 40.",
+)
