@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,6 +30,8 @@ application = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Action = Literal["list", "create", "revoke"]
+Scope = Literal["inference", "admin"]
 Model = Annotated[str, typer.Argument(help="A model's id, as `paceline ls` shows it.")]
 
 
@@ -75,7 +77,9 @@ def serve(
     settings = _settings(model_dirs=model_dir or [], drafts=draft or [], speculative_config=speculative_config, **given)
     with _told_errors():
         rows = models_as_chosen(settings)
-    raise typer.Exit(run(settings, announce=lambda url: _console().print(greeting(settings, rows, url), crop=False)))
+    raise typer.Exit(
+        run(settings, announce=lambda *said: _console().print(greeting(settings, rows, *said), crop=False))
+    )
 
 
 @application.command()
@@ -195,6 +199,41 @@ def bench(
             run_cases(case or [], rounds=rounds, quick=quick, file=json, console=_console(), note=note)
     except UnknownCase as error:
         _fail(str(error))
+
+
+@application.command()
+def password() -> None:
+    """Set or reset the password of the dashboard, and sign every browser out. Needs no server."""
+    from app.command.account import change_password, read_password
+
+    with _told_errors():
+        change_password(_settings(), read_password())
+    _console().print("The password is set; every browser has to sign in again.", highlight=False)
+
+
+@application.command(epilog="Example: `paceline keys create 'Editor on my laptop'`")
+def keys(
+    action: Annotated[Action, typer.Argument(help="list, create or revoke.")] = "list",
+    name: Annotated[str, typer.Argument(help="The name of the key; to revoke it, its number will do.")] = "",
+    *,
+    scope: Annotated[
+        Scope, typer.Option(help="inference: the endpoint; admin: the dashboard's calls too.")
+    ] = "inference",
+    as_json: Json = False,
+) -> None:
+    """List, create or revoke API keys. A new key is printed once. Needs no server."""
+    from app.command.account import create_key, keys_as_json, keys_table, list_keys, revoke_key
+
+    settings = _settings()
+    with _told_errors():
+        if action == "create":
+            sys.stdout.write(create_key(settings, name, scope) + "\n")
+        elif action == "revoke":
+            revoke_key(settings, name)
+            _console().print(f"The key {name} is revoked.", highlight=False, markup=False)
+        else:
+            rows = list_keys(settings)
+            _show(keys_as_json(rows) if as_json else keys_table(rows))
 
 
 @application.command()

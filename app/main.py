@@ -16,6 +16,7 @@ from app.admin.identity import StoredCallers
 from app.admin.live import LiveFeed
 from app.admin.setup_token import SetupToken
 from app.api import chat, completions, control, health, metrics, models
+from app.core.errors import StoreUnavailable
 from app.hub import pairing
 from app.hub.catalog import default_catalog
 from app.serving.activity import Activity
@@ -37,6 +38,7 @@ from app.worker.supervisor import Supervisor
 ROUTERS = (chat, completions, models, control, health, metrics)
 EXIT_ADDRESS = 1
 EXIT_UNSAFE = 2
+UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 
 
 def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
@@ -96,6 +98,7 @@ def build(admin: AdminContext) -> FastAPI:
         lifespan=listen,
     )
     app.state.context = context
+    app.state.admin = admin
     app.state.door = door_of(admin)
     install_error_handlers(app)
     for module in ROUTERS:
@@ -106,10 +109,17 @@ def build(admin: AdminContext) -> FastAPI:
     return app
 
 
-def run(settings: Settings, *, announce: Callable[[str], None] | None = None) -> int:
+Announce = Callable[[str, str], None]
+"""Told once the server is up: its address, and where to choose the first password, empty when there is one."""
+
+
+def run(settings: Settings, *, announce: Announce | None = None) -> int:
     """Serve until SIGTERM or Ctrl-C. The exit code: 0, 1 for an address that cannot be had, 2 for an unsafe one."""
-    if not settings.is_loopback and settings.api_key is None:
-        _complain(f"{settings.host} is reachable from other machines: set PACELINE_API_KEY, or listen on 127.0.0.1")
+    if not settings.is_loopback and not has_key(settings):
+        _complain(
+            f"{settings.host} is reachable from other machines: set PACELINE_API_KEY, make a key with "
+            "`paceline keys create`, or listen on 127.0.0.1"
+        )
         return EXIT_UNSAFE
     try:
         listener = bind(settings.host, settings.port)
@@ -119,16 +129,37 @@ def run(settings: Settings, *, announce: Callable[[str], None] | None = None) ->
     return asyncio.run(_serve(settings, listener, announce or _announce))
 
 
-async def _serve(settings: Settings, listener: socket.socket, announce: Callable[[str], None]) -> int:
+def has_key(settings: Settings) -> bool:
+    """Whether there is a key that could let anybody in: of the environment, or a stored one."""
+    if settings.api_key is not None:
+        return True
+    store = Store(settings.home / FILE_NAME)
+    try:
+        return bool(Accounts(store).keys.list())
+    except StoreUnavailable:
+        return False
+    finally:
+        store.close()
+
+
+def setup_address(admin: AdminContext, url: str) -> str:
+    """Where the first password is chosen, with a new code in the fragment; empty once there is one, or from afar."""
+    host = admin.serving.settings.host
+    is_near = admin.serving.settings.is_loopback or host in UNSPECIFIED
+    return f"{url}admin/setup#{admin.setup.issue()}" if is_near and not admin.accounts.has_account else ""
+
+
+async def _serve(settings: Settings, listener: socket.socket, announce: Announce) -> int:
     supervisor = Supervisor(memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs")
     client = WorkerClient(supervisor)
     app = create_app(settings, client, default_catalog(settings.model_dirs))
     url = address_url(settings.host, listener.getsockname()[1])
 
     def started() -> None:
-        announce(url)
+        setup = setup_address(app.state.admin, url)
+        announce(url, setup)
         if settings.open:
-            webbrowser.open(url)
+            webbrowser.open(setup or url)
 
     server = DrainingServer(
         serve_config(app),
@@ -146,13 +177,15 @@ async def _serve(settings: Settings, listener: socket.socket, announce: Callable
 
 def address_url(host: str, port: int) -> str:
     """Where a browser on this machine finds a server that listens on `host`."""
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+    if host in UNSPECIFIED:
         host = "127.0.0.1"
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def _announce(url: str) -> None:
+def _announce(url: str, setup: str) -> None:
     sys.stdout.write(f"Paceline listens on {url} (API: {url}v1)\n")
+    if setup:
+        sys.stdout.write(f"Choose a password for the dashboard (within 30 minutes, once): {setup}\n")
     sys.stdout.flush()
 
 

@@ -11,12 +11,14 @@ from app.command.listing import Row, disk_table
 from app.settings import Settings
 
 
-def greeting(settings: Settings, rows: Sequence[Row], address: str) -> RenderableType:
-    """The text that greets whoever starts the server."""
+def greeting(settings: Settings, rows: Sequence[Row], address: str, setup: str = "") -> RenderableType:
+    """The text that greets whoever starts the server; `setup` is where the first password is chosen."""
     address = address.rstrip("/")
     usable = [row for row in rows if not row.problem and row.kind == "main"]
     parts: list[RenderableType] = [
         Text.assemble(("Paceline ", "bold"), __version__, "  ", (f"{address}/v1", "bold green"), "  (OpenAI endpoint)"),
+        Text.assemble("Dashboard ", (f"{address}/admin/", "bold green")),
+        *_first_run(setup),
         Text(""),
     ]
     if not usable:
@@ -31,6 +33,15 @@ def greeting(settings: Settings, rows: Sequence[Row], address: str) -> Renderabl
         Text("Or talk to it from another window: paceline chat. Ctrl-C stops the server.", style="dim"),
     ]
     return Group(*parts)
+
+
+def _first_run(setup: str) -> list[Text]:
+    if not setup:
+        return []
+    return [
+        Text("\nChoose a password for the dashboard at this address; it works once, for 30 minutes:", style="bold"),
+        Text(setup, style="cyan", no_wrap=True, overflow="ignore"),
+    ]
 
 
 def curl_line(address: str, model: str) -> str:
