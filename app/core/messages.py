@@ -65,6 +65,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stop: tuple[str, ...] = ()
     n: int = 1
     echo: bool = False
+    ignore_end: bool = False
+    """Go on behind the end that the model writes, up to `max_tokens`: what is measured should be of one length."""
     sampling: SamplingParameters = SamplingParameters()
     speculation: SpeculationRequest = SpeculationRequest()
 
@@ -131,12 +133,17 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Text of one step. `accepted_characters`: spans of `text` that came from the drafter as (start, end)."""
+    """Text of one step, or of a few. `accepted_spans`: characters of `text` that came from the drafter, (start, end).
+
+    The counts are those since the choice's previous one; over all of them they add up to its `Usage`.
+    """
 
     id: str
     index: int
     text: str
     tokens: int
+    drafted: int = 0
+    accepted: int = 0
     accepted_spans: tuple[tuple[int, int], ...] = ()
     method: str = "off"
     logprobs: tuple[TokenText, ...] = ()
@@ -214,6 +221,8 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     cache_families: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     unavailable: dict[str, str] = {}
+    longest_drafts: dict[str, int] = {}
+    """Method -> the most drafts that it ever proposes; others know no such limit."""
     max_context_tokens: int = 0
     running: int = 0
     waiting: int = 0

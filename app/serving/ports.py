@@ -1,9 +1,8 @@
 """What the endpoints ask of the worker's client and of the catalog of models; tests pass fakes."""
 
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from app.core.choices import ModelChoice
 from app.core.messages import (
     Accepted,
     Delta,
@@ -17,6 +16,7 @@ from app.core.messages import (
     Snapshot,
 )
 from app.hub.catalog import CatalogModel
+from app.model_settings import ModelSettings
 
 
 class Worker(Protocol):
@@ -43,6 +43,24 @@ class Worker(Protocol):
 
     @property
     def restarts(self) -> int: ...
+
+    @property
+    def draining(self) -> bool:
+        """Whether the worker finishes what runs before another one takes its place."""
+        ...
+
+    @property
+    def last_exit(self) -> str:
+        """Why the last worker ended; empty when none has."""
+        ...
+
+    def release_quarantine(self, model_id: str) -> bool:
+        """Let a model run again; False when it was not quarantined."""
+        ...
+
+    def renew(self, drain_seconds: float = 0.0) -> None:
+        """Replace the worker once its running requests have finished, or after so many seconds."""
+        ...
 
     def generate(self, command: Generate) -> AsyncGenerator[Accepted | Delta | Finished, None]:
         """The events of one request; closing the generator cancels the request."""
@@ -95,9 +113,24 @@ class Pairings(Protocol):
         ...
 
 
-class Choices(Protocol):
-    """What is stored for each model. Calls may read the disk: make them in a thread."""
+class SettingsKeeper(Protocol):
+    """Where settings are kept between starts, as plain JSON values. Calls may read and write a file."""
 
-    def choice(self, model_id: str) -> ModelChoice | None:
-        """None: nothing was chosen for this model."""
+    @property
+    def version(self) -> int:
+        """Another number after anybody, in any process, kept something."""
+        ...
+
+    def settings(self) -> Mapping[str, Any]: ...
+
+    def change_settings(self, changes: Mapping[str, Any], *, source: str) -> None:
+        """Keep all of these or none; None forgets one."""
+        ...
+
+    def models(self) -> Mapping[str, ModelSettings]: ...
+
+    def save_model(self, model_id: str, settings: ModelSettings, *, source: str) -> None: ...
+
+    def has_keys(self) -> bool:
+        """Whether an API key was created that still counts."""
         ...

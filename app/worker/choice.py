@@ -25,7 +25,7 @@ class Choice:
         self._model = model
         self._stream = stream
         self._tally = tally
-        self._tokens = 0
+        self._tokens = self._drafted = self._accepted = 0
         self._logprobs: list[TokenText] = []
         self._method = "off"
         self.closing = ""
@@ -56,8 +56,10 @@ class Choice:
 
     def _feed_tokens(self, told: TokenEvent, at: float) -> list[Message]:
         chunk = self._stream.feed(told.tokens, told.accepted)
-        self._tally.count(told, chunk.tokens_used, at)
+        drafted, accepted = self._tally.count(told, chunk.tokens_used, at)
         self._tokens += chunk.tokens_used
+        self._drafted += drafted
+        self._accepted += accepted
         self._logprobs += self._token_texts(told.tokens[: chunk.tokens_used], told.logprobs)
         self._method = told.method
         if chunk.stopped:
@@ -79,11 +81,14 @@ class Choice:
             index=self._index,
             text=text,
             tokens=self._tokens,
+            drafted=self._drafted,
+            accepted=self._accepted,
             accepted_spans=tuple(accepted_spans),
             method=self._method,
             logprobs=tuple(self._logprobs),
         )
-        self._tokens, self._logprobs = 0, []
+        self._tokens = self._drafted = self._accepted = 0
+        self._logprobs = []
         return delta
 
     def _token_texts(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[TokenText]:

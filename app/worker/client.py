@@ -53,11 +53,16 @@ class WorkerLink(Protocol):
     def ready(self) -> bool: ...
 
     @property
+    def draining(self) -> bool: ...
+
+    @property
     def quarantined(self) -> Mapping[str, str]: ...
 
     def attach(self, listener: "WorkerClient") -> None: ...
 
     def release_quarantine(self, model_id: str) -> bool: ...
+
+    def renew(self, drain_seconds: float = 0.0) -> None: ...
 
     async def wait_ready(self, seconds: float) -> bool: ...
 
@@ -89,6 +94,11 @@ class WorkerClient:
         return self._link.ready
 
     @property
+    def draining(self) -> bool:
+        """Whether the worker finishes what runs before another one takes its place."""
+        return self._link.draining
+
+    @property
     def restarts(self) -> int:
         """How often the worker was started again."""
         return self._link.restarts
@@ -116,6 +126,10 @@ class WorkerClient:
     def release_quarantine(self, model_id: str) -> bool:
         """Let a model run again; False when it was not quarantined."""
         return self._link.release_quarantine(model_id)
+
+    def renew(self, drain_seconds: float = 0.0) -> None:
+        """Replace the worker once its running requests have finished, or after so many seconds."""
+        self._link.renew(drain_seconds)
 
     def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with every event, also with a `Failed` for each request that a dead worker left.

@@ -86,13 +86,14 @@ class Supervisor:
         self._closed: str | None = None
         self._greeted = False
         self._drain_seconds: float | None = None
+        self._renew_seconds: float | None = None
         self.restarts = 0
         self.last_exit = ""
 
     @property
     def ready(self) -> bool:
-        """Whether a worker has said `Ready`, lives and is not being stopped."""
-        return self._ready.is_set() and self._drain_seconds is None
+        """Whether a worker has said `Ready`, lives and is not being stopped or renewed."""
+        return self._ready.is_set() and self._drain_seconds is None and not self.draining
 
     @property
     def process_id(self) -> int | None:
@@ -124,15 +125,33 @@ class Supervisor:
                 await asyncio.wait_for(self._ready.wait(), seconds)
         return self.ready
 
+    @property
+    def draining(self) -> bool:
+        """Whether the worker finishes what runs, and another one takes its place."""
+        return self._renew_seconds is not None
+
+    def renew(self, drain_seconds: float = 0.0) -> None:
+        """Let running requests finish for `drain_seconds`, then start another worker at once; nobody is blamed.
+
+        Who asks meanwhile waits for the new one. A second call cuts the first one's patience short.
+        """
+        if self._drain_seconds is not None:
+            return
+        self._hurry()
+        self._renew_seconds = drain_seconds
+        self._ready.clear()
+        self._wake.set()
+
     def send(self, command: Command) -> None:
         """Queue a command. Raises WorkerGone without a ready worker, and what `ServerChannel.send` raises."""
-        if self._child is None or not self._ready.is_set():
+        if self._child is None or not (self._ready.is_set() or self.draining):
             raise WorkerGone("The model worker is not running; try again in a moment.", retry_after_seconds=2)
         self._child.send(command)
 
     async def stop(self, drain_seconds: float = 0.0) -> None:
         """Let running requests finish for `drain_seconds`, then end the worker for certain. Safe to call twice."""
         if self._drain_seconds is None:
+            self._hurry()
             self._drain_seconds = drain_seconds
         self._wake.set()
         self._ready.set()  # whoever waits looks again and learns that it is over
@@ -153,7 +172,9 @@ class Supervisor:
             if self._drain_seconds is not None:
                 break
             self.restarts += 1
-            await self._pause(backoff.pause_seconds(self._clock() - began))
+            if not self.draining:
+                await self._pause(backoff.pause_seconds(self._clock() - began))
+            self._renew_seconds = None
 
     async def _live(self) -> None:
         """One worker from spawn to its end."""
@@ -169,7 +190,9 @@ class Supervisor:
         try:
             hung = await self._watch()
             if self._drain_seconds is not None:
-                await self._drain(child, self._drain_seconds)
+                await self._drain(child, self._drain_seconds, "the server is stopping")
+            elif self._renew_seconds is not None and self._closed is None:
+                await self._drain(child, self._renew_seconds, "somebody restarted it")
             elif hung:
                 self._lose(hung)
                 await child.end((signal.SIGABRT, self._timing.abort_seconds))
@@ -184,7 +207,7 @@ class Supervisor:
     async def _watch(self) -> str:
         """Return when the channel closed or `stop` was called (empty), or why the worker counts as hung."""
         began = looked = self._clock()
-        while self._closed is None and self._drain_seconds is None:
+        while self._closed is None and self._drain_seconds is None and self._renew_seconds is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._timing.look_seconds)
                 continue
@@ -197,7 +220,7 @@ class Supervisor:
             looked = now
         return ""
 
-    async def _drain(self, child: Child, drain_seconds: float) -> None:
+    async def _drain(self, child: Child, drain_seconds: float, cause: str) -> None:
         """The orderly end: a command, then SIGTERM, then (in `Child.end`) SIGKILL; a worker still starting has none."""
         code = None
         if self._greeted:
@@ -209,7 +232,12 @@ class Supervisor:
         self._ready.clear()
         self.last_exit = describe_exit(code)
         if self._listener is not None:
-            self._listener.worker_gone("the server is stopping")
+            self._listener.worker_gone(cause)
+
+    def _hurry(self) -> None:
+        """A worker that drains already has drained long enough: the second Shutdown means now."""
+        if self.draining and self._greeted and self._child is not None:
+            self._child.send(Shutdown())
 
     def _lose(self, cause: str) -> None:
         """The worker is gone: tell everyone first, then learn from it."""
@@ -236,7 +264,8 @@ class Supervisor:
             self._listener.handle(event)
         if isinstance(event, Ready):
             self._greeted = True
-            self._ready.set()
+            if not self.draining:
+                self._ready.set()
 
     def _handle_close(self, reason: str) -> None:
         if self._closed is None:

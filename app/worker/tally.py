@@ -23,15 +23,19 @@ class Tally:
         """The scheduler has it; its own clock starts here."""
         self._queued_at = at
 
-    def count(self, told: TokenEvent, tokens_used: int, at: float) -> None:
-        """One step of which `tokens_used` tokens were used; what a stop string cut off counts nowhere."""
+    def count(self, told: TokenEvent, tokens_used: int, at: float) -> tuple[int, int]:
+        """One step of which `tokens_used` tokens were used; what a stop string cut off counts nowhere.
+
+        The answer is what was counted: (drafted, accepted).
+        """
         if not told.tokens:
-            return
+            return 0, 0
         cut = tokens_used < len(told.tokens)
         drafted = min(told.drafted, tokens_used) if cut else told.drafted
         accepted = min(told.accepted, tokens_used) if drafted else 0
         self._last_told_at = at
         self._told.count_step(kept=tokens_used, drafted=drafted, accepted=accepted, method=told.method)
+        return drafted, accepted
 
     def usage(self, statistics: Statistics) -> Usage:
         """The scheduler's account of an end that it decided itself, with the time before it was queued added."""

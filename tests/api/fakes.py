@@ -111,6 +111,9 @@ class FakeWorker:
         self.progress: dict[str, LoadProgress] = {}
         self.quarantined: dict[str, str] = {}
         self.restarts = 0
+        self.draining = False
+        self.last_exit = ""
+        self.renewals: list[float] = []
         self.commands: list[Generate] = []
         self.cancelled: list[str] = []
         self.loads: list[tuple[ModelSpecification, bool | None, float | None]] = []
@@ -155,6 +158,12 @@ class FakeWorker:
         self.loads.append((model, pinned, idle_seconds))
         await self.tell()
         return ModelLoaded(id="load", model_id=model.id, seconds=1.5)
+
+    def release_quarantine(self, model_id: str) -> bool:
+        return self.quarantined.pop(model_id, None) is not None
+
+    def renew(self, drain_seconds: float = 0.0) -> None:
+        self.renewals.append(drain_seconds)
 
     async def unload(self, model_id: str) -> None:
         self.unloads.append(model_id)

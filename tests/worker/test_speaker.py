@@ -27,6 +27,8 @@ def test_a_request_is_accepted_streamed_and_finished_once(pair: Pair) -> None:
     assert finished.usage.reason == ""
     deltas = [event for event in pair.of("r") if isinstance(event, Delta)]
     assert sum(delta.tokens for delta in deltas) == 10
+    counted = (sum(delta.drafted for delta in deltas), sum(delta.accepted for delta in deltas))
+    assert counted == (finished.usage.drafted, finished.usage.accepted) != (0, 0)
     assert (deltas[0].method, deltas[0].accepted_spans) == ("ngram", ((0, 2),))
     assert pair.leases == 0
     assert pair.engine.rows == set()

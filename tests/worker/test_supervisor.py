@@ -243,3 +243,53 @@ def test_ready_is_told_once_per_life() -> None:
             assert first.process_id != second.process_id
 
     asyncio.run(scenario())
+
+
+def test_a_renewed_worker_finishes_what_runs_and_whoever_asks_meanwhile_gets_the_next_one() -> None:
+    async def scenario() -> None:
+        async with serving() as (supervisor, client):
+            held = asyncio.create_task(collect(client, ask("hold")))
+            await until(client, lambda event: isinstance(event, Accepted))
+            old = supervisor.process_id
+            client.renew(5.0)
+            assert (client.draining, client.ready) == (True, False)
+            asked = asyncio.create_task(collect(client, ask("words 1", request_id="next")))
+            assert isinstance((await held)[-1], Finished)
+            assert isinstance((await asked)[-1], Finished)
+            assert supervisor.process_id != old
+            assert (client.draining, client.ready, client.restarts) == (False, True, 1)
+            assert "code 0" in client.last_exit
+            assert client.quarantined == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_renewal_without_patience_ends_what_runs_and_blames_no_model() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            for number in range(3):
+                running = asyncio.create_task(lost(client, "forever", request_id=f"r{number}"))
+                await until(client, lambda event: isinstance(event, Delta))
+                client.renew()
+                await running
+                assert await collect(client, ask("words 1", request_id=f"n{number}"))
+            assert (client.restarts, client.quarantined) == (3, {})
+
+    asyncio.run(scenario())
+
+
+def test_a_second_renewal_and_a_stop_cut_a_drain_short() -> None:
+    async def scenario() -> None:
+        async with serving() as (supervisor, client):
+            running = asyncio.create_task(lost(client, "forever"))
+            await until(client, lambda event: isinstance(event, Delta))
+            client.renew(3600.0)
+            client.renew(3600.0)
+            await running
+            running = asyncio.create_task(lost(client, "forever", request_id="s"))
+            await until(client, lambda event: isinstance(event, Delta) and event.id == "s")
+            client.renew(3600.0)
+            await supervisor.stop()
+            await running
+
+    asyncio.run(scenario())
