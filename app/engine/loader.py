@@ -18,8 +18,10 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
+from app.core.config_values import text_part
 from app.core.drafter_folder import FEATURE_METHODS, check_drafter, head_tensors
 from app.core.errors import ModelUnavailable
+from app.core.footprint import context_tokens
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 from app.engine import memory
@@ -128,7 +130,7 @@ def _build_model(folder: ModelFolder) -> _Part:
         folder.path, lazy=True, strict=True, trust_remote_code=False, get_model_classes=_headless_classes
     )
     model.__class__ = type(model).__base__
-    return _Part(folder.path, model, config, _embedding_rows(model, config), memory.context_tokens(config))
+    return _Part(folder.path, model, config, _embedding_rows(model, config), context_tokens(config))
 
 
 def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
@@ -211,7 +213,7 @@ def _embedding_rows(model: nn.Module, config: Mapping[str, Any]) -> int:
     rows = [int(module.weight.shape[0]) for _, module in model.named_modules() if isinstance(module, embeddings)]
     if not rows:
         raise ModelUnavailable("it has no token embedding")
-    stated = memory.text_config(config).get("vocab_size")
+    stated = text_part(config).get("vocab_size")
     return stated if isinstance(stated, int) and stated in rows else rows[-1]
 
 

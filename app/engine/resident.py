@@ -111,6 +111,7 @@ class Resident:
             cache_families=engine.cache_families if engine else (),
             methods=engine.limits.drafters if engine else (),
             unavailable=dict(engine.limits.unavailable) if engine else {},
+            longest_drafts=dict(engine.limits.longest_drafts) if engine else {},
             max_context_tokens=engine.limits.max_context_tokens if engine else 0,
             pinned=pinned,
             idle_seconds=idle_seconds,

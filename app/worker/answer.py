@@ -74,7 +74,7 @@ class Answer:
                 id=choice_id(command.id, index),
                 prompt_tokens=self._prompt,
                 max_tokens=command.max_tokens or _NO_LIMIT,
-                stop_token_ids=self._model.stop_token_ids,
+                stop_token_ids=frozenset() if command.ignore_end else self._model.stop_token_ids,
                 sampling=msgspec.structs.replace(command.sampling, seed=(command.sampling.seed + index) % _SEEDS),
                 speculation=command.speculation,
             )

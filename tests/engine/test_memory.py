@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from app.core import footprint
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import inspect_folder
@@ -59,9 +60,9 @@ def test_weights_are_counted_exactly_after_widening(tmp_path: Path, family: str,
         mx.eval(model.parameters())
         model = tiny_model(family, vocabulary_size=260, quantised=True)
         model.set_dtype(mx.bfloat16)
-    assert memory.weights_bytes(folder, widen=False) == bytes_of(model)
+    assert footprint.weights_bytes(folder, widen=False) == bytes_of(model)
     model.set_dtype(mx.float32)
-    assert memory.weights_bytes(folder, widen=True) == bytes_of(model)
+    assert footprint.weights_bytes(folder, widen=True) == bytes_of(model)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -101,18 +102,18 @@ def test_the_estimate_grows_with_draft_context_rows_and_dtype(tmp_path: Path) ->
     ],
 )
 def test_layers_are_told_apart_by_what_they_keep(config: dict[str, Any], layers: tuple[int, int, int]) -> None:
-    assert memory._layer_kinds(config) == layers
+    assert footprint._layer_kinds(config) == layers
 
 
 def test_latent_attention_keeps_one_compressed_vector() -> None:
-    assert memory._position_width({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 128}) == 576
-    assert memory._position_width({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}) == 64
+    assert footprint._position_width({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 128}) == 576
+    assert footprint._position_width({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}) == 64
 
 
 def test_the_context_comes_from_the_config_also_from_a_nested_one() -> None:
-    assert memory.context_tokens({"max_position_embeddings": 4096}) == 4096
-    assert memory.context_tokens({"text_config": {"max_position_embeddings": 100}, "model_type": "x"}) == 100
-    assert memory.context_tokens({}) == memory.DEFAULT_CONTEXT_TOKENS
+    assert footprint.context_tokens({"max_position_embeddings": 4096}) == 4096
+    assert footprint.context_tokens({"text_config": {"max_position_embeddings": 100}, "model_type": "x"}) == 100
+    assert footprint.context_tokens({}) == footprint.DEFAULT_CONTEXT_TOKENS
 
 
 def test_a_missing_folder_is_unavailable(tmp_path: Path) -> None:

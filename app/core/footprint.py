@@ -1,0 +1,204 @@
+"""What a unit holds in memory while it serves, in bytes, from safetensors headers and configs, never a weight.
+
+Weights in the dtype they are computed in, its drafters', keys and values of a context budget, recurrent states of every
+row, and the activations of one prefill chunk. Both processes ask: the worker before it loads, the server to say what a
+choice would cost. `widen`: the device computes in float32, so half precision takes twice its size.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.core.config_values import text_part
+from app.core.drafter_folder import FEATURE_METHODS
+from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.model_folder import ModelFolder, inspect_folder
+
+DEFAULT_CONTEXT_TOKENS = 32_768
+"""Context of a model whose config states none."""
+CONTEXT_BUDGET_TOKENS = 16_384
+"""Tokens, over all rows together, whose keys and values are set aside when no context length was chosen."""
+VERIFY_WIDTH = 17
+"""Positions of one row whose logits may exist at once: sixteen drafts and the current token."""
+
+_FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length", "n_ctx")
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one model of a unit takes, by what for."""
+
+    weights_bytes: int = 0
+    cache_bytes: int = 0
+    """Keys, values and recurrent states."""
+    peak_bytes: int = 0
+    """Activations of a prefill chunk, and logits."""
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.cache_bytes + self.peak_bytes
+
+    def __add__(self, other: "Footprint") -> "Footprint":
+        return Footprint(
+            self.weights_bytes + other.weights_bytes,
+            self.cache_bytes + other.cache_bytes,
+            self.peak_bytes + other.peak_bytes,
+        )
+
+
+def unit_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
+    """The main model with all its drafters. Raises ModelUnavailable for a broken folder; takes some milliseconds."""
+    drafters = (drafter_footprint(draft, spec, widen=widen) for draft in spec.drafts)
+    return sum(drafters, main_footprint(spec, widen=widen))
+
+
+def main_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
+    """The main model alone. Raises ModelUnavailable for a broken folder."""
+    return _footprint(inspect_folder(Path(spec.path)), spec, widen=widen)
+
+
+def drafter_footprint(draft: DraftSpecification, spec: ModelSpecification, *, widen: bool) -> Footprint:
+    """What one drafter adds to the unit of `spec`. Raises ModelUnavailable for a broken folder."""
+    folder = inspect_folder(Path(draft.path))
+    if draft.method in FEATURE_METHODS:
+        folder = _drafter_alone(folder, inside=draft.path == spec.path)
+    return _footprint(folder, spec, widen=widen)
+
+
+def cache_families(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the caches of a model roll back as far as its config tells: `trim`, `slice` and `snapshot`."""
+    kinds = zip(("trim", "slice", "snapshot"), _layer_kinds(text_part(config)), strict=True)
+    return tuple(name for name, layers in kinds if layers)
+
+
+def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
+    """A feature drafter with the sizes of its own layers. The weights of one `inside` the main model's checkpoint were
+    counted there; a multi-token head tells the layers of its target, but has one or a few, all with attention."""
+    nested = folder.config.get("transformer_layer_config")
+    config = {**(nested if isinstance(nested, dict) else {}), **text_part(folder.config), "text_config": None}
+    if inside or folder.drafter == "mtp":
+        layers = _number(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 1
+        config["layer_types"] = ["full_attention"] * layers
+    return dataclasses.replace(folder, config=config, tensors={} if inside else folder.tensors)
+
+
+def context_tokens(config: Mapping[str, Any]) -> int:
+    """The longest context that a config states, in tokens."""
+    return _number(text_part(config), *_CONTEXT_KEYS) or DEFAULT_CONTEXT_TOKENS
+
+
+def weights_bytes(folder: ModelFolder, *, widen: bool) -> int:
+    """Bytes of all tensors as they are computed with; packed integers keep their size, 8-bit floats unpack."""
+    return sum(_tensor_bytes(tensor.dtype, tensor.size_bytes, widen=widen) for tensor in folder.tensors.values())
+
+
+def _tensor_bytes(dtype: str, size: int, *, widen: bool) -> int:
+    if dtype in {"F8_E4M3", "F8_E5M2"}:
+        return size * (4 if widen else 2)
+    if dtype in _FLOAT_BYTES and widen:
+        return size * 4 // _FLOAT_BYTES[dtype]
+    return size
+
+
+def _footprint(folder: ModelFolder, spec: ModelSpecification, *, widen: bool) -> Footprint:
+    shape = _Shape.read(text_part(folder.config))
+    item = 4 if widen else 2
+    limit = context_tokens(folder.config)
+    budget = min(limit, spec.max_context_tokens or CONTEXT_BUDGET_TOKENS)
+    return Footprint(
+        weights_bytes(folder, widen=widen),
+        shape.cache_bytes(budget, rows=spec.max_rows, item=item),
+        shape.peak_bytes(budget, rows=spec.max_rows, chunk=spec.prefill_chunk_tokens, item=item, fused=not widen),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The numbers of a config that decide about caches and activations; what is not stated counts as zero."""
+
+    full_layers: int
+    sliding_layers: int
+    recurrent_layers: int
+    window: int
+    position_width: int
+    """Numbers kept per token and attention layer."""
+    state_size: int
+    """Numbers kept per row and recurrent layer."""
+    heads: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "_Shape":
+        full, sliding, recurrent = _layer_kinds(config)
+        return cls(
+            full_layers=full,
+            sliding_layers=sliding,
+            recurrent_layers=recurrent,
+            window=_number(config, "sliding_window"),
+            position_width=_position_width(config),
+            state_size=_state_size(config),
+            heads=_number(config, "num_attention_heads"),
+            hidden=_number(config, "hidden_size", "d_model"),
+            intermediate=max(_number(config, "intermediate_size"), _number(config, "moe_intermediate_size")),
+            vocabulary=_number(config, "vocab_size"),
+        )
+
+    def cache_bytes(self, budget: int, *, rows: int, item: int) -> int:
+        """Keys and values of `budget` tokens shared by all rows; windows and states once for every row."""
+        window = min(budget, rows * self.window)
+        positions = self.full_layers * budget + self.sliding_layers * window
+        return positions * self.position_width * item + self.recurrent_layers * rows * self.state_size * 4
+
+    def peak_bytes(self, budget: int, *, rows: int, chunk: int, item: int, fused: bool) -> int:
+        """Activations of one prefill chunk in one layer, or logits of one verify step; unfused kernels keep scores."""
+        activations = chunk * (8 * self.hidden + 3 * self.intermediate) * item
+        scores = 0 if fused else chunk * budget * self.heads * 4
+        return activations + scores + rows * VERIFY_WIDTH * self.vocabulary * 4
+
+
+def _number(config: Mapping[str, Any], *keys: str) -> int:
+    return next((int(value) for key in keys if isinstance(value := config.get(key), int | float)), 0)
+
+
+def _layer_kinds(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """How many layers keep every token, a window of tokens, or a state of fixed size.
+
+    A hybrid that does not say which layer is which (parallel heads) counts each layer as both.
+    """
+    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        full, sliding = kinds.count("full_attention"), kinds.count("sliding_attention")
+        return full, sliding, len(kinds) - full - sliding
+    if interval := _number(config, "full_attention_interval"):
+        return layers // interval, 0, layers - layers // interval
+    if pattern := _number(config, "sliding_window_pattern"):
+        return layers // pattern, layers - layers // pattern, 0
+    attention = layers if _number(config, "num_attention_heads") else 0
+    return attention, 0, layers if _state_size(config) else 0
+
+
+def _position_width(config: Mapping[str, Any]) -> int:
+    """Latent attention keeps one compressed vector; the others a key and a value per key-value head."""
+    if rank := _number(config, "kv_lora_rank"):
+        return rank + _number(config, "qk_rope_head_dim")
+    heads = _number(config, "num_attention_heads")
+    dimension = _number(config, "head_dim") or (_number(config, "hidden_size") // heads if heads else 0)
+    return 2 * (_number(config, "num_key_value_heads") or heads) * dimension
+
+
+def _state_size(config: Mapping[str, Any]) -> int:
+    """Numbers in one recurrent state: a key-by-value matrix per head (gated delta) or heads × width × state (Mamba)."""
+    delta = _number(config, "linear_num_value_heads") * _number(config, "linear_key_head_dim")
+    if delta:
+        return delta * _number(config, "linear_value_head_dim")
+    state = _number(config, "mamba_d_state", "state_size", "ssm_state_size")
+    heads = _number(config, "mamba_n_heads", "mamba_num_heads") or _number(config, "num_heads")
+    width = _number(config, "mamba_d_head", "mamba_head_dim") or _number(config, "head_dim")
+    return heads * width * state or _number(config, "intermediate_size") * state
