@@ -51,6 +51,7 @@ class Fetch:
         self._lock = threading.Lock()
         self._done_bytes = 0
         self._told_at = 0.0
+        self._no_room: HubProblem | None = None
 
     def run(self) -> Done:
         """Raises `HubProblem`, or `OSError` of the disk."""
@@ -73,11 +74,16 @@ class Fetch:
             return Done(str(self._folder.target))
 
     def _fetch_all(self, files: list[RepositoryFile]) -> None:
+        watch = threading.Thread(target=self._watch, daemon=True, name="watch")
+        watch.start()
         with ThreadPoolExecutor(max(1, self._job.streams)) as pool:
             running = [pool.submit(self._fetch, file) for file in files]
             wait(running, return_when=FIRST_EXCEPTION)
             self._stop.set()
+        watch.join()
         errors = [error for each in running if (error := each.exception()) and not isinstance(error, Stopped)]
+        if self._no_room is not None:
+            raise self._no_room
         if errors:
             raise errors[0]
 
@@ -85,9 +91,8 @@ class Fetch:
         """A wrong hash costs the file once: it may be left over from a crash of the computer, or come of the store."""
         for use_xet in (self._job.use_xet, False):
             self._receive(file, use_xet=use_xet)
-            self._tell(Verifying(file.name))
             received = self._folder.received_bytes(file)
-            if self._folder.verify(file, self._tick):
+            if self._folder.verify(file, lambda: self._tell_verifying(file)):
                 return
             self._add(-received)
         raise HubProblem("wrong_hash", self._repository, printable(file.name))
@@ -155,18 +160,29 @@ class Fetch:
     def _add(self, count: int) -> None:
         with self._lock:
             self._done_bytes += count
-        self._tick()
 
-    def _tick(self) -> None:
+    def _watch(self) -> None:
         """Tell how far it is, and look at the disk, a few times a second."""
+        told = self._done_bytes
+        while not self._stop.wait(TELL_SECONDS):
+            done = self._done_bytes
+            if done != told:
+                self._tell(Progress(done))
+                told = done
+            try:
+                self._check_room(0)
+            except HubProblem as problem:
+                self._no_room = problem
+                self._stop.set()
+
+    def _tell_verifying(self, file: RepositoryFile) -> None:
+        """Now and then: a silent process is taken for stalled."""
         with self._lock:
             now = time.monotonic()
             if now - self._told_at < TELL_SECONDS:
                 return
             self._told_at = now
-            done = self._done_bytes
-        self._tell(Progress(done))
-        self._check_room(0)
+        self._tell(Verifying(file.name))
 
     def _check_room(self, needed_bytes: int) -> None:
         free = shutil.disk_usage(self._downloads).free

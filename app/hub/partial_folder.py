@@ -149,6 +149,12 @@ def remove_partials(downloads: Path, repository: str, *, but: str = "") -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def forget_partials(downloads: Path, repository: str, wait_seconds: float = 5.0) -> None:
+    """Remove everything that has arrived of a repository. Raises `in_use` while a process works on it."""
+    with repository_lock(downloads, repository, wait_seconds):
+        remove_partials(downloads, repository)
+
+
 def read_marker(folder: Path) -> Marker | None:
     """What Paceline downloaded into a folder; None for a folder that it did not make."""
     try:

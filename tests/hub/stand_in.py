@@ -90,6 +90,8 @@ class Faults:
     """Bytes after which nothing more comes until `release` is set."""
     statuses: deque[int] = field(default_factory=deque)
     api: deque[int] = field(default_factory=deque)
+    held: set[str] = field(default_factory=set)
+    """Repositories whose files wait for `release`."""
     ignores_ranges: bool = False
     slices: int = 1 << 16
     """Bytes sent at once."""
@@ -229,6 +231,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("X-Xet-Refresh-Route", f"{self.hub.address}/api/models/{repository.id}/xet-read-token/x")
         self.end_headers()
         if self.command == "GET":
+            if repository.id in self.hub.faults.held:
+                self.hub.release.wait()
             self._send_body(body)
 
     def _send_body(self, body: bytes) -> None:

@@ -1,0 +1,275 @@
+"""The queue of downloads in the server: so many at a time, in their order, kept over restarts.
+
+One event loop calls everything here. What runs when the server ends goes on at the next start; what was paused stays
+paused. A repository has one download: asking again goes on with it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from app.core.download import FINISHED, Download
+from app.core.errors import InvalidRequest, PacelineError
+from app.core.ports import Clock
+from app.hub.download_frames import Done, Event, Job, Listed, Progress, Verifying, Waiting
+from app.hub.download_run import DownloadRun, Patience, Spawn, spawn_child
+from app.hub.download_state import Configuration, DownloadRows, Running, in_order, next_waiting, view_of
+from app.hub.partial_folder import forget_partials
+from app.hub.repository import checked_repository, checked_revision
+from app.hub.transfer_rate import TransferRate
+
+SAVE_SECONDS = 1.0
+
+_logger = logging.getLogger("paceline.downloads")
+
+
+class Downloads:
+    """All downloads of this computer. `arrived` is called for each one that is done."""
+
+    def __init__(
+        self,
+        rows: DownloadRows,
+        configuration: Configuration,
+        *,
+        arrived: Callable[[Download], None] = lambda _download: None,
+        spawn: Spawn = spawn_child,
+        patience: Patience | None = None,
+        clock: Clock = time.monotonic,
+        wall_clock: Clock = time.time,
+    ) -> None:
+        self._rows = rows
+        self._configuration = configuration
+        self._listeners = [arrived]
+        self._spawn = spawn
+        self._patience = patience or Patience()
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._downloads: dict[int, Download] = {}
+        self._running: dict[int, Running] = {}
+        self._unsaved: set[int] = set()
+        self._saver: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Read what is kept and go on with what ran."""
+        self._downloads = {each.id: each for each in await asyncio.to_thread(self._rows.all)}
+        for download in self._downloads.values():
+            if download.state == "running":
+                self._put(download, state="queued")
+        self._saver = asyncio.create_task(self._save_often(), name="downloads: save")
+        self.fill()
+
+    async def stop(self) -> None:
+        """End the processes; what ran is kept as running."""
+        running, self._running = list(self._running.values()), {}
+        if self._saver is not None:
+            self._saver.cancel()
+        for each in running:
+            each.task.cancel()
+        await asyncio.gather(*(each.task for each in running), return_exceptions=True)
+        await self._save()
+
+    def subscribe(self, arrived: Callable[[Download], None]) -> None:
+        """Call `arrived` for each download that is done from now on."""
+        self._listeners.append(arrived)
+
+    def views(self) -> list[dict[str, Any]]:
+        """Every download as plain values, in the order of the queue: running, queued, paused, then finished ones."""
+        return [self._view(each) for each in in_order(self._downloads.values())]
+
+    def view(self, download_id: int) -> dict[str, Any]:
+        """One download as plain values. Raises `InvalidRequest`."""
+        return self._view(self._find(download_id))
+
+    async def changed(self) -> None:
+        """Return at the next change of any download."""
+        await self._changed.wait()
+
+    async def add(self, repository: str, revision: str = "", drafts_for: str = "") -> dict[str, Any]:
+        """Queue a repository, or go on with the download of it that there is. Raises `InvalidRequest`."""
+        repository, revision = checked_repository(repository), checked_revision(revision)
+        async with self._changing:
+            known = next((each for each in self._downloads.values() if each.repository == repository), None)
+            if known is not None and known.state in {"queued", "running"}:
+                return self._view(known)
+            if known is None:
+                fresh = Download(id=0, repository=repository, created_at=self._wall_clock(), position=self._last() + 1)
+                known = await asyncio.to_thread(self._rows.add, fresh)
+                self._downloads[known.id] = known
+            if known.state in FINISHED:
+                known = self._put(known, revision="", done_bytes=0, total_bytes=0, position=self._last() + 1)
+            commit = revision or known.revision
+            self._put(known, state="queued", problem="", revision=commit, drafts_for=drafts_for or known.drafts_for)
+            return await self._settle(known.id)
+
+    async def pause(self, download_id: int) -> dict[str, Any]:
+        """Stop for now; what has arrived stays."""
+        async with self._changing:
+            download = self._find(download_id, "queued", "running")
+            await self._end(download_id)
+            download = self._downloads[download_id]
+            if download.state in {"queued", "running"}:
+                self._put(download, state="paused")
+            return await self._settle(download_id)
+
+    async def resume(self, download_id: int) -> dict[str, Any]:
+        """Go on with a paused or failed download where it was."""
+        async with self._changing:
+            self._put(self._find(download_id, "paused", "failed", "cancelled"), state="queued", problem="")
+            return await self._settle(download_id)
+
+    async def cancel(self, download_id: int) -> dict[str, Any]:
+        """Stop for good and remove what has arrived."""
+        async with self._changing:
+            self._find(download_id, "queued", "running", "paused", "failed")
+            await self._end(download_id)
+            download = self._downloads[download_id]
+            if download.state != "done":
+                await asyncio.to_thread(forget_partials, self._configuration.folder(), download.repository)
+                self._put(download, state="cancelled", done_bytes=0, problem="")
+            return await self._settle(download_id)
+
+    async def move(self, download_id: int, *, up: bool) -> dict[str, Any]:
+        """Change places with the one before or behind in the queue; at its end nothing happens."""
+        async with self._changing:
+            download = self._find(download_id, "queued")
+            waiting = next_waiting(self._downloads.values())
+            other = waiting.index(download) + (-1 if up else 1)
+            if 0 <= other < len(waiting):
+                self._put(download, position=waiting[other].position)
+                self._put(waiting[other], position=download.position)
+            return await self._settle(download_id)
+
+    async def remove(self, download_id: int) -> None:
+        """Forget a finished download; the model stays."""
+        async with self._changing:
+            self._find(download_id, *FINISHED)
+            async with self._writing:
+                await asyncio.to_thread(self._rows.delete, download_id)
+                del self._downloads[download_id]
+            self._tell_change()
+
+    def fill(self) -> None:
+        """Start the next ones while there is room for them."""
+        if self._saver is None or self._saver.cancelled():
+            return
+        room = max(0, self._configuration.parallel() - len(self._running))
+        for download in next_waiting(self._downloads.values())[:room]:
+            self._put(download, state="running", problem="")
+            task = asyncio.create_task(self._run(download.id), name=f"download {download.id}")
+            self._running[download.id] = Running(task, TransferRate(self._clock))
+
+    async def _run(self, download_id: int) -> None:
+        download = self._downloads[download_id]
+        others = (self._downloads[each] for each in self._running if each != download_id)
+        promised = sum(max(0, other.total_bytes - other.done_bytes) for other in others)
+        job = Job(
+            repository=download.repository,
+            revision=download.revision,
+            downloads_folder=str(self._configuration.folder()),
+            token=self._configuration.token(),
+            endpoint=self._configuration.endpoint,
+            reserve_bytes=self._configuration.reserve_bytes + promised,
+            **(self._configuration.job or {}),
+        )
+        run = DownloadRun(job, lambda event: self._hear(download_id, event), spawn=self._spawn, patience=self._patience)
+        try:
+            end = await run.run()
+        except OSError as error:
+            _logger.exception("no downloading process could be started")
+            self._finish(download_id, state="failed", problem=f"interrupted: {error.strerror}")
+            return
+        if isinstance(end, Done):
+            total = self._downloads[download_id].total_bytes
+            self._finish(download_id, state="done", problem="", folder=end.folder, done_bytes=total)
+        else:
+            self._finish(download_id, state="failed", problem=end.problem)
+
+    def _hear(self, download_id: int, event: Event) -> None:
+        download, running = self._downloads[download_id], self._running.get(download_id)
+        if running is None:
+            return
+        match event:
+            case Listed(commit, total, done):
+                self._put(download, revision=commit, total_bytes=total, done_bytes=done)
+                running.rate.note(done)
+            case Progress(done):
+                running.phase = "downloading"
+                running.rate.note(done)
+                self._put(download, done_bytes=done, problem="")
+            case Waiting(problem):
+                running.phase = "waiting"
+                self._put(download, problem=problem)
+            case Verifying():
+                running.phase = "verifying"
+                self._tell_change()
+
+    def _finish(self, download_id: int, **changes: Any) -> None:
+        self._running.pop(download_id, None)
+        download = self._put(self._downloads[download_id], **changes)
+        _logger.info("the download of %s is %s %s", download.repository, download.state, download.problem)
+        if download.state == "done":
+            for arrived in self._listeners:
+                arrived(download)
+        self.fill()
+
+    async def _end(self, download_id: int) -> None:
+        running = self._running.pop(download_id, None)
+        if running is not None:
+            running.task.cancel()
+            await asyncio.gather(running.task, return_exceptions=True)
+
+    async def _settle(self, download_id: int) -> dict[str, Any]:
+        """After a command: fill the free places, keep the change, tell the result."""
+        self.fill()
+        await self._save()
+        return self._view(self._downloads[download_id])
+
+    def _put(self, download: Download, **changes: Any) -> Download:
+        changed = replace(download, **changes, changed_at=self._wall_clock())
+        self._downloads[download.id] = changed
+        self._unsaved.add(download.id)
+        self._tell_change()
+        return changed
+
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _save(self) -> None:
+        async with self._writing:
+            unsaved, self._unsaved = self._unsaved, set()
+            rows = [self._downloads[each] for each in unsaved if each in self._downloads]
+            try:
+                if rows:
+                    await asyncio.to_thread(self._rows.save, rows)
+            except BaseException:
+                self._unsaved |= unsaved
+                raise
+
+    async def _save_often(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            with contextlib.suppress(PacelineError):  # the store says so itself; the files on the disk are what counts
+                await self._save()
+
+    def _find(self, download_id: int, *states: str) -> Download:
+        download = self._downloads.get(download_id)
+        if download is None:
+            raise InvalidRequest(f"There is no download {download_id}: GET /admin/api/downloads lists them.")
+        if states and download.state not in states:
+            allowed = " or ".join(states)
+            raise InvalidRequest(f"The download is {download.state}: that is possible only while it is {allowed}.")
+        return download
+
+    def _last(self) -> int:
+        return max((each.position for each in self._downloads.values()), default=0)
+
+    def _view(self, download: Download) -> dict[str, Any]:
+        return view_of(download, self._running.get(download.id))

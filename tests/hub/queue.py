@@ -1,0 +1,94 @@
+"""A queue of downloads against the stand-in hub: real processes, a real store, short times."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from app.hub.catalog import Catalog
+from app.hub.download_run import Patience, Spawn, spawn_child
+from app.hub.download_state import Configuration
+from app.hub.downloads import Downloads
+from app.store.download_rows import DownloadRows
+from app.store.store import Store
+from tests.hub.folders import CONFIG, safetensors, tokenizer
+from tests.hub.stand_in import StandInHub
+
+SHORT = Patience(pauses_seconds=(0.01, 0.02, 0.05))
+WAIT_SECONDS = 20.0
+
+
+def model_files(rows: int = 20_000) -> dict[str, bytes]:
+    """A whole small model; its weights are `rows` * 8 bytes, and more."""
+    return {
+        "config.json": json.dumps(CONFIG).encode(),
+        "tokenizer.json": json.dumps(tokenizer(list("abcdefgh"))).encode(),
+        "model.safetensors": safetensors({"model.embed_tokens.weight": ("F16", (rows, 4))}),
+    }
+
+
+class Place:
+    """A folder for downloads with its queue, store and catalog; `open` again for the server's next start."""
+
+    def __init__(self, folder: Path, hub: StandInHub) -> None:
+        self.folder = folder / "models"
+        self.folder.mkdir(exist_ok=True)
+        self.hub = hub
+        self.catalog = Catalog([self.folder], refresh_seconds=1e9)
+        self.store_file = folder / "home" / "paceline.sqlite3"
+
+    @asynccontextmanager
+    async def open(
+        self,
+        *,
+        parallel: int = 1,
+        patience: Patience = SHORT,
+        spawn: Spawn = spawn_child,
+        token: str = "",
+        reserve_bytes: int = 0,
+        **job: Any,
+    ) -> AsyncGenerator[Downloads, None]:
+        """The queue of one life of the server."""
+        store = Store(self.store_file)
+        configuration = Configuration(
+            folder=lambda: self.folder,
+            parallel=lambda: parallel,
+            token=lambda: token,
+            endpoint=self.hub.address,
+            reserve_bytes=reserve_bytes,
+            job={"retry_seconds": 0.01, **job},
+        )
+        downloads = Downloads(
+            DownloadRows(store), configuration, arrived=lambda _: self.catalog.refresh(), spawn=spawn, patience=patience
+        )
+        await downloads.start()
+        try:
+            yield downloads
+        finally:
+            await downloads.stop()
+            store.close()
+
+    def listed(self) -> list[str]:
+        """What the catalog shows."""
+        return [each.id for each in self.catalog.models()]
+
+    def partial_bytes(self) -> int:
+        """How much of anything lies in unfinished folders."""
+        return sum(file.stat().st_size for file in self.folder.glob(".partial/*@*/*"))
+
+
+async def until(downloads: Downloads, holds: Callable[[dict[str, Any]], bool], id: int = 1) -> dict[str, Any]:  # noqa: A002
+    """Wait for a change after which `holds`; the view then."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not holds(view := downloads.view(id)):
+            await downloads.changed()
+    return view
+
+
+async def until_state(downloads: Downloads, state: str, id: int = 1) -> dict[str, Any]:  # noqa: A002
+    """Wait for a state; a download that failed instead tells why."""
+    view = await until(downloads, lambda view: view["state"] in {state, "failed"}, id)
+    assert view["state"] == state, view
+    return view

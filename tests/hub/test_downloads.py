@@ -1,0 +1,242 @@
+"""The queue of downloads: what arrives is whole, what was interrupted goes on where it was, and nothing else is seen."""
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.core.errors import InvalidRequest
+from app.hub.download_run import Patience
+from tests.hub.queue import Place, model_files, until, until_state
+from tests.hub.stand_in import StandInHub, stand_in_hub
+
+pytestmark = pytest.mark.anyio
+
+ID = "paceline-test/tiny-4bit"
+
+
+@pytest.fixture
+def hub() -> Iterator[StandInHub]:
+    with stand_in_hub() as hub:
+        hub.add(ID, model_files())
+        yield hub
+
+
+@pytest.fixture
+def place(tmp_path: Path, hub: StandInHub) -> Place:
+    return Place(tmp_path, hub)
+
+
+async def test_a_repository_arrives_whole_and_is_listed(place: Place, hub: StandInHub) -> None:
+    hub.repositories[ID].files |= {"evil.py": b"import os", "weights.bin": b"pickle", "README.md": b"hello"}
+    hub.repositories[ID].files |= {"consolidated.safetensors": b"the same again", "onnx/config.json": b"{}"}
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        view = await until_state(downloads, "done")
+    arrived = {path.name: path.read_bytes() for path in (place.folder / ID).iterdir() if path.name[0] != "."}
+    assert arrived == model_files()
+    assert view["total_bytes"] == view["done_bytes"] == sum(map(len, arrived.values()))
+    assert view["revision"] == hub.repositories[ID].commit
+    assert place.listed() == [ID]
+    assert place.catalog.find(ID).problem == ""
+
+
+async def test_a_cut_connection_is_gone_on_with_where_it_was(place: Place, hub: StandInHub) -> None:
+    hub.faults.cuts.extend([10_000_000, 10_000_000, 70_000, 30_000])
+    async with place.open(streams=1) as downloads:
+        await downloads.add(ID)
+        await until_state(downloads, "done")
+    assert [each.range for each in hub.gets("model.safetensors")] == ["", "bytes=70000-", "bytes=100000-"]
+    assert place.listed() == [ID]
+
+
+async def test_a_server_that_ignores_ranges_costs_bytes_and_nothing_else(place: Place, hub: StandInHub) -> None:
+    hub.faults.cuts.extend([10_000_000, 10_000_000, 70_000])
+    hub.faults.ignores_ranges = True
+    async with place.open(streams=1) as downloads:
+        await downloads.add(ID)
+        view = await until_state(downloads, "done")
+    assert view["done_bytes"] == view["total_bytes"]
+
+
+async def test_pause_keeps_what_arrived_and_resume_goes_on_there(place: Place, hub: StandInHub) -> None:
+    hub.faults.stalls.extend([10_000_000, 10_000_000, 65_536])
+    async with place.open(streams=1) as downloads:
+        await downloads.add(ID)
+        await until(downloads, lambda view: view["done_bytes"] >= 65_536)
+        assert (await downloads.pause(1))["state"] == "paused"
+        assert place.listed() == []
+        with pytest.raises(InvalidRequest, match="paused"):
+            await downloads.pause(1)
+        await downloads.resume(1)
+        await until_state(downloads, "done")
+    assert hub.gets("model.safetensors")[-1].range == "bytes=65536-"
+    place.catalog.refresh()
+    assert place.listed() == [ID]
+
+
+async def test_what_ran_goes_on_after_a_restart_and_what_was_paused_stays_paused(
+    place: Place, hub: StandInHub
+) -> None:
+    hub.add("paceline-test/second", model_files(30_000))
+    hub.faults.stalls.extend([10_000_000, 10_000_000, 65_536])
+    async with place.open(streams=1) as downloads:
+        await downloads.add(ID)
+        await downloads.add("paceline-test/second")
+        await downloads.pause(2)
+        await until(downloads, lambda view: view["done_bytes"] >= 65_536)
+    async with place.open() as downloads:
+        await until_state(downloads, "done")
+        assert downloads.view(2)["state"] == "paused"
+        assert hub.gets("model.safetensors")[-1].range == "bytes=65536-"
+    async with place.open() as downloads:
+        assert [view["state"] for view in downloads.views()] == ["paused", "done"]
+
+
+async def test_a_resumed_download_stays_at_its_commit(place: Place, hub: StandInHub) -> None:
+    old = hub.repositories[ID].commit
+    hub.faults.stalls.extend([10_000_000, 10_000_000, 65_536])
+    async with place.open(streams=1) as downloads:
+        await downloads.add(ID)
+        await until(downloads, lambda view: view["done_bytes"] >= 65_536)
+        await downloads.pause(1)
+        hub.add(ID, model_files(25_000))
+        await downloads.resume(1)
+        assert (await until(downloads, lambda view: view["state"] == "failed"))["problem"] == "not_found"
+        assert downloads.view(1)["revision"] == old
+        await downloads.cancel(1)
+        assert place.partial_bytes() == 0
+        await downloads.add(ID)
+        assert (await until_state(downloads, "done"))["revision"] == hub.repositories[ID].commit != old
+
+
+async def test_a_newer_commit_takes_the_place_of_an_older_one(place: Place, hub: StandInHub) -> None:
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        await until_state(downloads, "done")
+        hub.add(ID, model_files(25_000))
+        await downloads.add(ID)
+        await until(downloads, lambda view: view["state"] == "running")
+        await until_state(downloads, "done")
+        asked = len(hub.gets("model.safetensors"))
+        await downloads.add(ID)
+        await until(downloads, lambda view: view["state"] == "running")
+        await until_state(downloads, "done")
+    assert len(hub.gets("model.safetensors")) == asked, "what is there already is not fetched again"
+    assert (place.folder / ID / "model.safetensors").read_bytes() == model_files(25_000)["model.safetensors"]
+    assert [path.name for path in (place.folder / ".partial").iterdir()] == ["paceline-test--tiny-4bit.lock"]
+
+
+async def test_content_with_another_hash_never_becomes_visible(place: Place, hub: StandInHub) -> None:
+    weights = hub.repositories[ID].files["model.safetensors"]
+    for lie in (weights[:-1] + b"!", weights[:-1], weights + b"!"):
+        hub.repositories[ID].lies = {"model.safetensors": lie}
+        async with place.open(attempts=1, patience=Patience(pauses_seconds=())) as downloads:
+            await downloads.add(ID)
+            view = await until(downloads, lambda view: view["state"] == "failed")
+            assert view["problem"] in {"wrong_hash", "offline"}
+            assert "again" in view["problem_text"]
+        place.catalog.refresh()
+        assert place.listed() == []
+
+
+async def test_a_small_file_is_checked_too(place: Place, hub: StandInHub) -> None:
+    config = hub.repositories[ID].files["config.json"]
+    hub.repositories[ID].lies = {"config.json": config.replace(b"qwen3", b"qwen9")}
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        assert (await until(downloads, lambda view: view["state"] == "failed"))["problem"] == "wrong_hash"
+
+
+async def test_a_full_disk_is_told_before_the_first_byte(place: Place, hub: StandInHub) -> None:
+    free = shutil.disk_usage(place.folder).free
+    async with place.open(reserve_bytes=2 * free) as downloads:
+        await downloads.add(ID)
+        view = await until(downloads, lambda view: view["state"] == "failed")
+    assert view["problem"] == "disk_full"
+    assert "MB more are needed" in view["problem_text"]
+    assert hub.gets("model.safetensors") == []
+
+
+async def test_a_process_that_hangs_is_restarted_without_the_chunk_store(place: Place, hub: StandInHub) -> None:
+    hub.repositories[ID].xet = frozenset({"model.safetensors"})
+    patience = Patience(first_byte_seconds=2.5, stall_seconds=2.5, pauses_seconds=(0.01,))
+    hub.faults.stalls.extend([10_000_000, 10_000_000, 65_536])
+    async with place.open(patience=patience, streams=1, read_timeout_seconds=60) as downloads:
+        await downloads.add(ID)
+        await until_state(downloads, "done")
+    assert [each.range for each in hub.gets("model.safetensors")] == ["", "bytes=65536-"]
+
+
+async def test_a_chunk_store_that_fails_gives_way_to_plain_http(place: Place, hub: StandInHub) -> None:
+    hub.repositories[ID].xet = frozenset({"model.safetensors"})
+    async with place.open(xet_from_bytes=1000) as downloads:
+        await downloads.add(ID)
+        await until_state(downloads, "done")
+    assert any("xet-read-token" in each.path for each in hub.seen)
+
+
+async def test_so_many_run_at_a_time_and_the_rest_in_their_order(place: Place, hub: StandInHub) -> None:
+    names = [f"paceline-test/model-{number}" for number in range(4)]
+    for name in names:
+        hub.add(name, model_files())
+    hub.faults.held = {names[0], names[1]}
+    async with place.open(parallel=2, streams=1) as downloads:
+        for name in names:
+            await downloads.add(name)
+        assert [view["state"] for view in downloads.views()] == ["running", "running", "queued", "queued"]
+        await downloads.move(4, up=True)
+        await downloads.move(4, up=True)
+        assert [view["id"] for view in downloads.views()] == [1, 2, 4, 3]
+        await downloads.move(4, up=False)
+        assert [view["id"] for view in downloads.views()] == [1, 2, 3, 4]
+        await downloads.move(4, up=True)
+        await downloads.pause(2)
+        await until_state(downloads, "done", 4)
+        await until_state(downloads, "done", 3)
+        hub.release.set()
+        await downloads.resume(2)
+        await until_state(downloads, "done", 1)
+        await until_state(downloads, "done", 2)
+
+
+async def test_cancel_removes_what_arrived_and_the_row_can_go(place: Place, hub: StandInHub) -> None:
+    hub.faults.stalls.extend([10_000_000, 10_000_000, 65_536])
+    async with place.open(streams=1) as downloads:
+        await downloads.add(ID)
+        await until(downloads, lambda view: view["done_bytes"] >= 65_536)
+        assert place.partial_bytes() >= 65_536
+        assert (await downloads.cancel(1))["state"] == "cancelled"
+        assert place.partial_bytes() == 0
+        await downloads.remove(1)
+        assert downloads.views() == []
+    async with place.open() as downloads:
+        assert downloads.views() == []
+
+
+async def test_adding_twice_is_one_download(place: Place, hub: StandInHub) -> None:
+    hub.faults.held = {ID}
+    async with place.open() as downloads:
+        views = await asyncio.gather(*(downloads.add(ID) for _ in range(5)))
+        assert {view["id"] for view in views} == {1}
+
+
+async def test_the_token_stays_out_of_rows_views_and_arguments(place: Place, hub: StandInHub) -> None:
+    hub.tokens.add("hf_secret")
+    hub.repositories[ID].gated = "manual"
+    async with place.open(token="hf_secret") as downloads:
+        await downloads.add(ID)
+        assert "hf_secret" not in str(await until_state(downloads, "done"))
+    assert b"hf_secret" not in place.store_file.read_bytes()
+    assert {each.authorization for each in hub.seen} == {"Bearer hf_secret"}
+
+
+async def test_a_token_that_the_hub_does_not_know_is_left_out_for_public_repositories(
+    place: Place, hub: StandInHub
+) -> None:
+    async with place.open(token="hf_stale") as downloads:
+        await downloads.add(ID)
+        await until_state(downloads, "done")
+    assert {each.authorization for each in hub.seen} == {"Bearer hf_stale", ""}
