@@ -104,10 +104,10 @@ def _refusal(main: CatalogModel, draft: CatalogModel) -> str:
         return (
             f"it is larger than the main model ({_megabytes(draft.size_bytes)} against {_megabytes(main.size_bytes)})"
         )
-    return _other_tokens(main.path, draft.path)
+    return token_difference(main.path, draft.path)
 
 
-def _other_tokens(main: Path, draft: Path) -> str:
+def token_difference(main: Path, draft: Path) -> str:
     """Why the tokens differ; "" when they are the same. Equal files need no parsing."""
     files = main / "tokenizer.json", draft / "tokenizer.json"
     if all(file.is_file() for file in files) and filecmp.cmp(*files, shallow=False):

@@ -1,0 +1,106 @@
+"""Every way to draft for a model, in the order in which a person should try them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.core.footprint import unit_footprint
+from app.core.messages import DraftSpecification, ModelSpecification
+from app.hub.candidates import Candidate, candidates_for, rank, with_measured
+from app.hub.catalog import Catalog, CatalogModel, default_catalog
+from tests.hub.folders import write_model
+
+
+def specification(main: CatalogModel) -> ModelSpecification:
+    return ModelSpecification(id=main.id, path=str(main.path))
+
+
+def found(main: CatalogModel, catalog: Catalog) -> dict[tuple[str, str], Candidate]:
+    candidates = candidates_for(main, catalog.models(), specification(main), widen=False)
+    return {(each.method, each.id): each for each in candidates}
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Catalog:
+    """The embedded models and no others."""
+    return default_catalog([], environment={}, home=tmp_path)
+
+
+def test_everything_that_could_draft_is_told_with_what_it_takes(embedded: Catalog) -> None:
+    main = embedded.find("demo-assistant")
+    candidates = found(main, embedded)
+    for method, name in (("dflash", "demo-assistant-dflash"), ("eagle3", "demo-assistant-eagle3")):
+        drafter = candidates[method, name]
+        assert (drafter.fits, drafter.is_usual, drafter.tokens, drafter.rollback) == (True, True, "borrowed", ("trim",))
+    draft = candidates["draft_model", "demo-draft"]
+    assert (draft.fits, draft.tokens, draft.rollback) == (True, "same", ("trim",))
+    assert draft.footprint.weights_bytes == draft.size_bytes
+    assert draft.footprint.cache_bytes > 0, "its keys and values count"
+    refused = candidates["mtp", "demo-hybrid-mtp"]
+    assert "cannot run here" in refused.refusal
+    assert main.id not in {each.id for each in candidates.values()}
+
+
+def test_what_is_told_of_each_adds_up_to_what_the_worker_reserves(embedded: Catalog) -> None:
+    main = embedded.find("demo-assistant")
+    draft = embedded.find("demo-draft")
+    alone = specification(main)
+    unit = ModelSpecification(id=main.id, path=str(main.path), drafts=(DraftSpecification(draft.id, str(draft.path)),))
+    extra = found(main, embedded)["draft_model", "demo-draft"].footprint
+    whole = unit_footprint(unit, widen=False)
+    assert whole == unit_footprint(alone, widen=False) + extra
+    assert whole.total_bytes == whole.weights_bytes + whole.cache_bytes + whole.peak_bytes
+
+
+def test_n_grams_need_nothing_and_are_always_there(tmp_path: Path) -> None:
+    write_model(tmp_path / "lonely")
+    catalog = Catalog([tmp_path])
+    (ngram,) = candidates_for(
+        catalog.find("lonely"), catalog.models(), specification(catalog.find("lonely")), widen=True
+    )
+    assert (ngram.method, ngram.id, ngram.origin, ngram.tokens) == ("ngram", "", "text", "unneeded")
+    assert ngram.fits
+    assert ngram.footprint.total_bytes == 0
+
+
+def test_another_tokenizer_is_named_token_by_token(tmp_path: Path) -> None:
+    write_model(tmp_path / "main", rows=16)
+    write_model(tmp_path / "stranger", pieces="abxdyfgh")
+    catalog = Catalog([tmp_path])
+    stranger = found(catalog.find("main"), catalog)["draft_model", "stranger"]
+    assert stranger.tokens == "other"
+    assert "token 2 is 'c' in the main model and 'x' in the draft" in stranger.token_difference
+    assert stranger.token_difference in stranger.refusal
+
+
+def test_a_broken_folder_is_told_and_breaks_nothing(tmp_path: Path) -> None:
+    write_model(tmp_path / "main", rows=16)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    catalog = Catalog([tmp_path])
+    broken = found(catalog.find("main"), catalog)["draft_model", "broken"]
+    assert broken.refusal
+    assert broken.footprint.total_bytes == 0
+
+
+def test_a_state_that_cannot_be_cut_is_a_snapshot(embedded: Catalog) -> None:
+    main = replace(embedded.find("demo-assistant"), size_bytes=1 << 40)
+    candidates = candidates_for(main, embedded.models(), specification(main), widen=False)
+    hybrid = next(each for each in candidates if each.id == "demo-hybrid")
+    assert hybrid.rollback == ("trim", "snapshot")
+
+
+def test_what_was_measured_to_pay_comes_first_and_what_does_not_fit_last() -> None:
+    candidates = [
+        Candidate(method="draft_model", id="refused", refusal="it has another tokenizer"),
+        Candidate(method="ngram", origin="text"),
+        Candidate(method="draft_model", id="slow"),
+        Candidate(method="eagle3", id="stranger", is_usual=False),
+        Candidate(method="draft_model", id="quick"),
+        Candidate(method="dflash", id="new"),
+    ]
+    speedups = {("draft_model", "slow"): 0.8, ("draft_model", "quick"): 1.7, ("draft_model", "refused"): 9.0}
+    ranked = rank(with_measured(each, speedups) for each in candidates)
+    assert [each.id or each.method for each in ranked] == ["quick", "new", "ngram", "stranger", "slow", "refused"]
+    assert [each.measured for each in ranked[:2]] == [1.7, None]
