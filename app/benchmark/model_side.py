@@ -7,12 +7,8 @@ from app.benchmark.ours import OurSide, Run
 from app.benchmark.prompts import Prompts
 from app.core.request import SpeculationRequest
 from app.serving.sweep.grid import LENGTHS, PLAIN, Cell, Setting
+from app.serving.sweep.tasks import FEWEST_TOKENS, TOKENS, WARM_UP_TOKENS
 from app.serving.sweep.turns import Turn
-
-TOKENS = 64
-WARM_UP_TOKENS = 20
-FEWEST_TOKENS = 24
-"""Answers that end sooner go on behind their end, in every setting alike."""
 
 
 class ModelSide:

@@ -1,6 +1,7 @@
 """Which generation requests are open, and whether new ones may begin: the valve of a clean shutdown."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from app.core.errors import ModelUnavailable, PacelineError, QueueFull
@@ -13,13 +14,14 @@ class Abortable(Protocol):
 
 
 class Activity:
-    """The open generation requests. Called from the event loop only."""
+    """The open generation requests. Called from the event loop only; `limit` tells how many there may be now."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
         self._open: set[Abortable] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._busy = asyncio.Event()
         self.draining = False
 
     def __len__(self) -> int:
@@ -29,7 +31,7 @@ class Activity:
         """Raise `ModelUnavailable` while draining, `QueueFull` when too many requests are open."""
         if self.draining:
             raise ModelUnavailable("Paceline is shutting down.", code="shutting_down", retry_after_seconds=5)
-        if len(self._open) >= self._limit:
+        if len(self._open) >= self._limit():
             raise QueueFull("Too many requests are open: try again in a moment.", retry_after_seconds=1)
 
     def enter(self, request: Abortable) -> None:
@@ -37,12 +39,22 @@ class Activity:
         self.check_open()
         self._open.add(request)
         self._idle.clear()
+        self._busy.set()
 
     def leave(self, request: Abortable) -> None:
         """`request` ended; a second call does nothing."""
         self._open.discard(request)
         if not self._open:
             self._idle.set()
+            self._busy.clear()
+
+    async def wait_idle(self) -> None:
+        """Until no request is open."""
+        await self._idle.wait()
+
+    async def wait_busy(self) -> None:
+        """Until a request is open."""
+        await self._busy.wait()
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, give open ones `seconds` to finish, then end the rest with an error."""

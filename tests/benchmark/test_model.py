@@ -7,11 +7,12 @@ import pytest
 from rich.console import Console
 
 from app.benchmark.model_command import Wishes, affordable, bench_model, specification_for
-from app.benchmark.model_side import TOKENS, ModelSide
+from app.benchmark.model_side import ModelSide
 from app.benchmark.ours import OurSide
 from app.benchmark.prompts import Prompts
 from app.core.errors import ModelNotFound
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
+from app.serving.sweep.tasks import TOKENS
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
 from app.text.template import TextModel

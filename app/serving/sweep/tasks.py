@@ -1,5 +1,9 @@
-"""The built-in prompts of a measurement: prose, code that repeats, JSON, new code and a list."""
+"""What a turn asks for: the built-in prompts (prose, code that repeats, JSON, new code, a list) and how many tokens."""
 
+TOKENS = 64
+WARM_UP_TOKENS = 20
+FEWEST_TOKENS = 24
+"""Answers that end sooner go on behind their end, in every setting alike."""
 TASKS = (
     "Explain in a few sentences why the sky is blue by day and red in the evening.",
     "Add type hints and docstrings to this Python module and repeat all of it:\n\n"

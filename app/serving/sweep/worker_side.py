@@ -1,0 +1,108 @@
+"""Turns over the running worker: ordinary requests, greedy, all rows of a cell at once, timed as their tokens come.
+
+The same prompt is asked in every setting of a round, plain decoding first and twice, so that a prefix cache helps all
+settings alike. Only decoding is timed: what comes before every row has spoken is `prompt_seconds`.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+
+from app.core.errors import PacelineError
+from app.core.messages import Delta, Finished, Generate, ModelSpecification, Usage
+from app.core.ports import Clock
+from app.core.request import SamplingParameters, SpeculationRequest
+from app.serving.ports import Worker
+from app.serving.sweep.clock import DecodeClock
+from app.serving.sweep.grid import PLAIN, Cell
+from app.serving.sweep.tasks import FEWEST_TOKENS, TOKENS, WARM_UP_TOKENS
+from app.serving.sweep.turns import Ask, Turn
+
+
+class WorkerSide:
+    """Asks one unit; `chats`: the model has a chat template."""
+
+    def __init__(
+        self, worker: Worker, unit: ModelSpecification, prompts: Sequence[str], *, chats: bool, clock: Clock
+    ) -> None:
+        self._worker = worker
+        self._unit = unit
+        self._prompts = tuple(prompts)
+        self._chats = chats
+        self._clock = clock
+        self._endless: set[tuple[Cell, int]] = set()
+
+    async def turn(self, ask: Ask) -> Turn:
+        """One turn; cancelling it cancels its requests in the worker. Raises the PacelineError that ended one."""
+        turn, tokens = await self._run(ask)
+        place = (ask.cell, ask.number)
+        if ask.setting == PLAIN and place not in self._endless and tokens < FEWEST_TOKENS * ask.cell.rows:
+            self._endless.add(place)
+            turn, _ = await self._run(ask)
+        return turn
+
+    async def _run(self, ask: Ask) -> tuple[Turn, int]:
+        rows = range(ask.cell.rows)
+        clock = DecodeClock(rows, self._clock)
+        began = self._clock()
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(self._row(self._command(ask, row), row, clock)) for row in rows]
+        except* PacelineError as group_error:
+            raise first_of(group_error) from None
+        seconds = self._clock() - began
+        usages = [task.result() for task in asked]
+        tokens = sum(usage.completion_tokens for usage in usages)
+        prompt_seconds = max(0.0, clock.started - began)
+        rate = clock.tokens_per_second or (tokens / seconds if seconds > 0 else 0.0)
+        return turn_of(usages, rate=rate, seconds=seconds, prompt_seconds=prompt_seconds), tokens
+
+    async def _row(self, command: Generate, row: int, clock: DecodeClock) -> Usage:
+        usage = Usage()
+        async with contextlib.aclosing(self._worker.generate(command)) as events:
+            async for event in events:
+                if isinstance(event, Delta) and event.tokens:
+                    clock.tell(row, event.tokens)
+                elif isinstance(event, Finished):
+                    usage = event.usage
+        return usage
+
+    def _command(self, ask: Ask, row: int) -> Generate:
+        prompt = self._prompts[(ask.number + row) % len(self._prompts)]
+        setting = ask.setting
+        return Generate(
+            id=f"measure-{secrets.token_hex(8)}",
+            model=self._unit,
+            messages=[{"role": "user", "content": prompt}] if self._chats else None,
+            text=None if self._chats else prompt,
+            max_tokens=WARM_UP_TOKENS if ask.warm_up else TOKENS,
+            ignore_end=(ask.cell, ask.number) in self._endless,
+            sampling=SamplingParameters(temperature=0.0),
+            speculation=SpeculationRequest(method=setting.method, num_draft_tokens=setting.drafts or None),
+        )
+
+
+def first_of(errors: ExceptionGroup[PacelineError]) -> PacelineError:
+    """One error out of those that ended the rows of a turn."""
+    first = errors.exceptions[0]
+    return first_of(first) if isinstance(first, ExceptionGroup) else first
+
+
+def turn_of(usages: Sequence[Usage], *, rate: float, seconds: float, prompt_seconds: float) -> Turn:
+    """The figures of one turn out of what its rows counted."""
+    drafted = sum(usage.drafted for usage in usages)
+    accepted = sum(usage.accepted for usage in usages)
+    cycles = sum(usage.cycles for usage in usages)
+    used: Counter[str] = Counter()
+    for usage in usages:
+        used.update({each.method: each.steps for each in usage.by_method if each.drafted})
+    return Turn(
+        tokens_per_second=rate,
+        seconds=seconds,
+        prompt_seconds=prompt_seconds,
+        acceptance=accepted / drafted if drafted else None,
+        tokens_per_cycle=(accepted + cycles) / cycles if cycles else None,
+        method=used.most_common(1)[0][0] if used else "",
+    )
