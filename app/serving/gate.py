@@ -1,7 +1,8 @@
 """The gate in front of every route: Host, Origin, Content-Type and header caps, decided on the raw ASGI scope.
 
 Loopback is not a trust boundary: any web page can reach it. A request must name a host that we allow (DNS
-rebinding), a state-changing one must not come from a foreign page (CSRF), and no CORS header is ever sent.
+rebinding) and must not come from a foreign page, be it to change or to read something (CSRF), except that a person may
+follow a link to us. No CORS header is ever sent.
 """
 
 import re
@@ -27,6 +28,8 @@ DEFAULT_HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 """Sent with every answer that does not set them itself."""
+ADMIN_HEADERS = (*DEFAULT_HEADERS, (b"cache-control", b"no-store"))
+"""The same for the dashboard: what it tells is for one person, and may be a secret."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -34,10 +37,12 @@ Headers = list[tuple[bytes, bytes]]
 class Gate:
     """ASGI middleware that refuses what no route should see; websockets are refused altogether."""
 
-    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str], answered: Callable[[str, str, int], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, allowed_hosts: Callable[[], Collection[str]], answered: Callable[[str, str, int], None]
+    ) -> None:
         self._app = app
         self._answered = answered
-        self._allowed_hosts = LOOPBACK_HOSTS | {host.lower() for host in allowed_hosts}
+        self._allowed_hosts = allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with an error object."""
@@ -51,7 +56,8 @@ class Gate:
         async def send_with_defaults(message: Message) -> None:
             if message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message.get("headers", ())}
-                missing = [(name, value) for name, value in DEFAULT_HEADERS if name not in present]
+                defaults = ADMIN_HEADERS if scope["path"].startswith("/admin") else DEFAULT_HEADERS
+                missing = [(name, value) for name, value in defaults if name not in present]
                 message["headers"] = [*message.get("headers", ()), *missing]
                 self._count(scope, message["status"])
             await send(message)
@@ -72,8 +78,9 @@ class Gate:
         _check_header_size(headers)
         host = self._check_host(headers)
         _check_length(headers)
-        if method not in SAFE_METHODS:
+        if not _is_followed_link(method, headers):
             _check_origin(headers, host)
+        if method not in SAFE_METHODS:
             _check_content_type(headers)
 
     def _check_host(self, headers: Headers) -> str:
@@ -81,7 +88,8 @@ class Gate:
         match = HOST.fullmatch(values[0]) if len(values) == 1 else None
         if match is None or int(match.group(2) or 0) > 65535:
             raise Rejected(400, "Exactly one valid Host header is required.", "invalid_host", close=True)
-        if match.group(1).decode("ascii").lower() not in self._allowed_hosts:
+        name = match.group(1).decode("ascii").lower()
+        if name not in LOOPBACK_HOSTS and name not in self._allowed_hosts():
             advice = "This Host is not allowed: use 127.0.0.1 or localhost, or add the name to PACELINE_ALLOWED_HOSTS."
             raise Rejected(403, advice, "host_not_allowed", close=True)
         return values[0].decode("ascii").lower()
@@ -105,6 +113,14 @@ def _check_length(headers: Headers) -> None:
         raise Rejected(400, "Content-Length is not a valid number.", "invalid_content_length", close=True)
     if int(values[0]) > MAX_BODY_BYTES:
         raise too_large()
+
+
+def _is_followed_link(method: str, headers: Headers) -> bool:
+    """Whether a browser shows the answer to a person as a page of its own; a preflight asks for what it never gets."""
+    if method == "OPTIONS":
+        return True
+    destinations = _all(headers, b"sec-fetch-dest")
+    return method == "GET" and _all(headers, b"sec-fetch-mode") == [b"navigate"] and destinations == [b"document"]
 
 
 def _check_origin(headers: Headers, host: str) -> None:

@@ -1,0 +1,75 @@
+"""A site with an account: real store, real hashing at a low cost, a clock that tests move."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx2
+
+from app.admin.context import AdminContext
+from app.admin.setup_token import SetupToken
+from app.main import build
+from app.serving.auth import COOKIE
+from app.store.accounts import Accounts
+from app.store.passwords import ScryptCost
+from tests.api.fakes import Site, make_site
+
+PASSWORD = "correct horse battery"
+OTHER_PASSWORD = "staple staple staple"
+FAST = ScryptCost(n=2, r=1, p=1)
+FAR = "192.168.1.9"
+
+
+@dataclass
+class Time:
+    """Seconds that pass only when told to; both clocks of the server."""
+
+    now: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class SignInSite:
+    site: Site
+    admin: AdminContext
+    time: Time
+
+    @property
+    def accounts(self) -> Accounts:
+        return self.admin.accounts
+
+    def browser(self, address: str = "127.0.0.1", **headers: str) -> httpx2.AsyncClient:
+        """A client with cookies of its own."""
+        transport = httpx2.ASGITransport(self.site.app, client=(address, 4711))
+        return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8710", headers=headers)
+
+    async def signed_in(self, address: str = "127.0.0.1", password: str = PASSWORD) -> httpx2.AsyncClient:
+        client = self.browser(address)
+        response = await client.post("/admin/api/login", json={"password": password})
+        assert response.status_code == 200, response.text
+        return client
+
+    def key(self, scope: Any = "inference", name: str = "a program") -> str:
+        return self.accounts.keys.create(name, scope)[1]
+
+
+def make_sign_in_site(*, password: str | None = PASSWORD, **settings: Any) -> SignInSite:
+    """A site whose account has `password`; None is before the first run."""
+    time = Time()
+    site = make_site(context={"clock": time}, **settings)
+    made: AdminContext = site.app.state.admin
+    accounts = Accounts(made.store, clock=time, cost=FAST)
+    admin = replace(made, accounts=accounts, setup=SetupToken(time))
+    site.app = build(admin)
+    site.client = site.connect()
+    if password is not None:
+        assert accounts.set_up(password)
+    return SignInSite(site, admin, time)
+
+
+def cookie_of(client: httpx2.AsyncClient) -> str:
+    return client.cookies.get(COOKIE) or ""

@@ -1,0 +1,258 @@
+"""The account, its sessions and its keys, in a real file: what is stored opens nothing, what has ended stays ended."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from app.core.errors import InvalidRequest
+from app.store.accounts import Accounts
+from app.store.passwords import ScryptCost, check_password, hash_password, is_password
+from app.store.sessions import MAX_SESSIONS
+from app.store.store import FILE_NAME, Store
+
+FAST = ScryptCost(n=2, r=1, p=1)
+PASSWORD = "correct horse battery"
+DAY_SECONDS = 86_400.0
+
+
+class Time:
+    now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def accounts(tmp_path: Path, time: Time) -> Accounts:
+    return Accounts(Store(tmp_path / FILE_NAME), clock=time, cost=FAST)
+
+
+def content(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file())
+
+
+@pytest.mark.parametrize("password", ["", "1234567", "password", "PASSWORD1", "aaaaaaaaaaaa", "12345678", "x" * 1025])
+def test_bad_passwords_are_refused(password: str, accounts: Accounts) -> None:
+    with pytest.raises(InvalidRequest):
+        accounts.set_up(password)
+    assert not accounts.has_account
+
+
+@pytest.mark.parametrize(
+    "password", ["eight ch", "all lowercase words", "пароль из слов", "비밀번호입니다요", "  spaced  out "]
+)
+def test_any_other_password_will_do(password: str) -> None:
+    check_password(password)
+    stored = hash_password(password, FAST)
+    assert is_password(password, stored)
+    assert not is_password(password + "x", stored)
+    assert not is_password(password.strip() + "!", stored)
+
+
+def test_the_hash_says_how_it_was_made_and_is_another_each_time() -> None:
+    made = [hash_password(PASSWORD, ScryptCost(16, 2, 1)) for _ in range(2)]
+    assert made[0] != made[1]
+    assert all(re.fullmatch(r"scrypt\$16\$2\$1\$[\w+/=]{24}\$[\w+/=]{44}", each) for each in made)
+    assert all(is_password(PASSWORD, each) for each in made)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "",
+        "scrypt",
+        "scrypt$2$1$1$$",
+        "plain$2$1$1$AAAA$AAAA",
+        "scrypt$0$0$0$AAAA$AAAA",
+        "scrypt$x$1$1$AAAA$AAAA",
+        "scrypt$3$1$1$AAAA$" + "A" * 43 + "=",
+        "scrypt$1073741824$8$1$AAAA$" + "A" * 43 + "=",
+        "scrypt$2$1$1$*$*",
+    ],
+)
+def test_what_is_no_hash_matches_nothing(stored: str) -> None:
+    assert not is_password(PASSWORD, stored)
+    assert not is_password("", stored)
+
+
+def test_one_letter_typed_on_two_keyboards_is_one_letter() -> None:
+    assert is_password("cafe\u0301 au lait", hash_password("caf\u00e9 au lait", FAST))
+
+
+def test_there_is_one_account_and_it_is_set_up_once(accounts: Accounts) -> None:
+    assert not accounts.has_account
+    assert not accounts.is_password(PASSWORD)
+    assert accounts.set_up(PASSWORD)
+    assert accounts.has_account
+    assert not accounts.set_up("another password")
+    assert accounts.is_password(PASSWORD)
+    assert not accounts.is_password("another password")
+
+
+def test_a_new_password_ends_the_old_one_and_every_session(accounts: Accounts) -> None:
+    accounts.set_up(PASSWORD)
+    secret = accounts.sessions.begin("Firefox")
+    accounts.set_password("another password")
+    assert not accounts.is_password(PASSWORD)
+    assert accounts.is_password("another password")
+    assert not accounts.sessions.is_open(secret)
+
+
+def test_the_file_knows_no_password_no_session_and_no_key(accounts: Accounts, tmp_path: Path) -> None:
+    accounts.set_up(PASSWORD)
+    secret = accounts.sessions.begin("Firefox")
+    key, text = accounts.keys.create("laptop", "admin")
+    written = content(tmp_path)
+    assert key.hint.encode() in written
+    for each in (PASSWORD, secret, text, text[len(key.hint) :]):
+        assert each.encode() not in written
+
+
+def test_a_session_ends_after_seven_days_without_use(accounts: Accounts, time: Time) -> None:
+    secret = accounts.sessions.begin("Firefox")
+    for _ in range(3):
+        time.now += 6 * DAY_SECONDS
+        assert accounts.sessions.is_open(secret)
+    time.now += 7 * DAY_SECONDS
+    assert not accounts.sessions.is_open(secret)
+    assert accounts.sessions.list() == []
+
+
+def test_a_session_ends_after_thirty_days_in_any_case(accounts: Accounts, time: Time) -> None:
+    secret = accounts.sessions.begin("Firefox")
+    for _ in range(29):
+        time.now += DAY_SECONDS
+        assert accounts.sessions.is_open(secret)
+    time.now += DAY_SECONDS
+    assert not accounts.sessions.is_open(secret)
+
+
+def test_its_use_is_written_once_a_minute(accounts: Accounts, time: Time) -> None:
+    secret = accounts.sessions.begin("Firefox")
+    for passed, noted in ((59, 0.0), (1, 60.0), (30, 60.0), (30, 120.0)):
+        time.now += passed
+        assert accounts.sessions.is_open(secret)
+        assert accounts.sessions.list()[0].seen_at == Time.now + noted
+
+
+def test_signing_in_again_ends_the_session_before(accounts: Accounts) -> None:
+    first = accounts.sessions.begin("Firefox")
+    second = accounts.sessions.begin("Firefox", instead_of=first)
+    assert first != second
+    assert not accounts.sessions.is_open(first)
+    assert accounts.sessions.is_open(second)
+
+
+def test_sessions_are_listed_without_what_opens_them(accounts: Accounts, time: Time) -> None:
+    first = accounts.sessions.begin("Firefox, Linux")
+    time.now += 100
+    second = accounts.sessions.begin("Safari, macOS")
+    listed = accounts.sessions.list(first)
+    assert [(each.browser, each.is_current) for each in listed] == [("Safari, macOS", False), ("Firefox, Linux", True)]
+    assert not [each for each in listed for secret in (first, second) if each.id in secret]
+    assert not accounts.sessions.is_open(listed[0].id)
+
+
+def test_one_or_all_browsers_are_signed_out(accounts: Accounts) -> None:
+    secrets = [accounts.sessions.begin("Firefox") for _ in range(4)]
+    accounts.sessions.end(secrets[0])
+    assert [accounts.sessions.is_open(each) for each in secrets] == [False, True, True, True]
+    accounts.sessions.end_all(but=secrets[1])
+    assert [accounts.sessions.is_open(each) for each in secrets] == [False, True, False, False]
+    accounts.sessions.end_all()
+    assert not accounts.sessions.is_open(secrets[1])
+
+
+def test_only_so_many_sessions_are_kept(accounts: Accounts, time: Time) -> None:
+    secrets = []
+    for _ in range(MAX_SESSIONS + 3):
+        time.now += 1
+        secrets.append(accounts.sessions.begin("Firefox"))
+    assert [accounts.sessions.is_open(each) for each in secrets] == [False] * 3 + [True] * MAX_SESSIONS
+
+
+def test_a_key_is_found_until_it_is_revoked(accounts: Accounts) -> None:
+    key, text = accounts.keys.create("  my   laptop ", "inference")
+    assert text.startswith("pl-")
+    assert len(text) >= 46
+    assert (key.name, key.scope, key.hint) == ("my laptop", "inference", text[:7])
+    found = accounts.keys.find(text)
+    assert found is not None
+    assert found.id == key.id
+    for wrong in ("", "pl-", text[:-1], text + "x", text.upper(), key.hint):
+        assert accounts.keys.find(wrong) is None
+    assert accounts.keys.revoke(key.id)
+    assert accounts.keys.find(text) is None
+    assert accounts.keys.list() == []
+    assert not accounts.keys.revoke(key.id)
+
+
+def test_the_use_of_a_key_is_written_once_a_minute(accounts: Accounts, time: Time) -> None:
+    _, text = accounts.keys.create("laptop", "inference")
+    assert accounts.keys.list()[0].used_at is None
+    accounts.keys.find(text)
+    assert accounts.keys.list()[0].used_at == time.now
+    time.now += 59
+    accounts.keys.find(text)
+    assert accounts.keys.list()[0].used_at == time.now - 59
+    time.now += 1
+    accounts.keys.find(text)
+    assert accounts.keys.list()[0].used_at == time.now
+
+
+@pytest.mark.parametrize("name", ["", "   ", "x" * 81, "a\x00b", "a\x1b[2Jb"])
+def test_a_key_needs_a_name_for_people(name: str, accounts: Accounts) -> None:
+    with pytest.raises(InvalidRequest):
+        accounts.keys.create(name, "inference")
+    assert accounts.keys.list() == []
+
+
+def test_another_process_sees_everything_at_once(accounts: Accounts, tmp_path: Path, time: Time) -> None:
+    other = Accounts(Store(tmp_path / FILE_NAME), clock=time, cost=FAST)
+    accounts.set_up(PASSWORD)
+    assert other.has_account
+    secret = other.sessions.begin("Firefox")
+    key, text = accounts.keys.create("laptop", "admin")
+    assert other.keys.find(text) is not None
+    assert other.keys.revoke(key.id)
+    assert accounts.keys.find(text) is None
+    other.set_password("another password")
+    assert not accounts.sessions.is_open(secret)
+    assert accounts.is_password("another password")
+
+
+def test_asking_makes_no_file(accounts: Accounts, tmp_path: Path) -> None:
+    assert not accounts.has_account
+    assert not accounts.is_locked_down
+    assert accounts.keys.find("pl-x") is None
+    assert not accounts.sessions.is_open("x")
+    assert accounts.keys.list() == accounts.sessions.list() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_store_is_locked_down_until_an_account_is_set_up(tmp_path: Path, time: Time) -> None:
+    path = tmp_path / FILE_NAME
+    first = Store(path)
+    before = Accounts(first, clock=time, cost=FAST)
+    before.set_up(PASSWORD)
+    secret = before.sessions.begin("Firefox")
+    _, text = before.keys.create("laptop", "admin")
+    first.close()
+    path.write_bytes(path.read_bytes()[:5000])
+    store = Store(path)
+    assert store.start()
+    after = Accounts(store, clock=time, cost=FAST)
+    assert after.is_locked_down
+    assert not after.has_account
+    assert not after.is_password(PASSWORD)
+    assert not after.sessions.is_open(secret)
+    assert after.keys.find(text) is None
+    assert after.set_up("another password")
+    assert not after.is_locked_down
+    assert after.has_account
