@@ -31,6 +31,7 @@ from app.serving.resolver import Resolver
 from app.serving.server import AddressError, DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.accounts import Accounts
+from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
@@ -44,13 +45,14 @@ UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
     """The ASGI application; `client` need not be ready."""
     store = Store(settings.home / FILE_NAME)
-    resolver = Resolver(settings, catalog, client, pairing, store)
+    live = LiveSettings(settings, StoredSettings(store))
+    resolver = Resolver(live, catalog, client, pairing)
     context = Context(
-        settings=settings,
+        live=live,
         worker=client,
         resolver=resolver,
-        activity=Activity(settings.max_requests),
-        idle=IdleLimit(client, resolver, settings.idle_seconds),
+        activity=Activity(lambda: live.current.max_requests),
+        idle=IdleLimit(client, resolver, live),
     )
     return build(admin_context(context, store))
 
@@ -60,7 +62,7 @@ def admin_context(context: Context, store: Store) -> AdminContext:
     return AdminContext(
         serving=context,
         store=store,
-        settings=LiveSettings(context.settings),
+        settings=context.live,
         live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
         setup=SetupToken(context.clock),
@@ -73,7 +75,7 @@ def door_of(admin: AdminContext) -> Door:
     return Door(
         callers=StoredCallers(admin.accounts),
         secret=settings.api_key.get_secret_value() if settings.api_key is not None else None,
-        requires_key=lambda: not settings.is_loopback,
+        requires_key=lambda: admin.settings.current.require_key or not settings.is_loopback,
     )
 
 
@@ -83,9 +85,12 @@ def build(admin: AdminContext) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def listen(_app: FastAPI) -> AsyncGenerator[None, None]:
-        listeners = (context.measurements.observe, context.idle.hear)
+        listeners = (context.measurements.observe, context.idle.hear, admin.pace.hear)
         unsubscribes = [context.worker.subscribe(listener) for listener in listeners]
+        unsubscribes.append(context.live.subscribe(context.idle.feel))
+        watching = asyncio.create_task(context.live.watch())
         yield
+        watching.cancel()
         for unsubscribe in unsubscribes:
             unsubscribe()
 
@@ -105,7 +110,7 @@ def build(admin: AdminContext) -> FastAPI:
         app.include_router(module.router)
     for router in dashboard.make_routers(admin):
         app.include_router(router)
-    app.add_middleware(Gate, allowed_hosts=context.settings.host_names, answered=context.measurements.answered)
+    app.add_middleware(Gate, allowed_hosts=lambda: context.settings.host_names, answered=context.measurements.answered)
     return app
 
 

@@ -1,131 +1,196 @@
-"""Every setting in one place: environment variables `PACELINE_*`, read once at start.
+"""Every setting of the server: the one schema that form, API, command line and README follow.
 
-Each field says its unit and default; `takes_effect` in its schema says when a change is felt.
+Values come from the command line, then environment variables `PACELINE_*`, then the store, then the defaults. A field
+says its unit, its section of the form and when a change is felt: `now`, after a `reload` of the model, or a `restart`.
 """
 
 import ipaddress
-import json
-import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
+import msgspec
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.core.sizes import parse_size
+from app.core import setting_texts
 from app.core.speculative_config import SpeculativeConfig
 
+LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
+ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?$"
 HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}")
 
 
 class SettingsError(ValueError):
-    """A variable has a value that cannot be used; the message is one line and names the variable."""
+    """A setting has a value that cannot be used; the message is one line and names the variable."""
 
 
-def _bytes(value: object) -> object:
-    if not isinstance(value, str) or not value:
-        return value or None
-    return parse_size(value)
+TakesEffect = Literal["now", "reload", "restart"]
+Section = Literal["general", "network", "memory", "folders", "speculation", "history"]
+SECTIONS: tuple[Section, ...] = get_args(Section)
 
 
-def _folders(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    return tuple(Path(part).expanduser() for part in value.split(os.pathsep) if part)
+def _setting(
+    default: Any,
+    description: str,
+    section: Section,
+    takes_effect: TakesEffect = "restart",
+    *,
+    unit: str = "",
+    stored: bool = True,
+    **limits: Any,
+) -> Any:
+    extra: dict[str, Any] = {"takes_effect": takes_effect, "section": section, "unit": unit, "stored": stored}
+    return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
-def _names(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    return tuple(part.strip().lower() for part in value.split(",") if part.strip())
+SpeculativeText = Annotated[SpeculativeConfig | None, NoDecode, BeforeValidator(setting_texts.speculative)]
 
 
-def _pairs(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("{"):
-        return json.loads(value)
-    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-    if any(not (main.strip() and equals and draft.strip()) for main, equals, draft in pairs):
-        raise ValueError('give pairs like "main=draft,other=off", or a JSON object')
-    return {main.strip(): draft.strip() for main, _, draft in pairs}
+class Settings(BaseModel):
+    """The settings of one server process. `model_fields_set` names those that command line or environment give."""
 
-
-def _speculative(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    return SpeculativeConfig.read(value) if value.strip() else None
-
-
-def _absent(value: object) -> object:
-    return None if value == "" else value
-
-
-Takes = Literal["restart", "reload"]
-
-
-def _setting(default: Any, description: str, takes_effect: Takes = "restart", **limits: Any) -> Any:
-    return Field(default, description=description, json_schema_extra={"takes_effect": takes_effect}, **limits)
-
-
-class Settings(BaseSettings):
-    """The settings of one server process. `takes_effect`: `restart` of Paceline, or `reload` of a model."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="PACELINE_",
-        extra="ignore",
-        frozen=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,
-        arbitrary_types_allowed=True,
+    model_config = ConfigDict(
+        extra="ignore", frozen=True, allow_inf_nan=False, hide_input_in_errors=True, arbitrary_types_allowed=True
     )
+    _command_line: frozenset[str] = PrivateAttr(frozenset())
 
-    host: str = _setting("127.0.0.1", "Address to listen on; anything beyond loopback needs an API key.")
-    port: int = _setting(8710, "TCP port to listen on; 0 takes a free one.", ge=0, le=65535)
-    home: Path = _setting(Path("~/.paceline"), "Folder for the state that Paceline keeps.")
-    model_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = _setting(
-        (), "Folders with models, separated by ':', besides the embedded ones and the Hugging Face cache."
+    language: str = _setting(
+        "", "Language of the pages, such as ko; empty: the browser's.", "general", "now", pattern=LANGUAGE
     )
-    open: bool = _setting(default=False, description="Open the start page in the browser once the server is up.")
-    api_key: SecretStr | None = _setting(None, "Key that every request must carry; none is asked when empty.")
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = _setting(
-        (), "Host names, separated by ',', that requests may use besides 127.0.0.1, localhost and [::1]."
+    theme: Literal["system", "light", "dark"] = _setting("system", "Colours of the pages.", "general", "now")
+    open: bool = _setting(
+        default=False, description="Open the dashboard in the browser once the server is up.", section="general"
+    )
+    default_model: str = _setting(
+        "", "Model for requests that name none; empty: the only one there is.", "general", "now", max_length=300
+    )
+    host: str = _setting("127.0.0.1", "Address to listen on; anything beyond loopback needs a key.", "network")
+    port: int = _setting(8710, "TCP port to listen on; 0 takes a free one.", "network", ge=0, le=65535)
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(setting_texts.names)] = _setting(
+        (),
+        "Host names, separated by ',', that requests may use besides 127.0.0.1, localhost and [::1].",
+        "network",
+        "now",
+    )
+    api_key: SecretStr | None = _setting(
+        None, "Key that every request must carry; none is asked when empty.", "network", stored=False
+    )
+    require_key: bool = _setting(
+        default=False,
+        description="Every request needs a key, also on this computer.",
+        section="network",
+        takes_effect="now",
+    )
+    max_requests: int = _setting(
+        512, "Generation requests held open at once; more get 429.", "network", "now", unit="requests", ge=1, le=10_000
+    )
+    drain_seconds: float = _setting(
+        30.0, "Time that running requests get to finish at shutdown.", "network", unit="seconds", ge=0, le=3600
+    )
+    memory_limit: Annotated[int | None, BeforeValidator(setting_texts.size_bytes)] = _setting(
+        None,
+        "Ceiling for models and caches in bytes, or like 24G; empty: derived from the machine.",
+        "memory",
+        unit="bytes",
+        ge=1 << 20,
+    )
+    idle_seconds: Annotated[float | None, BeforeValidator(setting_texts.absent)] = _setting(
+        None,
+        "Time without a request that unloads a model; empty: one hour.",
+        "memory",
+        "now",
+        unit="seconds",
+        ge=1,
+        le=31_536_000,
+    )
+    max_rows: int = _setting(
+        8, "Requests that one model decodes at the same time.", "memory", "reload", unit="requests", ge=1, le=256
+    )
+    queue_limit: int = _setting(
+        128,
+        "Requests that may wait for one model; more get 429.",
+        "memory",
+        "reload",
+        unit="requests",
+        ge=1,
+        le=10_000,
+    )
+    home: Path = _setting(Path("~/.paceline"), "Folder for the state that Paceline keeps.", "folders", stored=False)
+    model_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(setting_texts.folders)] = _setting(
+        (),
+        "Folders with models, separated by ':', besides the embedded ones and the Hugging Face cache.",
+        "folders",
+        "now",
+    )
+    downloads_folder: Annotated[Path | None, BeforeValidator(setting_texts.folder)] = _setting(
+        None, "Folder that downloads go to; empty: models in the folder of Paceline's state.", "folders", "now"
+    )
+    hub_endpoint: str = _setting(
+        "",
+        "Address of the hub that models are downloaded from; empty: the hub's own.",
+        "folders",
+        "now",
+        pattern=ADDRESS,
+    )
+    parallel_downloads: int = _setting(
+        1, "Downloads that run at the same time.", "folders", "now", unit="downloads", ge=1, le=3
     )
     policy: Literal["single", "auto", "off"] = _setting(
-        "single", "When to speculate: `single` running request only, `auto` where it pays, or `off`.", "reload"
+        "single",
+        "When to speculate: `single` running request only, `auto` where it pays, or `off`.",
+        "speculation",
+        "reload",
     )
     acceptance: Literal["coupled", "rejection"] = _setting(
         "coupled",
         "Which drafts stay: `coupled` (equal to the target's own draw: same seed, same text) or `rejection` (p/q).",
+        "speculation",
         "reload",
     )
-    max_rows: int = _setting(8, "Requests that one model decodes at the same time.", "reload", ge=1, le=256)
-    queue_limit: int = _setting(128, "Requests that may wait for one model; more get 429.", "reload", ge=1, le=10_000)
-    memory_limit: Annotated[int | None, BeforeValidator(_bytes)] = _setting(
-        None, "Ceiling for models and caches in bytes, or like 24G; empty: derived from the machine.", ge=1 << 20
+    num_draft_tokens: Annotated[int | None, BeforeValidator(setting_texts.absent)] = _setting(
+        None,
+        "Tokens drafted per step, 1 to 64; empty: the governor decides.",
+        "speculation",
+        "reload",
+        unit="tokens",
+        ge=1,
+        le=64,
     )
-    drafts: Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)] = _setting(
+    drafts: Annotated[dict[str, str], NoDecode, BeforeValidator(setting_texts.pairs)] = _setting(
         {},
         'Drafters by main model: JSON, or "main=draft+other,second=off"; others get the best one that fits.',
+        "speculation",
         "reload",
     )
-    speculative_config: Annotated[SpeculativeConfig | None, NoDecode, BeforeValidator(_speculative)] = _setting(
+    speculative_config: SpeculativeText = _setting(
         None,
         "vLLM's JSON object: `method` (ngram, draft_model, eagle3, mtp, dflash), `model`, `num_speculative_tokens`, "
         "`prompt_lookup_min` and `_max`; of the default model, or of the one under the key `target`.",
+        "speculation",
         "reload",
     )
-    num_draft_tokens: Annotated[int | None, BeforeValidator(_absent)] = _setting(
-        None, "Tokens drafted per step, 1 to 64; empty: the governor decides.", "reload", ge=1, le=64
+    history_limit: int = _setting(
+        1000, "Finished requests that are remembered; 0: none.", "history", "now", unit="requests", ge=0, le=100_000
     )
-    idle_seconds: Annotated[float | None, BeforeValidator(_absent)] = _setting(
-        None, "Seconds without a request that unload a model; empty: one hour.", "reload", ge=1, le=31_536_000
+    keep_texts: bool = _setting(
+        default=False,
+        description="Remember prompts and replies of finished requests, not only their figures.",
+        section="history",
+        takes_effect="now",
     )
-    default_model: str = _setting("", "Model for requests that name none; empty: the only one there is.")
-    drain_seconds: float = _setting(30.0, "Seconds that running requests get to finish at shutdown.", ge=0, le=3600)
-    max_requests: int = _setting(512, "Generation requests held open at once; more get 429.", ge=1, le=10_000)
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "What the log tells.", "history", "now")
 
     @field_validator("home")
     @classmethod
@@ -177,11 +242,74 @@ class Settings(BaseSettings):
             return self.allowed_hosts
         return (*self.allowed_hosts, f"[{address}]" if address.version == 6 else str(address))
 
+    @property
+    def downloads_path(self) -> Path:
+        """Where downloads go."""
+        return self.downloads_folder or self.home / "models"
+
+    @property
+    def model_folders(self) -> tuple[Path, ...]:
+        """Where models are looked for first."""
+        return (self.downloads_path, *self.model_dirs)
+
+    @property
+    def command_line(self) -> frozenset[str]:
+        """The names of what the command line gives, rather than the environment."""
+        return self._command_line
+
+    def with_command_line(self, **values: Any) -> "Settings":
+        """A copy in which the command line gives these checked values too."""
+        copy = self.model_copy(update=values)
+        copy._command_line = self._command_line | frozenset(values)  # noqa: SLF001
+        return copy
+
+    def over(self, stored: Mapping[str, Any]) -> "Settings":
+        """These settings, and what is stored where neither command line nor environment say anything.
+
+        Stored values are plain JSON values; `model_fields_set` stays as it is. Raises `SettingsError`.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        checked = _checked(Settings, {**stored, **given})
+        values = {name: getattr(checked, name) for name in Settings.model_fields}
+        made = Settings.model_construct(_fields_set=set(self.model_fields_set), **values)
+        made._command_line = self._command_line  # noqa: SLF001
+        return made
+
+
+class EnvironmentSettings(Settings, BaseSettings):
+    """Settings that read the environment when they are made."""
+
+    model_config = SettingsConfigDict(env_prefix="PACELINE_")
+
 
 def read_settings(**overrides: Any) -> Settings:
     """Settings from the environment, `overrides` (the command line) first. Raises `SettingsError`."""
+    made = _checked(EnvironmentSettings, overrides)
+    return made.with_command_line(**{name: getattr(made, name) for name in overrides if name in Settings.model_fields})
+
+
+def check_setting(name: str, value: Any) -> Any:
+    """The value of one setting, from text or plain JSON. Raises `SettingsError`."""
+    return getattr(_checked(Settings, {name: value}), name)
+
+
+def plain(value: Any) -> Any:
+    """The value of a setting as plain JSON; a secret only tells that it is set."""
+    if isinstance(value, SecretStr):
+        return "set"
+    made = msgspec.to_builtins(value, enc_hook=str)
+    return {name: each for name, each in made.items() if each not in {None, ""}} if isinstance(made, dict) else made
+
+
+def property_of(name: str, key: Literal["takes_effect", "section", "unit", "stored"]) -> Any:
+    """What the schema says about a setting besides its type and description."""
+    extra = Settings.model_fields[name].json_schema_extra
+    return extra[key] if isinstance(extra, dict) else None
+
+
+def _checked(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
     try:
-        return Settings(**overrides)
+        return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"

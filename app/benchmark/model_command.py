@@ -15,23 +15,27 @@ from rich.console import Console
 from rich.text import Text
 
 from app.benchmark.measure import Progress
-from app.benchmark.model_side import TOKENS, ModelSide
+from app.benchmark.model_side import ModelSide
 from app.benchmark.ours import OurSide
 from app.benchmark.plot import as_svg
 from app.benchmark.prompts import Prompts
 from app.benchmark.sweep import measure
 from app.benchmark.sweep_report import left_out, sweep_document, sweep_table
-from app.core.choices import ModelChoice
 from app.core.errors import InsufficientMemory
 from app.core.messages import ModelSpecification
 from app.engine import memory
 from app.hub import pairing
 from app.hub.catalog import default_catalog
+from app.model_settings import ALL_METHODS, ModelSettings
+from app.serving.live_settings import LiveSettings
 from app.serving.resolver import Resolver
 from app.serving.sweep.grid import MAIN, Cell, cells
 from app.serving.sweep.recommendation import Recommendation, recommend
+from app.serving.sweep.tasks import TOKENS
 from app.serving.sweep.turns import Budget, Sweep
+from app.serving.unkept import Unkept
 from app.settings import Settings
+from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.text.template import TextModel
 from app.worker.client import WorkerClient
@@ -51,14 +55,6 @@ class Wishes:
     json: Path | None = None
     svg: Path | None = None
     apply: bool = False
-
-
-class EveryMethod:
-    """In the place of the store: any method may run, so that the best drafter of each is found."""
-
-    def choice(self, model_id: str) -> ModelChoice:  # noqa: ARG002 - the same for every model
-        """All methods there are."""
-        return ModelChoice(methods=(*pairing.DRAFT_METHODS, "ngram"))
 
 
 def bench_model(wishes: Wishes, settings: Settings, *, console: Console, note: str = "") -> Sweep:
@@ -93,8 +89,10 @@ def bench_model(wishes: Wishes, settings: Settings, *, console: Console, note: s
 
 def specification_for(settings: Settings, model_id: str) -> ModelSpecification:
     """The model with its best drafter of every method, or with those of the settings; stored choices have no say."""
-    catalog = default_catalog(settings.model_dirs)
-    found = Resolver(settings, catalog, WorkerClient(Supervisor()), pairing, EveryMethod()).resolve(model_id)
+    catalog = default_catalog(settings.model_folders)
+    any_method = ModelSettings(methods=ALL_METHODS)
+    live = LiveSettings(settings, Unkept(model_values={model_id: any_method}))
+    found = Resolver(live, catalog, WorkerClient(Supervisor()), pairing).resolve(model_id)
     return msgspec.structs.replace(found, policy="auto", methods=(), num_draft_tokens=None)
 
 
@@ -143,5 +141,7 @@ def _keep(store: Store, model_id: str, document: dict[str, Any], recommendation:
     measured = {name: value for name, value in document.items() if name not in {"machine", "versions"}}
     store.save_benchmark(model_id, versions=document["versions"], machine=document["machine"], results=measured)
     if recommendation:
-        store.save_choice(model_id, recommendation.choice, source=SOURCE)
+        kept = StoredSettings(store)
+        settings = (kept.model(model_id) or ModelSettings()).with_speculation(recommendation.choice)
+        kept.save_model(model_id, settings, source=SOURCE)
     store.close()

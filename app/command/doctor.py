@@ -209,7 +209,7 @@ def check_store(settings: Settings) -> Iterator[Finding]:
     """What was chosen and measured can be read."""
     store = Store(settings.home / FILE_NAME)
     try:
-        store.choice("")
+        store.check()
     except StoreUnavailable as error:
         reason, _, action = error.message.rpartition(": ")
         yield Finding("store", "fail", reason, action)

@@ -9,13 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from app.command.figures import bytes_text, count_text
-from app.core.choices import ModelChoice
 from app.hub import pairing
 from app.hub.catalog import CatalogModel, default_catalog
+from app.model_settings import SPECULATION, ModelSettings
 from app.serving.choosing import Chooser
 from app.serving.drafts import DraftFinder
-from app.serving.ports import Choices
+from app.serving.live_settings import LiveSettings
+from app.serving.unkept import Unkept
 from app.settings import Settings
+from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 
 
@@ -37,29 +39,21 @@ class Row:
     """What is stored for it; empty when nothing is."""
 
 
-class Unchosen:
-    """Nothing is stored: what settings and the usual rule say."""
-
-    def choice(self, model_id: str) -> ModelChoice | None:  # noqa: ARG002 - the port's
-        """None."""
-        return None
-
-
-def models_on_disk(settings: Settings, choices: Choices | None = None) -> list[Row]:
+def models_on_disk(settings: Settings, live: LiveSettings | None = None) -> list[Row]:
     """Every model that the server would offer, with the drafters it would get. Needs no server and loads nothing.
 
-    `choices` is what is stored; None: nothing.
+    `live` says what is stored; None: nothing.
     """
-    catalog = default_catalog(settings.model_dirs)
-    choices = choices or Unchosen()
-    chooser = Chooser(settings, choices, DraftFinder(catalog, pairing))
-    return [_row(model, chooser, choices.choice(model.id)) for model in catalog.models()]
+    catalog = default_catalog(settings.model_folders)
+    live = live or LiveSettings(settings, Unkept())
+    chooser = Chooser(live, DraftFinder(catalog, pairing))
+    return [_row(model, chooser, live.model(model.id)) for model in catalog.models()]
 
 
 def models_as_chosen(settings: Settings) -> list[Row]:
     """The models on disk with what is stored for them. Raises `StoreUnavailable`."""
     store = Store(settings.home / FILE_NAME)
-    rows = models_on_disk(settings, store)
+    rows = models_on_disk(settings, LiveSettings(settings, StoredSettings(store)))
     store.close()
     return rows
 
@@ -67,13 +61,13 @@ def models_as_chosen(settings: Settings) -> list[Row]:
 def stored_choices(settings: Settings, model_ids: Sequence[str]) -> dict[str, str]:
     """What is stored for those models that something is stored for, in words. Raises `StoreUnavailable`."""
     store = Store(settings.home / FILE_NAME)
-    choices = {model_id: store.choice(model_id) for model_id in model_ids}
+    models = StoredSettings(store).models()
     store.close()
-    return {model_id: choice_text(choice) for model_id, choice in choices.items() if choice is not None}
+    return {model_id: choice_text(models[model_id]) for model_id in model_ids if model_id in models}
 
 
-def choice_text(choice: ModelChoice) -> str:
-    """The set parts of a choice: "methods dflash, ngram; 7 drafts; policy single"."""
+def choice_text(choice: ModelSettings) -> str:
+    """What is set for a model: "methods dflash, ngram; 7 drafts; policy single"."""
     length, shortest, longest = choice.num_draft_tokens, choice.prompt_lookup_min, choice.prompt_lookup_max
     parts = [
         f"drafters {', '.join(choice.drafts) or 'none'}" if choice.drafts is not None else "",
@@ -84,10 +78,12 @@ def choice_text(choice: ModelChoice) -> str:
         f"prompt lookup from {shortest}" if shortest is not None else "",
         f"prompt lookup to {longest}" if longest is not None else "",
     ]
+    others = {name: value for name, value in choice.given().items() if name not in SPECULATION}
+    parts += [f"{name} {'set' if name == 'system_prompt' else value}" for name, value in others.items()]
     return "; ".join(part for part in parts if part)
 
 
-def _row(model: CatalogModel, chooser: Chooser, choice: ModelChoice | None) -> Row:
+def _row(model: CatalogModel, chooser: Chooser, choice: ModelSettings) -> Row:
     chosen = chooser.choose(model) if model.kind == "main" and not model.problem else None
     drafts = chosen.found.drafts if chosen else ()
     return Row(
@@ -100,7 +96,7 @@ def _row(model: CatalogModel, chooser: Chooser, choice: ModelChoice | None) -> R
         drafts=tuple({"id": draft.id, "method": draft.method} for draft in drafts),
         problem=model.problem or (chosen.problem if chosen else ""),
         path=str(model.path),
-        chosen=choice_text(choice) if choice else "",
+        chosen=choice_text(choice),
     )
 
 

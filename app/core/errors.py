@@ -2,7 +2,8 @@
 
 PacelineError
 ├── InvalidRequest            400  the client asked for something malformed or impossible
-│   └── SpeculationUnavailable     a method was asked for explicitly and cannot run
+│   ├── SpeculationUnavailable     a method was asked for explicitly and cannot run
+│   └── InvalidSetting        422  a setting is unknown, out of range or clashes with another one
 ├── ModelNotFound             404
 ├── QueueFull                 429  come back after `retry_after_seconds`
 ├── ModelUnavailable          503  the model cannot be loaded or is quarantined
@@ -52,6 +53,13 @@ class SpeculationUnavailable(InvalidRequest):
     """The client asked for one method by name and that method cannot run here."""
 
     code = "speculation_unavailable"
+
+
+class InvalidSetting(InvalidRequest):
+    """A setting is unknown, has a value that cannot be used, or cannot stand together with another one."""
+
+    status = 422
+    code = "invalid_setting"
 
 
 class ModelNotFound(PacelineError):

@@ -1,14 +1,13 @@
 """How a model drafts when the request does not say: command line and environment, what is stored, then defaults."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 
-from app.core.choices import ModelChoice
 from app.core.speculative_config import SpeculativeConfig
 from app.hub.catalog import CatalogModel
 from app.hub.pairing import DRAFT_METHODS
+from app.model_settings import ModelSettings
 from app.serving.drafts import OFF, DraftFinder, Found
-from app.serving.ports import Choices
-from app.settings import Settings
+from app.serving.live_settings import LiveSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +15,7 @@ class Chosen:
     """What is chosen for one model: `found` are its drafters, `choice` has every other value that somebody gave."""
 
     found: Found
-    choice: ModelChoice
+    choice: ModelSettings
     by_hand: bool
     """Whether somebody chose the drafters, rather than the usual rule."""
 
@@ -34,18 +33,17 @@ class Chosen:
 class Chooser:
     """Asks the settings and the store, in this order; the first one that gives a value decides it."""
 
-    def __init__(self, settings: Settings, choices: Choices, finder: DraftFinder) -> None:
-        self._settings = settings
-        self._choices = choices
+    def __init__(self, settings: LiveSettings, finder: DraftFinder) -> None:
+        self._live = settings
         self._finder = finder
 
     def choose(self, main: CatalogModel) -> Chosen:
         """Everything that is chosen for `main`. Never raises for a drafter that cannot be used."""
         told, found = self._told(main)
-        stored = self._choices.choice(main.id) or ModelChoice()
+        stored = self._live.model(main.id)
         if found is not None:
-            return Chosen(found, _over(told, replace(stored, methods=None)), by_hand=True)
-        choice = _over(told, stored)
+            return Chosen(found, told.over(stored.model_copy(update={"methods": None})), by_hand=True)
+        choice = told.over(stored)
         if stored.drafts is not None:
             found = self._finder.chosen(main, stored.drafts, "the choice for this model")
             if not stored.drafts:
@@ -61,18 +59,19 @@ class Chooser:
         drafts = tuple(draft for found in best for draft in found.drafts)
         return Found(drafts, "; ".join(found.reason for found in best if found.reason) or _only(main, methods))
 
-    def _told(self, main: CatalogModel) -> tuple[ModelChoice, Found | None]:
+    def _told(self, main: CatalogModel) -> tuple[ModelSettings, Found | None]:
         """What settings say about this model, and the drafters that they name."""
-        given = self._settings.model_fields_set
-        told = ModelChoice(
-            num_draft_tokens=self._settings.num_draft_tokens,
-            policy=self._settings.policy if "policy" in given else None,
-            acceptance=self._settings.acceptance if "acceptance" in given else None,
+        settings = self._live.current
+        given = settings.model_fields_set
+        told = ModelSettings(
+            num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in given else None,
+            policy=settings.policy if "policy" in given else None,
+            acceptance=settings.acceptance if "acceptance" in given else None,
         )
-        config = self._settings.speculative_config
+        config = settings.speculative_config
         if config is not None and self._applies(config, main):
             return self._from_config(told, config, main)
-        named = self._settings.drafts.get(main.id)
+        named = settings.drafts.get(main.id)
         if named == OFF:
             return told, Found(reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_wish=True)
         if named is None:
@@ -80,14 +79,14 @@ class Chooser:
         return told, self._finder.chosen(main, self._finder.names(named), "PACELINE_DRAFTS")
 
     def _applies(self, config: SpeculativeConfig, main: CatalogModel) -> bool:
-        target = config.target or self._settings.default_model
+        target = config.target or self._live.current.default_model
         if target or config.method == "ngram" or not config.model:
             return target in {"", main.id}
         return self._finder.may_mean(main, config.model)
 
     def _from_config(
-        self, told: ModelChoice, config: SpeculativeConfig, main: CatalogModel
-    ) -> tuple[ModelChoice, Found]:
+        self, told: ModelSettings, config: SpeculativeConfig, main: CatalogModel
+    ) -> tuple[ModelSettings, Found]:
         methods: tuple[str, ...] | None = (config.method,) if config.method else None
         if config.method == "ngram":
             found = Found(reason=_only(main, ("ngram",)), is_wish=True)
@@ -96,19 +95,12 @@ class Chooser:
             methods = methods or tuple(draft.method for draft in found.drafts) or None
         else:
             found = self._finder.best(main, methods or ())
-        told = replace(
-            told,
-            methods=methods,
-            num_draft_tokens=config.num_speculative_tokens or told.num_draft_tokens,
-            prompt_lookup_min=config.prompt_lookup_min,
-            prompt_lookup_max=config.prompt_lookup_max,
+        told = ModelSettings.model_validate(
+            told.given()
+            | {"methods": methods, "num_draft_tokens": config.num_speculative_tokens or told.num_draft_tokens}
+            | {"prompt_lookup_min": config.prompt_lookup_min, "prompt_lookup_max": config.prompt_lookup_max}
         )
         return told, _allowed(found, methods)
-
-
-def _over(first: ModelChoice, second: ModelChoice) -> ModelChoice:
-    """`first`, and where it says nothing, `second`."""
-    return replace(second, **{name: value for name, value in asdict(first).items() if value is not None})
 
 
 def _allowed(found: Found, methods: tuple[str, ...] | None) -> Found:

@@ -8,6 +8,7 @@ from fastapi import Request
 from app.core.ports import Clock
 from app.serving.activity import Activity
 from app.serving.idle import IdleLimit
+from app.serving.live_settings import LiveSettings
 from app.serving.measurements import Measurements
 from app.serving.ports import Worker
 from app.serving.resolver import Resolver
@@ -18,7 +19,7 @@ from app.settings import Settings
 class Context:
     """The collaborators of every endpoint. All times are in seconds."""
 
-    settings: Settings
+    live: LiveSettings
     worker: Worker
     resolver: Resolver
     activity: Activity
@@ -33,6 +34,11 @@ class Context:
     """A client that reads nothing for this long is taken for gone."""
     body_timeout_seconds: float = 30.0
     """A body must make progress this often."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings as they are now; ask again rather than keep them."""
+        return self.live.current
 
 
 def context_of(request: Request) -> Context:

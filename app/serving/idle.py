@@ -1,6 +1,7 @@
-"""`PACELINE_IDLE_SECONDS` for models that load because a request came: told to the worker when the load is done.
+"""How long models stay in memory: told to the worker when a load is done, and again when the settings change.
 
-A model that was loaded with a `ttl` of its own keeps that one.
+What is set for a model goes before `idle_seconds` of the server. A model that was loaded with a `ttl` of its own keeps
+that one, until something is set for it.
 """
 
 import asyncio
@@ -8,38 +9,68 @@ import contextlib
 
 from app.core.errors import PacelineError
 from app.core.messages import Event, LoadProgress
+from app.serving.live_settings import LiveSettings
 from app.serving.ports import Worker
 from app.serving.resolver import Resolver
 
 LOADED = "ready"
+DEFAULT_IDLE_SECONDS = 3600.0
+"""The worker's own limit, which is told when a limit was taken back."""
+
+Stay = tuple[bool, float | None]
+"""Whether a model is pinned, and seconds without a request that unload it; None: the worker's own default."""
+USUAL: Stay = (False, None)
 
 
 class IdleLimit:
-    """Listens to the worker; `seconds` None leaves the worker's own default."""
+    """Listens to the worker and to the settings."""
 
-    def __init__(self, worker: Worker, resolver: Resolver, seconds: float | None) -> None:
+    def __init__(self, worker: Worker, resolver: Resolver, live: LiveSettings) -> None:
         self._worker = worker
         self._resolver = resolver
-        self._seconds = seconds
+        self._live = live
         self._own: set[str] = set()
+        self._told: dict[str, Stay] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def keep_own(self, model_id: str) -> None:
-        """The model got a limit of its own: leave it alone from now on."""
+        """The model got a limit of its own: leave it alone until something is set for it."""
         self._own.add(model_id)
+        self._told[model_id] = self._wanted(model_id)
 
     def hear(self, event: Event) -> None:
         """One event of the worker, on the event loop."""
-        if self._seconds is None or not isinstance(event, LoadProgress):
+        if not isinstance(event, LoadProgress) or event.phase != LOADED or event.model_id in self._own:
             return
-        if event.phase != LOADED or event.model_id in self._own:
+        self._tell_if_new(event.model_id, always=True)
+
+    def feel(self) -> None:
+        """The settings changed: tell the worker what is new for the models that it holds, on the event loop."""
+        for model_id in self._resolver.loaded():
+            self._tell_if_new(model_id, always=False)
+
+    def _tell_if_new(self, model_id: str, *, always: bool) -> None:
+        """Tell what differs from what was told; with `always` also what is not usual: the worker may be a new one."""
+        wanted, told = self._wanted(model_id), self._told.get(model_id, USUAL)
+        if wanted == told and (wanted == USUAL or not always):
             return
-        task = asyncio.get_running_loop().create_task(self._apply(event.model_id, self._seconds))
+        self._own.discard(model_id)
+        self._told[model_id] = wanted
+        pinned = wanted[0] if wanted[0] or told[0] else None
+        idle_seconds = wanted[1] if wanted[1] is not None or told[1] is None else DEFAULT_IDLE_SECONDS
+        self._begin(model_id, pinned=pinned, idle_seconds=idle_seconds)
+
+    def _wanted(self, model_id: str) -> Stay:
+        model = self._live.model(model_id)
+        return bool(model.pinned), model.idle_seconds or self._live.current.idle_seconds
+
+    def _begin(self, model_id: str, *, pinned: bool | None, idle_seconds: float | None) -> None:
+        task = asyncio.get_running_loop().create_task(self._tell(model_id, pinned, idle_seconds))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _apply(self, model_id: str, seconds: float) -> None:
+    async def _tell(self, model_id: str, pinned: bool | None, idle_seconds: float | None) -> None:  # noqa: FBT001
         specification = self._resolver.last(model_id)
         if specification is not None:
             with contextlib.suppress(PacelineError):  # the model is gone again, and its limit with it
-                await self._worker.load(specification, idle_seconds=seconds)
+                await self._worker.load(specification, pinned=pinned, idle_seconds=idle_seconds)

@@ -12,8 +12,8 @@ from app.hub.catalog import CatalogModel
 from app.hub.pairing import DRAFT_METHODS
 from app.serving.choosing import Chooser
 from app.serving.drafts import OFF, DraftFinder, Found
-from app.serving.ports import Catalog, Choices, Pairings, Worker
-from app.settings import Settings
+from app.serving.live_settings import LiveSettings
+from app.serving.ports import Catalog, Pairings, Worker
 
 MAX_LISTED = 20
 TURNED_OFF = "the draft model is turned off for this request"
@@ -22,14 +22,12 @@ TURNED_OFF = "the draft model is turned off for this request"
 class Resolver:
     """Turns ids into specifications; remembers the last one of each model, so that loaded units are not changed."""
 
-    def __init__(
-        self, settings: Settings, catalog: Catalog, worker: Worker, pairings: Pairings, choices: Choices
-    ) -> None:
-        self._settings = settings
+    def __init__(self, settings: LiveSettings, catalog: Catalog, worker: Worker, pairings: Pairings) -> None:
+        self._live = settings
         self._catalog = catalog
         self._worker = worker
         self._finder = DraftFinder(catalog, pairings)
-        self._chooser = Chooser(settings, choices, self._finder)
+        self._chooser = Chooser(settings, self._finder)
         self._last: dict[str, ModelSpecification] = {}
 
     def resolve(self, model_id: str | None, drafts: str | None = None, *, method: str = "auto") -> ModelSpecification:
@@ -51,7 +49,7 @@ class Resolver:
 
     def main(self, model_id: str | None) -> CatalogModel:
         """The main model called `model_id`, or the only sensible one when there is no id."""
-        model = self._catalog.find(model_id or self._settings.default_model or self._only_model())
+        model = self.find(model_id or self._live.current.default_model or self._only_model())
         if model.problem:
             raise ModelUnavailable(f"{model.id} cannot be loaded: {model.problem}", parameter="model")
         if model.kind != "main":
@@ -59,8 +57,11 @@ class Resolver:
         return model
 
     def find(self, model_id: str) -> CatalogModel:
-        """Anything in the catalog by its id. Raises ModelNotFound."""
-        return self._catalog.find(model_id)
+        """Anything in the catalog by its id or alias. Raises ModelNotFound."""
+        named = self._live.named(model_id)
+        if named is None or any(model.id == model_id for model in self._catalog.models()):
+            return self._catalog.find(model_id)
+        return self._catalog.find(named)
 
     def models(self) -> list[CatalogModel]:
         """Everything in the catalog."""
@@ -70,10 +71,22 @@ class Resolver:
         """The specification that was last made for a model; None when there was none."""
         return self._last.get(model_id)
 
+    def adopt(self, specification: ModelSpecification) -> None:
+        """From now on, and while it is loaded, requests for this model get this unit: it is the one in memory."""
+        self._last[specification.id] = specification
+
+    def forget(self, model_id: str) -> None:
+        """What is chosen for a model has changed: the next request gets a new unit, which takes the old one's place."""
+        self._last.pop(model_id, None)
+
+    def planned(self, main: CatalogModel) -> ModelSpecification:
+        """The unit that a request without a wish of its own would get if the model were not loaded."""
+        return self._specify(main, None)
+
     def planned_drafts(self, main: CatalogModel) -> tuple[DraftSpecification, ...]:
         """The drafters that a request without a wish of its own would get."""
         last = self._last.get(main.id)
-        return self._chooser.choose(main).found.drafts if last is None else last.drafts
+        return last.drafts if last is not None and self._is_loaded(last) else self._chooser.choose(main).found.drafts
 
     def loaded_drafts(self, loaded: LoadedModel) -> tuple[DraftSpecification, ...]:
         """The drafters of a model that the worker holds."""
@@ -114,7 +127,7 @@ class Resolver:
         )
 
     def _specify(self, main: CatalogModel, asked: str | None) -> ModelSpecification:
-        chosen = self._chooser.choose(main)
+        chosen, settings = self._chooser.choose(main), self._live.current
         choice, found = chosen.choice, chosen.found
         methods = chosen.methods
         if asked is not None:
@@ -125,14 +138,14 @@ class Resolver:
             path=str(main.path),
             drafts=found.drafts,
             draft_unavailable=found.reason,
-            policy=choice.policy or self._settings.policy,
-            acceptance=choice.acceptance or self._settings.acceptance,
+            policy=choice.policy or settings.policy,
+            acceptance=choice.acceptance or settings.acceptance,
             methods=methods,
-            num_draft_tokens=choice.num_draft_tokens,
+            num_draft_tokens=choice.num_draft_tokens or settings.num_draft_tokens,
             prompt_lookup_min=choice.prompt_lookup_min,
             prompt_lookup_max=choice.prompt_lookup_max,
-            max_rows=self._settings.max_rows,
-            queue_limit=self._settings.queue_limit,
+            max_rows=settings.max_rows,
+            queue_limit=settings.queue_limit,
         )
 
     def _with_method(

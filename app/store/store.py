@@ -1,33 +1,36 @@
-"""The store: what was chosen for each model and what was measured, in one SQLite file that only its owner reads.
+"""The store: settings, accounts, downloads, requests and measurements, in one SQLite file that only its owner reads.
 
-Reading never makes the file; the first write makes it with its folder and tables. Calls may come from any thread and
-take milliseconds: make them in a thread. What is wrong with the file ends in one `StoreUnavailable`.
+`session` is one transaction that may write, `reading` one that may not. The first use makes the file with its folder
+and tables, or brings an older one to the latest revision after a backup copy; what only reads asks `exists` first.
+Calls may come from any thread and take milliseconds: make them in a thread. What is wrong with the file ends in one
+`StoreUnavailable`; only `start`, for the server, puts a new and locked-down file in the place of a damaged one.
 """
 
-import os
+import contextlib
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Engine, event
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import SQLAlchemyError
-from sqlmodel import Session, SQLModel, create_engine, select
+from sqlalchemy.orm import ORMExecuteState
+from sqlmodel import Session, select
 
-from app.core.choices import ModelChoice
 from app.core.errors import StoreUnavailable
-from app.store.tables import BenchmarkRow, ModelSettingsRow, SettingRow
+from app.store import database, migrating, seal
+from app.store.database import LOCKED_DOWN
+from app.store.tables import BenchmarkRow, SettingRow
 
 FILE_NAME = "paceline.sqlite3"
-BUSY_TIMEOUT_MILLISECONDS = 5_000
-LOCKED_DOWN = "locked_down"
-"""The row of the setting table that keeps the server closed; no setting is called so."""
-LISTS = ("drafts", "methods")
-"""Fields of a choice that are lists in the table and tuples outside."""
+CHECKPOINT_SECONDS = 0.5
+GUARDED = "guarded"
+DAMAGED = "is damaged ({reason}): `paceline serve` sets it aside and starts locked down, with a new one"
+
+NEWER = "was written by a newer Paceline ({reason}): update Paceline, or move the file away"
 
 
 class Store:
@@ -36,30 +39,83 @@ class Store:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._engine: Engine | None = None
+        self._watch: sqlite3.Connection | None = None
+        self._openings = 0
+        self._locked_down: tuple[int, bool] | None = None
 
-    def choice(self, model_id: str) -> ModelChoice | None:
-        """What was chosen for a model; None when nothing was."""
-        if not self.path.exists():
-            return None
-        with self.session() as session:
-            row = session.get(ModelSettingsRow, model_id)
-            return None if row is None else _choice_of(row)
+    @property
+    def exists(self) -> bool:
+        """Whether anything was ever kept."""
+        return self.path.exists()
 
-    def save_choice(self, model_id: str, choice: ModelChoice, *, source: str) -> None:
-        """Keep a choice in the place of an earlier one; `source` says who chose."""
-        values = {name: value for name, value in asdict(choice).items() if value is not None}
-        row = ModelSettingsRow(model_id=model_id, source=source, updated_at=self._clock(), values=values)
-        with self.session() as session:
-            session.merge(row)
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """One transaction that may write: committed at the end, rolled back on any exception."""
+        with self._told(), Session(self._opened(), expire_on_commit=False) as session:
+            event.listen(session, "after_flush", _note_guarded)
+            event.listen(session, "do_orm_execute", _note_bulk)
+            with session.begin():
+                yield session
+                session.flush()
+                if session.info.get(GUARDED):
+                    migrating.renew_seal(session.connection())
+            if session.info.get(GUARDED):
+                # What protects the server must not be in the journal alone, whose damaged end SQLite drops silently.
+                self._checkpoint()
 
-    def forget_choice(self, model_id: str) -> None:
-        """Go back to the usual way. Models without a choice are fine."""
-        if not self.path.exists():
-            return
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """One moment of the store; nothing that is done to the rows is kept."""
+        with self._told(), Session(self._opened(), expire_on_commit=False, autoflush=False) as session:
+            session.connection(execution_options={"reading": True})
+            yield session
+
+    def start(self) -> str:
+        """Open the file for a server. The answer says what was done about it, for people; empty: nothing."""
+        with self._told(), self._lock:
+            self.close()
+            said = self._prepare(repair=True)
+            self._opened()
+            return said
+
+    def check(self) -> None:
+        """Raise `StoreUnavailable` unless the file is sound, or not there; changes nothing."""
+        with self._told():
+            found = database.examine(self.path)
+            if found.state == "damaged":
+                raise StoreUnavailable(f"{self.path} {DAMAGED.format(reason=found.reason)}")
+            if found.state == "newer":
+                raise StoreUnavailable(f"{self.path} {NEWER.format(reason=found.reason)}")
+
+    @property
+    def version(self) -> int:
+        """Another number whenever anybody, here or in another process, has written; 0 while there is no file."""
+        if not self.exists:
+            return 0
+        with self._told(), self._lock:
+            if self._watch is None:
+                self._opened()
+                self._watch = self._raw()
+            return (self._openings << 32) + int(self._watch.execute("PRAGMA data_version").fetchone()[0])
+
+    @property
+    def locked_down(self) -> bool:
+        """Whether a damaged file was set aside and nobody set up a new account since. Cheap enough to ask often."""
+        if not self.exists:
+            return False
+        with self._lock:
+            version = self.version
+            if self._locked_down is None or self._locked_down[0] != version:
+                with self.reading() as session:
+                    self._locked_down = (version, session.get(SettingRow, LOCKED_DOWN) is not None)
+            return self._locked_down[1]
+
+    def unlock(self) -> None:
+        """A new account was set up: the server may serve as its settings say."""
         with self.session() as session:
-            row = session.get(ModelSettingsRow, model_id)
+            row = session.get(SettingRow, LOCKED_DOWN)
             if row is not None:
                 session.delete(row)
 
@@ -79,75 +135,85 @@ class Store:
 
     def benchmarks(self, model_id: str) -> list[BenchmarkRow]:
         """What was measured for a model, the latest first."""
-        if not self.path.exists():
+        if not self.exists:
             return []
         wanted = select(BenchmarkRow).where(BenchmarkRow.model_id == model_id)
-        with self.session() as session:
+        with self.reading() as session:
             return sorted(session.exec(wanted), key=lambda row: (row.created_at, row.id or 0), reverse=True)
-
-    @property
-    def locked_down(self) -> bool:
-        """Whether a damaged file was set aside and nobody set up a new account since."""
-        if not self.path.exists():
-            return False
-        with self.session() as session:
-            return session.get(SettingRow, LOCKED_DOWN) is not None
-
-    def unlock(self) -> None:
-        """A new account was set up: the server may serve as its settings say."""
-        with self.session() as session:
-            row = session.get(SettingRow, LOCKED_DOWN)
-            if row is not None:
-                session.delete(row)
 
     def close(self) -> None:
         """Let go of the file; the next call opens it again."""
         with self._lock:
             engine, self._engine = self._engine, None
+            watch, self._watch = self._watch, None
+            self._locked_down = None
         if engine is not None:
             engine.dispose()
+        if watch is not None:
+            watch.close()
 
     @contextmanager
-    def session(self) -> Iterator[Session]:
-        """One transaction: committed at the end, rolled back on any exception."""
+    def _told(self) -> Iterator[None]:
+        """Whatever SQLite, the disk or a value in the file says becomes `StoreUnavailable`."""
         try:
-            with Session(self._opened(), expire_on_commit=False) as session, session.begin():
-                yield session
+            yield
         except (SQLAlchemyError, sqlite3.Error, OSError, ValueError) as error:
             self.close()
             reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
             raise StoreUnavailable(
-                f"{self.path} cannot be used ({reason}): check that it is yours and the disk has room; "
-                "if it is damaged, move it away and Paceline makes a new one, without your choices"
+                f"{self.path} cannot be used ({reason}): check that it is yours and the disk has room"
             ) from error
 
     def _opened(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                self._make_file()
-                engine = create_engine(URL.create("sqlite", database=str(self.path)))
-                event.listen(engine, "connect", _configure)
-                SQLModel.metadata.create_all(engine)
-                self._engine = engine
+                self._prepare(repair=False)
+                self._engine = migrating.open_engine(self.path, pooled=True)
+                self._openings += 1
             return self._engine
 
-    def _make_file(self) -> None:
-        """The file and its folder for nobody else; SQLite gives its journal the same mode."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.fchmod(descriptor, 0o600)
-        finally:
-            os.close(descriptor)
+    def _prepare(self, *, repair: bool) -> str:
+        """A sound file of the latest revision lies at our path afterwards, or `StoreUnavailable` is raised."""
+        with database.exclusive(self.path):
+            found = database.examine(self.path)
+            if found.state == "newer":
+                raise StoreUnavailable(f"{self.path} {NEWER.format(reason=found.reason)}")
+            if found.state == "damaged":
+                return self._replace(found.reason, repair=repair)
+            if found.state == "absent":
+                database.put(database.build(self.path), self.path)
+            self.path.chmod(0o600)
+            if found.state == "absent" or found.revision == migrating.revisions()[-1]:
+                return ""
+            copy = database.back_up(self.path, migrating.revisions()[-1])
+            migrating.migrate(self.path, adopt=not found.says_revision)
+            return f"{self.path.name} has a new form; the earlier one is kept as {copy.name}."
+
+    def _replace(self, reason: str, *, repair: bool) -> str:
+        if not repair:
+            raise StoreUnavailable(f"{self.path} {DAMAGED.format(reason=reason)}")
+        moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._clock()))
+        new = database.build(self.path, locked_down_at=self._clock())
+        aside = database.set_aside(self.path, new, moment)
+        return (
+            f"{self.path.name} was damaged ({reason}) and is set aside as {aside.name}. Paceline is locked down: "
+            "every request needs a key until a new account is set up."
+        )
+
+    def _checkpoint(self) -> None:
+        with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(self._raw()) as file:
+            file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _raw(self, wait_seconds: float = CHECKPOINT_SECONDS) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=wait_seconds, isolation_level=None, check_same_thread=False)
 
 
-def _configure(connection: Any, _record: Any) -> None:
-    """What every connection needs: the waiting time first, since switching to WAL may have to wait."""
-    for pragma in (f"busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}", "journal_mode = WAL", "foreign_keys = ON"):
-        connection.execute(f"PRAGMA {pragma}")
+def _note_guarded(session: Session, _context: Any) -> None:
+    changed = (*session.new, *session.dirty, *session.deleted)
+    if any(getattr(row, "__tablename__", "") in seal.GUARDED for row in changed):
+        session.info[GUARDED] = True
 
 
-def _choice_of(row: ModelSettingsRow) -> ModelChoice:
-    values: dict[str, Any] = {field.name: row.values.get(field.name) for field in fields(ModelChoice)}
-    lists = {name: tuple(values[name]) for name in LISTS if values[name] is not None}
-    return ModelChoice(**{**values, **lists})
+def _note_bulk(state: ORMExecuteState) -> None:
+    if not state.is_select:
+        state.session.info[GUARDED] = True

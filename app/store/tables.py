@@ -164,3 +164,7 @@ class MessageRow(SQLModel, table=True):
     """Of a reply: which characters a drafter wrote, as [start, end, method]."""
     figures: dict[str, Any] | None = _json(nullable=True)
     created_at: float = 0.0
+
+
+TABLES = frozenset(SQLModel.metadata.tables)
+"""The names of all of them."""

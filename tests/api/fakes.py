@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,6 @@ from uuid import uuid4
 import httpx2
 from fastapi import FastAPI
 
-from app.core.choices import ModelChoice
 from app.core.errors import ModelNotFound, PacelineError
 from app.core.messages import (
     Accepted,
@@ -33,9 +32,11 @@ from app.core.step import Decision, MethodStatistics
 from app.hub import pairing
 from app.hub.catalog import CatalogModel
 from app.main import admin_context, build
+from app.model_settings import ModelSettings
 from app.serving.activity import Activity
 from app.serving.context import Context
 from app.serving.idle import IdleLimit
+from app.serving.live_settings import LiveSettings
 from app.serving.resolver import Resolver
 from app.serving.server import DeadlineProtocol, DrainingServer, bind, serve_config
 from app.settings import Settings
@@ -223,14 +224,35 @@ class FakePairings:
         return pairing.suits(main, draft, models)
 
 
-class FakeChoices:
-    """What is stored for models, by id."""
+class FakeKeeper:
+    """A store in memory: `stored` is what is set for models, by id; `values` are settings of the server."""
 
     def __init__(self) -> None:
-        self.stored: dict[str, ModelChoice] = {}
+        self.stored: dict[str, ModelSettings] = {}
+        self.values: dict[str, Any] = {}
+        self.keys = 0
+        self.sources: list[str] = []
 
-    def choice(self, model_id: str) -> ModelChoice | None:
-        return self.stored.get(model_id)
+    @property
+    def version(self) -> int:
+        return hash(repr((self.stored, self.values)))
+
+    def settings(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def change_settings(self, changes: Mapping[str, Any], *, source: str) -> None:
+        self.sources.append(source)
+        self.values = {name: value for name, value in {**self.values, **changes}.items() if value is not None}
+
+    def models(self) -> dict[str, ModelSettings]:
+        return dict(self.stored)
+
+    def save_model(self, model_id: str, settings: ModelSettings, *, source: str) -> None:
+        self.sources.append(source)
+        self.stored[model_id] = settings
+
+    def has_keys(self) -> bool:
+        return self.keys > 0
 
 
 @dataclass
@@ -239,7 +261,7 @@ class Site:
 
     app: FastAPI
     worker: FakeWorker
-    choices: FakeChoices
+    keeper: FakeKeeper
     context: Context
     client: httpx2.AsyncClient = field(init=False)
 
@@ -271,19 +293,20 @@ def make_site(
 ) -> Site:
     worker = FakeWorker()
     settings.setdefault("home", Path(tempfile.gettempdir()) / f"paceline-{uuid4().hex}")
-    chosen = Settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **settings)  # type: ignore[call-arg]
-    choices = FakeChoices()
-    resolver = Resolver(chosen, FakeCatalog(models), worker, FakePairings(), choices)
+    chosen = Settings(**settings)
+    keeper = FakeKeeper()
+    live = LiveSettings(chosen, keeper)
+    resolver = Resolver(live, FakeCatalog(models), worker, FakePairings())
     made = Context(
-        settings=chosen,
+        live=live,
         worker=worker,
         resolver=resolver,
-        activity=Activity(chosen.max_requests),
-        idle=IdleLimit(worker, resolver, chosen.idle_seconds),
+        activity=Activity(lambda: live.current.max_requests),
+        idle=IdleLimit(worker, resolver, live),
         **(context or {}),
     )
     store = Store(chosen.home / FILE_NAME)
-    return Site(build(admin_context(made, store)), worker, choices, made)
+    return Site(build(admin_context(made, store)), worker, keeper, made)
 
 
 @contextlib.asynccontextmanager

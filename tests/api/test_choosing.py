@@ -1,11 +1,19 @@
 """What is chosen for a model when the request does not say, and vLLM's speculative_config."""
 
+from typing import Any
+
 import pytest
 
-from app.core.choices import ModelChoice
 from app.core.errors import SpeculationUnavailable
+from app.model_settings import ModelSettings
 from app.serving.resolver import Resolver
-from tests.api.fakes import DRAFTERS, make_site, names_of
+from tests.api.fakes import DRAFTERS, Site, make_site, names_of
+
+
+def keep(site: Site, **chosen: Any) -> None:
+    """Store something for the model, as another process would."""
+    site.keeper.stored["demo-main"] = ModelSettings(**chosen)
+    site.context.live.refresh()
 
 
 def make_resolver(**settings: str) -> Resolver:
@@ -14,7 +22,8 @@ def make_resolver(**settings: str) -> Resolver:
 
 def test_a_stored_choice_decides_where_settings_say_nothing() -> None:
     site = make_site(models=DRAFTERS)
-    site.choices.stored["demo-main"] = ModelChoice(
+    keep(
+        site,
         drafts=("demo-main-eagle3", "demo-draft"),
         methods=("eagle3", "draft_model", "ngram"),
         num_draft_tokens=3,
@@ -34,8 +43,13 @@ def test_settings_go_before_a_stored_choice() -> None:
     site = make_site(
         models=DRAFTERS, drafts="demo-main=demo-draft", policy="single", acceptance="coupled", num_draft_tokens=9
     )
-    site.choices.stored["demo-main"] = ModelChoice(
-        drafts=("demo-main-eagle3",), methods=("eagle3",), num_draft_tokens=3, policy="off", acceptance="rejection"
+    keep(
+        site,
+        drafts=("demo-main-eagle3",),
+        methods=("eagle3",),
+        num_draft_tokens=3,
+        policy="off",
+        acceptance="rejection",
     )
     made = site.context.resolver.resolve("demo-main")
     assert (names_of(made), made.methods) == (["demo-draft"], ())
@@ -44,26 +58,26 @@ def test_settings_go_before_a_stored_choice() -> None:
 
 def test_a_stored_choice_may_turn_drafters_off_or_allow_methods_only() -> None:
     site = make_site(models=DRAFTERS)
-    site.choices.stored["demo-main"] = ModelChoice(drafts=())
+    keep(site, drafts=())
     made = site.context.resolver.resolve("demo-main")
     assert (made.drafts, made.draft_unavailable) == ((), "drafters are turned off for demo-main")
-    site.choices.stored["demo-main"] = ModelChoice(methods=("ngram",))
+    keep(site, methods=("ngram",))
     made = site.context.resolver.resolve("demo-main")
     assert (made.drafts, made.methods) == ((), ("ngram",))
     assert made.draft_unavailable == "only ngram may draft for demo-main"
     with pytest.raises(SpeculationUnavailable, match="only ngram may draft for demo-main, not dflash"):
         site.context.resolver.resolve("demo-main", method="dflash")
-    site.choices.stored["demo-main"] = ModelChoice(methods=("draft_model", "dflash"))
+    keep(site, methods=("draft_model", "dflash"))
     assert names_of(site.context.resolver.resolve("demo-main")) == ["demo-main-dflash", "demo-draft"]
 
 
 def test_a_stored_drafter_that_is_gone_is_left_out_with_its_reason() -> None:
     site = make_site(models=DRAFTERS)
-    site.choices.stored["demo-main"] = ModelChoice(drafts=("gone", "demo-main-dflash"), methods=("dflash",))
+    keep(site, drafts=("gone", "demo-main-dflash"), methods=("dflash",))
     made = site.context.resolver.resolve("demo-main")
     assert names_of(made) == ["demo-main-dflash"]
     assert "the choice for this model names gone" in made.draft_unavailable
-    site.choices.stored["demo-main"] = ModelChoice(drafts=("demo-draft",), methods=("dflash",))
+    keep(site, drafts=("demo-draft",), methods=("dflash",))
     assert site.context.resolver.resolve("demo-main").draft_unavailable == (
         "demo-draft drafts by draft_model, chosen is dflash"
     )

@@ -107,4 +107,4 @@ def test_every_setting_is_described() -> None:
     for name, field in described.items():
         assert field.description, name
         assert isinstance(field.json_schema_extra, dict)
-        assert field.json_schema_extra["takes_effect"] in {"restart", "reload"}, name
+        assert field.json_schema_extra["takes_effect"] in {"now", "reload", "restart"}, name

@@ -4,18 +4,19 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from app.core.choices import ModelChoice
+from app.model_settings import ModelSettings
+from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.cli.fake_server import FakeServer
 from tests.cli.test_commands import LOADED, run
 
-CHOICE = ModelChoice(methods=("draft_model",), num_draft_tokens=4, policy="single")
+CHOICE = ModelSettings(methods=("draft_model",), num_draft_tokens=4, policy="single")
 WORDS = "methods draft_model; 4 drafts; policy single"
 
 
 def keep(environment: Mapping[str, str], model: str) -> Path:
     store = Store(Path(environment["PACELINE_HOME"]) / FILE_NAME)
-    store.save_choice(model, CHOICE, source="test")
+    StoredSettings(store).save_model(model, CHOICE, source="test")
     store.close()
     return store.path
 

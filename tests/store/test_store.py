@@ -1,16 +1,20 @@
-"""Choices and measurements outlive the process, stay private, and a damaged file is told."""
+"""What is kept outlives the process, stays private, and what is wrong with the file is told."""
 
 import sqlite3
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from app.core.choices import ModelChoice
 from app.core.errors import StoreUnavailable
+from app.model_settings import ModelSettings
+from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
+from app.store.tables import RequestRow
 
-CHOICE = ModelChoice(drafts=("draft",), methods=("dflash", "ngram"), num_draft_tokens=7, policy="single")
+CHOSEN = ModelSettings(drafts=("draft",), methods=("dflash", "ngram"), num_draft_tokens=7, policy="single")
+PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1, "busy_timeout": 5000}
 
 
 @pytest.fixture
@@ -18,40 +22,61 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "home" / FILE_NAME
 
 
-def test_a_choice_is_kept_between_starts(path: Path) -> None:
-    Store(path).save_choice("big", CHOICE, source="a person")
-    assert Store(path).choice("big") == CHOICE
-    assert Store(path).choice("other") is None
+def kept(path: Path) -> StoredSettings:
+    """As a new process sees it."""
+    return StoredSettings(Store(path))
 
 
-def test_a_choice_takes_the_place_of_an_earlier_one_and_can_be_forgotten(path: Path) -> None:
-    store = Store(path)
-    store.save_choice("big", CHOICE, source="a person")
-    store.save_choice("big", ModelChoice(policy="off"), source="paceline bench")
-    assert store.choice("big") == ModelChoice(policy="off")
-    store.forget_choice("big")
-    store.forget_choice("nobody")
-    assert store.choice("big") is None
+def test_what_is_set_for_a_model_is_kept_between_starts(path: Path) -> None:
+    kept(path).save_model("big", CHOSEN, source="a person")
+    assert kept(path).model("big") == CHOSEN
+    assert kept(path).model("other") is None
 
 
-def test_none_and_an_empty_list_are_two_things(path: Path) -> None:
-    store = Store(path)
-    store.save_choice("none", ModelChoice(drafts=None), source="test")
-    store.save_choice("empty", ModelChoice(drafts=()), source="test")
-    assert store.choice("none") == ModelChoice(drafts=None)
-    assert store.choice("empty") == ModelChoice(drafts=())
+def test_it_takes_the_place_of_what_was_set_before_and_can_be_forgotten(path: Path) -> None:
+    kept(path).save_model("big", CHOSEN, source="a person")
+    kept(path).save_model("big", ModelSettings(policy="off"), source="paceline bench")
+    assert kept(path).model("big") == ModelSettings(policy="off")
+    kept(path).save_model("big", ModelSettings(), source="a person")
+    kept(path).save_model("nobody", ModelSettings(), source="a person")
+    assert kept(path).models() == {}
+
+
+def test_unset_and_an_empty_list_are_two_things(path: Path) -> None:
+    kept(path).save_model("empty", ModelSettings(drafts=()), source="test")
+    found = kept(path).model("empty")
+    assert found is not None
+    assert (found.drafts, found.methods) == ((), None)
+
+
+def test_settings_of_the_server_are_kept_all_or_none(path: Path) -> None:
+    kept(path).change_settings({"port": 9000, "allowed_hosts": ["studio.local"], "theme": "dark"}, source="a person")
+    kept(path).change_settings({"theme": None, "port": 9001}, source="a person")
+    assert kept(path).settings() == {"port": 9001, "allowed_hosts": ["studio.local"]}
+    with pytest.raises(StoreUnavailable):
+        kept(path).change_settings({"port": 1, "theme": object()}, source="a person")
+    assert kept(path).settings() == {"port": 9001, "allowed_hosts": ["studio.local"]}
+
+
+def test_a_name_that_another_version_set_is_left_alone(path: Path) -> None:
+    kept(path).save_model("big", CHOSEN, source="test")
+    with Store(path).session() as session:
+        connection = session.connection()
+        connection.exec_driver_sql('UPDATE model_settings SET "values" = json_set("values", \'$.horoscope\', 1)')
+        session.info["guarded"] = True
+    assert kept(path).model("big") == CHOSEN
 
 
 def test_reading_makes_no_file(path: Path) -> None:
     store = Store(path)
-    assert store.choice("big") is None
-    assert store.benchmarks("big") == []
-    store.forget_choice("big")
+    assert (kept(path).models(), kept(path).settings(), kept(path).has_keys()) == ({}, {}, False)
+    assert (store.benchmarks("big"), store.locked_down, store.version) == ([], False, 0)
+    store.check()
     assert not path.parent.exists()
 
 
 def test_the_file_and_its_folder_are_for_the_owner_only(path: Path) -> None:
-    Store(path).save_choice("big", CHOICE, source="test")
+    kept(path).save_model("big", CHOSEN, source="test")
     modes = {entry.name: stat.S_IMODE(entry.stat().st_mode) for entry in path.parent.iterdir()}
     assert modes[FILE_NAME] == 0o600
     assert set(modes.values()) == {0o600}
@@ -59,15 +84,33 @@ def test_the_file_and_its_folder_are_for_the_owner_only(path: Path) -> None:
 
 
 def test_the_database_writes_ahead_and_holds_foreign_keys(path: Path) -> None:
-    store = Store(path)
-    store.save_choice("big", CHOICE, source="test")
-    with store.session() as session:
+    with Store(path).session() as session:
         connection = session.connection()
-        values = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in PRAGMAS}
-    assert values == PRAGMAS
+        assert {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in PRAGMAS} == PRAGMAS
 
 
-PRAGMAS = {"journal_mode": "wal", "foreign_keys": 1, "busy_timeout": 5000}
+def test_what_is_read_never_waits_for_who_writes_and_is_of_one_moment(path: Path) -> None:
+    store = Store(path)
+    kept(path).change_settings({"port": 1}, source="test")
+    with store.reading() as reading:
+        assert reading.get(RequestRow, "a") is None
+        with store.session() as writing:
+            writing.add(RequestRow(id="a", figures={}))
+        assert reading.get(RequestRow, "a") is None
+    with store.reading() as reading:
+        assert reading.get(RequestRow, "a") is not None
+
+
+def test_a_change_by_anybody_is_seen_in_the_version(path: Path) -> None:
+    watching, changing = Store(path), Store(path)
+    before = watching.version
+    kept(path).change_settings({"port": 1}, source="test")
+    first = watching.version
+    StoredSettings(changing).change_settings({"port": 2}, source="test")
+    second = watching.version
+    StoredSettings(watching).change_settings({"port": 3}, source="test")
+    assert len({before, first, second, watching.version}) == 4
+    assert watching.version == watching.version
 
 
 def test_measurements_are_listed_from_the_latest(path: Path) -> None:
@@ -81,44 +124,49 @@ def test_measurements_are_listed_from_the_latest(path: Path) -> None:
     assert (found[0].versions, found[0].machine) == ({"mlx": "1"}, {"cores": 2})
 
 
-def test_a_damaged_file_is_named_with_what_to_do(path: Path) -> None:
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda path: kept(path).model("big"),
+        lambda path: kept(path).save_model("big", CHOSEN, source="test"),
+        lambda path: Store(path).benchmarks("big"),
+        lambda path: Store(path).check(),
+    ],
+)
+def test_a_damaged_file_is_told_with_what_to_do_and_left_alone(path: Path, use: Callable[[Path], object]) -> None:
     path.parent.mkdir()
     path.write_bytes(b"no database at all" * 100)
-    for use in (
-        lambda store: store.choice("big"),
-        lambda store: store.save_choice("big", CHOICE, source="test"),
-        lambda store: store.benchmarks("big"),
-    ):
-        with pytest.raises(StoreUnavailable, match="move it away") as told:
-            use(Store(path))
-        assert str(path) in told.value.message
-        assert "\n" not in told.value.message
+    with pytest.raises(StoreUnavailable, match="`paceline serve` sets it aside") as told:
+        use(path)
+    assert str(path) in told.value.message
+    assert "\n" not in told.value.message
+    assert path.read_bytes() == b"no database at all" * 100
 
 
-def test_a_damaged_value_is_told_like_a_damaged_file(path: Path) -> None:
-    Store(path).save_choice("big", CHOICE, source="test")
+def test_a_value_that_something_else_changed_is_told_like_damage(path: Path) -> None:
+    kept(path).save_model("big", CHOSEN, source="test")
     with sqlite3.connect(path) as connection:
-        connection.execute('UPDATE model_settings SET "values" = \'{"methods": ["dflash\'')
-    with pytest.raises(StoreUnavailable, match="move it away"):
-        Store(path).choice("big")
+        connection.execute('UPDATE model_settings SET "values" = replace("values", 7, 8)')
+    with pytest.raises(StoreUnavailable, match="a row that protects the server was changed"):
+        kept(path).model("big")
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file in the place of the folder")
     with pytest.raises(StoreUnavailable, match="check that it is yours"):
-        Store(tmp_path / "home" / FILE_NAME).save_choice("big", CHOICE, source="test")
+        kept(tmp_path / "home" / FILE_NAME).save_model("big", CHOSEN, source="test")
 
 
 def test_odd_letters_in_the_path_are_part_of_it(tmp_path: Path) -> None:
     path = tmp_path / "odd ?#%20 name" / FILE_NAME
-    Store(path).save_choice("big", CHOICE, source="test")
+    kept(path).save_model("big", CHOSEN, source="test")
     assert path.is_file()
-    assert Store(path).choice("big") == CHOICE
+    assert kept(path).model("big") == CHOSEN
 
 
 def test_two_stores_share_one_file(path: Path) -> None:
     first, second = Store(path), Store(path)
-    first.save_choice("big", CHOICE, source="test")
-    second.save_choice("small", ModelChoice(policy="off"), source="test")
+    StoredSettings(first).save_model("big", CHOSEN, source="test")
+    StoredSettings(second).save_model("small", ModelSettings(policy="off"), source="test")
     first.close()
-    assert first.choice("small") == ModelChoice(policy="off")
+    assert StoredSettings(first).model("small") == ModelSettings(policy="off")

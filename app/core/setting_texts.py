@@ -1,0 +1,57 @@
+"""Settings as people write them, in an environment variable, at the terminal or in a field of a form.
+
+Each function turns text into the value that it means, and leaves a value that is no text as it is.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from app.core.sizes import parse_size
+from app.core.speculative_config import SpeculativeConfig
+
+
+def size_bytes(value: object) -> object:
+    if not isinstance(value, str) or not value:
+        return value or None
+    return parse_size(value)
+
+
+def folders(value: object) -> object:
+    parts = value.split(os.pathsep) if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        return value
+    return tuple(Path(part).expanduser() if isinstance(part, str) else part for part in parts if part)
+
+
+def folder(value: object) -> object:
+    return Path(value).expanduser().absolute() if isinstance(value, str) and value else value or None
+
+
+def names(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return tuple(part.strip().lower() for part in value.split(",") if part.strip())
+
+
+def pairs(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        return json.loads(value)
+    found = [part.partition("=") for part in value.split(",") if part.strip()]
+    if any(not (main.strip() and equals and draft.strip()) for main, equals, draft in found):
+        raise ValueError('give pairs like "main=draft,other=off", or a JSON object')
+    return {main.strip(): draft.strip() for main, _, draft in found}
+
+
+def speculative(value: object) -> object:
+    if isinstance(value, dict):
+        value = json.dumps(value)
+    if not isinstance(value, str):
+        return value
+    return SpeculativeConfig.read(value) if value.strip() else None
+
+
+def absent(value: object) -> object:
+    return None if value == "" else value

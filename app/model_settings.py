@@ -1,0 +1,112 @@
+"""What is set for one model on this computer, by a person or by `paceline bench --apply`.
+
+None is unset: the setting of the server, or the usual way, decides. `takes_effect` is as in `app.settings`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.core.conflict import Conflict
+
+Method = Literal["dflash", "eagle3", "mtp", "draft_model", "ngram"]
+ALL_METHODS: tuple[Method, ...] = get_args(Method)
+SPECULATION = (
+    "drafts", "methods", "num_draft_tokens", "policy", "acceptance", "prompt_lookup_min", "prompt_lookup_max",
+)  # fmt: skip
+"""The settings that say how a model drafts: what a measurement recommends."""
+Id = Annotated[str, Field(min_length=1, max_length=300)]
+
+
+def _setting(description: str, takes_effect: Literal["now", "reload"], unit: str = "", **limits: Any) -> Any:
+    extra: dict[str, Any] = {"takes_effect": takes_effect, "unit": unit}
+    return Field(None, description=description, json_schema_extra=extra, **limits)
+
+
+class ModelSettings(BaseModel):
+    """How one model drafts, stays in memory and answers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+
+    drafts: tuple[Id, ...] | None = _setting("Ids of its drafters, best first; an empty list: none.", "reload")
+    methods: tuple[Method, ...] | None = _setting("The methods that may draft; unset: all that can.", "reload")
+    num_draft_tokens: int | None = _setting(
+        "Tokens drafted per step; unset: the governor decides.", "reload", "tokens", ge=1, le=64
+    )
+    policy: Literal["single", "auto", "off"] | None = _setting("When to speculate, as the server's `policy`.", "reload")
+    acceptance: Literal["coupled", "rejection"] | None = _setting(
+        "Which drafts stay, as the server's `acceptance`.", "reload"
+    )
+    prompt_lookup_min: int | None = _setting(
+        "The shortest piece of the text that n-gram drafting looks up.", "reload", "tokens", ge=1, le=32
+    )
+    prompt_lookup_max: int | None = _setting(
+        "The longest piece of the text that n-gram drafting looks up.", "reload", "tokens", ge=1, le=32
+    )
+    alias: str | None = _setting(
+        "Another name that requests may use.", "now", pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}$"
+    )
+    pinned: bool | None = _setting("Keep it in memory until it is unloaded by hand.", "now")
+    idle_seconds: float | None = _setting(
+        "Time without a request that unloads it.", "now", "seconds", ge=1, le=31_536_000
+    )
+    system_prompt: str | None = _setting(
+        "System message of chats that bring none.", "now", min_length=1, max_length=100_000
+    )
+    temperature: float | None = _setting("0 always takes the likeliest token.", "now", ge=0, le=2)
+    top_p: float | None = _setting("Draw from the likeliest tokens of this total probability.", "now", gt=0, le=1)
+    top_k: int | None = _setting("Draw from so many likeliest tokens; 0: all.", "now", "tokens", ge=0, le=1 << 20)
+    min_p: float | None = _setting("Leave out what is less likely than this part of the likeliest.", "now", ge=0, le=1)
+    max_tokens: int | None = _setting("Longest reply.", "now", "tokens", ge=1, le=(1 << 31) - 1)
+    repetition_penalty: float | None = _setting("Above 1: words are repeated less.", "now", gt=0, le=10)
+    presence_penalty: float | None = _setting("Above 0: new words are preferred.", "now", ge=-2, le=2)
+    frequency_penalty: float | None = _setting("Above 0: frequent words are avoided.", "now", ge=-2, le=2)
+
+    def given(self) -> dict[str, Any]:
+        """What is set, as plain JSON values."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> "ModelSettings":
+        """What was kept, perhaps by another version: names that mean nothing here are left out."""
+        return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
+
+    def with_speculation(self, other: "ModelSettings") -> "ModelSettings":
+        """This model, drafting as `other` says and as nothing else."""
+        return self.model_copy(update={name: getattr(other, name) for name in SPECULATION})
+
+    def over(self, other: "ModelSettings") -> "ModelSettings":
+        """This, and where it says nothing, `other`."""
+        return ModelSettings.model_validate(other.given() | self.given())
+
+
+CONFLICTS: tuple[Conflict[ModelSettings], ...] = (
+    Conflict(
+        ("policy", "drafts", "methods", "num_draft_tokens"),
+        "the policy off never drafts: unset drafts, methods and num_draft_tokens, or choose another policy",
+        lambda model: model.policy == "off" and bool(model.drafts or model.methods or model.num_draft_tokens),
+    ),
+    Conflict(
+        ("drafts", "methods"),
+        "none of the methods can draft without a drafter: choose a drafter, or allow ngram",
+        lambda model: model.drafts == () and bool(model.methods and "ngram" not in model.methods),
+    ),
+    Conflict(
+        ("prompt_lookup_min", "prompt_lookup_max"),
+        "prompt_lookup_min must not be above prompt_lookup_max",
+        lambda model: (model.prompt_lookup_min or 1) > (model.prompt_lookup_max or 32),
+    ),
+    Conflict(
+        ("methods", "prompt_lookup_min", "prompt_lookup_max"),
+        "prompt_lookup_min and prompt_lookup_max are for ngram, which the methods leave out: allow it, or unset them",
+        lambda model: bool(
+            model.methods and "ngram" not in model.methods and (model.prompt_lookup_min or model.prompt_lookup_max)
+        ),
+    ),
+    Conflict(
+        ("pinned", "idle_seconds"),
+        "a pinned model is never unloaded for being idle: unset idle_seconds, or do not pin it",
+        lambda model: bool(model.pinned and model.idle_seconds),
+    ),
+)

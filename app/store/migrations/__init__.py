@@ -1,0 +1,1 @@
+"""How the store came to its tables, one file for each step; `app.store.migrating` runs them."""

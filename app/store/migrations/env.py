@@ -1,0 +1,6 @@
+"""What alembic runs: the migrations on the connection that it was given, in the transaction that is open there."""
+
+from alembic import context
+
+context.configure(connection=context.config.attributes["connection"])
+context.run_migrations()
