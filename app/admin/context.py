@@ -1,11 +1,12 @@
 """What the areas of the dashboard share: made once by `create_app`; each area adds the field of its part."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.admin.live import LiveFeed
 from app.admin.setup_token import SetupToken
 from app.serving.context import Context
 from app.serving.live_settings import LiveSettings
+from app.serving.pace import Pace
 from app.store.accounts import Accounts
 from app.store.store import Store
 
@@ -20,3 +21,4 @@ class AdminContext:
     live: LiveFeed
     accounts: Accounts
     setup: SetupToken
+    pace: Pace = field(default_factory=Pace)

@@ -7,6 +7,7 @@ and sent to those tabs that have not seen this very JSON. A tab that reads slowl
 import asyncio
 import functools
 import inspect
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any
 
@@ -21,6 +22,8 @@ PERIOD_SECONDS = 1.0
 SILENCE_SECONDS = 15.0
 """A silent stream gets a comment this often."""
 WRITE_TIMEOUT_SECONDS = 30.0
+
+_logger = logging.getLogger("paceline.live")
 
 Read = Callable[[], Any | Awaitable[Any]]
 
@@ -39,6 +42,11 @@ class Listener:
         self._pending[topic] = value
         self._news.set()
 
+    def take(self) -> list[tuple[str, bytes]]:
+        """What is pending, and no longer is: topics with their JSON."""
+        taken, self._pending = list(self._pending.items()), {}
+        return taken
+
     def end(self) -> None:
         """Send what is pending, then no more."""
         self._ended = True
@@ -55,8 +63,7 @@ class Listener:
                 yield comment("waiting")
                 continue
             self._news.clear()
-            while self._pending:
-                topic, value = self._pending.popitem()
+            for topic, value in self.take():
                 yield b"event: " + topic.encode() + b"\ndata: " + value + b"\n\n"
 
 
@@ -107,13 +114,20 @@ class LiveFeed:
     async def tick(self) -> None:
         """Read each topic that somebody listens to, and tell what is new."""
         for topic in sorted({topic for listener in self._listeners for topic in listener.topics}):
-            value = self._reads[topic]()
-            encoded = msgspec.json.encode(await value if inspect.isawaitable(value) else value)
+            try:
+                encoded = await self._encoded(topic)
+            except Exception:  # one broken page must not silence the others
+                _logger.exception("the topic %s cannot be read", topic)
+                continue
             if encoded != self._last.get(topic):
                 self._last[topic] = encoded
                 for listener in self._listeners:
                     if topic in listener.topics:
                         listener.put(topic, encoded)
+
+    async def _encoded(self, topic: str) -> bytes:
+        value = self._reads[topic]()
+        return msgspec.json.encode(await value if inspect.isawaitable(value) else value)
 
     async def _run(self) -> None:
         while not self._closing():

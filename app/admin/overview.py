@@ -1,18 +1,58 @@
-"""`/admin/`: what the server does right now; `/` leads there. Topics: `worker` for every page, `state` for this one."""
+"""`/admin/`: what the server does right now, and what may be done about it; `/` leads there.
 
+Topics: `worker` for the frame of every page, `state` and `pace` for this one.
+"""
+
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
+from pydantic import BaseModel, Field
 
 from app.admin.context import AdminContext
+from app.admin.state import StateView
 from app.admin.templating import Pages
+from app.core.errors import InvalidRequest
+from app.serving.body import read_json
+
+DRAIN_SECONDS = 600.0
+"""What running requests get to finish before the worker is replaced, when the caller does not say."""
+STARTER = "demo-assistant"
+"""The embedded model that anybody can try at once."""
+
+
+class RestartBody(BaseModel):
+    """How a worker is to be replaced."""
+
+
+class DrainBody(BaseModel):
+    """How long running requests may take."""
+
+    seconds: float = Field(DRAIN_SECONDS, ge=0, le=86_400)
+
+
+class ReleaseBody(BaseModel):
+    """Which model may run again."""
+
+    model: str = Field(min_length=1, max_length=500)
 
 
 def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     """The page and its JSON routes."""
+    view = StateView(context.serving)
+    context.live.topic("worker", view.worker)
+    context.live.topic("state", view.state)
+    context.live.topic("pace", lambda: asdict(context.pace.course()))
     router = APIRouter()
-    context.live.topic("worker", lambda: worker_state(context))
+    _add_pages(router, context, pages, view)
+    _add_actions(router, context)
+    return router
+
+
+def _add_pages(router: APIRouter, context: AdminContext, pages: Pages, view: StateView) -> None:
+    async def now() -> dict[str, Any]:
+        return {"state": await view.state(), "pace": asdict(context.pace.course())}
 
     @router.get("/")
     async def get_root() -> RedirectResponse:
@@ -22,18 +62,36 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     @router.get("/admin/", response_class=HTMLResponse)
     async def get_overview(request: Request) -> HTMLResponse:
         """The page."""
-        return pages.render("overview.html", request, area="overview", data={})
+        data = {**await now(), "starter": STARTER, "topics": context.live.topics}
+        return pages.render("overview.html", request, area="overview", data=data)
 
-    return router
+    @router.get("/admin/api/state")
+    async def get_state() -> dict[str, Any]:
+        """What the page shows, once: the topics `state` and `pace`."""
+        return await now()
 
 
-def worker_state(context: AdminContext) -> dict[str, Any]:
-    """The worker in a few words: the frame of every page shows it."""
+def _add_actions(router: APIRouter, context: AdminContext) -> None:
     worker = context.serving.worker
-    info = worker.ready_info
-    return {
-        "ready": worker.ready,
-        "restarts": worker.restarts,
-        "draining": context.serving.activity.draining,
-        "device": info.device if info is not None else "",
-    }
+
+    @router.post("/admin/api/worker/restart")
+    async def restart_worker(request: Request) -> dict[str, Any]:
+        """Replace the worker now; running requests end with an error."""
+        await read_json(request, RestartBody)
+        worker.renew()
+        return {"renewing": True}
+
+    @router.post("/admin/api/worker/drain")
+    async def drain_worker(request: Request) -> dict[str, Any]:
+        """Replace the worker once its running requests have finished, or after so many seconds."""
+        body = await read_json(request, DrainBody)
+        worker.renew(body.seconds)
+        return {"renewing": True, "seconds": body.seconds}
+
+    @router.post("/admin/api/quarantine/release")
+    async def release_model(request: Request) -> dict[str, Any]:
+        """Let a model run again that kept ending its worker."""
+        body = await read_json(request, ReleaseBody)
+        if not worker.release_quarantine(body.model):
+            raise InvalidRequest("This model is not quarantined.", code="not_quarantined", parameter="model")
+        return {"model": body.model, "released": True}

@@ -47,7 +47,7 @@ component("frame", () => ({
   },
 
   async leave() {
-    if (await attempt(() => api("DELETE", "/admin/api/session"))) location.assign("/admin/login");
+    if (await attempt(() => api("POST", "/admin/api/logout"))) location.assign("/admin/login");
   },
 }));
 

@@ -1,0 +1,94 @@
+// The overview: what runs, how fast, in how much memory; replaces the worker and releases models.
+
+import { area, axis, chart } from "./chart.js";
+import { api, attempt, component, confirm, data, live, number, percent, seconds, t } from "./core.js";
+
+const SPAN_SECONDS = 120;
+const SMOOTHED_SECONDS = 3;
+
+// The mean over the last few seconds at every place: steps are too lumpy for one alone.
+const smooth = (values) =>
+  values.map((_, index) => {
+    const part = values.slice(Math.max(0, index - SMOOTHED_SECONDS + 1), index + 1);
+    return part.reduce((sum, value) => sum + value, 0) / part.length;
+  });
+const times = (count) => Array.from({ length: count }, (_, index) => index - count);
+const seriesOf = (pace) => [times(pace.tokens.length), smooth(pace.tokens)];
+
+const options = (width) => ({
+  width,
+  height: 150,
+  padding: [8, 24, 0, 0],
+  cursor: { show: false },
+  legend: { show: false },
+  scales: { x: { time: false, range: [-SPAN_SECONDS, -1] }, y: { range: (_, low, high) => [0, Math.max(high * 1.15, 10)] } },
+  axes: [
+    axis((at) => (at < -1 ? t("overview.past", { time: seconds(-at) }) : t("overview.present")), { grid: { show: false }, size: 26, splits: () => [-SPAN_SECONDS, -SPAN_SECONDS / 2, -1] }),
+    axis((value) => number(value), { size: 44, splits: (_, scale, low, high) => [0, high / 2, high].map(Math.round) }),
+  ],
+  series: [{}, area(t("overview.speed"), "series-1")],
+});
+
+component("overview", () => ({
+  state: data.state,
+  pace: data.pace,
+  requests: { running: [], recent: [] },
+  draw: () => {},
+
+  init() {
+    live("state", (state) => (this.state = state));
+    live("pace", (pace) => {
+      this.pace = pace;
+      this.draw(seriesOf(pace));
+    });
+    if (data.topics.includes("requests")) live("requests", (requests) => (this.requests = requests));
+    this.draw = chart(this.$refs.chart, options, seriesOf(data.pace));
+  },
+
+  get isLoaded() {
+    return this.state.models.length + this.state.loading.length > 0;
+  },
+  get speed() {
+    return number(this.pace.tokens_per_second, this.pace.tokens_per_second < 100 ? 1 : 0);
+  },
+  get acceptance() {
+    return this.pace.acceptance === null ? t("core.none") : percent(this.pace.acceptance);
+  },
+  get chartWords() {
+    return t("overview.chart", { speed: this.speed, peak: number(Math.max(...smooth(this.pace.tokens)), 1) });
+  },
+  get memoryShare() {
+    const { active_bytes: active, ceiling_bytes: ceiling } = this.state.memory;
+    return ceiling ? active / ceiling : 0;
+  },
+  reasons: (model) => Object.entries(model.unavailable).map(([method, reason]) => ({ method, reason })),
+  used: (model) => model.weights_bytes + model.cache_bytes + model.prefix_cache_bytes,
+  fraction: (model) => percent(model.fraction),
+
+  get workerTone() {
+    return this.state.worker.ready ? "good" : "busy";
+  },
+  get workerWords() {
+    const worker = this.state.worker;
+    if (worker.ready) return t("status.ready");
+    if (worker.renewing) return t("overview.renewing");
+    return worker.restarts ? t("status.restarting") : t("status.starting");
+  },
+
+  async restart() {
+    const count = this.state.running + this.state.waiting;
+    const text = count ? t.n("overview.restart_busy", count) : t("overview.restart_idle");
+    const action = t("overview.restart");
+    if (!(await confirm({ title: t("overview.restart_title"), text, action, tone: count ? "bad" : "" }))) return;
+    await attempt(() => api("POST", "/admin/api/worker/restart"), t("overview.restarting"));
+  },
+  async drain() {
+    await attempt(() => api("POST", "/admin/api/worker/drain"), t("overview.drained"));
+  },
+  async release(model) {
+    await attempt(() => api("POST", "/admin/api/quarantine/release", { model: model.id }), t("overview.released"));
+  },
+  async loadStarter() {
+    await attempt(() => api("POST", "/admin/api/models/load", { model: data.starter }));
+  },
+}));

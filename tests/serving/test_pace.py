@@ -1,0 +1,60 @@
+"""The pace: tokens by the second, the present speed, and what of the drafts stayed."""
+
+from app.core.messages import Delta, Heartbeat
+from app.serving.pace import SMOOTHED_SECONDS, Pace
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.25
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def told(tokens: int, drafted: int = 0, accepted: int = 0) -> Delta:
+    return Delta(id="r", index=0, text="x", tokens=tokens, drafted=drafted, accepted=accepted)
+
+
+def test_an_idle_server_has_no_speed_and_no_acceptance() -> None:
+    course = Pace(clock=Clock(), span_seconds=5).course()
+    assert course.tokens == course.drafted == course.accepted == (0,) * 5
+    assert course.tokens_per_second == 0
+    assert course.acceptance is None
+
+
+def test_tokens_are_counted_in_the_second_that_told_them() -> None:
+    clock = Clock()
+    pace = Pace(clock=clock, span_seconds=5)
+    for count in (3, 4):
+        pace.hear(told(count, drafted=4, accepted=3))
+    assert pace.course().tokens == (0,) * 5, "the second that runs is not told yet"
+    clock.now += 1
+    pace.hear(told(5))
+    pace.hear(Heartbeat(pending=True))
+    clock.now += 1
+    course = pace.course()
+    assert course.tokens == (0, 0, 0, 7, 5)
+    assert (course.drafted, course.accepted) == ((0, 0, 0, 8, 0), (0, 0, 0, 6, 0))
+    assert course.tokens_per_second == 12 / SMOOTHED_SECONDS
+    assert course.acceptance == 6 / 8
+
+
+def test_what_is_older_than_the_span_is_forgotten() -> None:
+    clock = Clock()
+    pace = Pace(clock=clock, span_seconds=5)
+    pace.hear(told(9))
+    clock.now += 5
+    assert pace.course().tokens == (9, 0, 0, 0, 0)
+    clock.now += 1
+    assert pace.course().tokens == (0,) * 5
+    clock.now += 1e6
+    assert pace.course().tokens == (0,) * 5
+
+
+def test_a_clock_that_stands_still_loses_nothing() -> None:
+    pace = Pace(clock=Clock(), span_seconds=2)
+    for _ in range(100):
+        pace.hear(told(1))
+        pace.course()
+    assert sum(pace.course().tokens) == 0
