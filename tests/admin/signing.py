@@ -7,10 +7,11 @@ import httpx2
 
 from app.admin.context import AdminContext
 from app.admin.setup_token import SetupToken
-from app.main import build
+from app.main import admin_context, build
 from app.serving.auth import COOKIE
 from app.store.accounts import Accounts
 from app.store.passwords import ScryptCost
+from app.store.store import Store
 from tests.api.fakes import Site, make_site
 
 PASSWORD = "correct horse battery"
@@ -61,9 +62,9 @@ def make_sign_in_site(*, password: str | None = PASSWORD, **settings: Any) -> Si
     """A site whose account has `password`; None is before the first run."""
     time = Time()
     site = make_site(context={"clock": time}, **settings)
-    made: AdminContext = site.app.state.admin
-    accounts = Accounts(made.store, clock=time, cost=FAST)
-    admin = replace(made, accounts=accounts, setup=SetupToken(time))
+    store: Store = site.app.state.admin.store
+    accounts = Accounts(store, clock=time, cost=FAST)
+    admin = replace(admin_context(site.context, store), accounts=accounts, setup=SetupToken(time))
     site.app = build(admin)
     site.client = site.connect()
     if password is not None:

@@ -1,0 +1,271 @@
+"""Every route × every kind of caller who must not get in. A new route fails here until it has its line in `ROUTES`.
+
+Access: `public` is for everybody; `entrance` too, but a caller without the right secret gets nothing there; `page`
+sends a stranger to the sign-in page; `admin` wants a session or a key of scope admin; `key` wants any key where one is
+required. Paths are templates as the router has them.
+"""
+
+import re
+from typing import Literal
+
+import httpx2
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from app.serving.auth import COOKIE
+from tests.admin.signing import PASSWORD, SignInSite, make_sign_in_site
+
+pytestmark = pytest.mark.anyio
+
+Access = Literal["public", "entrance", "page", "admin", "key"]
+
+ROUTES: dict[str, Access] = {
+    "GET /": "public",
+    "GET /health/live": "public",
+    "GET /health/ready": "public",
+    "GET /metrics": "key",
+    "GET /v1/models": "key",
+    "GET /v1/models/{model_id:path}": "key",
+    "POST /v1/chat/completions": "key",
+    "POST /v1/completions": "key",
+    "GET /api/ps": "key",
+    "POST /api/load": "key",
+    "POST /api/unload": "key",
+    # signing in, keys
+    "GET /admin/login": "entrance",
+    "GET /admin/setup": "entrance",
+    "POST /admin/api/login": "entrance",
+    "POST /admin/api/setup": "entrance",
+    "POST /admin/api/logout": "admin",
+    "GET /admin/api/session": "admin",
+    "DELETE /admin/api/sessions": "admin",
+    "POST /admin/api/password": "admin",
+    "GET /admin/api/keys": "admin",
+    "POST /admin/api/keys": "admin",
+    "DELETE /admin/api/keys/{key_id}": "admin",
+    "GET /static/{version}/{name:path}": "public",
+    # overview, connect, live
+    "GET /admin/": "page",
+    "GET /admin/connect": "page",
+    "GET /admin/api/state": "admin",
+    "POST /admin/api/worker/restart": "admin",
+    "POST /admin/api/worker/drain": "admin",
+    "POST /admin/api/quarantine/release": "admin",
+    "GET /admin/api/live": "admin",
+    "GET /admin/api/live/topics": "admin",
+}
+SECRET = "sk-environment-1234"
+METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE")
+REFUSED = {401, 403, 404, 405}
+
+
+def listed() -> list[tuple[str, str, Access]]:
+    return [(*route.split(" ", 1), access) for route, access in ROUTES.items()]  # type: ignore[misc]
+
+
+def closed_site() -> SignInSite:
+    """An account, and a key that every endpoint asks for."""
+    return make_sign_in_site(api_key=SECRET)
+
+
+async def ask(
+    client: httpx2.AsyncClient, method: str, path: str, headers: dict[str, str] | None = None, *, body: bool = True
+) -> httpx2.Response:
+    target = re.sub(r"\{\w+(:\w+)?\}", "1", path)
+    kind = {"content-type": "application/json"} if body else {}
+    content = b"{}" if body and method not in {"GET", "HEAD", "OPTIONS"} else None
+    return await client.request(method, target, content=content, headers={**kind, **(headers or {})})
+
+
+def check_stranger(response: httpx2.Response, route: str, access: Access) -> None:
+    """What somebody without a right to come in may get from a route."""
+    assert "set-cookie" not in response.headers, route
+    status = response.status_code
+    if access == "page":
+        assert status == 303, route
+        assert response.headers["location"].startswith("/admin/login"), route
+    elif access in {"admin", "key"}:
+        assert status == 401, route
+        assert set(response.json()) == {"error"}, route
+    elif access == "entrance":
+        assert route == "GET /admin/login" or status in {400, 403, 404}, route
+    else:
+        assert status in {200, 303, 404, 503}, route
+
+
+def test_every_route_is_listed_and_none_is_mounted() -> None:
+    contexts = list(iter_route_contexts(closed_site().site.app.routes))
+    mounted = [context.path for context in contexts if not context.methods]
+    assert mounted == [], "what is mounted does not pass the sign-in: include it as a router"
+    found = {f"{method} {context.path}" for context in contexts for method in context.methods or ()}
+    assert found - set(ROUTES) == set(), "list each new route in ROUTES with who may call it"
+    assert set(ROUTES) - found == set(), "take the routes that are gone out of ROUTES"
+
+
+async def test_nobody_gets_in_without_a_session() -> None:
+    site = closed_site()
+    client = site.browser()
+    for method, path, access in listed():
+        check_stranger(await ask(client, method, path), f"{method} {path}", access)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer pl-wrong"},
+        {"authorization": f"Bearer {SECRET}x"},
+        {"authorization": f"Basic {SECRET}"},
+        {"authorization": "Bearer "},
+        {"x-api-key": "pl-wrong"},
+        {"x-api-key": SECRET, "authorization": "Bearer pl-wrong"},
+        {"cookie": f"{COOKIE}={SECRET}"},
+        {"cookie": f"{COOKIE}={PASSWORD}"},
+    ],
+)
+async def test_nobody_gets_in_with_a_wrong_key(headers: dict[str, str]) -> None:
+    client = closed_site().browser()
+    for method, path, access in listed():
+        check_stranger(await ask(client, method, path, headers), f"{method} {path}", access)
+
+
+async def test_a_wrong_key_is_not_saved_by_a_good_session() -> None:
+    client = await closed_site().signed_in()
+    for method, path, access in listed():
+        if access in {"page", "admin", "key"}:
+            response = await ask(client, method, path, {"authorization": "Bearer pl-wrong"})
+            check_stranger(response, f"{method} {path}", access)
+
+
+async def test_nobody_gets_in_with_a_revoked_key() -> None:
+    site = closed_site()
+    keys = [site.key("admin"), site.key("inference")]
+    for each in site.accounts.keys.list():
+        assert site.accounts.keys.revoke(each.id)
+    for key in keys:
+        for method, path, access in listed():
+            response = await ask(site.browser(), method, path, {"x-api-key": key})
+            check_stranger(response, f"{method} {path}", access)
+
+
+@pytest.mark.parametrize("days", [7.001, 31.0])
+async def test_nobody_gets_in_with_an_expired_session(days: float) -> None:
+    site = closed_site()
+    client = await site.signed_in()
+    for _ in range(int(days) if days > 30 else 1):
+        site.time.pass_by(86_400 * (1.0 if days > 30 else days))
+        await client.get("/admin/api/session")
+    for method, path, access in listed():
+        check_stranger(await ask(client, method, path), f"{method} {path}", access)
+
+
+async def test_nobody_gets_in_with_a_session_that_was_signed_out() -> None:
+    site = closed_site()
+    client = await site.signed_in()
+    cookie = client.cookies.get(COOKIE)
+    assert (await client.post("/admin/api/logout", json={})).status_code == 200
+    for method, path, access in listed():
+        response = await ask(site.browser(), method, path, {"cookie": f"{COOKIE}={cookie}"})
+        check_stranger(response, f"{method} {path}", access)
+
+
+async def test_a_key_for_inference_opens_no_part_of_the_dashboard() -> None:
+    site = closed_site()
+    key = site.key("inference")
+    for method, path, access in listed():
+        if access in {"page", "admin"}:
+            response = await ask(site.browser(), method, path, {"x-api-key": key})
+            assert response.status_code == 403, path
+            assert response.json()["error"]["code"] == "insufficient_scope"
+
+
+FOREIGN = {
+    "host": {"host": "evil.example"},
+    "host that begins like ours": {"host": "127.0.0.1.evil.example"},
+    "origin": {"origin": "https://evil.example"},
+    "origin of another port": {"origin": "http://127.0.0.1:9999"},
+    "opaque origin": {"origin": "null"},
+    "cross-site": {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
+    "same-site": {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"},
+    "frame": {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
+}
+
+
+@pytest.mark.parametrize("body", [True, False], ids=["body", "no body"])
+@pytest.mark.parametrize("headers", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("closed", [True, False], ids=["key", "no key"])
+async def test_no_other_page_gets_anything_even_with_a_session(
+    headers: dict[str, str], *, closed: bool, body: bool
+) -> None:
+    site = closed_site() if closed else make_sign_in_site()
+    client = await site.signed_in()
+    for method, path, _ in listed():
+        response = await ask(client, method, path, headers, body=body)
+        assert response.status_code == 403, f"{method} {path}"
+        assert response.json()["error"]["code"] in {"host_not_allowed", "cross_origin"}
+        assert not [name for name in response.headers if name.startswith("access-control")]
+    assert site.site.worker.commands == site.site.worker.loads == site.site.worker.unloads == []
+
+
+async def test_a_form_of_another_page_is_refused_even_when_it_navigates() -> None:
+    client = await closed_site().signed_in()
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    for method, path, _ in listed():
+        if method != "GET":
+            assert (await ask(client, method, path, headers)).status_code == 403, path
+
+
+async def test_other_methods_open_nothing() -> None:
+    client = await closed_site().signed_in()
+    paths = {path for _, path, _ in listed()}
+    for path in paths:
+        for method in set(METHODS) - {known for known, other, _ in listed() if other == path}:
+            status = (await ask(client, method, path)).status_code
+            assert status in REFUSED, f"{method} {path}"
+
+
+async def test_without_a_key_set_the_dashboard_stays_closed_and_the_endpoint_is_open() -> None:
+    client = make_sign_in_site().browser()
+    for method, path, access in listed():
+        if access in {"page", "admin"}:
+            check_stranger(await ask(client, method, path), f"{method} {path}", access)
+    assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_unknown_addresses_tell_everybody_the_same() -> None:
+    site = closed_site()
+    strange = await site.browser().get("/admin/api/nothing")
+    known = await (await site.signed_in()).get("/admin/api/nothing")
+    assert strange.status_code == known.status_code == 404
+    assert strange.json() == known.json()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/admin/../v1/models",
+        "/static/../v1/models",
+        "/admin//api/keys",
+        "//admin/api/keys",
+        "/Admin/api/keys",
+        "/admin/api/keys/",
+        "/admin%2Fapi%2Fkeys",
+        "/admin/login/../api/keys",
+    ],
+)
+async def test_no_spelling_of_a_path_goes_around_the_sign_in(path: str) -> None:
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, object]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(int(str(message["status"])))
+
+    app = closed_site().site.app
+    decoded = path.replace("%2F", "/")
+    scope = {"type": "http", "method": "GET", "path": decoded, "raw_path": path.encode(), "query_string": b""}
+    await app(
+        scope | {"headers": [(b"host", b"localhost")], "root_path": "", "client": ("127.0.0.1", 1)}, receive, send
+    )
+    assert statuses[0] in REFUSED
