@@ -5,12 +5,12 @@ token goes to the hub's own host only: redirects to another one are followed wit
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx2
-from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import HfApi, ModelInfo, get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -78,6 +78,8 @@ class Hub:
             return self._without_stale_token(lambda: call(self._api()))
         except HubErrors as error:
             raise problem_of(error, repository) from None
+        except (ValueError, TypeError, KeyError):  # no JSON: the sign-in page of a hotel's network, or a proxy's
+            raise HubProblem("offline", repository, "the answer is not the hub's") from None
 
     def chunks(self, repository: str, commit: str, file: RepositoryFile, offset: int) -> Iterator[tuple[int, bytes]]:
         """The bytes of a file as (position, bytes), from `offset` on, or from 0 where the hub will not start there.
@@ -91,6 +93,17 @@ class Hub:
             if not self._forget_token(error):
                 raise
             yield from self._stream(url, offset)
+
+    def listing(self, parameters: Mapping[str, Any]) -> list[ModelInfo]:
+        """One page of `/api/models`. Raises `HubProblem`; tried once, because a person waits for it."""
+
+        def ask(api: HfApi) -> list[ModelInfo]:
+            address, headers = f"{api.endpoint}/api/models", self._headers()
+            response = get_session().get(address, params=dict(parameters), headers=headers, timeout=self._timeout)
+            hf_raise_for_status(response)
+            return [ModelInfo(**{"siblings": None, **each}) for each in response.json()]  # type: ignore[no-untyped-call]
+
+        return self.ask(ask)
 
     def stored(self, repository: str, commit: str, file: RepositoryFile) -> tuple[XetFileData | None, dict[str, str]]:
         """Where the hub's chunk store has a file, and the headers to ask there; None when it is not in it."""

@@ -6,11 +6,12 @@ with HEAD, GET and Range. `Faults` says what goes wrong and how often.
 
 import hashlib
 import json
+import socket
 import threading
 import urllib.parse
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -45,12 +46,12 @@ class Repository:
     def commit(self) -> str:
         """Changes with any file, as git's does."""
         content = [(name, self.files[name]) for name in sorted(self.files)]
-        return hashlib.sha1(repr(content).encode()).hexdigest()
+        return _sha1(repr(content).encode())
 
     def information(self, *, blobs: bool = False) -> dict[str, Any]:
         """As `/api/models/{id}` tells it."""
         return {
-            "_id": hashlib.sha1(self.id.encode()).hexdigest()[:24],
+            "_id": _sha1(self.id.encode())[:24],
             "id": self.id,
             "modelId": self.id,
             "author": self.id.partition("/")[0],
@@ -74,7 +75,7 @@ class Repository:
         content = self.files[name]
         told: dict[str, Any] = {"rfilename": self.other_names.get(name, name)}
         if blobs:
-            told |= {"size": len(content), "blobId": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
+            told |= {"size": len(content), "blobId": _sha1(b"blob %d\0" % len(content) + content)}
             if len(content) >= LARGE_BYTES:
                 told["lfs"] = {"size": len(content), "sha256": digest(content), "pointerSize": 134}
         return told
@@ -119,6 +120,7 @@ class StandInHub:
         self.faults = Faults()
         self.seen: list[Seen] = []
         self.release = threading.Event()
+        self.connections: set[socket.socket] = set()
         hub = self
 
         class Handler(_Handler):
@@ -141,8 +143,11 @@ class StandInHub:
         return [each for each in self.seen if each.method == "GET" and each.path.endswith(f"/{name}")]
 
     def close(self) -> None:
-        """Answer no more."""
+        """Answer no more, on open connections neither."""
         self.release.set()
+        for connection in list(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -151,6 +156,15 @@ class StandInHub:
 class _Handler(BaseHTTPRequestHandler):
     hub: StandInHub
     protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.hub.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.hub.connections.discard(self.connection)
+        with suppress(OSError):
+            super().finish()
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -179,8 +193,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif not path:
             self._send(_search(self.hub.repositories.values(), query))
         else:
-            id, _, revision = path.partition("/revision/")
-            repository = self._visible(id)
+            name, _, revision = path.partition("/revision/")
+            repository = self._visible(name)
             if repository is None:
                 self._refuse(401 if not self.headers.get("Authorization") else 404, "RepoNotFound")
             elif revision not in {"", "main", repository.commit}:
@@ -194,16 +208,16 @@ class _Handler(BaseHTTPRequestHandler):
         return None if hidden else repository
 
     def _file(self, path: str) -> None:
-        id, _, rest = path.partition("/resolve/")
+        asked, _, rest = path.partition("/resolve/")
         commit, _, name = rest.partition("/")
-        repository = self._visible(id)
+        repository = self._visible(asked)
         faults = self.hub.faults
         if self.command == "GET" and faults.statuses:
             self._refuse(faults.statuses.popleft())
         elif repository is None:
             self._refuse(404, "RepoNotFound")
         elif repository.gated and not self.headers.get("Authorization"):
-            self._refuse(401, "GatedRepo", f"Access to model {id} is restricted.")
+            self._refuse(401, "GatedRepo", f"Access to model {asked} is restricted.")
         elif commit not in {"main", repository.commit}:
             self._refuse(404, "RevisionNotFound")
         elif name not in repository.files:
@@ -289,6 +303,10 @@ def _search(repositories: Any, query: dict[str, list[str]]) -> list[dict[str, An
     key = keys.get(query.get("sort", ["downloads"])[0], "downloads")
     kept.sort(key=lambda each: getattr(each, key), reverse=True)
     return [each.information() for each in kept[: int(query.get("limit", ["50"])[0])]]
+
+
+def _sha1(content: bytes) -> str:
+    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
 def digest(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The queue of downloads: what arrives is whole, what was interrupted goes on where it was, and nothing else is seen."""
+"""The queue of downloads: what arrives is whole, what was interrupted goes on, and nothing else is ever seen."""
 
 import asyncio
 import shutil
@@ -77,9 +77,7 @@ async def test_pause_keeps_what_arrived_and_resume_goes_on_there(place: Place, h
     assert place.listed() == [ID]
 
 
-async def test_what_ran_goes_on_after_a_restart_and_what_was_paused_stays_paused(
-    place: Place, hub: StandInHub
-) -> None:
+async def test_what_ran_goes_on_after_a_restart_and_what_was_paused_stays_paused(place: Place, hub: StandInHub) -> None:
     hub.add("paceline-test/second", model_files(30_000))
     hub.faults.stalls.extend([10_000_000, 10_000_000, 65_536])
     async with place.open(streams=1) as downloads:
