@@ -62,9 +62,9 @@ def bench_model(wishes: Wishes, settings: Settings, *, console: Console, note: s
     specification = specification_for(settings, wishes.model)
     with console.status(f"Loading {specification.id}…") as status:
         sweep, unavailable = run_sweep(specification, wishes, status.update)
-    drafts = tuple(draft.id for draft in specification.drafts)
-    recommendation = recommend(sweep, {draft.method: draft.id for draft in specification.drafts})
-    title = " + ".join([specification.id, *drafts])
+    drafts = {draft.method: draft.id for draft in specification.drafts}
+    recommendation = recommend(sweep, drafts)
+    title = " + ".join([specification.id, *drafts.values()])
     console.print(sweep_table(sweep, f"{title} on {memory.device_name()}"))
     for line in (*unavailable, left_out(sweep)):
         if line:

@@ -1,5 +1,6 @@
 """What `paceline bench MODEL` leaves behind: a table for people, a JSON document for machines."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
@@ -48,7 +49,12 @@ def left_out(sweep: Sweep) -> str:
 
 
 def sweep_document(
-    sweep: Sweep, recommendation: Recommendation | None, *, model: str, drafts: tuple[str, ...], options: dict[str, Any]
+    sweep: Sweep,
+    recommendation: Recommendation | None,
+    *,
+    model: str,
+    drafts: Mapping[str, str],
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     """The whole run as plain JSON values."""
     results = sweep_results(sweep, recommendation, model=model, drafts=drafts, options=options)

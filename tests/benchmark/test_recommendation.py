@@ -93,7 +93,7 @@ def test_the_table_shows_every_setting() -> None:
 def test_the_document_holds_numbers_machine_versions_and_recommendation() -> None:
     sweep = swept(PAYS_ALONE)
     made = sweep_document(
-        sweep, recommend(sweep, {"dflash": "draft"}), model="big", drafts=("draft",), options={"minutes": 3.0}
+        sweep, recommend(sweep, {"dflash": "draft"}), model="big", drafts={"dflash": "draft"}, options={"minutes": 3.0}
     )
     document = json.loads(json.dumps(made))
     assert document["versions"]["mlx-lm"]

@@ -1,6 +1,6 @@
 """A sweep as plain JSON values: the file of `paceline bench MODEL --json`, and what the store keeps. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from app.serving.sweep.grid import Cell
@@ -13,13 +13,14 @@ def sweep_results(
     recommendation: Recommendation | None,
     *,
     model: str,
-    drafts: Sequence[str],
+    drafts: Mapping[str, str],
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything but the machine and the versions, which the store keeps beside it."""
+    """Everything but the machine and the versions, which the store keeps beside it; `drafts`: id by method."""
     return {
         "model": model,
-        "drafts": list(drafts),
+        "drafts": list(drafts.values()),
+        "methods": dict(drafts),
         "options": dict(options),
         "cells": [_cell_document(sweep, cell) for cell in sweep.cells()],
         "skipped": [cell.name for cell in sweep.skipped],

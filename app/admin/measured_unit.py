@@ -1,0 +1,100 @@
+"""Which unit is measured: a main model with those drafters that were named, or with the best one of every method."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from app.admin.room import Footprints
+from app.core.drafter_folder import FEATURE_METHODS
+from app.core.errors import InsufficientMemory, SpeculationUnavailable
+from app.core.messages import DraftSpecification, ModelSpecification
+from app.hub.candidates import NGRAM, Candidate, candidates_for, rank, with_measured
+from app.hub.catalog import CatalogModel
+from app.serving.resolver import Resolver
+
+Speedups = Mapping[tuple[str, str], float]
+DRAFTING = (*FEATURE_METHODS, "draft_model")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredUnit:
+    """What is loaded for a measurement, and why some drafters are not with it."""
+
+    specification: ModelSpecification
+    chats: bool
+    left_out: tuple[str, ...] = ()
+
+
+class UnitChooser:
+    """Chooses units; every call reads the disk."""
+
+    def __init__(self, resolver: Resolver, footprints: Footprints) -> None:
+        self._resolver = resolver
+        self._footprints = footprints
+
+    def candidates(self, main: CatalogModel, speedups: Speedups) -> list[Candidate]:
+        """Every way to draft for `main`, ranked by what was measured and what is usual."""
+        widen = self._footprints.room.widen
+        specification = self._footprints.specification(main)
+        found = candidates_for(main, self._resolver.models(), specification, widen=widen)
+        return rank(with_measured(each, speedups) for each in found)
+
+    def choose(self, model_id: str, drafts: Sequence[str] | None, speedups: Speedups) -> MeasuredUnit:
+        """The unit with `drafts`, or with the best drafter of each method; any method may run, batches too.
+
+        Raises InsufficientMemory for a model that is too large by itself, and what the resolver and pairing raise.
+        """
+        main = self._resolver.main(model_id)
+        alone = self._footprints.main(main)
+        room = self._footprints.room
+        if alone is not None and not room.holds(alone):
+            needed, ceiling = alone.total_bytes / 1e9, room.ceiling_bytes / 1e9
+            advice = "choose a smaller model"
+            raise InsufficientMemory(f"{main.id} needs {needed:.1f} GB, the ceiling is {ceiling:.1f} GB: {advice}")
+        candidates = [each for each in self.candidates(main, speedups) if each.method != NGRAM]
+        wanted = _named(main, candidates, drafts) if drafts is not None else _best(candidates)
+        chosen, left_out, taken = [], [], alone
+        for each in wanted:
+            if taken is not None and not room.holds(taken + each.footprint):
+                left_out.append(f"{each.id}: no room for it beside the others")
+                continue
+            taken = None if taken is None else taken + each.footprint
+            chosen.append(each)
+        specification = msgspec.structs.replace(
+            self._resolver.planned(main),
+            drafts=tuple(DraftSpecification(each.id, str(self._path(main, each)), each.method) for each in chosen),
+            draft_unavailable="",
+            policy="auto",
+            methods=(),
+            num_draft_tokens=None,
+        )
+        return MeasuredUnit(specification, main.has_chat_template, tuple(left_out))
+
+    def _path(self, main: CatalogModel, candidate: Candidate) -> Path:
+        return main.path if candidate.id == main.id else self._resolver.find(candidate.id).path
+
+
+def _best(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The first that fits of each method; one whose name says it is for another model is left to be named."""
+    found: dict[str, Candidate] = {}
+    for each in candidates:
+        if each.fits and (each.is_usual or each.measured is not None):
+            found.setdefault(each.method, each)
+    return sorted(found.values(), key=lambda each: DRAFTING.index(each.method))
+
+
+def _named(main: CatalogModel, candidates: Sequence[Candidate], drafts: Sequence[str]) -> list[Candidate]:
+    found: dict[str, Candidate] = {}
+    for name in drafts:
+        candidate = next((each for each in candidates if each.id == name), None)
+        if candidate is None or candidate.refusal:
+            reason = candidate.refusal if candidate else f"{name} is not on this computer"
+            raise SpeculationUnavailable(f"{reason}; choose another drafter for {main.id}", parameter="drafts")
+        if candidate.method in found:
+            other = found[candidate.method].id
+            message = f"{other} and {name} both draft by {candidate.method}: measure one after the other"
+            raise SpeculationUnavailable(message, parameter="drafts")
+        found[candidate.method] = candidate
+    return sorted(found.values(), key=lambda each: DRAFTING.index(each.method))

@@ -1,0 +1,60 @@
+"""One measurement: what is wished, how far it is, how it ended."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from app.serving.sweep.document import sweep_results
+from app.serving.sweep.turns import Ask, Budget, Sweep
+
+Phase = Literal["loading", "measuring", "paused", "restoring"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is to be measured. `drafts` None: the best drafter of each method; `several`: four requests at once too."""
+
+    model_id: str
+    drafts: tuple[str, ...] | None = None
+    prompts: tuple[str, ...] = ()
+    minutes: float = 2.0
+    rounds: int = 3
+    several: bool = True
+
+
+@dataclass(slots=True)
+class Job:
+    """The measurement under way."""
+
+    wish: Wish
+    budget: Budget
+    phase: Phase = "loading"
+    sweep: Sweep = field(default_factory=Sweep)
+    ask: Ask | None = None
+    disturbed: int = 0
+    """Turns that were given up for the request of somebody else."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def view(self) -> dict[str, Any]:
+        """As JSON, with what was measured up to now."""
+        ask = self.ask
+        return {
+            "model_id": self.wish.model_id,
+            "phase": self.phase,
+            "text": ask.text if ask is not None else "",
+            "rows": ask.cell.rows if ask is not None else 1,
+            "seconds_left": max(0, round(self.budget.remaining)),
+            "minutes": self.wish.minutes,
+            "disturbed": self.disturbed,
+            "cells": sweep_results(self.sweep, None, model="", drafts={}, options={})["cells"],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the last measurement ended; `number` is that of the kept result, 0 where nothing was kept."""
+
+    model_id: str
+    outcome: Literal["done", "stopped", "failed"]
+    number: int = 0
+    problem: str = ""

@@ -1,0 +1,249 @@
+"""Does drafting pay? One measurement at a time, in the background, over the worker that also serves.
+
+The model is loaded with the drafters in question, settings take turns (`app/serving/sweep`), and afterwards it is
+loaded as it was, or not at all. Whoever uses Paceline meanwhile goes first: a turn that another request would share is
+given up, waits until nobody asks for anything, and is done again: what is measured was always measured alone. Every
+method belongs to the event loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from app.admin.measured_unit import MeasuredUnit, UnitChooser
+from app.admin.measurement_job import Ended, Job, Wish
+from app.core.errors import PacelineError
+from app.core.messages import LoadedModel, ModelSpecification
+from app.core.ports import Clock
+from app.serving.activity import Activity
+from app.serving.errors import Rejected
+from app.serving.ports import Worker
+from app.serving.resolver import Resolver
+from app.serving.sweep.document import sweep_results
+from app.serving.sweep.grid import CONTEXTS, LENGTHS, MAIN, Cell
+from app.serving.sweep.machine import describe_machine, describe_versions
+from app.serving.sweep.recommendation import recommend
+from app.serving.sweep.tasks import TASKS
+from app.serving.sweep.turns import Ask, Budget, Turn, turns
+from app.serving.sweep.worker_side import WorkerSide
+from app.store.measurement_rows import KeptMeasurements
+
+SOURCE = "dashboard"
+SEVERAL = Cell(4, CONTEXTS[0])
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+class Stopped(Exception):
+    """Somebody stopped the measurement."""
+
+
+class Measuring:
+    """The one who measures."""
+
+    def __init__(
+        self,
+        *,
+        worker: Worker,
+        resolver: Resolver,
+        activity: Activity,
+        units: UnitChooser,
+        kept: KeptMeasurements,
+        clock: Clock,
+    ) -> None:
+        self._worker = worker
+        self._resolver = resolver
+        self._activity = activity
+        self._units = units
+        self._kept = kept
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self._job: Job | None = None
+        self._listeners: list[Callable[[Ended], None]] = []
+        self.last: Ended | None = None
+
+    @property
+    def active(self) -> str:
+        """The id of the model that is measured; empty when none is."""
+        return self._job.wish.model_id if self._job is not None else ""
+
+    def view(self) -> dict[str, Any]:
+        """The live topic `measuring`."""
+        last = self.last
+        ended = None if last is None else {name: getattr(last, name) for name in Ended.__slots__}
+        return {"active": self._job.view() if self._job is not None else None, "last": ended}
+
+    def begin(self, wish: Wish) -> None:
+        """Start in the background. Raises `Rejected` while another one runs, ModelUnavailable when the server ends."""
+        if self._job is not None:
+            message = f"{self.active} is being measured: wait until that has ended, or stop it"
+            raise Rejected(409, message, "already_measuring")
+        self._activity.check_open()
+        self._job = Job(wish, Budget(60 * wish.minutes, self._clock))
+        self._task = asyncio.get_running_loop().create_task(self._run(self._job), name="measuring")
+
+    def stop(self) -> bool:
+        """End the measurement and keep what there is of it; False when none runs."""
+        if self._job is not None:
+            self._job.stopping.set()
+        return self._job is not None
+
+    async def close(self) -> None:
+        """The server ends: nothing is kept and nothing is put back."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def wait(self) -> Ended | None:
+        """Until the measurement has ended, and how."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        return self.last
+
+    # --- one measurement ----------------------------------------------------------------------------------------
+
+    async def _run(self, job: Job) -> None:
+        model_id = job.wish.model_id
+        ended = Ended(model_id, "failed", problem="Paceline was stopped")
+        try:
+            ended = await self._measure_and_restore(job)
+        except PacelineError as error:
+            ended = Ended(model_id, "failed", problem=error.message)
+        except Exception:
+            logger.exception("a measurement failed")
+            ended = Ended(model_id, "failed", problem="internal error: the log of the server has the details")
+        finally:
+            self._job, self._task, self.last = None, None, ended
+
+    async def _measure_and_restore(self, job: Job) -> Ended:
+        speedups = await asyncio.to_thread(self._kept.speedups, job.wish.model_id)
+        unit = await asyncio.to_thread(self._units.choose, job.wish.model_id, job.wish.drafts, speedups)
+        before = self._loaded_unit(unit.specification.id)
+        try:
+            loaded = await self._load(job, unit.specification)
+            job.budget = Budget(60 * job.wish.minutes, self._clock)
+            await self._sweep(job, unit, loaded)
+        except Stopped:
+            job.sweep.interrupted = True
+        finally:
+            if not self._is_cancelled():
+                job.phase, job.ask = "restoring", None
+                await self._restore(unit.specification.id, before)
+        number = await asyncio.to_thread(self._keep, job, unit)
+        return Ended(unit.specification.id, "stopped" if job.sweep.interrupted else "done", number)
+
+    def _is_cancelled(self) -> bool:
+        return self._task is not None and self._task.cancelling() > 0
+
+    def _loaded_unit(self, model_id: str) -> ModelSpecification | None:
+        """What is in memory now, to be put back."""
+        return self._resolver.last(model_id) if model_id in self._resolver.loaded() else None
+
+    async def _load(self, job: Job, specification: ModelSpecification) -> LoadedModel:
+        """Requests for the model get this unit from now on, so that they need no other one in its place."""
+        await self._unless_stopped(job, self._activity.wait_idle())
+        self._resolver.adopt(specification)
+        await self._unless_stopped(job, self._worker.load(specification))
+        loaded = self._resolver.loaded().get(specification.id)
+        if loaded is None:
+            raise PacelineError(f"{specification.id} was unloaded before it could be measured; try again")
+        return loaded
+
+    async def _sweep(self, job: Job, unit: MeasuredUnit, loaded: LoadedModel) -> None:
+        prompts = job.wish.prompts or TASKS
+        side = WorkerSide(self._worker, unit.specification, prompts, chats=unit.chats, clock=self._clock)
+        methods = {name: loaded.longest_drafts.get(name, LENGTHS[-1]) for name in loaded.methods}
+        several = job.wish.several and unit.specification.max_rows >= SEVERAL.rows
+        cells = [MAIN, SEVERAL] if several else [MAIN]
+        asking = turns(job.sweep, cells, methods, budget=job.budget, rounds=job.wish.rounds)
+        turn: Turn | None = None
+        while True:
+            try:
+                job.ask = ask = asking.send(turn) if turn is not None else next(asking)
+            except StopIteration:
+                return
+            turn = await self._turn(job, side, ask)
+
+    async def _turn(self, job: Job, side: WorkerSide, ask: Ask) -> Turn:
+        """One turn, undisturbed: with pauses and repetitions as long as others use Paceline."""
+        while True:
+            began = self._clock()
+            if len(self._activity):
+                job.phase = "paused"
+                await self._unless_stopped(job, self._activity.wait_idle())
+                job.budget.extend(self._clock() - began)
+            job.phase = "measuring"
+            began = self._clock()
+            try:
+                return await self._alone(job, side.turn(ask))
+            except TimeoutError:
+                job.disturbed += 1
+                job.budget.extend(self._clock() - began)
+
+    async def _alone(self, job: Job, work: Coroutine[Any, Any, Result]) -> Result:
+        """Raises TimeoutError when somebody else asks for something before `work` is done."""
+        return await self._first(work, {self._activity.wait_busy(): TimeoutError, job.stopping.wait(): Stopped})
+
+    async def _unless_stopped(self, job: Job, work: Coroutine[Any, Any, Result]) -> Result:
+        return await self._first(work, {job.stopping.wait(): Stopped})
+
+    async def _first(
+        self, work: Coroutine[Any, Any, Result], others: dict[Coroutine[Any, Any, Any], type[Exception]]
+    ) -> Result:
+        """The result of `work`, or the exception of whichever of the others is done before."""
+        working = asyncio.ensure_future(work)
+        waiting = {asyncio.ensure_future(each): error for each, error in others.items()}
+        try:
+            await asyncio.wait({working, *waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise next(error for each, error in waiting.items() if each.done())
+        finally:
+            for each in (working, *waiting):
+                each.cancel()
+            await asyncio.gather(working, *waiting, return_exceptions=True)
+
+    async def _restore(self, model_id: str, before: ModelSpecification | None) -> None:
+        """Back to what was in memory; when somebody uses the model, it stays as it is until its next load."""
+        measured = self._resolver.last(model_id)
+        with contextlib.suppress(PacelineError):
+            if before is None:
+                await self._worker.unload(model_id)
+                self._resolver.forget(model_id)
+                return
+            self._resolver.adopt(before)
+            try:
+                await self._worker.load(before)
+            except PacelineError:
+                if measured is not None:
+                    self._resolver.adopt(measured)
+
+    def _keep(self, job: Job, unit: MeasuredUnit) -> int:
+        """Store what was measured; 0 when that is not enough to compare."""
+        drafts = {draft.method: draft.id for draft in unit.specification.drafts}
+        recommendation = recommend(job.sweep, drafts)
+        if recommendation is None and job.sweep.interrupted:
+            return 0
+        info = self._worker.ready_info
+        options = {
+            "minutes": job.wish.minutes,
+            "rounds": job.wish.rounds,
+            "prompts": list(job.wish.prompts) or "built in",
+            "device": info.device if info is not None else "",
+            "source": SOURCE,
+            "disturbed": job.disturbed,
+            "left_out": list(unit.left_out),
+        }
+        results = sweep_results(
+            job.sweep,
+            recommendation,
+            model=unit.specification.id,
+            drafts=drafts,
+            options=options,
+        )
+        return self._kept.keep(
+            unit.specification.id, versions=describe_versions(), machine=describe_machine(), results=results
+        )
