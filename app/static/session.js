@@ -21,6 +21,10 @@ const form = (path, body) => ({
   isShown: false,
   isBusy: false,
 
+  init() {
+    this.$nextTick(() => document.getElementById(this.asksForCode ? "code" : "password").focus());
+  },
+
   get kind() {
     return this.isShown ? "text" : "password";
   },
