@@ -5,7 +5,7 @@ from fastapi import APIRouter
 from app import __version__
 from app.admin import assets, connect, key_routes, live, overview, session_routes
 from app.admin.context import AdminContext
-from app.admin.templating import Pages
+from app.admin.templating import Pages, Preference
 from app.i18n import Catalogs
 
 AREAS = (overview, connect, session_routes, key_routes)
@@ -19,9 +19,14 @@ def make_routers(context: AdminContext) -> list[APIRouter]:
     """Every route under `/admin` and `/static`; registers the topics of the live feed."""
     files = assets.read_assets()
     catalogs = Catalogs(context.serving.settings.home / OWN_CATALOGS)
-    pages = Pages(files, catalogs, version=__version__)
+    pages = Pages(files, catalogs, version=__version__, preference=lambda: _preference(context))
     return [
         assets.make_router(files),
         live.make_router(context.live),
         *(area.make_router(context, pages) for area in AREAS),
     ]
+
+
+def _preference(context: AdminContext) -> Preference:
+    current = context.settings.current
+    return Preference(language=current.language, theme=current.theme)

@@ -1,49 +1,146 @@
 """The catalogs: every word that is used exists, every word that exists is used, in every language."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
-from app.admin.assets import FOLDER as STATIC
-from app.admin.pages import TEMPLATES
-from app.i18n import DEFAULT_LANGUAGE, PLACEHOLDER, Words, languages, read_words
+from app.i18n import (
+    DEFAULT_LANGUAGE,
+    NAME_KEY,
+    PLACEHOLDER,
+    PLURAL_FORMS,
+    Catalogs,
+    Words,
+    languages,
+    plural_form,
+    read_words,
+)
+from tests.admin.pseudo import CLOSE, CODE, OPEN, pseudo, write_pseudo_locale
+from tests.admin.sources import APP, quoted_keys, scripts, templates
 
-KEY = re.compile(r"[a-z]+(?:\.[a-z]+)+")
-USE = re.compile(r"\bt\(\s*([^,)]+)")
+KEY = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+")
+USE = re.compile(r"(?<![\w.])\$?(?:t|words)(\.n)?\(\s*[\"'`]([^\"'`]+)[\"'`]")
+ENGLISH = read_words().entries
 
 
-def used() -> set[str]:
-    sources = [*TEMPLATES.glob("*.html"), *STATIC.glob("*.js")]
-    calls = {argument.strip() for path in sources for argument in USE.findall(path.read_text(encoding="utf-8"))}
-    return {argument.strip("\"'") for argument in calls}
+def stem(key: str) -> str:
+    """A key without its plural form."""
+    base, _, form = key.rpartition(".")
+    return base if form in PLURAL_FORMS and f"{base}.other" in ENGLISH else key
 
 
-def test_every_key_is_written_out() -> None:
-    assert [argument for argument in used() if not KEY.fullmatch(argument)] == []
+def uses() -> list[tuple[str, str, bool]]:
+    """Where a word is asked for by its key: file, key, whether counted."""
+    paths = [*templates(), *scripts(), *(APP / "admin").glob("*.py")]
+    return [(path.name, key, bool(n)) for path in paths for n, key in USE.findall(path.read_text(encoding="utf-8"))]
 
 
-def test_used_and_existing_keys_are_the_same() -> None:
-    assert used() == set(read_words().entries)
+def test_every_word_that_is_asked_for_exists_in_the_form_that_is_asked_for() -> None:
+    assert len(uses()) > 50
+    for file, key, counted in uses():
+        assert (f"{key}.other" if counted else key) in ENGLISH, f"{file} asks for {key}"
+
+
+def test_every_word_is_named_somewhere() -> None:
+    """Keys are written out, never put together: a search for one finds its place."""
+    named = quoted_keys() | {NAME_KEY}
+    assert {key for key in ENGLISH if key not in named and stem(key) not in named} == set()
 
 
 def test_english_is_the_language_to_compare_with() -> None:
     assert DEFAULT_LANGUAGE in languages()
+    assert read_words().name == "English"
 
 
 @pytest.mark.parametrize("language", languages())
 def test_every_language_has_the_same_keys_and_placeholders(language: str) -> None:
-    entries, english = read_words(language).entries, read_words().entries
-    assert list(entries) == list(english)
+    entries = read_words(language).entries
+    assert {stem(key) for key in entries} == {stem(key) for key in ENGLISH}
+    assert list(entries) == sorted(entries)
     for key, words in entries.items():
-        assert KEY.fullmatch(key)
-        assert words.strip() == words != ""
-        assert set(PLACEHOLDER.findall(words)) == set(PLACEHOLDER.findall(english[key])), key
+        assert KEY.fullmatch(key), key
+        assert words.strip() == words != "", key
+        english = ENGLISH.get(key) or ENGLISH[f"{stem(key)}.other"]
+        assert set(PLACEHOLDER.findall(words)) == set(PLACEHOLDER.findall(english)), key
+    for base in {stem(key) for key in ENGLISH} - set(ENGLISH):
+        assert f"{base}.other" in entries, base
 
 
 def test_values_fill_placeholders_and_nothing_else() -> None:
     words = Words("en", {"a.b": "{name} of {count}", "a.c": "plain"})
-    assert words.t("a.b", name="{count}", count=3) == "{count} of 3"
-    assert words.t("a.c", name="ignored") == "plain"
+    assert words("a.b", name="{count}", count=3) == "{count} of 3"
+    assert words("a.c", name="ignored") == "plain"
     for key, values in (("a.b", {"name": "x"}), ("a.d", {})):
         with pytest.raises(KeyError):
-            words.t(key, **values)
+            words(key, **values)
+
+
+def test_counted_words_take_the_form_of_their_language() -> None:
+    entries = {"a.one": "{count} model in {place}", "a.other": "{count} models in {place}"}
+    told = [Words("en", entries).n("a", count, place="memory") for count in (0, 1, 2)]
+    assert told == ["0 models in memory", "1 model in memory", "2 models in memory"]
+    assert Words("fr", {"a.other": "{count}"}).n("a", 1) == "1"
+    assert [plural_form(language, 1) for language in ("en", "de", "ko", "ja", "zh-Hans")] == [
+        "one",
+        "one",
+        "other",
+        "other",
+        "other",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "language"),
+    [
+        ("", "en"),
+        ("ko", "ko"),
+        ("ko-KR,ko;q=0.9,en;q=0.8", "ko"),
+        ("fr-FR, ja;q=0.7, en;q=0.9", "en"),
+        ("fr, ja;q=0.7", "ja"),
+        ("zh-CN", "zh-Hans"),
+        ("ZH-hans-cn;q=0.3", "zh-Hans"),
+        ("en-GB", "en"),
+        ("tlh", "en"),
+        ("ko;q=0", "en"),
+        ("ko;q=nonsense, ja", "ja"),
+        (";;;,,,q=1;*", "en"),
+        ("*", "en"),
+    ],
+)
+def test_the_browser_gets_the_first_language_it_wants_that_is_there(
+    tmp_path: Path, accepted: str, language: str
+) -> None:
+    for code in ("ko", "ja", "zh-Hans"):
+        (tmp_path / f"{code}.json").write_text(json.dumps({NAME_KEY: code}))
+    assert Catalogs(tmp_path).choose(accepted) == language
+
+
+def test_a_fifth_language_is_one_file_and_what_it_lacks_is_said_in_english(tmp_path: Path) -> None:
+    (tmp_path / "fr.json").write_text(json.dumps({NAME_KEY: "Français", "navigation.models": "Modèles"}))
+    catalogs = Catalogs(tmp_path)
+    assert catalogs.names["fr"] == "Français"
+    assert catalogs.words("fr")("navigation.models") == "Modèles"
+    assert catalogs.words("fr")("navigation.chat") == "Chat"
+    assert catalogs.words("unknown").language == "en"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '"x"', "\xff", '{"a.b": 1}', "{}"])
+def test_a_broken_catalog_is_no_reason_not_to_start(tmp_path: Path, content: str) -> None:
+    (tmp_path / "fr.json").write_bytes(content.encode("latin-1"))
+    (tmp_path / "../evil.json").write_text("{}")
+    (tmp_path / "NOT A LANGUAGE.json").write_text('{"a.b": "x"}')
+    assert set(Catalogs(tmp_path).names) == set(languages())
+    assert set(Catalogs(tmp_path / "nowhere").names) == set(languages())
+
+
+def test_the_pseudo_locale_keeps_placeholders_and_grows(tmp_path: Path) -> None:
+    assert pseudo("Load {model}") == "[!! Ļöåð {model}~~ !!]"
+    code = write_pseudo_locale(tmp_path)
+    words = Catalogs(tmp_path / "languages").words(code)
+    assert words.language == CODE not in languages()
+    for key, english in ENGLISH.items():
+        text = words.entries[key]
+        assert PLACEHOLDER.findall(text) == PLACEHOLDER.findall(english)
+        assert key == NAME_KEY or (text.startswith(OPEN) and text.endswith(CLOSE) and len(text) > 1.3 * len(english))

@@ -1,0 +1,36 @@
+"""A pseudo-locale: English with accents, in brackets and 40 % longer, so that what is not translated, and what does
+not fit, can be seen. Tests write it as a catalog of the user's own; nobody is ever offered it otherwise.
+"""
+
+import json
+from pathlib import Path
+
+from app.admin.dashboard import OWN_CATALOGS
+from app.i18n import NAME_KEY, PLACEHOLDER, read_words
+
+CODE = "en-XA"
+OPEN, CLOSE = "[!! ", " !!]"
+ACCENTED = str.maketrans(
+    "ACDEGHIJKLNORSTUWYZacdeghijklnorstuwyz",
+    "ÅÇÐÉĜĤÎĴĶĻÑÖŔŠŢÛŴÝŽåçðéĝĥîĵķļñöŕšţûŵýž",
+)
+GROWTH = 0.4
+FILLER = "~"
+
+
+def pseudo(words: str) -> str:
+    """`Load {model}` → `[!! Ļöåð {model}~~ !!]`; placeholders stay as they are."""
+    names = [f"{{{name}}}" for name in PLACEHOLDER.findall(words)]
+    parts = PLACEHOLDER.split(words)[::2]
+    accented = [part.translate(ACCENTED) for part in parts]
+    text = accented[0] + "".join(name + part for name, part in zip(names, accented[1:], strict=True))
+    return f"{OPEN}{text}{FILLER * round(GROWTH * sum(map(len, parts)))}{CLOSE}"
+
+
+def write_pseudo_locale(home: Path) -> str:
+    """Put the catalog where an application with this `PACELINE_HOME` finds it; the answer is its code."""
+    folder = home / OWN_CATALOGS
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = {key: pseudo(words) for key, words in read_words().entries.items()} | {NAME_KEY: "Pseudo"}
+    (folder / f"{CODE}.json").write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
+    return CODE

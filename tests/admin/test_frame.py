@@ -1,0 +1,126 @@
+"""The frame of every page: its policy, its theme, its language, its words, and that no name can become markup."""
+
+import json
+import re
+from typing import Any, get_args
+
+import httpx2
+import pytest
+
+from app.admin.templating import POLICY, THEMES
+from app.core.messages import LoadedModel, Snapshot
+from app.i18n import read_words
+from app.settings import Settings
+from tests.admin.pseudo import OPEN, write_pseudo_locale
+from tests.api.fakes import Site, make_site, model
+
+pytestmark = pytest.mark.anyio
+
+OWN = {"authorization": "Bearer k"}
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "a'b\"c`$(id)\\",
+    "{{ 7 * 7 }}{% raw %}",
+    "x\ny",
+    "--data @secret",
+)
+
+
+async def get(site: Site, path: str = "/admin/", **headers: str) -> httpx2.Response:
+    response = await site.client.get(path, headers=OWN | headers)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def script_data(page: str, name: str = "data") -> Any:
+    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found.group(1))
+
+
+async def test_the_address_of_the_server_leads_to_the_dashboard() -> None:
+    response = await make_site(api_key="k").client.get("/")
+    assert (response.status_code, response.headers["location"]) == (303, "/admin/")
+
+
+async def test_the_policy_lets_in_only_files_of_this_server_and_nobody_keeps_a_page() -> None:
+    response = await get(make_site(api_key="k"))
+    assert response.headers["content-security-policy"] == POLICY
+    assert "unsafe" not in POLICY
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize("theme", ["system", "light", "dark"])
+async def test_the_page_comes_in_the_chosen_colours(theme: Any) -> None:
+    page = (await get(make_site(api_key="k", theme=theme))).text
+    assert f'data-theme="{theme}"' in page
+
+
+async def test_the_language_is_the_chosen_one_else_the_browsers_else_english(tmp_path: Any) -> None:
+    code = write_pseudo_locale(tmp_path)
+    site = make_site(api_key="k", home=tmp_path)
+    assert 'lang="en"' in (await get(site)).text
+    page = (await get(site, **{"accept-language": f"tlh, {code};q=0.5"})).text
+    assert f'<html lang="{code}"' in page
+    assert OPEN in page
+    words = script_data(page, "words")
+    assert all(text.startswith(OPEN) for text in words.values())
+    chosen = make_site(api_key="k", home=tmp_path, language="en")
+    assert '<html lang="en"' in (await get(chosen, **{"accept-language": code})).text
+
+
+async def test_a_script_gets_the_words_that_scripts_name_and_no_others() -> None:
+    words = script_data((await get(make_site(api_key="k"))).text, "words")
+    catalog = read_words().entries
+    assert words.items() <= catalog.items()
+    assert words["core.offline"]
+    assert {"overview.restart_busy.one", "overview.restart_busy.other"} <= set(words)
+    assert "navigation.models" not in words
+
+
+async def test_navigation_says_where_one_is() -> None:
+    site = make_site(api_key="k")
+    for path in ("/admin/", "/admin/connect"):
+        page = (await get(site, path)).text
+        assert re.findall(r'<a href="([^"]+)" aria-current="page"', page) == [path]
+
+
+@pytest.mark.parametrize("path", ["/admin/", "/admin/connect"])
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_names_of_models_are_text_everywhere(path: str, name: str) -> None:
+    async def page_of(name: str) -> str:
+        site = make_site(api_key="k", models=(model(name),))
+        loaded = LoadedModel(id=name, state="ready", unavailable={"mtp": name})
+        site.worker.snapshot = Snapshot(models=(loaded,))
+        site.worker.quarantined = {name: name}
+        return (await get(site, path)).text
+
+    page = await page_of(name)
+    assert re.findall(r"</?\w+", page) == re.findall(r"</?\w+", await page_of("plain"))
+    assert ">49<" not in page
+
+
+async def test_pages_have_no_inline_script_style_or_handler() -> None:
+    site = make_site(api_key="k", models=(model("a"),))
+    for path in ("/admin/", "/admin/connect"):
+        page = (await get(site, path)).text
+        assert re.findall(r"<style|\sstyle=|\son\w+=|javascript:", page) == []
+        inline = [each for each in re.findall(r"<script[^>]*>", page) if "src=" not in each]
+        assert inline == [f'<script type="application/json" id="{name}">' for name in ("data", "words")]
+
+
+async def test_what_labels_and_descriptions_point_to_is_on_the_page() -> None:
+    site = make_site(api_key="k")
+    for path in ("/admin/", "/admin/connect"):
+        page = (await get(site, path)).text
+        wanted = set(re.findall(r'(?:\sfor|aria-labelledby|aria-describedby|aria-controls)="([\w-]+)"', page))
+        assert wanted - set(re.findall(r'\sid="([\w-]+)"', page)) == set()
+
+
+def test_the_themes_are_those_of_the_setting() -> None:
+    assert get_args(Settings.model_fields["theme"].annotation) == THEMES

@@ -1,0 +1,132 @@
+"""The overview: what it tells of the server, and what may be done about it."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from app.admin.live import LiveFeed
+from app.core.messages import Delta, LoadedModel, LoadProgress, Ready, Snapshot
+from app.main import build
+from app.serving.pace import Pace
+from tests.admin.signing import Time
+from tests.admin.test_frame import OWN, get, script_data
+from tests.api.fakes import Site, make_site
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def site() -> Site:
+    site = make_site(api_key="k")
+    site.worker.ready_info = Ready(process_id=1, device="Apple M9", memory_ceiling_bytes=8_000_000_000)
+    site.worker.snapshot = Snapshot(
+        models=(
+            LoadedModel(
+                id="demo-main",
+                state="ready",
+                draft_ids=("demo-draft", "demo-main"),
+                weights_bytes=3_000,
+                methods=("draft_model", "ngram"),
+                unavailable={"eagle3": "no drafter fits"},
+                running=1,
+                waiting=2,
+                pinned=True,
+            ),
+        ),
+        active_bytes=4_000,
+        cached_bytes=500,
+        peak_bytes=6_000,
+    )
+    site.worker.progress = {"org/other": LoadProgress(model_id="org/other", phase="weights", fraction=0.25)}
+    site.worker.quarantined = {"bad": "the worker ended 3 times"}
+    return site
+
+
+async def test_the_state_names_worker_memory_models_loads_and_quarantine(site: Site) -> None:
+    response = await site.client.get("/admin/api/state", headers=OWN)
+    state = response.json()["state"]
+    assert state["worker"] == {
+        "ready": True,
+        "renewing": False,
+        "restarts": 0,
+        "last_exit": "",
+        "draining": False,
+        "device": "Apple M9",
+    }
+    assert state["memory"] == {
+        "ceiling_bytes": 8_000_000_000,
+        "active_bytes": 4_000,
+        "cached_bytes": 500,
+        "peak_bytes": 6_000,
+    }
+    (loaded,) = state["models"]
+    assert loaded["drafts"] == [
+        {"id": "demo-draft", "method": "draft_model"},
+        {"id": "demo-main", "method": "mtp"},
+    ]
+    assert loaded["unavailable"] == {"eagle3": "no drafter fits"}
+    assert (state["running"], state["waiting"], state["open_requests"]) == (1, 2, 0)
+    assert state["loading"] == [{"id": "org/other", "phase": "weights", "fraction": 0.25}]
+    assert state["quarantined"] == [{"id": "bad", "reason": "the worker ended 3 times"}]
+
+
+async def test_the_page_has_the_same_state_at_once(site: Site) -> None:
+    data = script_data((await get(site)).text)
+    told = (await site.client.get("/admin/api/state", headers=OWN)).json()
+    assert data["state"] == told["state"]
+    assert {"worker", "state", "pace"} <= set(data["topics"])
+
+
+async def test_the_pace_is_what_the_worker_told(site: Site) -> None:
+    time = Time()
+    app = build(replace(site.app.state.admin, live=LiveFeed(), pace=Pace(clock=time)))
+    async with app.router.lifespan_context(app), replace(site, app=app).client as client:
+        for listener in site.worker.listeners:
+            listener(Delta(id="r", index=0, text="x", tokens=7, drafted=4, accepted=3))
+        time.pass_by(1)
+        pace = (await client.get("/admin/api/state", headers=OWN)).json()["pace"]
+    assert sum(pace["tokens"]) == 7
+    assert pace["acceptance"] == 0.75
+
+
+async def test_restart_is_at_once_and_drain_has_patience(site: Site) -> None:
+    for path, body, patience in (
+        ("restart", {}, 0.0),
+        ("drain", {}, 600.0),
+        ("drain", {"seconds": 5}, 5.0),
+    ):
+        response = await site.client.post(f"/admin/api/worker/{path}", json=body, headers=OWN)
+        assert response.status_code == 200
+        assert response.json()["renewing"] is True
+        assert site.worker.renewals.pop() == patience
+    refused = await site.client.post("/admin/api/worker/drain", json={"seconds": -1}, headers=OWN)
+    assert refused.status_code == 400
+    assert site.worker.renewals == []
+
+
+async def test_a_quarantined_model_is_released_once(site: Site) -> None:
+    for status in (200, 400):
+        response = await site.client.post("/admin/api/quarantine/release", json={"model": "bad"}, headers=OWN)
+        assert response.status_code == status
+    assert response.json()["error"]["code"] == "not_quarantined"
+    assert site.worker.quarantined == {}
+
+
+@pytest.mark.parametrize("path", ["worker/restart", "worker/drain", "quarantine/release"])
+async def test_actions_need_a_session_and_json(site: Site, path: str) -> None:
+    assert (await site.client.post(f"/admin/api/{path}", json={"model": "bad"})).status_code == 401
+    form = await site.client.post(f"/admin/api/{path}", data={"model": "bad"}, headers=OWN)
+    assert form.status_code == 415
+    assert site.worker.renewals == []
+    assert site.worker.quarantined
+
+
+async def test_the_disk_is_asked_once_for_each_set_of_drafters(site: Site) -> None:
+    resolver = site.context.resolver
+    reads = []
+    looked_up = resolver.loaded_drafts
+    resolver.loaded_drafts = lambda model: reads.append(model.id) or looked_up(model)  # type: ignore[method-assign, func-returns-value]
+    for _ in range(3):
+        await asyncio.gather(*(site.client.get("/admin/api/state", headers=OWN) for _ in range(2)))
+    assert len(reads) <= 2
