@@ -13,13 +13,13 @@ from sqlalchemy import ColumnElement, func
 from sqlmodel import col, select
 
 from app.core.errors import InvalidRequest
+from app.store.last_use import LastUse
 from app.store.store import Store
 from app.store.tables import KeyRow
 
 PREFIX = "pl-"
 KEY_BYTES = 32
 HINT_CHARACTERS = 7
-USED_EVERY_SECONDS = 60.0
 MAX_KEYS = 200
 NAME_CHARACTERS = 80
 
@@ -44,6 +44,7 @@ class Keys:
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
         self._clock = clock
+        self._last_use = LastUse(store, KeyRow, "used_at")
 
     def create(self, name: str, scope: Scope) -> tuple[Key, str]:
         """A new key, and its text for this one time. Raises `InvalidRequest` for a name that says nothing."""
@@ -72,9 +73,7 @@ class Keys:
             row = session.exec(select(KeyRow).where(KeyRow.digest == _digest(text), _active())).one_or_none()
         if row is None:
             return None
-        now = self._clock()
-        if row.used_at is None or now - row.used_at >= USED_EVERY_SECONDS:
-            self._note_use(row.id, now)
+        self._last_use.note(row.id, row.used_at, self._clock())
         return _key_of(row)
 
     def list(self) -> list[Key]:
@@ -84,12 +83,6 @@ class Keys:
         with self._store.reading() as session:
             rows = session.exec(select(KeyRow).where(_active()).order_by(col(KeyRow.id).desc())).all()
         return [_key_of(row) for row in rows]
-
-    def _note_use(self, key_id: int | None, now: float) -> None:
-        with self._store.session() as session:
-            row = session.get(KeyRow, key_id)
-            if row is not None:
-                row.used_at = now
 
     def revoke(self, key_id: int) -> bool:
         """End a key for good; False when there is none with this id. Its row stays, for the history of requests."""

@@ -10,13 +10,13 @@ from hashlib import sha256
 
 from sqlmodel import Session, col, delete, select
 
+from app.store.last_use import LastUse
 from app.store.store import Store
 from app.store.tables import SessionRow
 
 ID_BYTES = 32
 IDLE_SECONDS = 7 * 24 * 3600.0
 ABSOLUTE_SECONDS = 30 * 24 * 3600.0
-SEEN_EVERY_SECONDS = 60.0
 MAX_SESSIONS = 50
 """More end the ones that were used least recently."""
 BROWSER_CHARACTERS = 200
@@ -39,6 +39,7 @@ class Sessions:
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
         self._clock = clock
+        self._last_use = LastUse(store, SessionRow, "seen_at")
 
     def begin(self, browser: str, *, instead_of: str | None = None) -> str:
         """A new session and the secret for its cookie; `instead_of` is the secret of the one that ends for it."""
@@ -63,8 +64,7 @@ class Sessions:
             row = session.get(SessionRow, _digest(secret))
         if row is None or not _is_alive(row, now):
             return False
-        if now - row.seen_at >= SEEN_EVERY_SECONDS:
-            self._note_use(row.id, now)
+        self._last_use.note(row.id, row.seen_at, now)
         return True
 
     def end(self, secret: str) -> None:
@@ -90,12 +90,6 @@ class Sessions:
             for row in rows
             if _is_alive(row, now)
         ]
-
-    def _note_use(self, session_id: str, now: float) -> None:
-        with self._store.session() as session:
-            row = session.get(SessionRow, session_id)
-            if row is not None:
-                row.seen_at = now
 
     def _forget_expired(self, session: Session) -> None:
         now = self._clock()

@@ -1,11 +1,14 @@
 """The account, its sessions and its keys, in a real file: what is stored opens nothing, what has ended stays ended."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from sqlmodel import Session
 
-from app.core.errors import InvalidRequest
+from app.core.errors import InvalidRequest, StoreUnavailable
 from app.store.accounts import Accounts
 from app.store.passwords import ScryptCost, check_password, hash_password, is_password
 from app.store.sessions import MAX_SESSIONS
@@ -204,6 +207,31 @@ def test_the_use_of_a_key_is_written_once_a_minute(accounts: Accounts, time: Tim
     time.now += 1
     accounts.keys.find(text)
     assert accounts.keys.list()[0].used_at == time.now
+
+
+def test_a_disk_that_takes_nothing_more_keeps_nobody_out(
+    tmp_path: Path, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    class ReadOnlyStore(Store):
+        is_full = False
+
+        @contextmanager
+        def session(self) -> Iterator[Session]:
+            if self.is_full:
+                raise StoreUnavailable("the disk is full")
+            with super().session() as session:
+                yield session
+
+    store = ReadOnlyStore(tmp_path / FILE_NAME)
+    accounts = Accounts(store, clock=time, cost=FAST)
+    secret = accounts.sessions.begin("Firefox")
+    _, text = accounts.keys.create("laptop", "inference")
+    time.now += 100
+    store.is_full = True
+    for _ in range(5):
+        assert accounts.keys.find(text) is not None
+        assert accounts.sessions.is_open(secret)
+    assert caplog.text.count("the disk is full") == 2, "once a minute for each, not at every request"
 
 
 @pytest.mark.parametrize("name", ["", "   ", "x" * 81, "a\x00b", "a\x1b[2Jb"])
