@@ -4,18 +4,15 @@ This is the one file that imports inside functions, so that `--help` answers at 
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from app import __version__
+from app.command.terminal import console, fail, show, told_errors
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from app.settings import Settings
 
 application = typer.Typer(
@@ -32,13 +29,14 @@ application = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Action = Literal["list", "create", "revoke"]
 Scope = Literal["inference", "admin"]
+ConfigAction = Literal["list", "get", "set", "unset"]
 Model = Annotated[str, typer.Argument(help="A model's id, as `paceline ls` shows it.")]
 
 
 @application.callback(invoke_without_command=True)
 def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
     if version:
-        _console().print(f"paceline {__version__}", highlight=False)
+        console().print(f"paceline {__version__}", highlight=False)
         raise typer.Exit
 
 
@@ -69,17 +67,27 @@ def serve(
     ] = None,
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
+    from app.command.config import effective, given
     from app.command.greeting import greeting
     from app.command.listing import models_as_chosen
     from app.main import run
 
-    given = {"host": host, "port": port, "policy": policy, "acceptance": acceptance}
-    settings = _settings(model_dirs=model_dir or [], drafts=draft or [], speculative_config=speculative_config, **given)
-    with _told_errors():
-        rows = models_as_chosen(settings)
-    raise typer.Exit(
-        run(settings, announce=lambda *said: _console().print(greeting(settings, rows, *said), crop=False))
-    )
+    with told_errors():
+        wanted = given(
+            model_dirs=model_dir or (),
+            drafts=draft or (),
+            host=host,
+            port=port,
+            policy=policy,
+            acceptance=acceptance,
+            speculative_config=speculative_config,
+        )
+
+    def greet(url: str, setup: str) -> None:
+        settings = effective(wanted)
+        console().print(greeting(settings, models_as_chosen(settings), url, setup), crop=False)
+
+    raise typer.Exit(run(wanted, announce=greet))
 
 
 @application.command()
@@ -87,9 +95,9 @@ def ls(*, as_json: Json = False) -> None:
     """List the models on disk: kind, size, context, the draft that pairs, and what is wrong. Needs no server."""
     from app.command.listing import disk_table, models_as_chosen, rows_as_json
 
-    with _told_errors():
+    with told_errors():
         rows = models_as_chosen(_settings())
-    _show(rows_as_json(rows) if as_json else disk_table(rows))
+    show(rows_as_json(rows) if as_json else disk_table(rows))
 
 
 @application.command()
@@ -99,10 +107,10 @@ def ps(*, as_json: Json = False) -> None:
     from app.command.server import Server
 
     settings = _settings()
-    with _told_errors(), Server(settings) as server:
+    with told_errors(), Server(settings) as server:
         snapshot = server.loaded()
         chosen = stored_choices(settings, [model["id"] for model in snapshot.get("models") or ()])
-    _show(snapshot if as_json else loaded_table(snapshot, chosen))
+    show(snapshot if as_json else loaded_table(snapshot, chosen))
 
 
 @application.command()
@@ -117,10 +125,9 @@ def load(
     from app.command.listing import loaded_text
     from app.command.server import Server
 
-    console = _console()
-    with _told_errors(), Server(_settings()) as server, console.status(f"Loading {model}…"):
+    with told_errors(), Server(_settings()) as server, console().status(f"Loading {model}…"):
         answer = server.load(model, draft=draft, pin=pin, ttl=ttl)
-    console.print(loaded_text(answer))
+    show(loaded_text(answer))
 
 
 @application.command()
@@ -128,9 +135,9 @@ def unload(model: Model) -> None:
     """Give a model's memory back."""
     from app.command.server import Server
 
-    with _told_errors(), Server(_settings()) as server:
+    with told_errors(), Server(_settings()) as server:
         server.unload(model)
-    _console().print(f"{model} is unloaded.", highlight=False)
+    console().print(f"{model} is unloaded.", highlight=False)
 
 
 @application.command(epilog="Example: `paceline chat --once 'Count from 1 to 20.'`")
@@ -150,10 +157,10 @@ def chat(
     from app.command.server import Server
 
     settings = _settings()
-    with _told_errors(), Server(settings) as server:
+    with told_errors(), Server(settings) as server:
         chosen = choose_model(server, model or settings.default_model)
         options = ChatOptions(chosen, draft, system, temperature, speculation)
-        conversation = Chat(server, options, _console())
+        conversation = Chat(server, options, console())
         if once is None:
             raise typer.Exit(conversation.converse(input))
         conversation.say(once)
@@ -175,9 +182,9 @@ def bench(
 ) -> None:
     """Does drafting pay for MODEL on this computer? Without MODEL: Paceline and mlx-lm side by side, in one run."""
     if model and (case or quick or cases):
-        _fail("--case, --quick and --list compare Paceline with mlx-lm: leave MODEL out, or leave them out")
+        fail("--case, --quick and --list compare Paceline with mlx-lm: leave MODEL out, or leave them out")
     if not model and (prompt or svg or apply):
-        _fail("--prompt, --svg and --apply are about one model: name it, as in `paceline bench MODEL`")
+        fail("--prompt, --svg and --apply are about one model: name it, as in `paceline bench MODEL`")
     from app.engine.platform import prepare
 
     note = prepare().reason
@@ -187,18 +194,16 @@ def bench(
         wishes = Wishes(
             model=model, prompts=tuple(prompt or ()), minutes=minutes, rounds=rounds, json=json, svg=svg, apply=apply
         )
-        with _told_errors():
-            bench_model(wishes, _settings(), console=_console(), note=note)
+        with told_errors():
+            bench_model(wishes, _settings(), console=console(), note=note)
         return
-    from app.benchmark.command import UnknownCase, list_cases, run_cases
+    from app.benchmark.command import list_cases, run_cases
 
-    try:
+    with told_errors():
         if cases:
-            _console().print(list_cases())
+            show(list_cases())
         else:
-            run_cases(case or [], rounds=rounds, quick=quick, file=json, console=_console(), note=note)
-    except UnknownCase as error:
-        _fail(str(error))
+            run_cases(case or [], rounds=rounds, quick=quick, file=json, console=console(), note=note)
 
 
 @application.command()
@@ -206,9 +211,9 @@ def password() -> None:
     """Set or reset the password of the dashboard, and sign every browser out. Needs no server."""
     from app.command.account import change_password, read_password
 
-    with _told_errors():
+    with told_errors():
         change_password(_settings(), read_password())
-    _console().print("The password is set; every browser has to sign in again.", highlight=False)
+    console().print("The password is set; every browser has to sign in again.", highlight=False)
 
 
 @application.command(epilog="Example: `paceline keys create 'Editor on my laptop'`")
@@ -225,79 +230,64 @@ def keys(
     from app.command.account import create_key, keys_as_json, keys_table, list_keys, revoke_key
 
     settings = _settings()
-    with _told_errors():
+    with told_errors():
         if action == "create":
             sys.stdout.write(create_key(settings, name, scope) + "\n")
         elif action == "revoke":
             revoke_key(settings, name)
-            _console().print(f"The key {name} is revoked.", highlight=False, markup=False)
+            console().print(f"The key {name} is revoked.", highlight=False, markup=False)
         else:
             rows = list_keys(settings)
-            _show(keys_as_json(rows) if as_json else keys_table(rows))
+            show(keys_as_json(rows) if as_json else keys_table(rows))
+
+
+@application.command(
+    epilog="Examples: `paceline config set theme dark`, `paceline config set --model demo-assistant temperature 0.2`, "
+    "`paceline config unset port`. The command line goes before PACELINE_* variables, they go before what is kept here."
+)
+def config(
+    action: Annotated[ConfigAction, typer.Argument(help="list, get, set or unset.")] = "list",
+    name: Annotated[str, typer.Argument(help="A setting, as `paceline config list` names it.")] = "",
+    value: Annotated[str | None, typer.Argument(help="Its new value; lists are separated by commas.")] = None,
+    *,
+    model: Annotated[str, typer.Option(help="A model's id: its own settings instead of the server's.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Show and change settings, of the server or of one model. A running server feels it; each says when."""
+    from app.command.config import change, given, row, rows, table, text_of
+
+    if (action != "list") != bool(name) or (action == "set") != (value is not None):
+        fail("say `config list`, `config get NAME`, `config set NAME VALUE` or `config unset NAME`")
+    with told_errors():
+        settings = given()
+        if action in {"set", "unset"}:
+            console().print(change(settings, name, value, model), highlight=False, markup=False)
+        elif action == "get":
+            found = row(settings, name, model)
+            show(found) if as_json else typer.echo(text_of(found["value"]))
+        else:
+            all_rows = rows(settings, model)
+            show(all_rows if as_json else table(all_rows))
 
 
 @application.command()
 def doctor(*, as_json: Json = False) -> None:
     """Check this computer and say what to do; the exit code is 1 when something keeps Paceline from working."""
+    from app.command.config import given
     from app.command.doctor import examine, findings_as_json, findings_table, has_failed
 
-    findings = examine(_settings())
-    _show(findings_as_json(findings) if as_json else findings_table(findings))
+    with told_errors():
+        findings = examine(given())
+    show(findings_as_json(findings) if as_json else findings_table(findings))
     raise typer.Exit(int(has_failed(findings)))
 
 
-def _console() -> "Console":
-    from rich.console import Console
+def _settings() -> "Settings":
+    """The settings of the environment, and what is stored where it says nothing."""
+    from app.command.config import effective, given
 
-    return Console()
-
-
-def _show(what: Any) -> None:
-    """Print a table, or a JSON document that another program can read."""
-    if isinstance(what, dict | list):
-        import json
-
-        sys.stdout.write(json.dumps(what, indent=2, ensure_ascii=False) + "\n")
-    else:
-        _console().print(what)
-
-
-def _settings(*, model_dirs: list[Path] | None = None, drafts: list[str] | None = None, **given: Any) -> "Settings":
-    """The settings of the environment with what the command line says on top."""
-    from app.settings import SettingsError, read_settings
-
-    try:
-        settings = read_settings(**{name: value for name, value in given.items() if value is not None})
-        extra: dict[str, Any] = {}
-        if model_dirs:
-            extra["model_dirs"] = (*(folder.expanduser() for folder in model_dirs), *settings.model_dirs)
-        if drafts:
-            chosen = read_settings(drafts=",".join(drafts)).drafts
-            extra["drafts"] = {**settings.drafts, **chosen}
-    except SettingsError as error:
-        _fail(str(error))
-    return settings.model_copy(update=extra)
-
-
-@contextmanager
-def _told_errors() -> Iterator[None]:
-    """Errors that a person can act on become one line and exit code 1; Ctrl-C just leaves."""
-    from app.command.server import CommandError
-    from app.core.errors import PacelineError
-
-    try:
-        yield
-    except (CommandError, PacelineError) as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-
-
-def _fail(message: str) -> None:
-    from rich.console import Console
-
-    Console(stderr=True, soft_wrap=True).print(message, style="red", markup=False, highlight=False)
-    raise typer.Exit(1)
+    with told_errors():
+        return effective(given())
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 import sys
 import webbrowser
@@ -14,6 +15,7 @@ from app.admin import dashboard
 from app.admin.context import AdminContext
 from app.admin.identity import StoredCallers
 from app.admin.live import LiveFeed
+from app.admin.model_tools import ModelTools
 from app.admin.setup_token import SetupToken
 from app.api import chat, completions, control, health, metrics, models
 from app.core.errors import StoreUnavailable
@@ -21,6 +23,7 @@ from app.hub import pairing
 from app.hub.catalog import default_catalog
 from app.serving.activity import Activity
 from app.serving.auth import Door, authorize
+from app.serving.conflicts import BEYOND_LOOPBACK, Situation
 from app.serving.context import Context
 from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate
@@ -37,7 +40,7 @@ from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
 
 ROUTERS = (chat, completions, models, control, health, metrics)
-EXIT_ADDRESS = 1
+EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
 UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 
@@ -45,7 +48,11 @@ UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
     """The ASGI application; `client` need not be ready."""
     store = Store(settings.home / FILE_NAME)
-    live = LiveSettings(settings, StoredSettings(store))
+    return compose(LiveSettings(settings, StoredSettings(store)), store, client, catalog)
+
+
+def compose(live: LiveSettings, store: Store, client: Worker, catalog: Catalog) -> FastAPI:
+    """The same around settings and a store that are open already."""
     resolver = Resolver(live, catalog, client, pairing)
     context = Context(
         live=live,
@@ -66,6 +73,7 @@ def admin_context(context: Context, store: Store) -> AdminContext:
         live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
         setup=SetupToken(context.clock),
+        models=ModelTools.of(context, store),
     )
 
 
@@ -90,6 +98,7 @@ def build(admin: AdminContext) -> FastAPI:
         unsubscribes.append(context.live.subscribe(context.idle.feel))
         watching = asyncio.create_task(context.live.watch())
         yield
+        await admin.models.close()
         watching.cancel()
         for unsubscribe in unsubscribes:
             unsubscribe()
@@ -118,33 +127,31 @@ Announce = Callable[[str, str], None]
 """Told once the server is up: its address, and where to choose the first password, empty when there is one."""
 
 
-def run(settings: Settings, *, announce: Announce | None = None) -> int:
-    """Serve until SIGTERM or Ctrl-C. The exit code: 0, 1 for an address that cannot be had, 2 for an unsafe one."""
-    if not settings.is_loopback and not has_key(settings):
-        _complain(
-            f"{settings.host} is reachable from other machines: set PACELINE_API_KEY, make a key with "
-            "`paceline keys create`, or listen on 127.0.0.1"
-        )
+def run(given: Settings, *, announce: Announce | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C. The exit code: 0, 1 for what cannot be had, 2 for an unsafe address.
+
+    `given` is what command line and environment say; what is stored is read here. A damaged store is set aside.
+    """
+    store = Store(given.home / FILE_NAME)
+    try:
+        said = store.start()
+        kept = StoredSettings(store)
+        live = LiveSettings(given, kept)
+        is_unsafe = BEYOND_LOOPBACK.clashes(Situation(live.current, kept.has_keys()))
+    except StoreUnavailable as error:
+        _complain(error.message)
+        return EXIT_UNAVAILABLE
+    if said:
+        _complain(said)
+    if is_unsafe:
+        _complain(f"{live.current.host}: {BEYOND_LOOPBACK.advice}")
         return EXIT_UNSAFE
     try:
-        listener = bind(settings.host, settings.port)
+        listener = bind(live.current.host, live.current.port)
     except AddressError as error:
         _complain(str(error))
-        return EXIT_ADDRESS
-    return asyncio.run(_serve(settings, listener, announce or _announce))
-
-
-def has_key(settings: Settings) -> bool:
-    """Whether there is a key that could let anybody in: of the environment, or a stored one."""
-    if settings.api_key is not None:
-        return True
-    store = Store(settings.home / FILE_NAME)
-    try:
-        return bool(Accounts(store).keys.list())
-    except StoreUnavailable:
-        return False
-    finally:
-        store.close()
+        return EXIT_UNAVAILABLE
+    return asyncio.run(_serve(live, store, listener, announce or _announce))
 
 
 def setup_address(admin: AdminContext, url: str) -> str:
@@ -154,11 +161,20 @@ def setup_address(admin: AdminContext, url: str) -> str:
     return f"{url}admin/setup#{admin.setup.issue()}" if is_near and not admin.accounts.has_account else ""
 
 
-async def _serve(settings: Settings, listener: socket.socket, announce: Announce) -> int:
+async def _serve(live: LiveSettings, store: Store, listener: socket.socket, announce: Announce) -> int:
+    settings = live.current
     supervisor = Supervisor(memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs")
     client = WorkerClient(supervisor)
-    app = create_app(settings, client, default_catalog(settings.model_dirs))
+    catalog = default_catalog(settings.model_folders)
+    app = compose(live, store, client, catalog)
     url = address_url(settings.host, listener.getsockname()[1])
+
+    def feel() -> None:
+        catalog.look_in(live.current.model_folders)
+        set_log_level(live.current.log_level)
+
+    feel()
+    live.subscribe(feel)
 
     def started() -> None:
         setup = setup_address(app.state.admin, url)
@@ -185,6 +201,12 @@ def address_url(host: str, port: int) -> str:
     if host in UNSPECIFIED:
         host = "127.0.0.1"
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def set_log_level(level: str) -> None:
+    """What our own log tells from now on."""
+    for name in ("app", "paceline"):
+        logging.getLogger(name).setLevel(level.upper())
 
 
 def _announce(url: str, setup: str) -> None:

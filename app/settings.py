@@ -4,13 +4,10 @@ Values come from the command line, then environment variables `PACELINE_*`, then
 says its unit, its section of the form and when a change is felt: `now`, after a `reload` of the model, or a `restart`.
 """
 
-import ipaddress
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import msgspec
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -24,12 +21,11 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.core import setting_texts
+from app.core import hosts, setting_texts
 from app.core.speculative_config import SpeculativeConfig
 
 LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
 ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?$"
-HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}")
 
 
 class SettingsError(ValueError):
@@ -55,6 +51,10 @@ def _setting(
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
+def _switch(description: str, section: Section, takes_effect: TakesEffect = "restart") -> Any:
+    return _setting(default=False, description=description, section=section, takes_effect=takes_effect)
+
+
 SpeculativeText = Annotated[SpeculativeConfig | None, NoDecode, BeforeValidator(setting_texts.speculative)]
 
 
@@ -70,9 +70,7 @@ class Settings(BaseModel):
         "", "Language of the pages, such as ko; empty: the browser's.", "general", "now", pattern=LANGUAGE
     )
     theme: Literal["system", "light", "dark"] = _setting("system", "Colours of the pages.", "general", "now")
-    open: bool = _setting(
-        default=False, description="Open the dashboard in the browser once the server is up.", section="general"
-    )
+    open: bool = _switch("Open the dashboard in the browser once the server is up.", "general")
     default_model: str = _setting(
         "", "Model for requests that name none; empty: the only one there is.", "general", "now", max_length=300
     )
@@ -87,12 +85,7 @@ class Settings(BaseModel):
     api_key: SecretStr | None = _setting(
         None, "Key that every request must carry; none is asked when empty.", "network", stored=False
     )
-    require_key: bool = _setting(
-        default=False,
-        description="Every request needs a key, also on this computer.",
-        section="network",
-        takes_effect="now",
-    )
+    require_key: bool = _switch("Every request needs a key, also on this computer.", "network", "now")
     max_requests: int = _setting(
         512, "Generation requests held open at once; more get 429.", "network", "now", unit="requests", ge=1, le=10_000
     )
@@ -184,11 +177,8 @@ class Settings(BaseModel):
     history_limit: int = _setting(
         1000, "Finished requests that are remembered; 0: none.", "history", "now", unit="requests", ge=0, le=100_000
     )
-    keep_texts: bool = _setting(
-        default=False,
-        description="Remember prompts and replies of finished requests, not only their figures.",
-        section="history",
-        takes_effect="now",
+    keep_texts: bool = _switch(
+        "Remember prompts and replies of finished requests, not only their figures.", "history", "now"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "What the log tells.", "history", "now")
 
@@ -215,32 +205,21 @@ class Settings(BaseModel):
 
     @field_validator("allowed_hosts")
     @classmethod
-    def _valid_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for host in hosts:
-            if HOST_NAME.fullmatch(host) is None:
+    def _valid_hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if hosts.NAME.fullmatch(name) is None:
                 raise ValueError("give names without scheme, port or wildcard, such as studio.local")
-        return hosts
+        return names
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return hosts.is_loopback(self.host)
 
     @property
     def host_names(self) -> tuple[str, ...]:
         """The names that a Host header may carry, besides the loopback ones."""
-        try:
-            address = ipaddress.ip_address(self.host)
-        except ValueError:
-            return (*self.allowed_hosts, self.host.lower())
-        if address.is_unspecified:
-            return self.allowed_hosts
-        return (*self.allowed_hosts, f"[{address}]" if address.version == 6 else str(address))
+        return (*self.allowed_hosts, *hosts.names_of(self.host))
 
     @property
     def downloads_path(self) -> Path:
@@ -291,14 +270,6 @@ def read_settings(**overrides: Any) -> Settings:
 def check_setting(name: str, value: Any) -> Any:
     """The value of one setting, from text or plain JSON. Raises `SettingsError`."""
     return getattr(_checked(Settings, {name: value}), name)
-
-
-def plain(value: Any) -> Any:
-    """The value of a setting as plain JSON; a secret only tells that it is set."""
-    if isinstance(value, SecretStr):
-        return "set"
-    made = msgspec.to_builtins(value, enc_hook=str)
-    return {name: each for name, each in made.items() if each not in {None, ""}} if isinstance(made, dict) else made
 
 
 def property_of(name: str, key: Literal["takes_effect", "section", "unit", "stored"]) -> Any:

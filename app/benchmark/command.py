@@ -17,6 +17,7 @@ from app.benchmark.report import as_document, as_table
 from app.benchmark.server_cases import SERVER_CASES
 from app.benchmark.speculation_cases import SPECULATION_CASES
 from app.benchmark.workshop import Workshop
+from app.core.errors import InvalidRequest
 
 CASES: dict[str, Case] = {case.name: case for case in (*ENGINE_CASES, *SPECULATION_CASES, *SERVER_CASES)}
 FULL, QUICK = Sizes(), Sizes(hidden=192, layers=8)
@@ -24,7 +25,7 @@ TOKENS, QUICK_TOKENS = 128, 32
 DRAFTS = 4
 
 
-class UnknownCase(ValueError):
+class UnknownCase(InvalidRequest):
     """No case has that name; the message lists the names."""
 
 

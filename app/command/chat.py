@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.text import Text
 
+from app.command.errors import CommandError
 from app.command.figures import share_text
-from app.command.server import CommandError, NoServer, Server
+from app.command.server import NoServer, Server
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401 - lets `input` edit lines and remember them

@@ -1,5 +1,6 @@
 """`doctor`: what is wrong on this computer, and what to do about it. Reads only; changes, loads and sends nothing."""
 
+import contextlib
 import ctypes
 import errno
 import platform
@@ -17,6 +18,7 @@ import psutil
 from rich.table import Table
 from rich.text import Text
 
+from app.command.config import effective
 from app.command.figures import bytes_text
 from app.command.listing import models_on_disk
 from app.command.server import address_of
@@ -44,7 +46,7 @@ class Finding:
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Run every check."""
+    """Run every check, with what is stored where `settings` (command line and environment) say nothing."""
     checks: Sequence[Callable[[Settings], Iterator[Finding]]] = (
         check_python,
         check_platform,
@@ -58,6 +60,8 @@ def examine(settings: Settings) -> list[Finding]:
         check_disk,
         check_memory,
     )
+    with contextlib.suppress(StoreUnavailable):  # which is one of the findings
+        settings = effective(settings)
     return [finding for check in checks for finding in check(settings)]
 
 

@@ -8,14 +8,11 @@ from typing import Any, Self
 
 import httpx2
 
+from app.command.errors import CommandError
 from app.settings import Settings
 
 CONNECT_SECONDS = 3.0
 UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to compare with, not to bind
-
-
-class CommandError(Exception):
-    """Something that a person at the prompt can act on; the message is all they see."""
 
 
 class NoServer(CommandError):

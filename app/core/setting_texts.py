@@ -1,11 +1,15 @@
 """Settings as people write them, in an environment variable, at the terminal or in a field of a form.
 
-Each function turns text into the value that it means, and leaves a value that is no text as it is.
+`plain` turns a value into JSON; each other function turns text into the value that it means, and leaves a value that is
+no text as it is.
 """
 
 import json
 import os
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from app.core.sizes import parse_size
 from app.core.speculative_config import SpeculativeConfig
@@ -55,3 +59,13 @@ def speculative(value: object) -> object:
 
 def absent(value: object) -> object:
     return None if value == "" else value
+
+
+def plain(value: Any) -> Any:
+    """The value of a setting as plain JSON; a secret only tells that it is set."""
+    if hasattr(value, "get_secret_value"):
+        return "set"
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    made = msgspec.to_builtins(value, enc_hook=str)
+    return {name: each for name, each in made.items() if each not in {None, ""}} if isinstance(made, dict) else made

@@ -72,8 +72,12 @@ class Catalog:
         refresh_seconds: float = 2.0,
         clock: Clock = time.monotonic,
     ) -> None:
-        roots: list[tuple[Source, Path | None]] = [("folder", folder) for folder in folders]
-        roots += [("hugging_face", hugging_face_cache), ("lm_studio", lm_studio), ("embedded", embedded)]
+        roots: list[tuple[Source, Path | None]] = [
+            ("hugging_face", hugging_face_cache),
+            ("lm_studio", lm_studio),
+            ("embedded", embedded),
+        ]
+        self._folders = tuple(folders)
         self._roots = [(source, root) for source, root in roots if root is not None]
         self._refresh_seconds = refresh_seconds
         self._clock = clock
@@ -90,6 +94,13 @@ class Catalog:
                 self._models = self._scan()
                 self._scanned_at = now
             return tuple(self._models.values())
+
+    def look_in(self, folders: Sequence[Path]) -> None:
+        """From now on these are the given folders."""
+        with self._lock:
+            if self._folders != tuple(folders):
+                self._folders = tuple(folders)
+                self._scanned_at = None
 
     def refresh(self) -> None:
         """Look again at the next call, whatever the age of the listing: after a download or a deletion."""
@@ -108,7 +119,8 @@ class Catalog:
     def _scan(self) -> dict[str, CatalogModel]:
         found: dict[str, CatalogModel] = {}
         inspected: dict[tuple[Source, Path], tuple[Signature, CatalogModel]] = {}
-        for source, root in self._roots:
+        own: list[tuple[Source, Path]] = [("folder", folder) for folder in self._folders]
+        for source, root in (*own, *self._roots):
             for candidate in candidates(root):
                 if printable(candidate.id) in found:
                     continue

@@ -17,12 +17,13 @@ from pydantic import ValidationError
 
 from app.core.conflict import Conflict, find_conflict
 from app.core.errors import InvalidSetting, StoreUnavailable
+from app.core.setting_texts import plain
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import ModelSettings
 from app.serving.conflicts import CONFLICTS, Situation
 from app.serving.ports import SettingsKeeper
-from app.settings import Settings, SettingsError, check_setting, plain, property_of
+from app.settings import Settings, SettingsError, check_setting, property_of
 
 Origin = Literal["command line", "environment", "store", "default"]
 Listener = Callable[[], None]
@@ -221,5 +222,5 @@ def checked_model(values: Mapping[str, Any]) -> ModelSettings:
 
 def _refuse(conflict: Conflict[Any] | None) -> None:
     if conflict is not None:
-        message = f"{' and '.join(conflict.names)}: {conflict.advice}"
+        message = f"{', '.join(conflict.names)}: {conflict.advice}"
         raise InvalidSetting(message, code="conflicting_settings", parameter=conflict.names[0])

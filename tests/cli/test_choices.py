@@ -47,16 +47,16 @@ def test_a_damaged_store_is_one_line_and_a_finding(environment: Mapping[str, str
     path.write_bytes(b"damaged" * 1000)
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    for words in (("ls",), ("serve",)):
+    for words in (("ls",), ("config", "set", "theme", "dark"), ("ps",)):
         result = run(environment, *words)
         assert result.exit_code == 1
-        assert result.stderr.startswith(f"{path} cannot be used")
-        assert "move it away" in result.stderr
+        assert result.stderr.startswith(f"{path} is damaged (it is no database)")
+        assert "sets it aside" in result.stderr
         assert result.stderr.count("\n") == 1
     result = run(environment, "doctor", "--json")
     findings = {finding["check"]: finding for finding in json.loads(result.stdout)["findings"]}
     assert findings["store"]["level"] == "fail"
-    assert "move it away" in findings["store"]["action"]
+    assert "sets it aside" in findings["store"]["action"]
 
 
 def test_bench_wants_a_model_for_what_is_about_one_model(environment: Mapping[str, str]) -> None:

@@ -1,0 +1,141 @@
+"""`paceline config`: the settings of the server and of each model, straight in the store, with or without a server.
+
+A running server notices a change within a second; every answer says when it is felt.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from app.command.errors import CommandError
+from app.hub.catalog import default_catalog
+from app.serving.described import describe, describe_model
+from app.serving.live_settings import LiveSettings
+from app.settings import Settings, SettingsError, read_settings
+from app.store.settings_rows import StoredSettings
+from app.store.store import FILE_NAME, Store
+
+SOURCE = "paceline config"
+FELT = {
+    "now": "in effect now; a running server feels it within a second",
+    "reload": "felt when a model is next loaded (`paceline unload MODEL` unloads one)",
+    "restart": "felt after `paceline serve` is started again",
+}
+SHOWN_CHARACTERS = 60
+
+
+def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **words: Any) -> Settings:
+    """What the environment says, and over it the command line. Raises `CommandError`."""
+    try:
+        settings = read_settings(**{name: value for name, value in words.items() if value is not None})
+        extra: dict[str, Any] = {}
+        if model_dirs:
+            extra["model_dirs"] = (*(folder.expanduser() for folder in model_dirs), *settings.model_dirs)
+        if drafts:
+            extra["drafts"] = {**settings.drafts, **read_settings(drafts=",".join(drafts)).drafts}
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
+    return settings.with_command_line(**extra)
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[LiveSettings]:
+    """The settings of this computer over what is given. Raises `StoreUnavailable`."""
+    store = Store(settings.home / FILE_NAME)
+    try:
+        yield LiveSettings(settings, StoredSettings(store))
+    finally:
+        store.close()
+
+
+def effective(settings: Settings) -> Settings:
+    """What is given, what is stored, and defaults."""
+    with opened(settings) as live:
+        return live.current
+
+
+def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:
+    """Every setting of the server, or of a model. Raises `ModelNotFound`."""
+    with opened(settings) as live:
+        return describe_model(live, _known(live, model)) if model else describe(live)
+
+
+def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:
+    """One setting. Raises `CommandError` for an unknown name."""
+    found = next((each for each in rows(settings, model) if each["name"] == _bare(name)), None)
+    if found is None:
+        where = f"a model has no setting called {name}" if model else f"there is no setting called {name}"
+        raise CommandError(f"{where}: `paceline config list{' --model MODEL' if model else ''}` names them")
+    return found
+
+
+def change(settings: Settings, name: str, value: str | None, model: str = "") -> str:
+    """Keep a value, or with None forget it; says when it is felt. Raises `CommandError` and `InvalidSetting`."""
+    now = row(settings, name, model)
+    with opened(settings) as live:
+        if model:
+            model_id = _known(live, model)
+            parsed = None if value is None else _model_value(now, value)
+            live.change_model(model_id, {now["name"]: parsed}, SOURCE, taken=_names(live))
+        else:
+            live.save(now["name"], value, SOURCE)
+    now = row(settings, name, model)
+    said = f"{now['name']} is {'unset' if now['value'] is None else text_of(now['value'])}"
+    if now["origin"] in {"command line", "environment"}:
+        return f"{said}: what was stored waits, because {now['variable']} is set in the environment and goes first"
+    return f"{said}: {FELT[now['takes_effect']]}"
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """The settings for a person."""
+    shown = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("Setting", "Value", "From", "Felt", "What it is"):
+        shown.add_column(column, overflow="fold")
+    for each in found:
+        value = each["value"] if each["value"] is not None else each.get("inherited")
+        shown.add_row(
+            Text(each["name"], style="bold"),
+            Text(text_of(value)[:SHOWN_CHARACTERS], style="" if each["origin"] != "default" else "dim"),
+            each["origin"],
+            each["takes_effect"],
+            Text(" ".join([each["description"], f"({each['unit']})" if each["unit"] else ""]).strip(), style="dim"),
+        )
+    return shown
+
+
+def text_of(value: Any) -> str:
+    """A plain value as `set` takes it."""
+    if value is None or value in ("", {}):
+        return "–"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return ", ".join(str(each) for each in value) or "none"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+
+
+def _model_value(described: Mapping[str, Any], text: str) -> Any:
+    """A model's setting from text: lists are separated by ',', and `none` is the empty one."""
+    if described["kind"] == "list":
+        return [] if text.strip() in {"", "none"} else [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _known(live: LiveSettings, model: str) -> str:
+    """The id of a model that is here, by its id or alias. Raises `ModelNotFound`."""
+    if model in live.models:
+        return model
+    return default_catalog(live.current.model_folders).find(live.named(model) or model).id
+
+
+def _names(live: LiveSettings) -> set[str]:
+    return {each.id for each in default_catalog(live.current.model_folders).models()}
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("-", "_").removeprefix("paceline_")
