@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from app.admin.live import LiveFeed
+from app.admin.model_tools import ModelTools
 from app.admin.setup_token import SetupToken
 from app.serving.context import Context
 from app.serving.live_settings import LiveSettings
@@ -21,4 +22,5 @@ class AdminContext:
     live: LiveFeed
     accounts: Accounts
     setup: SetupToken
+    models: ModelTools
     pace: Pace = field(default_factory=Pace)

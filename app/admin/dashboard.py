@@ -3,12 +3,22 @@
 from fastapi import APIRouter
 
 from app import __version__
-from app.admin import assets, connect, key_routes, live, overview, session_routes
+from app.admin import (
+    assets,
+    connect,
+    draft_routes,
+    key_routes,
+    live,
+    measure_routes,
+    model_routes,
+    overview,
+    session_routes,
+)
 from app.admin.context import AdminContext
 from app.admin.templating import Pages, Preference
 from app.i18n import Catalogs
 
-AREAS = (overview, connect, session_routes, key_routes)
+AREAS = (overview, model_routes, draft_routes, measure_routes, connect, session_routes, key_routes)
 """Adding an area is one import and one name in here."""
 
 OWN_CATALOGS = "languages"

@@ -3,7 +3,8 @@
 Labels come from bounded sets only: route templates, ids of models in the catalog, names of methods.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
@@ -88,6 +89,16 @@ class Measurements:
             for position, count in enumerate(each.accepted_per_position):
                 self._accepted_at.labels(model, each.method, str(position)).inc(count)
 
+    def drafting(self, model: str) -> dict[str, dict[str, Any]]:
+        """By method, what was drafted and accepted for a model since the server started, in all and by position."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, counter in self._drafts.items():
+            for method, _, value in _samples(counter, model):
+                found.setdefault(method, {"accepted_at": {}})[name] = value
+        for method, position, value in _samples(self._accepted_at, model):
+            found.setdefault(method, {"accepted_at": {}})["accepted_at"][position] = value
+        return found
+
     def observe(self, event: Event) -> None:
         """Listen to the worker: the duration of every step."""
         if isinstance(event, Heartbeat) and event.step_seconds > 0:
@@ -100,6 +111,14 @@ class Measurements:
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"paceline_{name}", text, ("model",), buckets=SECONDS, registry=self.registry)
+
+
+def _samples(counter: Counter, model: str) -> Iterator[tuple[str, str, float]]:
+    """Method, position and value of what was counted for one model."""
+    for metric in counter.collect():
+        for sample in metric.samples:
+            if sample.name.endswith("_total") and sample.labels.get("model") == model:
+                yield sample.labels["method"], sample.labels.get("position", ""), sample.value
 
 
 class WorkerGauges:

@@ -1,0 +1,79 @@
+"""Models into memory and out of it, on somebody's word: a load goes on when the page that asked for it is left.
+
+Every method belongs to the event loop; what reads the disk runs in a thread.
+"""
+
+import asyncio
+import contextlib
+from typing import Any, Literal
+
+from app.core.errors import ModelUnavailable, PacelineError
+from app.core.messages import ModelLoaded
+from app.serving.activity import Activity
+from app.serving.ports import Worker
+from app.serving.resolver import Resolver
+
+Reloaded = Literal["loaded", "in_use", "not_loaded"]
+"""What became of a model whose settings changed: it has them now; after its requests; when it is loaded next."""
+
+
+class Loading:
+    """Loads for one server."""
+
+    def __init__(self, worker: Worker, resolver: Resolver, activity: Activity) -> None:
+        self._worker = worker
+        self._resolver = resolver
+        self._activity = activity
+        self._tasks: dict[str, asyncio.Task[ModelLoaded]] = {}
+
+    async def load(self, model_id: str) -> dict[str, Any]:
+        """Load a model with the drafters that are chosen for it; a second call waits for the same load."""
+        self._activity.check_open()
+        unit = await asyncio.to_thread(self._resolver.resolve, model_id)
+        task = self._tasks.get(unit.id)
+        if task is None:
+            task = self._tasks[unit.id] = asyncio.get_running_loop().create_task(self._worker.load(unit))
+            task.add_done_callback(lambda done: self._ended(unit.id, done))
+        try:
+            loaded = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            raise ModelUnavailable(f"The load of {unit.id} was stopped.", code="load_cancelled") from None
+        return {"model": unit.id, "state": "loaded", "seconds": round(loaded.seconds, 3)}
+
+    async def unload(self, model_id: str) -> dict[str, Any]:
+        """Take a model out of memory, or stop its load. Raises ModelUnavailable while requests use it."""
+        model = model_id
+        if model not in self._resolver.loaded():
+            model = (await asyncio.to_thread(self._resolver.find, model_id)).id
+        task = self._tasks.get(model)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        else:
+            await self._worker.unload(model)
+        self._resolver.forget(model)
+        return {"model": model, "state": "available"}
+
+    async def renew(self, model_id: str) -> Reloaded:
+        """What is chosen for a model has changed: load it anew when it is loaded and nobody uses it."""
+        before = self._resolver.last(model_id)
+        self._resolver.forget(model_id)
+        if model_id not in self._resolver.loaded():
+            return "not_loaded"
+        unit = await asyncio.to_thread(self._resolver.resolve, model_id)
+        try:
+            await self._worker.load(unit)
+        except PacelineError as error:
+            if before is not None:
+                self._resolver.adopt(before)
+            if error.code == "model_in_use":
+                return "in_use"
+            raise
+        return "loaded"
+
+    def _ended(self, model_id: str, task: asyncio.Task[ModelLoaded]) -> None:
+        self._tasks.pop(model_id, None)
+        with contextlib.suppress(asyncio.CancelledError):
+            task.exception()  # whoever asked may have left
