@@ -1,0 +1,12 @@
+// How to connect: copies what is shown, and shows it for another model.
+
+import { component, copy } from "./core.js";
+
+component("connect", () => ({
+  take(event) {
+    return copy(document.getElementById(event.currentTarget.dataset.copy).textContent);
+  },
+  choose(event) {
+    event.target.form.submit();
+  },
+}));

@@ -1,0 +1,123 @@
+"""How to connect: the code is right for the address, the key and any model, whatever its name holds."""
+
+import ast
+import json
+import re
+import shlex
+from typing import Any
+
+import pytest
+
+from app.admin.snippets import KEY_VARIABLE, SNIPPETS, Target
+from app.core.messages import LoadedModel, Snapshot
+from tests.admin.test_frame import HOSTILE, OWN, get
+from tests.api.fakes import make_site, model
+
+pytestmark = pytest.mark.anyio
+
+BASE = "http://127.0.0.1:8710/v1"
+SHELL = ("curl", "environment", "open-webui", "aider")
+PYTHON = ("python", "langchain")
+YAML = ("continue", "llm")
+NAMES = (*HOSTILE, "org/plain-model", "모델 ¥", "a: b # c", "- x", "${HOME}")
+
+
+def code(id: str, name: str, *, has_key: bool) -> str:  # noqa: A002
+    target = Target(base_url=BASE, model=name, has_key=has_key, context_tokens=4096)
+    return next(each.write(target) for each in SNIPPETS if each.id == id)
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+class TestQuoting:
+    def test_shell(self, name: str, *, has_key: bool) -> None:
+        for id in SHELL:  # noqa: A001
+            text = code(id, name, has_key=has_key)
+            words = shlex.split(text)
+            if id == "curl":
+                assert json.loads(words[words.index("-d") + 1])["model"] == name
+                assert words[1] == f"{BASE}/chat/completions"
+            if id == "aider":
+                assert words[-1] == f"openai/{name}"
+            assert (f"${KEY_VARIABLE}" in text) == has_key
+
+    def test_python(self, name: str, *, has_key: bool) -> None:
+        for id in PYTHON:  # noqa: A001
+            text = code(id, name, has_key=has_key)
+            given = {each.arg: each.value for each in ast.walk(ast.parse(text)) if isinstance(each, ast.keyword)}
+            assert ast.literal_eval(given["model"]) == name
+            assert ast.literal_eval(given["base_url"]) == BASE
+            assert (f'os.environ["{KEY_VARIABLE}"]' in text) == has_key
+
+    def test_javascript(self, name: str, *, has_key: bool) -> None:
+        text = code("javascript", name, has_key=has_key)
+        (line,) = (each for each in text.splitlines() if each.startswith("  model: "))
+        assert json.loads(line.removeprefix("  model: ").removesuffix(",")) == name
+        assert (f"process.env.{KEY_VARIABLE}" in text) == has_key
+
+    def test_json(self, name: str, *, has_key: bool) -> None:
+        settings = json.loads(code("zed", name, has_key=has_key))
+        provider = settings["language_models"]["openai_compatible"]["Paceline"]
+        assert provider["api_url"] == BASE
+        assert provider["available_models"] == [{"name": name, "display_name": name, "max_tokens": 4096}]
+
+    def test_yaml(self, name: str, *, has_key: bool) -> None:
+        """A JSON string is a YAML string."""
+        for id, field in zip(YAML, ("model", "model_name"), strict=True):  # noqa: A001
+            (value,) = re.findall(rf"^ +{field}: (.*)$", code(id, name, has_key=has_key), re.MULTILINE)
+            assert json.loads(value) == name
+
+
+def test_every_snippet_is_looked_at() -> None:
+    assert {each.id for each in SNIPPETS} == {*SHELL, *PYTHON, *YAML, "javascript", "zed", "apps"}
+    assert "YOUR-KEY" in code("apps", "m", has_key=True)
+    assert f"Model     {NAMES[0]}" in code("apps", NAMES[0], has_key=False)
+
+
+async def told(wanted: str = "", **site: Any) -> dict[str, Any]:
+    made = make_site(**site)
+    made.worker.snapshot = Snapshot(models=tuple(LoadedModel(id=name, state="ready") for name in ("b", "c", "d")))
+    response = await made.client.get("/admin/api/connect", params={"model": wanted}, headers=OWN)
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+MODELS = (model("a"), model("b"), model("c", kind="drafter"), model("d", problem="no weights"))
+
+
+async def test_a_model_in_memory_comes_first_and_drafters_and_broken_ones_never() -> None:
+    answer = await told(api_key="k", models=MODELS)
+    assert (answer["model"], answer["models"]) == ("b", ["b", "a"])
+    assert (await told(api_key="k", models=MODELS, default_model="a"))["model"] == "a"
+    assert (await told("a", api_key="k", models=MODELS))["model"] == "a"
+
+
+async def test_a_model_that_is_not_here_is_never_written() -> None:
+    answer = await told("<b>evil", api_key="k", models=MODELS)
+    assert "evil" not in json.dumps(answer)
+    assert (await told(api_key="k", models=()))["model"] == "MODEL"
+
+
+async def test_the_code_is_for_the_address_that_the_browser_used() -> None:
+    site = make_site(api_key="k", allowed_hosts=("studio.local",))
+    response = await site.client.get("/admin/api/connect", headers=OWN | {"host": "studio.local:99"})
+    answer = response.json()
+    assert answer["base_url"] == "http://studio.local:99/v1"
+    assert all(answer["base_url"] in each["code"] for each in answer["snippets"])
+
+
+async def test_the_page_shows_the_same_code_and_a_key_is_never_in_it() -> None:
+    site = make_site(api_key="k-very-secret", models=MODELS)
+    own = {"authorization": "Bearer k-very-secret"}
+    page = (await site.client.get("/admin/connect", headers=own)).text
+    answer = (await site.client.get("/admin/api/connect", headers=own)).json()
+    assert answer["needs_key"] is True
+    assert [each["id"] for each in answer["snippets"]] == [
+        found for found in re.findall(r'<code id="([\w-]+)"', page) if found != "address"
+    ]
+    assert "k-very-secret" not in page + json.dumps(answer)
+
+
+async def test_what_is_copied_is_on_the_page() -> None:
+    page = (await get(make_site(api_key="k"), "/admin/connect")).text
+    assert set(re.findall(r'data-copy="([\w-]+)"', page)) <= set(re.findall(r'\sid="([\w-]+)"', page))
