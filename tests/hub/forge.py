@@ -1,0 +1,119 @@
+"""Lives of a server's download queue, forked from one warm process: `python -m tests.hub.forge`.
+
+Starting an interpreter takes longer than a small download; a forked life is as good to kill. A line of JSON on
+standard input begins a life, which tells its process id, that of each child, and its end if it is let live. A life
+leads a process group of its own and forks its downloading processes, which are told to and listen like real ones.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from app.hub import download_child
+from app.hub.download_run import Patience
+from app.hub.download_state import Configuration
+from app.hub.downloads import Downloads
+from app.store.download_rows import DownloadRows
+from app.store.store import Store
+
+PATIENCE = Patience(pauses_seconds=(0.01,) * 50)
+
+
+class ForkedChild:
+    """A downloading process as `app.hub.download_run` sees one."""
+
+    def __init__(self, pid: int, stdin: int, stdout: asyncio.StreamReader) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self._stdin = stdin
+        self._ended: asyncio.Task[int] | None = None
+
+    def kill(self) -> None:
+        if self._ended is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        if self._ended is None:
+            os.close(self._stdin)
+            self._ended = asyncio.create_task(asyncio.to_thread(self._reap))
+        return await self._ended
+
+    def _reap(self) -> int:
+        return os.waitpid(self.pid, 0)[1]
+
+
+async def fork_child(job: bytes) -> ForkedChild:
+    """`spawn_child` without a new interpreter."""
+    stdin_read, stdin_write = os.pipe()
+    stdout_read, stdout_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        serve_forked(stdin_read, stdout_write)
+    say({"child": pid})
+    os.close(stdin_read)
+    os.close(stdout_write)
+    with contextlib.suppress(BrokenPipeError):  # killed already
+        os.write(stdin_write, job)
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(stdout_read, "rb"))
+    return ForkedChild(pid, stdin_write, reader)
+
+
+def serve_forked(stdin: int, stdout: int) -> None:
+    """What `python -m app.hub.download_child` does, with nothing else of its parent open."""
+    kept = sorted((stdin, stdout, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+    first = 3
+    for descriptor in kept:
+        os.closerange(first, min(descriptor, 4096))
+        first = descriptor + 1
+    with os.fdopen(stdin, "rb", buffering=0) as read, os.fdopen(stdout, "wb") as write:
+        download_child.serve(read, write)
+        os._exit(0)
+
+
+async def live(order: dict[str, Any]) -> None:
+    """One life of a server: go on with what there is, begin what is asked for, until that is done."""
+    store = Store(Path(order["store"]))
+    configuration = Configuration(
+        folder=lambda: Path(order["folder"]),
+        endpoint=order["endpoint"],
+        reserve_bytes=0,
+        job={"retry_seconds": 0.01, "streams": 2},
+    )
+    downloads = Downloads(DownloadRows(store), configuration, spawn=fork_child, patience=PATIENCE)
+    await downloads.start()
+    view = await downloads.add(order["repository"])
+    while view["state"] not in {"done", "failed"}:
+        await downloads.changed()
+        view = downloads.view(view["id"])
+    await downloads.stop()
+    store.close()
+    say({"end": view["state"], "problem": view["problem_text"]})
+
+
+def say(what: dict[str, Any]) -> None:
+    os.write(1, json.dumps(what).encode() + b"\n")
+
+
+def main() -> None:
+    """Fork a life for each order; never wait for one."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while line := sys.stdin.readline():
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            say({"pid": os.getpid()})
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(live(json.loads(line)))
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

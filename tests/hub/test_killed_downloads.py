@@ -1,0 +1,116 @@
+"""Two hundred times `kill -9` at a random moment: what can be seen is whole, and the rest can be gone on with."""
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from app.hub.catalog import Catalog
+from app.hub.partial_folder import PARTIAL
+from tests.hub.queue import model_files
+from tests.hub.stand_in import StandInHub, stand_in_hub
+
+KILLS = 200
+LONGEST_SECONDS = 0.16
+PATIENCE_SECONDS = 30.0
+LET_LIVE = 25
+
+
+class Forge:
+    """The warm process and the life that it forked last."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", place: Path, hub: StandInHub) -> None:
+        self.process = process
+        self.folder = place / "models"
+        self.order = {"store": str(place / "home" / "p.sqlite3"), "folder": str(self.folder), "endpoint": hub.address}
+        self.pid = self.child = 0
+
+    def begin(self, repository: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({**self.order, "repository": repository}).encode() + b"\n")
+        self.process.stdin.flush()
+        self.pid = self.told(PATIENCE_SECONDS, "pid")["pid"]
+
+    def told(self, seconds: float, wanted: str = "end") -> dict[str, Any]:
+        """The next line of a life that tells of `wanted`, or its end; empty when there is none in that time."""
+        assert self.process.stdout is not None
+        until = time.monotonic() + seconds
+        while select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+            line: dict[str, Any] = json.loads(self.process.stdout.readline())
+            if "child" in line:
+                self.child = line["child"]
+            if wanted in line or (wanted == "child" and "end" in line):
+                return line
+        return {}
+
+    def kill(self, whom: str) -> bool:
+        """Kill the server, its downloading process, or both; False when it had ended."""
+        try:
+            if whom == "both":
+                os.killpg(self.pid, signal.SIGKILL)
+            else:
+                os.kill(self.pid if whom == "server" else self.child, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def let_live(self, repository: str) -> None:
+        """A whole life."""
+        self.begin(repository)
+        assert self.told(PATIENCE_SECONDS) == {"end": "done", "problem": ""}
+
+
+@contextmanager
+def forge_at(place: Path, hub: StandInHub) -> Iterator[Forge]:
+    command = [sys.executable, "-m", "tests.hub.forge"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        yield Forge(process, place, hub)
+        process.kill()
+
+
+def check_visible(forge: Forge, hub: StandInHub) -> int:
+    """Everything that a catalog lists has all its bytes; how many models that are."""
+    seen = 0
+    for model in Catalog([forge.folder]).models():
+        assert model.problem == ""
+        files = hub.repositories[model.id].files
+        assert {path.name: path.read_bytes() for path in model.path.iterdir() if path.name[0] != "."} == files
+        seen += 1
+    return seen
+
+
+def test_a_killed_download_can_always_be_gone_on_with(tmp_path: Path) -> None:
+    chance = random.Random(20261121)
+    killed = dict.fromkeys(("both", "server", "child"), 0)
+    with stand_in_hub() as hub, forge_at(tmp_path, hub) as forge:
+        hub.faults.slices, hub.faults.pause_seconds = 1 << 14, 0.002
+        seen = 0
+        while sum(killed.values()) < KILLS:
+            name = f"paceline-test/model-{seen}"
+            hub.add(name, model_files(30_000 + seen))
+            forge.begin(name)
+            for whom in chance.choice((("both",), ("server",), ("child", "both"))):
+                end = forge.told(PATIENCE_SECONDS, "child") if whom == "child" else {}
+                end = forge.told(chance.uniform(0, LONGEST_SECONDS)) if "end" not in end else end
+                assert end in ({}, {"end": "done", "problem": ""})
+                if end:
+                    break
+                killed[whom] += forge.kill(whom)
+            if sum(killed.values()) % LET_LIVE == 0:
+                forge.let_live(name)
+            seen = check_visible(forge, hub)
+        for number in range(seen + 1):
+            hub.add(f"paceline-test/model-{number}", model_files(30_000 + number))
+            forge.let_live(f"paceline-test/model-{number}")
+        assert check_visible(forge, hub) == seen + 1
+        assert [path for path in (forge.folder / PARTIAL).iterdir() if path.suffix != ".lock"] == []
+        assert any(each.range for each in hub.seen), "some were gone on with in the middle of a file"
+        assert min(killed.values()) >= KILLS // 10, killed
