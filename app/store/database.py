@@ -53,21 +53,28 @@ def examine(path: Path) -> Examined:
             return Examined("damaged", "it is gone, and its journal is still there")
         return Examined("absent")
     try:
-        _check_header(path)
+        _check_size(path)
         return _examine_content(path)
     except Damage as damage:
         return Examined("damaged", str(damage))
 
 
-def _check_header(path: Path) -> None:
-    """What SQLite would read and then refuse to write, or take for a new database."""
+def _check_size(path: Path) -> None:
+    """What SQLite would take for a new database."""
     if not path.is_file():
         raise OSError(f"{path.name} is no file")
-    with path.open("rb") as file:
-        header = file.read(HEADER_BYTES)
-    if not header:
-        raise Damage("it is empty")
-    if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
+    if (size_bytes := _size_bytes(path)) < HEADER_BYTES:
+        raise Damage("it is no database" if size_bytes else "it is empty")
+
+
+def _check_header(file: sqlite3.Connection) -> None:
+    """What SQLite would read and then refuse to write.
+
+    SQLite reads it for us: opening the file here and closing it again would end all the locks that SQLite holds on it
+    in this process (POSIX), and another process would then take the journal away from under it.
+    """
+    header = file.serialize()[:HEADER_BYTES]
+    if not header.startswith(MAGIC):
         raise Damage("it is no database")
     if not {header[18], header[19]} <= {1, 2}:
         raise Damage("its header is damaged")
@@ -81,12 +88,13 @@ def _examine_content(path: Path) -> Examined:
             found = [str(row[0]) for row in file.execute("PRAGMA integrity_check(1)")]
             if found != ["ok"]:
                 raise Damage(" ".join(found[:1]) or "its pages are damaged")
+            _check_header(file)
             return _examine_tables(file)
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF in NOT_DAMAGE and code != sqlite3.SQLITE_IOERR_SHORT_READ:
             raise
-        raise Damage(str(error)) from error
+        raise Damage("it is no database" if code == sqlite3.SQLITE_NOTADB else str(error)) from error
     except UnicodeError as error:
         raise Damage("it has text that is none") from error
 

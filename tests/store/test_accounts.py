@@ -1,6 +1,8 @@
 """The account, its sessions and its keys, in a real file: what is stored opens nothing, what has ended stays ended."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -284,3 +286,22 @@ def test_a_damaged_store_is_locked_down_until_an_account_is_set_up(tmp_path: Pat
     assert after.set_up("another password")
     assert not after.is_locked_down
     assert after.has_account
+
+
+def test_a_second_store_in_this_process_leaves_the_first_its_locks(accounts: Accounts, tmp_path: Path) -> None:
+    accounts.set_up(PASSWORD)
+    second = Store(tmp_path / FILE_NAME)
+    assert Accounts(second).has_account
+    second.close()
+    elsewhere = """
+import sys
+from pathlib import Path
+from app.store.accounts import Accounts
+from app.store.store import Store
+Accounts(Store(Path(sys.argv[1]))).keys.create(sys.argv[2], "inference")
+"""
+    for count, name in enumerate(("one", "two", "three"), start=1):
+        subprocess.run([sys.executable, "-c", elsewhere, str(tmp_path / FILE_NAME), name], check=True)
+        assert len(accounts.keys.list()) == 2 * count - 1
+        accounts.keys.create(f"{name}, here", "inference")
+    assert len(Accounts(Store(tmp_path / FILE_NAME)).keys.list()) == 6
