@@ -1,0 +1,106 @@
+"""What the live feed costs: the server's CPU seconds with no tab and with three, idle and while a model generates.
+
+`python bench/live_feed.py [SECONDS]` starts a server of its own with the embedded demo model; needs no network.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import httpx2
+import psutil
+
+TABS = 3
+TOPICS_OF_A_PAGE = ("worker", "state", "pace", "requests")
+KEY = "bench"
+MODEL = "demo-assistant"
+DEFAULT_SECONDS = 20.0
+REPLY_TOKENS = 200
+PAUSE_SECONDS = 0.3
+
+
+@contextlib.contextmanager
+def server() -> Iterator[tuple[str, psutil.Process]]:
+    """A server of its own: its address and its process."""
+    with tempfile.TemporaryDirectory() as home:
+        environment = os.environ | {"PACELINE_HOME": home, "PACELINE_API_KEY": KEY, "PACELINE_PORT": "0"}
+        command = [sys.executable, "-m", "app.cli", "serve"]
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            try:
+                line = next(line for line in process.stdout or () if "/v1" in line)
+                address = next(word for word in line.split() if word.endswith("/v1")).removesuffix("/v1")
+                yield address, psutil.Process(process.pid)
+            finally:
+                process.terminate()
+                process.wait(30)
+
+
+async def look(client: httpx2.AsyncClient, topics: str, told: list[int]) -> None:
+    """One tab: reads until it is cancelled, and counts bytes."""
+    async with client.stream("GET", f"/admin/api/live?topics={topics}", timeout=None) as response:
+        async for chunk in response.aiter_bytes():
+            told.append(len(chunk))  # noqa: PERF401 - read by the other task as it grows
+
+
+async def generate(client: httpx2.AsyncClient) -> None:
+    """A reply now and then, until cancelled: numbers change every second."""
+    message = {"role": "user", "content": "Count from 1 to 20."}
+    body = {"model": MODEL, "messages": [message], "max_tokens": REPLY_TOKENS}
+    while True:
+        await client.post("/v1/chat/completions", json=body)
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def measure(
+    client: httpx2.AsyncClient, process: psutil.Process, tabs: int, seconds: float
+) -> tuple[float, float]:
+    """The share of one core that the server took, and the bytes a second that one tab got."""
+    topics = ",".join(set(TOPICS_OF_A_PAGE) & set((await client.get("/admin/api/live/topics")).json()["topics"]))
+    told: list[int] = []
+    looking = [asyncio.create_task(look(client, topics, told)) for _ in range(tabs)]
+    await asyncio.sleep(2)
+    told.clear()
+    before, began = process.cpu_times(), time.perf_counter()
+    await asyncio.sleep(seconds)
+    after, passed = process.cpu_times(), time.perf_counter() - began
+    for task in looking:
+        task.cancel()
+    await asyncio.gather(*looking, return_exceptions=True)
+    used = (after.user + after.system) - (before.user + before.system)
+    return used / passed, sum(told) / max(tabs, 1) / passed
+
+
+async def main(seconds: float) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    with server() as (address, process):
+        async with httpx2.AsyncClient(base_url=address, headers=headers, timeout=120) as client:
+            await client.post("/api/load", json={"model": MODEL})
+            rows = await compare(client, process, seconds)
+    print(json.dumps(rows))
+
+
+async def compare(client: httpx2.AsyncClient, process: psutil.Process, seconds: float) -> list[dict[str, float]]:
+    """Idle and busy, with and without tabs."""
+    rows = []
+    for busy in (False, True):
+        working = asyncio.create_task(generate(client)) if busy else None
+        for tabs in (0, TABS):
+            share, rate = await measure(client, process, tabs, seconds)
+            rows.append({"busy": busy, "tabs": tabs, "core_percent": 100 * share, "bytes_per_second": rate})
+            print(f"{'busy' if busy else 'idle'}, {tabs} tabs: {100 * share:.2f} % of a core, {rate:.0f} B/s a tab")
+        if working is not None:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+    return rows
+
+
+if __name__ == "__main__":
+    asyncio.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_SECONDS))
