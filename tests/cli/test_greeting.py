@@ -28,6 +28,16 @@ def test_lines_to_copy_are_never_broken_or_indented() -> None:
     assert set(python_lines("http://127.0.0.1:8710", "demo", needs_key=False).splitlines()) <= set(said)
 
 
+def test_the_set_up_address_is_told_whole_and_only_when_there_is_one() -> None:
+    address = "http://127.0.0.1:8710/admin/setup#" + "x" * 43
+    for setup in (address, ""):
+        console = Console(record=True, width=40)
+        console.print(greeting(read_settings(), [ROW], "http://127.0.0.1:8710/", setup), crop=False)
+        said = console.export_text()
+        assert "http://127.0.0.1:8710/admin/" in said
+        assert (address in said.splitlines()) == ("Choose a password" in said) == bool(setup)
+
+
 def test_without_a_model_the_greeting_says_where_to_put_one() -> None:
     console = Console(record=True, width=160)
     console.print(greeting(read_settings(), [], "http://127.0.0.1:8710"))
