@@ -120,7 +120,9 @@ class Settings(BaseModel):
         ge=1,
         le=10_000,
     )
-    home: Path = _setting(Path("~/.paceline"), "Folder for the state that Paceline keeps.", "folders", stored=False)
+    home: Path = _setting(
+        Path("~/.paceline"), "Folder for the state that Paceline keeps.", "folders", stored=False, validate_default=True
+    )
     model_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(setting_texts.folders)] = _setting(
         (),
         "Folders with models, separated by ':', besides the embedded ones and the Hugging Face cache.",

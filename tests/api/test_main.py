@@ -1,12 +1,14 @@
 """The server process: quick to start, free of mlx, safe by default, and clear about what is in its way."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -30,8 +32,14 @@ print([name for name in ("mlx", "mlx_lm", "transformers", "torch", "numpy") if n
 """
 
 
+@pytest.fixture(autouse=True)
+def _home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept in `~/.paceline` is not the tests' to touch."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
 def settings(**values: object) -> Settings:
-    return Settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **values)  # type: ignore[arg-type, call-arg]
+    return Settings(**values)  # type: ignore[arg-type]
 
 
 def test_the_server_is_made_in_time_and_without_mlx() -> None:
@@ -60,7 +68,12 @@ def test_a_taken_port_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_serves_and_ends_with_0_on_sigterm() -> None:
-    environment = {"PACELINE_PORT": "0", "PACELINE_DRAIN_SECONDS": "1", "PATH": "/usr/bin:/bin"}
+    environment = {
+        "PACELINE_PORT": "0",
+        "PACELINE_DRAIN_SECONDS": "1",
+        "PATH": "/usr/bin:/bin",
+        "HOME": os.environ["HOME"],
+    }
     began = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, env=environment, text=True) as process:
         assert process.stdout is not None

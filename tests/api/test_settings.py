@@ -19,6 +19,12 @@ def test_defaults_are_safe() -> None:
     assert (settings.policy, settings.max_rows, settings.queue_limit) == ("single", 8, 128)
 
 
+def test_no_settings_lead_to_a_folder_that_is_called_tilde() -> None:
+    for settings in (Settings(), make(), make().over({}), make().over({"port": 1})):
+        assert settings.home == Path.home() / ".paceline"
+        assert settings.downloads_path == Path.home() / ".paceline" / "models"
+
+
 def test_texts_as_the_environment_gives_them() -> None:
     settings = make(
         port="0",
