@@ -97,6 +97,8 @@ class _Gatekeeper:
         self._token = context.setup
         self._lockout = Lockout(context.serving.clock)
         self._setting_up = asyncio.Lock()
+        self._hashing = asyncio.Lock()
+        """Guesses wait here for each other, not in the threads that everybody needs."""
 
     async def set_up(self, request: Request) -> Response:
         """Choose the first password with the token of `serve`; the browser is signed in at once."""
@@ -165,7 +167,9 @@ class _Gatekeeper:
     async def _check(self, request: Request, password: str) -> None:
         address = _address(request)
         self._lockout.begin(address)
-        if not await asyncio.to_thread(self._accounts.is_password, password):
+        async with self._hashing:
+            is_right = await asyncio.to_thread(self._accounts.is_password, password)
+        if not is_right:
             logger.warning("A wrong password was tried from %s.", place_of(address))
             raise Rejected(403, "This is not the password.", "wrong_password")
         self._lockout.succeed(address)

@@ -288,6 +288,18 @@ def test_a_damaged_store_is_locked_down_until_an_account_is_set_up(tmp_path: Pat
     assert after.has_account
 
 
+def test_the_owner_of_the_files_may_end_a_lock_down_with_a_new_password(tmp_path: Path, time: Time) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_bytes(b"no database " * 100)
+    store = Store(path)
+    assert store.start()
+    accounts = Accounts(store, clock=time, cost=FAST)
+    assert accounts.is_locked_down
+    Accounts(Store(path), clock=time, cost=FAST).set_password(PASSWORD)
+    assert not accounts.is_locked_down
+    assert accounts.is_password(PASSWORD)
+
+
 def test_a_second_store_in_this_process_leaves_the_first_its_locks(accounts: Accounts, tmp_path: Path) -> None:
     accounts.set_up(PASSWORD)
     second = Store(tmp_path / FILE_NAME)
