@@ -2,6 +2,7 @@
 
 import { area, axis, chart } from "./chart.js";
 import { api, attempt, component, confirm, data, live, number, percent, seconds, t } from "./core.js";
+import { requestWords } from "./running.js";
 
 const SPAN_SECONDS = 120;
 const SMOOTHED_SECONDS = 3;
@@ -15,24 +16,32 @@ const smooth = (values) =>
 const times = (count) => Array.from({ length: count }, (_, index) => index - count);
 const seriesOf = (pace) => [times(pace.tokens.length), smooth(pace.tokens)];
 
+// The next round number that is easy to halve.
+function ceiling(highest) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(highest, 10)));
+  return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= highest);
+}
+
 const options = (width) => ({
   width,
-  height: 150,
+  height: 190,
   padding: [8, 24, 0, 0],
   cursor: { show: false },
   legend: { show: false },
-  scales: { x: { time: false, range: [-SPAN_SECONDS, -1] }, y: { range: (_, low, high) => [0, Math.max(high * 1.15, 10)] } },
+  scales: { x: { time: false, range: [-SPAN_SECONDS, -1] }, y: { range: (_, low, high) => [0, ceiling(high)] } },
   axes: [
     axis((at) => (at < -1 ? t("overview.past", { time: seconds(-at) }) : t("overview.present")), { grid: { show: false }, size: 26, splits: () => [-SPAN_SECONDS, -SPAN_SECONDS / 2, -1] }),
-    axis((value) => number(value), { size: 44, splits: (_, scale, low, high) => [0, high / 2, high].map(Math.round) }),
+    axis((value) => number(value), { size: 44, splits: (_, scale, low, high) => [0, high / 2, high] }),
   ],
   series: [{}, area(t("overview.speed"), "series-1")],
 });
 
 component("overview", () => ({
+  ...requestWords,
   state: data.state,
   pace: data.pace,
   requests: { running: [], recent: [] },
+  hasJournal: data.topics.includes("requests"),
   draw: () => {},
 
   init() {
@@ -41,7 +50,7 @@ component("overview", () => ({
       this.pace = pace;
       this.draw(seriesOf(pace));
     });
-    if (data.topics.includes("requests")) live("requests", (requests) => (this.requests = requests));
+    if (this.hasJournal) live("requests", (requests) => (this.requests = requests));
     this.draw = chart(this.$refs.chart, options, seriesOf(data.pace));
   },
 
@@ -49,7 +58,8 @@ component("overview", () => ({
     return this.state.models.length + this.state.loading.length > 0;
   },
   get speed() {
-    return number(this.pace.tokens_per_second, this.pace.tokens_per_second < 100 ? 1 : 0);
+    const speed = this.pace.tokens_per_second;
+    return number(speed, speed && speed < 100 ? 1 : 0);
   },
   get acceptance() {
     return this.pace.acceptance === null ? t("core.none") : percent(this.pace.acceptance);
@@ -60,6 +70,12 @@ component("overview", () => ({
   get memoryShare() {
     const { active_bytes: active, ceiling_bytes: ceiling } = this.state.memory;
     return ceiling ? active / ceiling : 0;
+  },
+  get runningWords() {
+    return t("overview.open", { running: number(this.state.running), waiting: number(this.state.waiting) });
+  },
+  get memoryWords() {
+    return percent(this.memoryShare, this.memoryShare < 0.1 ? 1 : 0);
   },
   reasons: (model) => Object.entries(model.unavailable).map(([method, reason]) => ({ method, reason })),
   used: (model) => model.weights_bytes + model.cache_bytes + model.prefix_cache_bytes,
