@@ -13,6 +13,7 @@ from fastapi import Depends, FastAPI
 from app import __version__
 from app.admin import dashboard
 from app.admin.context import AdminContext
+from app.admin.download_tools import DownloadTools
 from app.admin.identity import StoredCallers
 from app.admin.live import LiveFeed
 from app.admin.model_tools import ModelTools
@@ -66,6 +67,7 @@ def compose(live: LiveSettings, store: Store, client: Worker, catalog: Catalog) 
 
 def admin_context(context: Context, store: Store) -> AdminContext:
     """What the dashboard needs besides; each area adds its own."""
+    models = ModelTools.of(context, store)
     return AdminContext(
         serving=context,
         store=store,
@@ -73,7 +75,8 @@ def admin_context(context: Context, store: Store) -> AdminContext:
         live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
         setup=SetupToken(context.clock),
-        models=ModelTools.of(context, store),
+        models=models,
+        downloads=DownloadTools.of(context, store, models.attaching.arrived),
     )
 
 
@@ -96,8 +99,11 @@ def build(admin: AdminContext) -> FastAPI:
         listeners = (context.measurements.observe, context.idle.hear, admin.pace.hear)
         unsubscribes = [context.worker.subscribe(listener) for listener in listeners]
         unsubscribes.append(context.live.subscribe(context.idle.feel))
+        unsubscribes.append(context.live.subscribe(admin.downloads.queue.fill))
         watching = asyncio.create_task(context.live.watch())
+        await admin.downloads.start()
         yield
+        await admin.downloads.queue.stop()
         await admin.models.close()
         watching.cancel()
         for unsubscribe in unsubscribes:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from app.admin.download_tools import DownloadTools
 from app.admin.live import LiveFeed
 from app.admin.model_tools import ModelTools
 from app.admin.setup_token import SetupToken
@@ -23,4 +24,5 @@ class AdminContext:
     accounts: Accounts
     setup: SetupToken
     models: ModelTools
+    downloads: DownloadTools
     pace: Pace = field(default_factory=Pace)

@@ -6,19 +6,33 @@ from app import __version__
 from app.admin import (
     assets,
     connect,
+    download_routes,
     draft_routes,
+    hub_routes,
     key_routes,
     live,
     measure_routes,
     model_routes,
     overview,
     session_routes,
+    settings_routes,
 )
 from app.admin.context import AdminContext
 from app.admin.templating import Pages, Preference
 from app.i18n import Catalogs
 
-AREAS = (overview, model_routes, draft_routes, measure_routes, connect, session_routes, key_routes)
+AREAS = (
+    overview,
+    settings_routes,
+    model_routes,
+    draft_routes,
+    measure_routes,
+    download_routes,
+    hub_routes,
+    connect,
+    session_routes,
+    key_routes,
+)
 """Adding an area is one import and one name in here."""
 
 OWN_CATALOGS = "languages"

@@ -57,12 +57,12 @@ class Downloads:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Read what is kept and go on with what ran."""
+        """Read what is kept and go on with what ran. Raises `StoreUnavailable`; the queue works without, too."""
+        self._saver = asyncio.create_task(self._save_often(), name="downloads: save")
         self._downloads = {each.id: each for each in await asyncio.to_thread(self._rows.all)}
         for download in self._downloads.values():
             if download.state == "running":
                 self._put(download, state="queued")
-        self._saver = asyncio.create_task(self._save_often(), name="downloads: save")
         self.fill()
 
     async def stop(self) -> None:
@@ -86,6 +86,18 @@ class Downloads:
     def view(self, download_id: int) -> dict[str, Any]:
         """One download as plain values. Raises `InvalidRequest`."""
         return self._view(self._find(download_id))
+
+    def __contains__(self, download_id: object) -> bool:
+        return download_id in self._downloads
+
+    @property
+    def promised_bytes(self) -> int:
+        """What is still to arrive of everything that runs or waits."""
+        return sum(
+            max(0, each.total_bytes - each.done_bytes)
+            for each in self._downloads.values()
+            if each.state in {"queued", "running"}
+        )
 
     async def changed(self) -> None:
         """Return at the next change of any download."""
@@ -215,9 +227,12 @@ class Downloads:
         download = self._put(self._downloads[download_id], **changes)
         _logger.info("the download of %s is %s %s", download.repository, download.state, download.problem)
         if download.state == "done":
-            for arrived in self._listeners:
-                arrived(download)
+            self._arrive(download)
         self.fill()
+
+    def _arrive(self, download: Download) -> None:
+        for arrived in self._listeners:
+            arrived(download)
 
     async def _end(self, download_id: int) -> None:
         running = self._running.pop(download_id, None)

@@ -155,6 +155,20 @@ def forget_partials(downloads: Path, repository: str, wait_seconds: float = 5.0)
         remove_partials(downloads, repository)
 
 
+def remove_model(downloads: Path, folder: Path) -> bool:
+    """Remove a model that was downloaded, in one moment for whoever looks; False for a folder that is not ours."""
+    marker = read_marker(folder)
+    if marker is None or folder != downloads / marker.repository or folder.is_symlink() or folder.parent.is_symlink():
+        return False
+    (downloads / PARTIAL).mkdir(mode=0o755, exist_ok=True)
+    aside = downloads / PARTIAL / f"{_flat(marker.repository)}@old-{uuid.uuid4().hex}"
+    folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other models of the same organisation are there
+        folder.parent.rmdir()
+    return True
+
+
 def read_marker(folder: Path) -> Marker | None:
     """What Paceline downloaded into a folder; None for a folder that it did not make."""
     try:

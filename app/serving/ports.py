@@ -86,6 +86,10 @@ class Catalog(Protocol):
         """Raises `ModelNotFound`."""
         ...
 
+    def refresh(self) -> None:
+        """Look at the disk anew at the next call."""
+        ...
+
 
 class Fit(Protocol):
     """Whether a drafter fits a main model, and why not."""

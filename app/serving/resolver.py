@@ -67,6 +67,10 @@ class Resolver:
         """Everything in the catalog."""
         return list(self._catalog.models())
 
+    def refresh(self) -> None:
+        """Files came or went: look at the disk anew at the next question."""
+        self._catalog.refresh()
+
     def last(self, model_id: str) -> ModelSpecification | None:
         """The specification that was last made for a model; None when there was none."""
         return self._last.get(model_id)

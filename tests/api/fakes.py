@@ -206,6 +206,8 @@ class FakeCatalog:
             raise ModelNotFound("no such model on this computer", parameter="model")
         return self._models[id]
 
+    def refresh(self) -> None: ...
+
 
 class FakePairings:
     """`demo-draft`, and what is called `demo-main-…`, drafts for `demo-main`, and nothing else for anything."""

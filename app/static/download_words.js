@@ -1,0 +1,127 @@
+// What downloads and repositories are called on a page: states, problems, facts; shared by queue and search.
+
+import { ago, bytes, number, seconds, t } from "./core.js";
+
+const PROBLEMS = {
+  offline: (values) => t("downloads.problem_offline", values),
+  busy: (values) => t("downloads.problem_busy", values),
+  hub_error: (values) => t("downloads.problem_hub", values),
+  gated: (values) => t("downloads.problem_gated", values),
+  not_found: (values) => t("downloads.problem_not_found", values),
+  refused: (values) => t("downloads.problem_refused", values),
+  empty: (values) => t("downloads.problem_empty", values),
+  unsafe: (values) => t("downloads.problem_unsafe", values),
+  wrong_hash: (values) => t("downloads.problem_hash", values),
+  disk_full: (values) => t("downloads.problem_disk", values),
+  unwritable: (values) => t("downloads.problem_unwritable", values),
+  folder_taken: (values) => t("downloads.problem_taken", values),
+  in_use: (values) => t("downloads.problem_in_use", values),
+  stalled: (values) => t("downloads.problem_stalled", values),
+  interrupted: (values) => t("downloads.problem_interrupted", values),
+};
+
+export const problemWords = (code, repository, text) => PROBLEMS[code]?.({ repository }) ?? text;
+export const errorWords = (error, repository = "") =>
+  problemWords(error.code?.replace(/^hub_/, ""), repository, error.message);
+
+const METHODS = {
+  dflash: () => t("downloads.method_dflash"),
+  eagle3: () => t("downloads.method_eagle"),
+  mtp: () => t("downloads.method_mtp"),
+  draft_model: () => t("downloads.method_model"),
+};
+export const methodWords = (method) => METHODS[method]?.() ?? method;
+
+const STATES = {
+  queued: { tone: "", words: () => t("downloads.state_queued") },
+  running: { tone: "busy", words: () => t("downloads.state_running") },
+  connecting: { tone: "busy", words: () => t("downloads.state_connecting") },
+  waiting: { tone: "busy", words: () => t("downloads.state_waiting") },
+  verifying: { tone: "busy", words: () => t("downloads.state_verifying") },
+  paused: { tone: "", words: () => t("downloads.state_paused") },
+  done: { tone: "good", words: () => t("downloads.state_done") },
+  failed: { tone: "bad", words: () => t("downloads.state_failed") },
+  cancelled: { tone: "", words: () => t("downloads.state_cancelled") },
+};
+
+export const sizeWords = (count) => (count ? bytes(count) : t("downloads.size_unknown"));
+
+// One download as its row shows it.
+export function downloadRow(download) {
+  const { repository, state, done_bytes: done, total_bytes: total } = download;
+  const told = STATES[state === "running" && STATES[download.phase] ? download.phase : state];
+  const isActive = ["queued", "running", "paused"].includes(state);
+  return {
+    ...download,
+    tone: told.tone,
+    stateWords: told.words(),
+    share: total ? done / total : 0,
+    hasBar: isActive && total > 0,
+    amountWords: amountWords(state, done, total),
+    paceWords: paceWords(download),
+    problemWords: download.problem ? problemWords(download.problem, repository, download.problem_text) : "",
+    draftsForWords: download.drafts_for ? t("downloads.drafts_for", { model: download.drafts_for }) : "",
+    whenWords: state === "done" || state === "failed" ? ago(download.changed_at) : "",
+    address: `/admin/models/${repository.split("/").map(encodeURIComponent).join("/")}`,
+    barWords: t("downloads.bar", { repository }),
+    canPause: state === "queued" || state === "running",
+    canResume: state === "paused",
+    canRetry: state === "failed" || state === "cancelled",
+    canCancel: isActive || state === "failed",
+    canMove: state === "queued",
+    isDone: state === "done",
+    isFinished: !isActive,
+    named: { repository },
+  };
+}
+
+function amountWords(state, done, total) {
+  if (state === "done") return sizeWords(total);
+  return total ? t("downloads.amount", { done: bytes(done), total: bytes(total) }) : "";
+}
+
+function paceWords({ state, phase, bytes_per_second: rate, seconds_left: left }) {
+  if (state !== "running" || phase !== "downloading" || !rate) return "";
+  const pace = t("downloads.rate", { amount: bytes(rate) });
+  return left === null ? pace : `${pace} · ${t("downloads.left", { time: seconds(Math.max(1, left)) })}`;
+}
+
+// One repository of a search as its row shows it.
+export const foundRow = (found) => ({
+  ...found,
+  methodWords: found.method ? t("downloads.drafter", { method: methodWords(found.method) }) : "",
+  factWords: [
+    t("downloads.count_downloads", { count: number(found.downloads) }),
+    t("downloads.count_likes", { count: number(found.likes) }),
+    found.modified_at ? t("downloads.updated", { ago: ago(found.modified_at) }) : "",
+    found.licence ? t("downloads.licence", { licence: found.licence }) : "",
+  ].filter(Boolean).join(" · "),
+  tagWords: found.tags.join(", "),
+  lookWords: t("downloads.look_named", { repository: found.repository }),
+  details: null,
+  problem: "",
+  isLooking: false,
+});
+
+// What a repository would cost, as facts below its row.
+export function detailFacts(details) {
+  const missing = details.total_bytes - details.free_bytes;
+  return {
+    ...details,
+    sizeWords: bytes(details.total_bytes),
+    fileWords: t.n("downloads.files", details.files.length),
+    roomWords: missing > 0
+      ? t("downloads.no_room", { amount: bytes(missing) })
+      : t("downloads.room", { amount: bytes(details.free_bytes - details.total_bytes) }),
+    hasRoom: missing <= 0,
+    memoryWords: memoryWords(details),
+    loadableWords: details.loadable ? "" : t("downloads.not_loadable", { type: details.model_type }),
+    getWords: t("downloads.get_size", { size: bytes(details.total_bytes) }),
+  };
+}
+
+function memoryWords({ fits_memory: fits, weights_bytes: weights, memory_ceiling_bytes: ceiling }) {
+  if (fits === null) return t("downloads.memory_unknown", { amount: bytes(weights) });
+  const values = { amount: bytes(weights), ceiling: bytes(ceiling) };
+  return fits ? t("downloads.memory_fits", values) : t("downloads.memory_large", values);
+}

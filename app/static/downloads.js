@@ -1,0 +1,164 @@
+// The queue of downloads and the recommended pairs.
+
+import { api, attempt, bytes, component, confirm, live, t, toast } from "./core.js";
+import { downloadRow, errorWords, methodWords, sizeWords } from "./download_words.js";
+
+const DOWNLOADS = "/admin/api/downloads";
+const encoded = (repository) => repository.split("/").map(encodeURIComponent).join("/");
+
+component("downloads", () => ({
+  rows: [],
+  free: 0,
+  folder: "",
+  problem: "",
+  isRead: false,
+
+  init() {
+    live("downloads", (value) => this.show(value));
+    return this.read();
+  },
+
+  async read() {
+    try {
+      this.show(await api("GET", DOWNLOADS));
+      this.problem = "";
+    } catch (error) {
+      this.problem = error.message;
+    }
+  },
+
+  show({ downloads, free_bytes: free, folder }) {
+    Object.assign(this, { rows: downloads.map(downloadRow), free, folder, isRead: true });
+  },
+
+  get isWaiting() {
+    return !this.isRead && !this.problem;
+  },
+
+  get isEmpty() {
+    return this.isRead && !this.rows.length;
+  },
+
+  get diskWords() {
+    return this.isRead ? t("downloads.disk", { amount: bytes(this.free), folder: this.folder }) : "";
+  },
+
+  async change(row, verb) {
+    await attempt(() => api("POST", `${DOWNLOADS}/${row.id}/${verb}`));
+    await this.read();
+  },
+
+  pause(row) {
+    return this.change(row, "pause");
+  },
+
+  resume(row) {
+    return this.change(row, "resume");
+  },
+
+  retry(row) {
+    return this.change(row, "retry");
+  },
+
+  up(row) {
+    return this.change(row, "up");
+  },
+
+  down(row) {
+    return this.change(row, "down");
+  },
+
+  async cancel(row) {
+    const title = t("downloads.cancel_title", row.named);
+    const wording = { title, text: t("downloads.cancel_text"), action: t("downloads.cancel_yes"), tone: "bad" };
+    if (!row.done_bytes || (await confirm(wording))) await this.change(row, "cancel");
+  },
+
+  async forget(row) {
+    await attempt(() => api("DELETE", `${DOWNLOADS}/${row.id}`));
+    await this.read();
+  },
+
+  async remove(row) {
+    const title = t("downloads.remove_title", row.named);
+    const text = t("downloads.remove_text", { size: sizeWords(row.total_bytes) });
+    if (!(await confirm({ title, text, action: t("downloads.remove"), tone: "bad" }))) return;
+    const isGone = await attempt(
+      () => api("DELETE", `/admin/api/files/${encoded(row.repository)}`), t("downloads.removed", row.named),
+    );
+    if (isGone) await this.forget(row);
+  },
+}));
+
+component("pairs", () => ({
+  pairs: [],
+  ceiling: 0,
+  problem: "",
+  isRead: false,
+  isBusy: false,
+
+  async init() {
+    try {
+      const { pairs, memory_ceiling_bytes: ceiling } = await api("GET", "/admin/api/hub/recommended");
+      Object.assign(this, { pairs: pairs.map(pairRow), ceiling, isRead: true });
+    } catch (error) {
+      this.problem = error.message;
+    }
+  },
+
+  get isEmpty() {
+    return this.isRead && !this.pairs.length;
+  },
+
+  get lead() {
+    return this.ceiling ? t("downloads.pairs_lead", { amount: bytes(this.ceiling) }) : t("downloads.pairs_unknown");
+  },
+
+  // Exact sizes and the room on the disk are told before anything is fetched.
+  async get(pair) {
+    if (this.isBusy) return;
+    this.isBusy = true;
+    try {
+      const wanted = pair.missing.map((repository) => `/admin/api/hub/repository?id=${encodeURIComponent(repository)}`);
+      const details = await Promise.all(wanted.map((address) => api("GET", address)));
+      const total = details.reduce((sum, each) => sum + each.total_bytes, 0);
+      if (await confirm(pairQuestion(pair, total, details[0].free_bytes))) await order(pair);
+    } catch (error) {
+      toast(errorWords(error, pair.main), "bad");
+    }
+    this.isBusy = false;
+  },
+}));
+
+function pairRow(pair) {
+  const missing = [!pair.main_is_here && pair.main, !pair.draft_is_here && pair.draft].filter(Boolean);
+  return {
+    ...pair,
+    missing,
+    isHere: !missing.length,
+    mainWords: t("downloads.part", { name: pair.main, size: sizeWords(pair.main_bytes) }),
+    draftWords: pair.draft
+      ? t("downloads.part", { name: pair.draft, size: sizeWords(pair.draft_bytes) })
+      : t("downloads.pair_alone"),
+    methodWords: pair.method ? methodWords(pair.method) : "",
+    totalWords: t("downloads.about", { size: bytes(pair.main_bytes + pair.draft_bytes) }),
+    getWords: t("downloads.pair_get_named", { name: pair.main }),
+  };
+}
+
+function pairQuestion(pair, total, free) {
+  const values = { size: bytes(total), free: bytes(free) };
+  return {
+    title: t("downloads.pair_title"),
+    text: `${pair.missing.join(", ")}. ${t("downloads.pair_text", values)}`,
+    action: t("downloads.get_size", values),
+  };
+}
+
+async function order(pair) {
+  for (const repository of pair.missing) {
+    const drafts = repository === pair.draft ? { drafts_for: pair.main } : {};
+    await api("POST", DOWNLOADS, { repository, ...drafts });
+  }
+  toast(t("downloads.queued"), "good");
+}

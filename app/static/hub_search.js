@@ -1,0 +1,109 @@
+// Searching the hub: results, what one would cost, and the token.
+
+import { api, attempt, component, data, t, toast } from "./core.js";
+import { detailFacts, errorWords, foundRow } from "./download_words.js";
+
+const TOKENS = {
+  paceline: () => t("downloads.token_ours"),
+  hugging_face: () => t("downloads.token_theirs"),
+  none: () => t("downloads.token_none"),
+};
+
+component("hub", () => ({
+  query: "",
+  sort: "downloads",
+  rows: [],
+  problem: "",
+  isSearching: false,
+  isSearched: false,
+  asked: 0,
+
+  init() {
+    this.query = data?.query ?? "";
+    if (this.query) return this.search();
+  },
+
+  get isEmpty() {
+    return this.isSearched && !this.isSearching && !this.rows.length && !this.problem;
+  },
+
+  get statusWords() {
+    if (this.isSearching) return t("downloads.searching");
+    return this.isSearched && !this.problem ? t.n("downloads.found", this.rows.length) : "";
+  },
+
+  async search() {
+    const turn = (this.asked += 1);
+    Object.assign(this, { isSearching: true, problem: "" });
+    const parameters = new URLSearchParams({ q: this.query, sort: this.sort });
+    try {
+      const { results } = await api("GET", `/admin/api/hub/search?${parameters}`);
+      if (turn === this.asked) this.rows = results.map(foundRow);
+    } catch (error) {
+      if (turn === this.asked) Object.assign(this, { rows: [], problem: errorWords(error) });
+    }
+    if (turn === this.asked) Object.assign(this, { isSearching: false, isSearched: true });
+  },
+
+  reorder() {
+    return this.isSearched ? this.search() : undefined;
+  },
+
+  async look(row) {
+    if (row.details) return void (row.details = null);
+    Object.assign(row, { isLooking: true, problem: "" });
+    try {
+      const address = `/admin/api/hub/repository?id=${encodeURIComponent(row.repository)}`;
+      row.details = detailFacts(await api("GET", address));
+    } catch (error) {
+      row.problem = errorWords(error, row.repository);
+    }
+    row.isLooking = false;
+  },
+
+  async get(row) {
+    const body = { repository: row.repository, revision: row.details.commit };
+    if (await attempt(() => api("POST", "/admin/api/downloads", body))) {
+      row.details = null;
+      toast(t("downloads.queued"), "good");
+    }
+  },
+}));
+
+component("token", () => ({
+  origin: "",
+  token: "",
+  isBusy: false,
+
+  async init() {
+    await attempt(async () => {
+      this.origin = (await api("GET", "/admin/api/hub/token")).origin;
+    });
+  },
+
+  get originWords() {
+    return TOKENS[this.origin]?.() ?? "";
+  },
+
+  get isOurs() {
+    return this.origin === "paceline";
+  },
+
+  async keep(token) {
+    if (this.isBusy) return;
+    this.isBusy = true;
+    await attempt(async () => {
+      this.origin = (await api("PUT", "/admin/api/hub/token", { token })).origin;
+      this.token = "";
+    }, t("downloads.token_kept"));
+    this.isBusy = false;
+  },
+
+  save() {
+    return this.keep(this.token);
+  },
+
+  drop() {
+    return this.keep("");
+  },
+}));
