@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from app import __version__
 from app.admin import (
     assets,
+    chat_routes,
     connect,
     download_routes,
     draft_routes,
@@ -27,6 +28,7 @@ AREAS = (
     model_routes,
     draft_routes,
     measure_routes,
+    chat_routes,
     download_routes,
     hub_routes,
     connect,

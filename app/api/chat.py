@@ -40,15 +40,23 @@ def chat_command(body: ChatBody, planned: Plan) -> Generate:
     return Generate(
         id=f"chatcmpl-{secrets.token_hex(12)}",
         model=planned.model,
-        messages=[message.render() for message in body.messages],
+        messages=messages_of(body, planned.usual.system_prompt),
         tools=body.shown_tools(),
         template_arguments=dict(body.chat_template_kwargs or {}),
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=body.max_completion_tokens or body.max_tokens or planned.usual.max_tokens,
         stop=body.stop,
         n=body.n or 1,
         sampling=planned.sampling,
         speculation=planned.speculation,
     )
+
+
+def messages_of(body: ChatBody, system_prompt: str | None) -> list[dict[str, Any]]:
+    """The messages as templates expect them; the model's system prompt goes first unless the request brings one."""
+    messages = [message.render() for message in body.messages]
+    if system_prompt is None or any(message["role"] == "system" for message in messages):
+        return messages
+    return [{"role": "system", "content": system_prompt}, *messages]
 
 
 class ChatRenderer:

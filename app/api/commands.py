@@ -3,13 +3,14 @@
 import asyncio
 import secrets
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from app.api.schemas import GenerationBody
 from app.core.errors import InvalidRequest
 from app.core.messages import ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.hub.pairing import DRAFT_METHODS
+from app.model_settings import ModelSettings
 from app.serving.context import Context
 from app.serving.drafts import OFF
 
@@ -25,6 +26,8 @@ class Plan:
     """What the commands of one HTTP request share. `seed` is the client's, or the drawn one."""
 
     model: ModelSpecification
+    usual: ModelSettings
+    """What is set for the model; a request's own values go before it."""
     sampling: SamplingParameters
     speculation: SpeculationRequest
     seed: int
@@ -37,21 +40,30 @@ async def plan(context: Context, body: GenerationBody, *, top_logprobs: int | No
     drafts = None if speculation.draft_model in {None, OFF} else speculation.draft_model
     model = await asyncio.to_thread(context.resolver.resolve, body.model, drafts, method=speculation.method)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
-    return Plan(model, sampling_parameters(body, seed, top_logprobs), speculation, seed)
+    usual = context.live.model(model.id)
+    return Plan(model, usual, sampling_parameters(body, usual, seed, top_logprobs), speculation, seed)
 
 
-def sampling_parameters(body: GenerationBody, seed: int, top_logprobs: int | None) -> SamplingParameters:
+def sampling_parameters(
+    body: GenerationBody, usual: ModelSettings, seed: int, top_logprobs: int | None
+) -> SamplingParameters:
     """The sampling of a request; negative seeds count from 2^64, `top_k` -1 is off as in vLLM."""
-    neutral = SamplingParameters()
+    neutral = SamplingParameters(temperature=DEFAULT_TEMPERATURE)
+
+    def value(name: str) -> Any:
+        """What the request says, else what is set for the model, else what changes nothing."""
+        asked = getattr(body, name)
+        return _or(asked if asked is not None else getattr(usual, name), getattr(neutral, name))
+
     return SamplingParameters(
         seed=seed % (1 << 64),
-        temperature=_or(body.temperature, DEFAULT_TEMPERATURE),
-        top_p=_or(body.top_p, neutral.top_p),
-        top_k=max(_or(body.top_k, neutral.top_k), 0),
-        min_p=_or(body.min_p, neutral.min_p),
-        repetition_penalty=_or(body.repetition_penalty, neutral.repetition_penalty),
-        presence_penalty=_or(body.presence_penalty, neutral.presence_penalty),
-        frequency_penalty=_or(body.frequency_penalty, neutral.frequency_penalty),
+        temperature=value("temperature"),
+        top_p=value("top_p"),
+        top_k=max(value("top_k"), 0),
+        min_p=value("min_p"),
+        repetition_penalty=value("repetition_penalty"),
+        presence_penalty=value("presence_penalty"),
+        frequency_penalty=value("frequency_penalty"),
         logit_bias={int(key): value for key, value in (body.logit_bias or {}).items()},
         top_logprobs=top_logprobs,
     )

@@ -1,6 +1,7 @@
 """`POST /v1/completions`: text or token ids in, text out; several prompts in one request run side by side.
 
-`max_tokens` defaults to 16, as OpenAI's does. Choices are numbered over prompts: prompt × n + index.
+`max_tokens` defaults to what is set for the model, or 16, as OpenAI's does. Choices are numbered over prompts:
+prompt × n + index.
 """
 
 import secrets
@@ -90,7 +91,7 @@ def completion_command(body: CompletionBody, planned: Plan, command_id: str, pro
         model=planned.model,
         text=prompt if isinstance(prompt, str) else None,
         tokens=None if isinstance(prompt, str) else prompt,
-        max_tokens=body.max_tokens or DEFAULT_MAX_TOKENS,
+        max_tokens=body.max_tokens or planned.usual.max_tokens or DEFAULT_MAX_TOKENS,
         stop=body.stop,
         n=body.n or 1,
         echo=bool(body.echo),

@@ -45,10 +45,11 @@ async def unload_model(request: Request) -> dict[str, str]:
     """Take a model out of memory. Raises ModelUnavailable while requests use it, ModelNotFound for an unknown id."""
     context = context_of(request)
     body = await read_json(request, UnloadBody)
-    if body.model not in context.resolver.loaded():
-        await asyncio.to_thread(context.resolver.find, body.model)
-    await context.worker.unload(body.model)
-    return {"model": body.model, "state": "available"}
+    model_id = body.model
+    if model_id not in context.resolver.loaded():
+        model_id = (await asyncio.to_thread(context.resolver.find, model_id)).id
+    await context.worker.unload(model_id)
+    return {"model": model_id, "state": "available"}
 
 
 @router.get("/api/ps")

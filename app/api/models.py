@@ -1,8 +1,8 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: what is on this computer. Never loads, never downloads.
 
 Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `draft` (the id of the first drafter),
-`drafts` (id and method of each), `methods`, `unavailable` (method -> why not), `context` (tokens), `size_bytes` and
-`problem`.
+`drafts` (id and method of each), `alias`, `methods`, `unavailable` (method -> why not), `context` (tokens),
+`size_bytes` and `problem`.
 """
 
 from collections.abc import Sequence
@@ -45,6 +45,7 @@ def describe(context: Context, model: CatalogModel, loaded: LoadedModel | None) 
         "object": "model",
         "created": context.started_at,
         "owned_by": "paceline",
+        "alias": context.live.model(model.id).alias,
         "state": _state(problem, loaded),
         "kind": model.kind,
         "draft": drafts[0].id if drafts else None,

@@ -78,6 +78,8 @@ def _row(name: str, field: FieldInfo) -> dict[str, Any]:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     kind, options = _kind(field.annotation)
     limits = _limits(field)
+    if extra.get("unit") == "bytes":
+        kind = "size"
     is_long = kind == "text" and (limits.get("longest") or 0) > LONG_CHARACTERS
     return {
         "name": name,

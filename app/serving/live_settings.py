@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -28,6 +29,8 @@ from app.settings import Settings, SettingsError, check_setting, property_of
 Origin = Literal["command line", "environment", "store", "default"]
 Listener = Callable[[], None]
 
+OWN_CATALOGS = "languages"
+"""The folder in `PACELINE_HOME` with languages of the user's own."""
 POLL_SECONDS = 0.5
 UNSET = ModelSettings()
 
@@ -74,7 +77,8 @@ class LiveSettings:
 
     def change(self, changes: Mapping[str, Any], source: str) -> None:
         """Keep all of these values or none. Raises `InvalidSetting` for an unknown name, a bad value or a conflict."""
-        checked = {name: checked_value(name, value) for name, value in changes.items()}
+        catalogs = self._given.home / OWN_CATALOGS
+        checked = {name: checked_value(name, value, catalogs) for name, value in changes.items()}
         with self._lock:
             self.refresh()
             after = {name: value for name, value in {**self._stored, **checked}.items() if value is not None}
@@ -190,7 +194,7 @@ def waits(name: str) -> bool:
     return bool(property_of(name, "takes_effect") == "restart")
 
 
-def checked_value(name: str, value: Any) -> Any:
+def checked_value(name: str, value: Any, own_catalogs: Path) -> Any:
     """A value to store, as plain JSON; None stays None. Raises `InvalidSetting`."""
     if name not in Settings.model_fields:
         raise InvalidSetting(f"there is no setting called {name[:60]}", parameter="name")
@@ -202,8 +206,9 @@ def checked_value(name: str, value: Any) -> Any:
         checked = plain(check_setting(name, value))
     except SettingsError as error:
         raise InvalidSetting(f"{name}: {str(error).partition(': ')[2]}", parameter=name) from None
-    if name == "language" and checked and checked not in languages():
-        raise InvalidSetting(f"language: use one of {', '.join(languages())}, or nothing", parameter=name)
+    known = {*languages(), *languages(own_catalogs)} if name == "language" else set()
+    if known and checked and checked not in known:
+        raise InvalidSetting(f"language: use one of {', '.join(sorted(known))}, or nothing", parameter=name)
     return checked
 
 

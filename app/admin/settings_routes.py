@@ -1,0 +1,107 @@
+"""The settings page, and the settings of the server and of each model as JSON.
+
+`PATCH` takes an object of names and new values, all or none; null takes a value back. Each answer says when it is felt.
+"""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+from pydantic import RootModel
+
+from app.admin.context import AdminContext
+from app.admin.setting_words import FELT_WORDS, SECTION_WORDS, WORDS
+from app.admin.templating import Pages
+from app.core.errors import InvalidSetting, ModelUnavailable
+from app.hub.catalog import CatalogModel
+from app.serving.body import read_json
+from app.serving.described import describe, describe_model, describe_one
+from app.settings import SECTIONS
+
+SOURCE = "dashboard"
+RELOAD = "reload"
+"""Not a setting: whether the model may be unloaded for the change, once nothing uses it."""
+
+
+class Changes(RootModel[dict[str, Any]]):
+    """Name of a setting -> its new value, null: none."""
+
+
+def make_router(context: AdminContext, pages: Pages) -> APIRouter:
+    """The page and its routes."""
+    router = APIRouter()
+    _add_page(router, context, pages)
+    _add_server(router, context)
+    _add_models(router, context)
+    return router
+
+
+def _add_page(router: APIRouter, context: AdminContext, pages: Pages) -> None:
+    @router.get("/admin/settings", response_class=HTMLResponse)
+    def get_page(request: Request) -> HTMLResponse:
+        """A form made from the schema."""
+        rows = describe(context.settings)
+        return pages.render(
+            "settings.html",
+            request,
+            area="settings",
+            data={"settings": rows},
+            sections=[(name, [row for row in rows if row["section"] == name]) for name in SECTIONS],
+            words=WORDS,
+            section_words=SECTION_WORDS,
+            felt_words=FELT_WORDS,
+            locked_down=context.store.locked_down,
+        )
+
+
+def _add_server(router: APIRouter, context: AdminContext) -> None:
+    @router.get("/admin/api/settings")
+    def get_settings() -> dict[str, Any]:
+        """Every setting: value, default, where it comes from, unit, range, and when a change is felt."""
+        return {"settings": describe(context.settings)}
+
+    @router.patch("/admin/api/settings")
+    async def change_settings(request: Request) -> dict[str, Any]:
+        """Change some. 422 for an unknown name, a value out of range, or settings that cannot stand together."""
+        changes = (await read_json(request, Changes)).root
+        await asyncio.to_thread(context.settings.change, changes, SOURCE)
+        return {"changed": [describe_one(context.settings, name) for name in changes]}
+
+
+def _add_models(router: APIRouter, context: AdminContext) -> None:
+    def answer(model: CatalogModel) -> dict[str, Any]:
+        return {"model": model.id, "settings": describe_model(context.settings, model.id)}
+
+    @router.get("/admin/api/models/{model_id:path}/settings")
+    def get_model_settings(model_id: str) -> dict[str, Any]:
+        """What is set for one model, and what holds where nothing is."""
+        return answer(context.serving.resolver.find(model_id))
+
+    @router.patch("/admin/api/models/{model_id:path}/settings")
+    async def change_model_settings(request: Request, model_id: str) -> dict[str, Any]:
+        """Change some; with `reload` the model is unloaded unless requests use it, and loads again with the next one.
+
+        The answer's `reload` is `done`, `busy`, `needed` (it was not asked for) or `not needed`.
+        """
+        changes = dict((await read_json(request, Changes)).root)
+        reload = changes.pop(RELOAD, False)
+        if not isinstance(reload, bool):
+            raise InvalidSetting("reload: give true or false", parameter=RELOAD)
+        resolver = context.serving.resolver
+        model = await asyncio.to_thread(resolver.find, model_id)
+        taken = {each.id for each in await asyncio.to_thread(resolver.models)}
+        await asyncio.to_thread(context.settings.change_model, model.id, changes, SOURCE, taken=taken)
+        changed = [row for row in answer(model)["settings"] if row["name"] in changes]
+        waits = any(row["takes_effect"] == RELOAD for row in changed) and model.id in resolver.loaded()
+        return answer(model) | {"reload": await _reload(context, model.id, waits=waits, wanted=reload)}
+
+
+async def _reload(context: AdminContext, model_id: str, *, waits: bool, wanted: bool) -> str:
+    if not waits or not wanted:
+        return "needed" if waits else "not needed"
+    try:
+        await context.serving.worker.unload(model_id)
+    except ModelUnavailable:
+        return "busy"
+    return "done"
