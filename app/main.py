@@ -123,6 +123,7 @@ def build(admin: AdminContext) -> FastAPI:
     install_error_handlers(app)
     for module in ROUTERS:
         app.include_router(module.router)
+    app.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
     for router in dashboard.make_routers(admin):
         app.include_router(router)
     app.add_middleware(Gate, allowed_hosts=lambda: context.settings.host_names, answered=context.measurements.answered)
