@@ -282,6 +282,19 @@ async def test_where_other_machines_reach_the_server_a_key_is_always_asked_for()
     assert (await site.browser(FAR, **{"x-api-key": key}).get("/v1/models")).status_code == 200
 
 
+async def test_the_setting_require_key_closes_the_endpoint_at_once() -> None:
+    site = make_sign_in_site()
+    site.site.keeper.keys = 1
+    client, key = site.browser(), site.key()
+    assert (await client.get("/v1/models")).status_code == 200
+    site.admin.settings.save("require_key", True, "test")
+    assert (await client.get("/v1/models")).status_code == 401
+    assert (await client.get("/v1/models", headers={"x-api-key": key})).status_code == 200
+    assert (await (await site.signed_in()).get("/admin/api/keys")).json()["required"] is True
+    site.admin.settings.save("require_key", False, "test")
+    assert (await client.get("/v1/models")).status_code == 200
+
+
 async def test_a_damaged_store_closes_everything_until_a_new_set_up() -> None:
     site = make_sign_in_site()
     client, key = await site.signed_in(), site.key("admin")
