@@ -15,10 +15,11 @@ from fastapi.responses import Response
 from app.api.answer import Outcome, answer
 from app.api.chat_schemas import ChatBody
 from app.api.commands import Plan, plan
-from app.api.replies import add_usages, chat_logprobs, speculation_object, timings_object, usage_object
+from app.api.replies import chat_logprobs, usage_object
 from app.core.messages import Delta, Finished, Generate, Usage
 from app.serving.body import read_json
 from app.serving.context import context_of
+from app.serving.figures import add_usages, speculation_object, timings_object
 
 router = APIRouter()
 

@@ -15,11 +15,12 @@ from pydantic import Field, field_validator, model_validator
 
 from app.api.answer import Outcome, answer
 from app.api.commands import Plan, plan
-from app.api.replies import add_usages, legacy_logprobs, speculation_object, timings_object, usage_object
+from app.api.replies import legacy_logprobs, usage_object
 from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, GenerationBody
 from app.core.messages import Delta, Finished, Generate, Usage
 from app.serving.body import read_json
 from app.serving.context import context_of
+from app.serving.figures import add_usages, speculation_object, timings_object
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16
