@@ -11,10 +11,12 @@ from tests.architecture.source import PACKAGE, ROOT, tracked_files
 MODELS = ("demo-assistant", "demo-draft", "demo-hybrid")
 PAGE_FILES = (
     "app/admin/templates/base.html",
-    "app/admin/templates/start.html",
+    "app/admin/templates/base.html",
     "app/i18n/en.json",
     "app/static/paceline.css",
-    "app/static/start.js",
+    "app/static/core.js",
+    "app/static/vendor/LICENSES.txt",
+    "app/static/vendor/alpine.js",
 )
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
