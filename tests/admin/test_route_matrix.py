@@ -237,9 +237,8 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("body", [True, False], ids=["body", "no body"])
 @pytest.mark.parametrize("headers", FOREIGN.values(), ids=FOREIGN)
-@pytest.mark.parametrize("closed", [True, False], ids=["key", "no key"])
+@pytest.mark.parametrize(("closed", "body"), [(True, True), (False, False)], ids=["key, body", "no key, no body"])
 async def test_no_other_page_gets_anything_even_with_a_session(
     headers: dict[str, str], *, closed: bool, body: bool
 ) -> None:
