@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from app import __version__
+from app.command import options
 from app.command.terminal import console, fail, show, told_errors
 
 if TYPE_CHECKING:
@@ -45,26 +46,13 @@ def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the 
 )
 def serve(
     *,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on (default: 127.0.0.1); beyond loopback needs a key.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on (default: 8710); 0 takes a free one.")] = None,
-    model_dir: Annotated[
-        list[Path] | None, typer.Option(help="A folder of model folders; may be repeated. Adds to PACELINE_MODEL_DIRS.")
-    ] = None,
-    draft: Annotated[
-        list[str] | None, typer.Option(help="main=a+b: the drafters of a main model, or main=off. Repeatable.")
-    ] = None,
-    speculative_config: Annotated[
-        str | None,
-        typer.Option(help='vLLM\'s JSON: \'{"method": "dflash", "model": "…", "num_speculative_tokens": 7}\'.'),
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="When to speculate: single (alone), auto (where it pays), off (default: single).")
-    ] = None,
-    acceptance: Annotated[
-        str | None, typer.Option(help="Which drafts stay: coupled (same seed, same text) or rejection.")
-    ] = None,
+    host: options.Host = None,
+    port: options.Port = None,
+    model_dir: options.ModelFolders = None,
+    draft: options.Drafts = None,
+    speculative_config: options.SpeculativeJson = None,
+    policy: options.Policy = None,
+    acceptance: options.Acceptance = None,
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
     from app.command.config import effective, given
@@ -204,6 +192,15 @@ def bench(
             show(list_cases())
         else:
             run_cases(case or [], rounds=rounds, quick=quick, file=json, console=console(), note=note)
+
+
+@application.command(epilog="Example: `paceline pull mlx-community/Qwen3-8B-4bit`. Ctrl-C pauses; the same goes on.")
+def pull(repository: options.Repository, *, revision: options.Revision = "") -> None:
+    """Download a model into the downloads folder, by the running server where there is one."""
+    from app.command.pull import pull_model
+
+    with told_errors():
+        pull_model(_settings(), repository, revision, console())
 
 
 @application.command()

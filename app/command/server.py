@@ -25,6 +25,10 @@ def address_of(settings: Settings) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
+class NoKey(CommandError):
+    """The server asks for a key that was not given, or not for enough."""
+
+
 class Server:
     """One connection to the server; use it as a context manager. Loading takes long, so nothing times out."""
 
@@ -61,6 +65,19 @@ class Server:
         """`POST /api/unload`."""
         return self._call("POST", "/api/unload", {"model": model})
 
+    def add_download(self, repository: str, revision: str = "") -> dict[str, Any]:
+        """`POST /admin/api/downloads`: the download, new or gone on with."""
+        return self._call("POST", "/admin/api/downloads", {"repository": repository, "revision": revision})
+
+    def download(self, number: int) -> dict[str, Any]:
+        """One of `GET /admin/api/downloads`; empty when it is gone."""
+        rows = self._call("GET", "/admin/api/downloads").get("downloads", [])
+        return next((row for row in rows if row.get("id") == number), {})
+
+    def pause_download(self, number: int) -> dict[str, Any]:
+        """`POST /admin/api/downloads/{id}/pause`."""
+        return self._call("POST", f"/admin/api/downloads/{number}/pause", {})
+
     def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         """The chunks of a streamed chat answer; closing the generator ends the request."""
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -87,7 +104,7 @@ class Server:
 
     def _check(self, response: httpx2.Response) -> None:
         if response.status_code == httpx2.codes.UNAUTHORIZED:
-            raise CommandError(f"{self.address} asks for a key: set PACELINE_API_KEY to the one the server was given")
+            raise NoKey(f"{self.address} asks for a key: set PACELINE_API_KEY to the one the server was given")
         if response.status_code >= httpx2.codes.BAD_REQUEST:
             try:
                 body = response.json()

@@ -61,6 +61,7 @@ async def spawn_child(job: bytes) -> Child:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=MAX_LINE_BYTES,
+        start_new_session=True,  # Ctrl-C at the terminal is for the parent, which ends it
     )
     if process.stdin is not None:
         process.stdin.write(job)

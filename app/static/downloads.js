@@ -136,10 +136,7 @@ function pairRow(pair) {
     ...pair,
     missing,
     isHere: !missing.length,
-    mainWords: t("downloads.part", { name: pair.main, size: sizeWords(pair.main_bytes) }),
-    draftWords: pair.draft
-      ? t("downloads.part", { name: pair.draft, size: sizeWords(pair.draft_bytes) })
-      : t("downloads.pair_alone"),
+    draftWords: pair.draft || t("downloads.pair_alone"),
     methodWords: pair.method ? methodWords(pair.method) : "",
     totalWords: t("downloads.about", { size: bytes(pair.main_bytes + pair.draft_bytes) }),
     getWords: t("downloads.pair_get_named", { name: pair.main }),

@@ -4,6 +4,7 @@ It speaks what a download and a search use: `/api/models`, a repository's inform
 with HEAD, GET and Range. `Faults` says what goes wrong and how often.
 """
 
+import functools
 import hashlib
 import json
 import socket
@@ -45,8 +46,7 @@ class Repository:
     @property
     def commit(self) -> str:
         """Changes with any file, as git's does."""
-        content = [(name, self.files[name]) for name in sorted(self.files)]
-        return _sha1(repr(content).encode())
+        return _sha1(repr([(name, digest(self.files[name])) for name in sorted(self.files)]).encode())
 
     def information(self, *, blobs: bool = False) -> dict[str, Any]:
         """As `/api/models/{id}` tells it."""
@@ -310,10 +310,12 @@ def _search(repositories: Any, query: dict[str, list[str]]) -> list[dict[str, An
     return [each.information() for each in kept[: int(query.get("limit", ["50"])[0])]]
 
 
+@functools.lru_cache(maxsize=256)
 def _sha1(content: bytes) -> str:
     return hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
 
+@functools.lru_cache(maxsize=256)
 def digest(content: bytes) -> str:
     """SHA-256 in hex."""
     return hashlib.sha256(content).hexdigest()

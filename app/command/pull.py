@@ -1,0 +1,131 @@
+"""`paceline pull`: one download with a bar, in the queue of the running server, or in this process when it has none.
+
+Ctrl-C pauses either; the same command goes on where it was. What is downloaded here is found by a running server, too.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from app.command.errors import CommandError
+from app.command.server import NoKey, NoServer, Server
+from app.core.download import problem_text
+from app.hub import download_frames as frames
+from app.hub.download_run import DownloadRun, Patience, spawn_child
+from app.hub.download_state import RESERVE_BYTES
+from app.hub.hub_token import HubToken
+from app.hub.repository import checked_repository, checked_revision
+from app.settings import Settings
+
+ASK_SECONDS = 0.5
+PHASES = {"waiting": "the connection broke, trying again", "verifying": "checking", "queued": "waiting for its turn"}
+
+
+class Bar:
+    """One download on the screen."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+
+    def move(self, done_bytes: int, total_bytes: int, note: str = "") -> None:
+        """So many bytes are here."""
+        self._progress.update(self._task, completed=done_bytes, total=total_bytes or None, note=note)
+
+
+def pull_model(settings: Settings, repository: str, revision: str, screen: Console) -> None:
+    """Download and say where it is. Raises `CommandError`, or `KeyboardInterrupt` once it is paused."""
+    repository, revision = checked_repository(repository), checked_revision(revision)
+    try:
+        with _bar(repository, screen) as bar:
+            try:
+                _pull_there(settings, repository, revision, bar)
+            except (NoServer, NoKey):
+                _pull_here(settings, repository, revision, bar)
+    except KeyboardInterrupt:
+        screen.print("Paused; the same command goes on.", highlight=False)
+        raise
+    screen.print(f"{repository} is in {settings.downloads_path}.", highlight=False, markup=False)
+
+
+@contextmanager
+def _bar(repository: str, screen: Console) -> Iterator[Bar]:
+    columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    name = TextColumn("{task.description}", markup=False)
+    with Progress(name, BarColumn(), *columns, console=screen) as progress:
+        yield Bar(progress, progress.add_task(repository, total=None, note=""))
+
+
+def _pull_there(settings: Settings, repository: str, revision: str, bar: Bar) -> None:
+    """In the server's queue."""
+    with Server(settings) as server:
+        view = server.add_download(repository, revision)
+        number = int(view["id"])
+        try:
+            while view.get("state") in {"queued", "running"}:
+                note = PHASES.get(view["phase"] or view["state"], "")
+                bar.move(view["done_bytes"], view["total_bytes"], note)
+                time.sleep(ASK_SECONDS)
+                view = server.download(number)
+        except KeyboardInterrupt:
+            server.pause_download(number)
+            raise
+        _check(view)
+        bar.move(view["done_bytes"], view["total_bytes"])
+
+
+def _check(view: dict[str, Any]) -> None:
+    state = view.get("state", "removed")
+    if state == "failed":
+        raise CommandError(_sentence(view["problem_text"]))
+    if state != "done":
+        raise CommandError(f"The download is {state}: somebody changed it on the dashboard. The same command goes on.")
+
+
+def _pull_here(settings: Settings, repository: str, revision: str, bar: Bar) -> None:
+    """In a process of this command's own."""
+    done, total = 0, 0
+
+    def tell(event: frames.Event) -> None:
+        nonlocal done, total
+        note = ""
+        match event:
+            case frames.Listed(_, total_bytes, done_bytes):
+                done, total = done_bytes, total_bytes
+            case frames.Progress(done_bytes):
+                done = done_bytes
+            case frames.Waiting():
+                note = PHASES["waiting"]
+            case frames.Verifying():
+                note = PHASES["verifying"]
+        bar.move(done, total, note)
+
+    job = frames.Job(
+        repository=repository,
+        revision=revision,
+        downloads_folder=str(settings.downloads_path),
+        token=HubToken(settings.home).read(),
+        reserve_bytes=RESERVE_BYTES,
+    )
+    settings.downloads_path.mkdir(parents=True, exist_ok=True)
+    end = asyncio.run(DownloadRun(job, tell, spawn=spawn_child, patience=Patience()).run())
+    if isinstance(end, frames.Failed):
+        raise CommandError(_sentence(problem_text(repository, end.problem)))
+    bar.move(total, total)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

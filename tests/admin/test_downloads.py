@@ -1,0 +1,195 @@
+"""Downloads through the dashboard's routes, against the stand-in hub: search, sizes, queue, files and the token."""
+
+import dataclasses
+import re
+import stat
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.admin.download_tools import DownloadTools
+from app.core.download import Download
+from app.core.messages import LoadedModel, Ready, Snapshot
+from app.hub.catalog import Catalog
+from app.main import admin_context, build
+from app.serving.activity import Activity
+from app.serving.context import Context
+from app.serving.idle import IdleLimit
+from app.serving.live_settings import LiveSettings
+from app.serving.resolver import Resolver
+from app.settings import Settings
+from app.store.store import FILE_NAME, Store
+from tests.api.fakes import FakeKeeper, FakePairings, FakeWorker
+from tests.hub.queue import model_files
+from tests.hub.stand_in import StandInHub, stand_in_hub
+
+pytestmark = pytest.mark.anyio
+
+ID = "paceline-test/tiny-4bit"
+KEY = "sk-of-this-test"
+
+
+@dataclass
+class DownloadSite:
+    """An application whose hub is the stand-in."""
+
+    client: httpx2.AsyncClient
+    tools: DownloadTools
+    worker: FakeWorker
+    hub: StandInHub
+    home: Path
+    arrived: list[Download]
+
+    async def call(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
+        response = await self.client.request(method, path, json=body)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    async def until(self, state: str, number: int = 1) -> dict[str, Any]:
+        while (view := self.tools.queue.view(number))["state"] not in {state, "failed"}:
+            await self.tools.queue.changed()
+        assert view["state"] == state, view
+        return view
+
+
+@pytest.fixture
+def hub() -> Iterator[StandInHub]:
+    with stand_in_hub() as hub:
+        hub.add(ID, model_files(), config={"model_type": "qwen3"})
+        yield hub
+
+
+@pytest.fixture
+async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[DownloadSite, None]:
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
+    settings = Settings(home=tmp_path, api_key=KEY)
+    live, worker = LiveSettings(settings, FakeKeeper()), FakeWorker()
+    worker.ready_info = Ready(process_id=1, device="cpu", memory_ceiling_bytes=16_000_000_000)
+    resolver = Resolver(live, Catalog([settings.downloads_path], refresh_seconds=1e9), worker, FakePairings())
+    activity = Activity(lambda: live.current.max_requests)
+    context = Context(
+        live=live, worker=worker, resolver=resolver, activity=activity, idle=IdleLimit(worker, resolver, live)
+    )
+    store = Store(tmp_path / FILE_NAME)
+    arrived: list[Download] = []
+    tools = DownloadTools.of(context, store, arrived.append, endpoint=hub.address)
+    app = build(dataclasses.replace(admin_context(context, store), downloads=tools))
+    await tools.start()
+    headers = {"authorization": f"Bearer {KEY}"}
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8710", headers=headers) as client:
+        yield DownloadSite(client, tools, worker, hub, tmp_path, arrived)
+    await tools.queue.stop()
+    store.close()
+
+
+async def test_search_sizes_download_and_delete(site: DownloadSite) -> None:
+    found = await site.call("GET", "/admin/api/hub/search?q=tiny")
+    assert [(each["repository"], each["is_here"]) for each in found["results"]] == [(ID, False)]
+    details = await site.call("GET", f"/admin/api/hub/repository?id={ID}")
+    assert details["total_bytes"] == sum(map(len, model_files().values()))
+    assert details["free_bytes"] > details["total_bytes"]
+    assert (details["fits_memory"], details["is_here"]) == (True, False)
+    body = {"repository": ID, "revision": details["commit"], "drafts_for": "demo-main"}
+    assert (await site.call("POST", "/admin/api/downloads", body, 202))["state"] == "running"
+    await site.until("done")
+    assert [(each.repository, each.drafts_for) for each in site.arrived] == [(ID, "demo-main")]
+    assert (await site.call("GET", f"/admin/api/hub/repository?id={ID}"))["is_here"]
+    assert (await site.call("GET", "/admin/api/downloads"))["downloads"][0]["state"] == "done"
+    await site.call("DELETE", f"/admin/api/files/{ID}", {})
+    assert list(site.tools.folder().glob("[!.]*")) == []
+    await site.call("DELETE", f"/admin/api/files/{ID}", {}, 404)
+    await site.call("DELETE", "/admin/api/downloads/1", {})
+    assert (await site.call("GET", "/admin/api/downloads"))["downloads"] == []
+
+
+async def test_pause_resume_cancel_and_retry(site: DownloadSite) -> None:
+    site.hub.faults.held = {ID}
+    await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
+    assert (await site.call("POST", "/admin/api/downloads/1/pause", {}))["state"] == "paused"
+    assert (await site.call("POST", "/admin/api/downloads/1/pause", {}, 400))["error"]["code"] == "invalid_request"
+    assert (await site.call("POST", "/admin/api/downloads/1/resume", {}))["state"] == "running"
+    await site.call("DELETE", "/admin/api/downloads/1", {}, 400)
+    assert (await site.call("POST", "/admin/api/downloads/1/cancel", {}))["state"] == "cancelled"
+    site.hub.release.set()
+    assert (await site.call("POST", "/admin/api/downloads/1/retry", {}))["state"] == "running"
+    await site.until("done")
+
+
+async def test_what_is_not_there_is_told(site: DownloadSite) -> None:
+    for verb in ("pause", "resume", "cancel", "retry", "up", "down"):
+        assert (await site.call("POST", f"/admin/api/downloads/7/{verb}", {}, 404))["error"]["code"] == "no_download"
+    await site.call("DELETE", "/admin/api/downloads/7", {}, 404)
+    await site.call("POST", "/admin/api/downloads/1/explode", {}, 400)
+    await site.call("POST", "/admin/api/downloads", {"repository": "../../etc"}, 400)
+    await site.call("POST", "/admin/api/downloads", {"repository": ID, "revision": "../x"}, 400)
+    await site.call("GET", "/admin/api/hub/search?q=x&sort=size", status=400)
+    assert (await site.call("GET", "/admin/api/hub/repository?id=no/such", status=404))["error"]["code"]
+
+
+async def test_offline_has_words_and_leaves_the_rest_alone(site: DownloadSite) -> None:
+    site.hub.close()
+    for path in ("/admin/api/hub/search?q=x", f"/admin/api/hub/repository?id={ID}"):
+        error = (await site.call("GET", path, status=503))["error"]
+        assert error["code"] == "hub_offline"
+        assert "check the network" in error["message"]
+    await site.call("GET", "/admin/api/downloads")
+    assert (await site.call("GET", "/admin/api/hub/recommended"))["pairs"]
+
+
+async def test_a_model_in_use_or_of_somebody_else_is_not_deleted(site: DownloadSite) -> None:
+    await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
+    await site.until("done")
+    for loaded in (LoadedModel(id=ID, state="ready"), LoadedModel(id="main", state="ready", draft_ids=(ID,))):
+        site.worker.snapshot = Snapshot(models=(loaded,))
+        error = (await site.call("DELETE", f"/admin/api/files/{ID}", {}, 409))["error"]
+        assert (error["code"], loaded.id in error["message"]) == ("model_in_use", True)
+    site.worker.snapshot = Snapshot()
+    (site.tools.folder() / ID / ".paceline.json").unlink()
+    assert (await site.call("DELETE", f"/admin/api/files/{ID}", {}, 409))["error"]["code"] == "not_downloaded"
+    assert (site.tools.folder() / ID / "config.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["../secret", "%2e%2e/secret", "/etc", "a/../../secret", ".partial/x", ".", "~"])
+async def test_nothing_outside_the_downloads_folder_can_be_deleted(site: DownloadSite, name: str) -> None:
+    secret = site.home / "secret"
+    secret.mkdir()
+    (secret / "config.json").write_text("{}")
+    await site.call("DELETE", f"/admin/api/files/{name}", {}, 404)
+    assert (secret / "config.json").is_file()
+
+
+async def test_the_token_is_written_and_never_read(site: DownloadSite) -> None:
+    assert (await site.call("GET", "/admin/api/hub/token"))["origin"] == "none"
+    answer = await site.call("PUT", "/admin/api/hub/token", {"token": " hf_abcdefgh1234 "})
+    assert answer == {"origin": "paceline"}
+    file = site.home / "hub_token"
+    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("hf_abcdefgh1234", 0o600)
+    refused = await site.call("PUT", "/admin/api/hub/token", {"token": "hf_a b<script>"}, 400)
+    assert "script" not in str(refused)
+    site.hub.tokens.add("hf_abcdefgh1234")
+    await site.call("GET", "/admin/api/hub/search?q=tiny")
+    assert site.hub.seen[-1].authorization == "Bearer hf_abcdefgh1234"
+    for path in ("/admin/api/hub/token", "/admin/api/downloads", "/admin/api/settings"):
+        assert "hf_abcdefgh1234" not in (await site.client.get(path)).text
+    assert await site.call("PUT", "/admin/api/hub/token", {"token": ""}) == {"origin": "none"}
+    assert not file.exists()
+
+
+async def test_recommended_pairs_fit_the_memory_of_this_computer(site: DownloadSite) -> None:
+    answer = await site.call("GET", "/admin/api/hub/recommended")
+    assert answer["memory_ceiling_bytes"] == 16_000_000_000
+    assert all(pair["main_bytes"] + pair["draft_bytes"] < 16_000_000_000 for pair in answer["pairs"])
+    assert not any(pair["main_is_here"] for pair in answer["pairs"])
+
+
+async def test_the_page_renders_and_takes_a_search_along(site: DownloadSite) -> None:
+    page = await site.client.get("/admin/downloads", params={"q": "</script><b>x"})
+    assert page.status_code == 200
+    assert re.search(r"downloads\.js", page.text)
+    assert "<b>x" not in page.text
