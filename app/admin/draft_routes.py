@@ -49,7 +49,7 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     @router.get("/admin/drafts/{model_id:path}", response_class=HTMLResponse)
     def get_drafts_page(request: Request, model_id: str) -> HTMLResponse:
         """The picker; its script asks for the candidates, since tokenizers are compared."""
-        return render_model(pages, request, models, model_id, template="drafts.html", tab="drafts")
+        return render_model(context, pages, request, model_id, template="drafts.html", tab="drafts")
 
     @router.post("/admin/api/drafts/attach")
     async def attach_draft(request: Request) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class DraftView:
         loaded = serving.resolver.loaded().get(main.id)
         usable = main.kind == "main" and not main.problem
         best = best_by_drafter(tools.kept.of(main.id)) if usable else {}
-        speedups = {key: each["to_plain"] for key, each in best.items()}
+        speedups = {key: each["gain"] for key, each in best.items()}
         candidates = tools.units.candidates(main, speedups) if usable else []
         used = self._used(main, loaded) if usable else set()
         settings = self._context.settings

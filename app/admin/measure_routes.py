@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from app.admin.context import AdminContext
 from app.admin.measurement_job import Wish
 from app.admin.model_page import render_model
-from app.admin.model_view import ModelView
 from app.admin.templating import Pages
 from app.core.errors import InvalidRequest
 from app.model_settings import SPECULATION, Id
@@ -42,14 +41,13 @@ class ApplyBody(BaseModel):
 
 def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     """The page and its JSON routes."""
-    models = ModelView(context.serving, context.models.footprints)
     context.live.topic("measuring", context.models.measuring.view)
     router = APIRouter()
 
     @router.get("/admin/pays/{model_id:path}", response_class=HTMLResponse)
     def get_pays_page(request: Request, model_id: str) -> HTMLResponse:
         """The page; its script asks for what was measured."""
-        return render_model(pages, request, models, model_id, template="pays.html", tab="pays")
+        return render_model(context, pages, request, model_id, template="pays.html", tab="pays")
 
     _add_measuring(router, context)
     _add_results(router, context)

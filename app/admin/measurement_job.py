@@ -41,8 +41,7 @@ class Job:
         return {
             "model_id": self.wish.model_id,
             "phase": self.phase,
-            "text": ask.text if ask is not None else "",
-            "rows": ask.cell.rows if ask is not None else 1,
+            "ask": ask and _ask_object(ask),
             "seconds_left": max(0, round(self.budget.remaining)),
             "minutes": self.wish.minutes,
             "disturbed": self.disturbed,
@@ -58,3 +57,14 @@ class Ended:
     outcome: Literal["done", "stopped", "failed"]
     number: int = 0
     problem: str = ""
+
+
+def _ask_object(ask: Ask) -> dict[str, Any]:
+    return {
+        "text": ask.text,
+        "rows": ask.cell.rows,
+        "method": ask.setting.method,
+        "drafts": ask.setting.drafts,
+        "round": ask.number + 1,
+        "rounds": ask.rounds,
+    }

@@ -12,9 +12,12 @@ from pydantic import BaseModel, Field
 
 from app.admin.context import AdminContext
 from app.admin.model_page import render_model
+from app.admin.model_setting_words import SECTIONS, WORDS
 from app.admin.model_view import ModelView
+from app.admin.setting_words import FELT_WORDS
 from app.admin.templating import Pages
 from app.serving.body import read_json
+from app.serving.described import describe_model
 
 SOURCE = "dashboard"
 
@@ -29,13 +32,13 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     """The pages and their JSON routes."""
     view = ModelView(context.serving, context.models.footprints)
     router = APIRouter()
-    _add_pages(router, context, pages, view)
+    _add_pages(router, context, pages)
     _add_memory_routes(router, context, view)
     _add_choices(router, context)
     return router
 
 
-def _add_pages(router: APIRouter, context: AdminContext, pages: Pages, view: ModelView) -> None:
+def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
     @router.get("/admin/models", response_class=HTMLResponse)
     async def get_models_page(request: Request) -> HTMLResponse:
         """The list; its script asks for the models, since a first look at a large folder takes a while."""
@@ -45,7 +48,20 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages, view: Mod
     @router.get("/admin/models/{model_id:path}", response_class=HTMLResponse)
     def get_model_page(request: Request, model_id: str) -> HTMLResponse:
         """One model and its settings."""
-        return render_model(pages, request, view, model_id, template="model.html", tab="settings")
+        named = context.settings.named(model_id)
+        rows = {row["name"]: row for row in describe_model(context.settings, named or model_id)}
+        return render_model(
+            context,
+            pages,
+            request,
+            model_id,
+            template="model.html",
+            tab="settings",
+            data={"settings": list(rows.values())},
+            sections=[(title, [rows[name] for name in names]) for title, names in SECTIONS],
+            words=WORDS,
+            felt_words=FELT_WORDS,
+        )
 
 
 def _add_memory_routes(router: APIRouter, context: AdminContext, view: ModelView) -> None:

@@ -29,7 +29,7 @@ class KeptMeasurements:
 
     def speedups(self, model_id: str) -> dict[tuple[str, str], float]:
         """How many times plain decoding each drafter was, by method and id, where it was measured last."""
-        return {key: best["to_plain"] for key, best in best_by_drafter(self.of(model_id)).items()}
+        return {key: best["gain"] for key, best in best_by_drafter(self.of(model_id)).items()}
 
     def find(self, number: int) -> BenchmarkRow | None:
         """One of them; None when it is not there."""
@@ -88,7 +88,8 @@ def _best_of(results: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]
     for setting in alone["settings"]:
         key = (setting["method"], methods.get(setting["method"], ""))
         drafts = setting["num_draft_tokens"] > 0 and (setting["method"] == "ngram" or key[1])
-        if drafts and setting["to_plain"] > found.get(key, {"to_plain": 0.0})["to_plain"]:
-            names = ("num_draft_tokens", "tokens_per_second", "to_plain", "acceptance", "tokens_per_cycle")
-            found[key] = {name: setting[name] for name in names}
+        gain = setting.get("gain", setting["to_plain"])
+        if drafts and gain > found.get(key, {"gain": 0.0})["gain"]:
+            names = ("num_draft_tokens", "tokens_per_second", "acceptance", "tokens_per_cycle")
+            found[key] = {name: setting[name] for name in names} | {"gain": gain}
     return found

@@ -48,6 +48,7 @@ def swept(speeds: dict[tuple[int, str, int], float]) -> Sweep:
     sweep = Sweep()
     for (rows, method, drafts), speed in speeds.items():
         accepted = None if method == "off" else 0.8
-        turn = Turn(speed, 1.0, acceptance=accepted, tokens_per_cycle=accepted, method="dflash" if accepted else "")
+        yielded = None if accepted is None else 9.0
+        turn = Turn(speed, 1.0, acceptance=accepted, tokens_per_cycle=yielded, method="dflash" if accepted else "")
         sweep.add(Cell(rows, 128), Setting(method, drafts), 0, turn)
     return sweep

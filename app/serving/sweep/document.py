@@ -45,6 +45,7 @@ def _point_document(sweep: Sweep, point: Point) -> dict[str, Any]:
         "used": point.method,
         "tokens_per_second": point.tokens_per_second,
         "to_plain": sweep.ratio(point),
+        "gain": sweep.gain(point),
         "acceptance": point.acceptance,
         "tokens_per_cycle": point.tokens_per_cycle,
         "values": [point.turns[number].tokens_per_second for number in sorted(point.turns)],

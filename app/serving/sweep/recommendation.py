@@ -52,8 +52,8 @@ def recommend(sweep: Sweep, drafters: Mapping[str, str]) -> Recommendation | Non
 
 def _best(sweep: Sweep, cell: Cell) -> Point | None:
     """The fastest setting of a cell, or None when that is plain decoding."""
-    best = max(_drafting(sweep, cell), key=sweep.ratio, default=None)
-    return best if best is not None and sweep.ratio(best) >= PAYS else None
+    best = max(_drafting(sweep, cell), key=sweep.gain, default=None)
+    return best if best is not None and sweep.gain(best) >= PAYS else None
 
 
 def _drafting(sweep: Sweep, cell: Cell) -> list[Point]:
@@ -65,7 +65,7 @@ def _said(sweep: Sweep, cell: Cell, point: Point) -> str:
         how = f"the governor, mostly with {point.method}" if point.method else "the governor"
     else:
         how = f"{point.setting.method} with {point.setting.drafts} draft{'s' if point.setting.drafts > 1 else ''}"
-    return f"{how}: {sweep.ratio(point):.1f}x plain ({_rows([cell])})"
+    return f"{how}: {sweep.gain(point):.1f}x plain ({_rows([cell])})"
 
 
 def _rows(cells: list[Cell]) -> str:

@@ -117,11 +117,16 @@ class Sweep:
         rates = [point.turns[number].tokens_per_second / plain[number].tokens_per_second for number in shared]
         return median(rates) if rates else 0.0
 
+    def gain(self, point: Point) -> float:
+        """The ratio as far as it can be true: a step gains at most the tokens that it yields, the rest is noise."""
+        ratio, yielded = self.ratio(point), point.tokens_per_cycle
+        return ratio if yielded is None else min(ratio, yielded)
+
     def best(self, cell: Cell, method: str = "") -> Point | None:
         """The fastest fixed setting of a cell, of one method or of all."""
         drafting = [point for point in self.points_of(cell) if point.setting.drafts]
         wanted = [point for point in drafting if point.setting.method == (method or point.setting.method)]
-        return max(wanted, key=self.ratio, default=None)
+        return max(wanted, key=self.gain, default=None)
 
 
 class Budget:

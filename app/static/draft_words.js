@@ -1,0 +1,76 @@
+// What the draft picker says of one way to draft.
+
+import { bytes, number, percent, t } from "./core.js";
+import { cacheTitle, cacheWords, memoryWords, methodWords, times } from "./model_words.js";
+
+const PAYS = 1.05;
+
+const TOKENS = {
+  same: { tone: "good", words: () => t("drafts.tokens_same") },
+  borrowed: { tone: "good", words: () => t("drafts.tokens_borrowed") },
+  unneeded: { tone: "", words: () => t("drafts.tokens_unneeded") },
+  other: { tone: "bad", words: () => t("drafts.tokens_other") },
+  unknown: { tone: "", words: () => t("drafts.tokens_unknown") },
+};
+const ORIGINS = { checkpoint: () => t("drafts.inside"), text: () => t("method.ngram") };
+
+// Shares of drafts that stayed since the server started: in all, and by position.
+function liveWords(counts) {
+  if (!counts?.drafted) return t("core.none");
+  return percent(counts.accepted / counts.drafted);
+}
+
+function gain(measured) {
+  if (!measured) return { gainWords: "", gainTone: "", measuredWords: t("drafts.unmeasured") };
+  const gainTone = measured.gain >= PAYS ? "good" : "";
+  const length = t.n("drafts.per_step", measured.num_draft_tokens);
+  const speed = t("drafts.speed", { speed: number(measured.tokens_per_second, 0) });
+  return { gainTone, gainWords: times(measured.gain), measuredWords: `${speed}, ${length}` };
+}
+
+export function candidateRow(each, { view, chosen }) {
+  const isText = each.origin === "text";
+  const name = ORIGINS[each.origin]?.() ?? each.id;
+  const total = view.model.footprint ? view.model.footprint.total_bytes + each.extra.total_bytes : 0;
+  const tokens = TOKENS[each.tokens];
+  return {
+    ...each,
+    ...gain(each.measured),
+    name,
+    methodWords: methodWords(each.method),
+    frame: each.in_use ? "used" : "",
+    tokensTone: tokens.tone,
+    tokensWords: tokens.words(),
+    fitWords: each.tokens === "other" ? t("drafts.tokens_other") : t("drafts.no_fit"),
+    isUnusual: !each.is_usual && !each.refusal,
+    memoryWords: isText ? t("drafts.no_memory") : bytes(each.extra.total_bytes),
+    memoryTitle: isText ? "" : memoryWords(each.extra),
+    rollbackWords: isText ? t("drafts.no_rollback") : cacheWords(each.rollback),
+    rollbackTitle: cacheTitle(each.rollback),
+    liveWords: liveWords(view.counts[each.method]),
+    roomWords: each.has_room ? "" : t("drafts.no_room", { total: bytes(total), ceiling: bytes(view.ceiling_bytes) }),
+    unavailable: each.in_use || each.method in chosen ? (view.unavailable[each.method] ?? "") : "",
+    isChosen: chosen[each.method] === each.id,
+    cannotChoose: !each.has_room,
+    canAttach: !isText && each.has_room,
+    chooseWords: t("drafts.choose_named", { name }),
+    attachWords: t("drafts.attach_named", { name }),
+  };
+}
+
+export function offerRow(each, download) {
+  const isComing = ["queued", "running", "paused"].includes(download?.state);
+  return {
+    ...each,
+    name: each.repository || t("drafts.inside"),
+    methodWords: methodWords(each.method),
+    sizeWords: each.size_bytes ? t("drafts.about", { size: bytes(each.size_bytes) }) : "",
+    canDownload: Boolean(each.repository),
+    hint: each.repository ? "" : t("drafts.inside_original"),
+    roomWords: each.has_room ? "" : t("drafts.no_room_published"),
+    isComing,
+    fraction: download?.total_bytes ? download.done_bytes / download.total_bytes : 0,
+    actionWords: isComing ? t("drafts.coming") : t("drafts.download"),
+    actionLabel: t("drafts.download_named", { name: each.repository }),
+  };
+}

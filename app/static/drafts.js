@@ -1,0 +1,173 @@
+// The draft picker: candidates ranked, one choice for the model, and one click from download to measurement.
+
+import { api, attempt, bytes, component, data, live, t, toast } from "./core.js";
+import { candidateRow, offerRow } from "./draft_words.js";
+import { draftsCall, memoryWords, paysAddress } from "./model_words.js";
+
+const POLICIES = { "": () => "", single: () => t("drafts.policy_single_text"), auto: () => t("drafts.policy_auto_text"), off: () => t("drafts.policy_off_text") };
+const RULES = { "": () => "", coupled: () => t("drafts.coupled_text"), rejection: () => t("drafts.rejection_text") };
+const BECAME = { loaded: () => t("drafts.felt_now"), in_use: () => t("drafts.felt_later"), not_loaded: () => t("drafts.felt_load") };
+
+component("drafts", () => ({
+  view: null,
+  problem: "",
+  refusal: "",
+  isBusy: false,
+  who: "usual",
+  chosen: {},
+  length: "governor",
+  tokens: 4,
+  policy: "",
+  acceptance: "",
+  measuring: null,
+  units: "",
+  downloads: [],
+
+  init() {
+    live("measuring", (measuring) => {
+      const ended = this.measuring && !measuring.active;
+      this.measuring = measuring.active;
+      if (ended) this.read();
+    });
+    live("state", (state) => {
+      const unit = JSON.stringify(state.models.filter((each) => each.id === data.model.id).map((each) => [each.state, each.draft_ids, each.methods]));
+      if (this.units && unit !== this.units) this.read();
+      this.units = unit;
+    });
+    if (data.topics.includes("downloads")) live("downloads", (value) => this.takeDownloads(value));
+    return this.read();
+  },
+
+  get isWaiting() {
+    return !this.view && !this.problem;
+  },
+  get isDrafter() {
+    return this.view?.model.kind === "drafter";
+  },
+  get isReady() {
+    return Boolean(this.view) && !this.isDrafter;
+  },
+  get rows() {
+    const told = { view: this.view, chosen: this.chosen };
+    return this.view.candidates.map((each) => candidateRow(each, told));
+  },
+  get fitting() {
+    return this.rows.filter((each) => !each.refusal);
+  },
+  get refused() {
+    return this.rows.filter((each) => each.refusal);
+  },
+  get refusedWords() {
+    return t.n("drafts.refused", this.refused.length);
+  },
+  get offers() {
+    const coming = (each) => this.downloads.find((download) => download.repository === each.repository);
+    return this.view.published.map((each) => offerRow(each, coming(each)));
+  },
+  get isFixed() {
+    return this.length === "fixed";
+  },
+  get isMeasuring() {
+    return Boolean(this.measuring);
+  },
+  get measuringWords() {
+    return t("drafts.measuring", { model: this.measuring?.model_id ?? "" });
+  },
+  get elsewhereWords() {
+    return this.view.elsewhere.length ? t("drafts.elsewhere", { names: this.view.elsewhere.join(", ") }) : "";
+  },
+  get chosenWords() {
+    const names = this.rows.filter((each) => each.isChosen).map((each) => each.name);
+    return this.who === "chosen" ? names.join(", ") || t("drafts.none_chosen") : "";
+  },
+  get policyWords() {
+    return POLICIES[this.policy || this.view.usual.policy]();
+  },
+  get acceptanceWords() {
+    return RULES[this.acceptance || this.view.usual.acceptance]();
+  },
+  get aloneWords() {
+    const { footprint } = this.view.model;
+    return footprint ? memoryWords(footprint) : t("core.none");
+  },
+  get extraWords() {
+    const used = this.rows.filter((each) => (this.who === "chosen" ? each.isChosen : each.in_use));
+    return bytes(used.reduce((sum, each) => sum + each.extra.total_bytes, 0));
+  },
+  get ceilingWords() {
+    return this.view.ceiling_bytes ? bytes(this.view.ceiling_bytes) : t("core.none");
+  },
+  get paysAddress() {
+    return paysAddress(data.model.id);
+  },
+
+  async read() {
+    try {
+      this.take(await api("GET", draftsCall(data.model.id)));
+      this.problem = "";
+    } catch (error) {
+      this.problem = error.message;
+    }
+  },
+  take(view) {
+    const { choice } = view;
+    this.chosen = Object.fromEntries(view.candidates.filter((each) => each.in_use).map((each) => [each.method, each.id]));
+    this.who = choice.drafts === null && choice.methods === null ? "usual" : "chosen";
+    this.length = choice.num_draft_tokens ? "fixed" : "governor";
+    this.tokens = choice.num_draft_tokens ?? 4;
+    this.policy = choice.policy ?? "";
+    this.acceptance = choice.acceptance ?? "";
+    this.view = view;
+  },
+  takeDownloads(value) {
+    const done = (list) => list.filter((each) => each.state === "done").length;
+    const had = this.downloads;
+    this.downloads = value.downloads;
+    if (done(value.downloads) > done(had) && had.length) this.read();
+  },
+
+  choose(each, event) {
+    this.who = "chosen";
+    const { [each.method]: _, ...others } = this.chosen;
+    this.chosen = event.target.checked ? { ...others, [each.method]: each.id } : others;
+  },
+  wanted() {
+    const isOwn = this.who === "chosen" && this.policy !== "off";
+    const methods = Object.keys(this.chosen);
+    return {
+      drafts: isOwn ? Object.values(this.chosen).filter(Boolean) : null,
+      methods: isOwn && methods.length ? methods : null,
+      num_draft_tokens: this.isFixed && this.policy !== "off" ? this.tokens : null,
+      policy: this.policy || null,
+      acceptance: this.acceptance || null,
+      prompt_lookup_min: this.view.choice.prompt_lookup_min,
+      prompt_lookup_max: this.view.choice.prompt_lookup_max,
+    };
+  },
+  async save() {
+    this.refusal = "";
+    if (this.who === "chosen" && !Object.keys(this.chosen).length && this.policy !== "off") {
+      this.refusal = t("drafts.choose_one");
+      return;
+    }
+    this.isBusy = true;
+    try {
+      const { became } = await api("PUT", draftsCall(data.model.id), this.wanted());
+      toast(BECAME[became](), "good");
+      await this.read();
+    } catch (error) {
+      this.refusal = error.message;
+    }
+    this.isBusy = false;
+  },
+  async attach(each) {
+    this.isBusy = true;
+    const body = { model: data.model.id, draft: each.id };
+    if (await attempt(() => api("POST", "/admin/api/drafts/attach", body), t("drafts.attached", { name: each.name }))) await this.read();
+    this.isBusy = false;
+  },
+  async download(each) {
+    const body = { repository: each.repository, drafts_for: data.model.id };
+    await attempt(() => api("POST", "/admin/api/downloads", body), t("drafts.is_coming", { name: each.repository }));
+  },
+}));

@@ -1,0 +1,88 @@
+// The head of a page about one model: state, memory, load, unload, pin, default. Other components share its live state.
+
+import { api, attempt, bytes, component, data, live, t } from "./core.js";
+import { bitWords, cacheWords, contextWords, liveStateOf, parameterWords, stateOf, tooLargeWords } from "./model_words.js";
+
+const REST = ["loaded", "loading", "unloading"];
+
+component("modelHead", () => ({
+  model: data.model,
+  now: null,
+  isKnown: false,
+
+  init() {
+    live("state", (state) => {
+      this.now = liveStateOf(state, this.model.id);
+      this.isKnown = true;
+    });
+  },
+
+  get state() {
+    if (this.now) return this.now.state;
+    if (!this.isKnown) return this.model.state;
+    return REST.includes(this.model.state) ? "available" : this.model.state;
+  },
+  get tone() {
+    return stateOf(this.state).tone;
+  },
+  get stateWords() {
+    return stateOf(this.state).words();
+  },
+  get isMain() {
+    return this.model.kind === "main";
+  },
+  get isLoading() {
+    return this.state === "loading";
+  },
+  get fraction() {
+    return this.now?.fraction ?? 0;
+  },
+  get isPinned() {
+    return this.now?.loaded?.pinned ?? this.model.pinned;
+  },
+  get canLoad() {
+    return this.isMain && this.state === "available";
+  },
+  get canUnload() {
+    return this.state === "loaded" || this.isLoading;
+  },
+  get canChoose() {
+    return this.isMain && !["unusable", "too_large"].includes(this.state);
+  },
+  get canBeDefault() {
+    return this.canChoose && !this.model.is_default;
+  },
+  get unloadWords() {
+    return this.isLoading ? t("models.stop") : t("models.unload");
+  },
+  get pinWords() {
+    return this.isPinned ? t("model.unpin") : t("model.pin");
+  },
+  get problem() {
+    return this.state === "too_large" ? tooLargeWords(this.model.footprint) : this.model.problem;
+  },
+  get facts() {
+    const { size_bytes: size, parameter_count: count, bits, context, families } = this.model;
+    const cache = families.length ? t("model.cache", { cache: cacheWords(families) }) : "";
+    return [size ? bytes(size) : "", parameterWords(count), bitWords(bits), contextWords(context), cache].filter(Boolean).join(" · ");
+  },
+
+  call(verb, done) {
+    return attempt(() => api("POST", `/admin/api/models/${verb}`, { model: this.model.id }), done);
+  },
+  load() {
+    return this.call("load", t("models.is_loaded", { model: this.model.id }));
+  },
+  unload() {
+    return this.call("unload", t("models.is_unloaded", { model: this.model.id }));
+  },
+  async pin() {
+    const pinned = !this.isPinned;
+    if (!(await this.call(pinned ? "pin" : "unpin", pinned ? t("model.is_pinned") : t("model.is_unpinned")))) return;
+    this.model.pinned = pinned;
+    if (this.now?.loaded) this.now.loaded.pinned = pinned;
+  },
+  async makeDefault() {
+    if (await this.call("default", t("model.is_default"))) this.model.is_default = true;
+  },
+}));

@@ -1,0 +1,70 @@
+// What the pages about models say alike: methods, states, caches and memory in words.
+
+import { bytes, number, t } from "./core.js";
+
+const METHODS = {
+  draft_model: () => t("method.draft_model"),
+  dflash: () => t("method.dflash"),
+  eagle3: () => t("method.eagle3"),
+  mtp: () => t("method.mtp"),
+  ngram: () => t("method.ngram"),
+  off: () => t("method.off"),
+  auto: () => t("method.auto"),
+};
+export const methodWords = (method) => METHODS[method]?.() ?? method;
+
+const STATES = {
+  available: { tone: "", words: () => t("model.available") },
+  loading: { tone: "busy", words: () => t("model.loading") },
+  loaded: { tone: "good", words: () => t("model.loaded") },
+  unloading: { tone: "busy", words: () => t("model.unloading") },
+  too_large: { tone: "bad", words: () => t("model.too_large") },
+  unusable: { tone: "bad", words: () => t("model.unusable") },
+};
+export const stateOf = (state) => STATES[state] ?? { tone: "", words: () => state };
+
+const FAMILIES = {
+  trim: () => [t("cache.trim"), t("cache.trim_title")],
+  slice: () => [t("cache.slice"), t("cache.slice_title")],
+  snapshot: () => [t("cache.snapshot"), t("cache.snapshot_title")],
+  alone: () => [t("cache.alone"), t("cache.alone_title")],
+};
+const told = (families) => families.map((family) => FAMILIES[family]?.() ?? [family, ""]);
+export const cacheWords = (families) => told(families).map(([words]) => words).join(" + ") || t("core.none");
+export const cacheTitle = (families) => told(families).map(([, title]) => title).join(" ");
+
+// The parts of what a model would take, against the ceiling.
+export const memoryWords = (footprint) =>
+  t("memory.sum", {
+    weights: bytes(footprint.weights_bytes),
+    cache: bytes(footprint.cache_bytes),
+    peak: bytes(footprint.peak_bytes),
+    total: bytes(footprint.total_bytes),
+  });
+export const tooLargeWords = (footprint) =>
+  t("memory.too_large", { sum: memoryWords(footprint), ceiling: bytes(footprint.ceiling_bytes) });
+
+const PARAMETERS = [[1e9, "B"], [1e6, "M"], [1e3, "K"]];
+export function parameterWords(count) {
+  const [scale, letter] = PARAMETERS.find(([each]) => count >= each) ?? [1, ""];
+  return count ? `${number(count / scale, count / scale < 10 ? 1 : 0)}${letter}` : "";
+}
+export const bitWords = (bits) => (bits ? t("model.bits", { bits }) : "");
+export const contextWords = (tokens) => (tokens ? t.n("model.tokens", tokens) : t("core.none"));
+export const times = (ratio) => t("model.times", { ratio: number(ratio, 2) });
+
+const path = (id) => id.split("/").map(encodeURIComponent).join("/");
+export const modelAddress = (id) => `/admin/models/${path(id)}`;
+export const draftsAddress = (id) => `/admin/drafts/${path(id)}`;
+export const paysAddress = (id) => `/admin/pays/${path(id)}`;
+export const draftsCall = (id) => `/admin/api/drafts/${path(id)}`;
+export const settingsCall = (id) => `/admin/api/models/${path(id)}/settings`;
+
+// What the live topic `state` says of one model, or null.
+export function liveStateOf(state, id) {
+  const loading = state.loading.find((each) => each.id === id);
+  if (loading) return { state: "loading", fraction: loading.fraction };
+  const loaded = state.models.find((each) => each.id === id);
+  if (!loaded) return null;
+  return { state: loaded.state === "ready" ? "loaded" : loaded.state, fraction: 1, loaded };
+}

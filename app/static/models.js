@@ -1,0 +1,109 @@
+// The list of models: filtered, with live states; loads and unloads.
+
+import { api, attempt, bytes, component, live, t } from "./core.js";
+import {
+  bitWords, cacheTitle, cacheWords, contextWords, draftsAddress, liveStateOf, methodWords, modelAddress, parameterWords,
+  stateOf, tooLargeWords,
+} from "./model_words.js";
+
+const KINDS = {
+  main: (model) => model.kind === "main",
+  drafter: (model) => model.kind === "drafter",
+  loaded: (model) => model.isLoaded || model.isLoading,
+  all: () => true,
+};
+
+function row(model, now) {
+  const state = now?.state ?? (["loaded", "loading", "unloading"].includes(model.state) ? "available" : model.state);
+  const { tone, words } = stateOf(state);
+  const isMain = model.kind === "main";
+  const drafts = now?.loaded?.drafts ?? model.drafts;
+  return {
+    ...model,
+    state,
+    tone,
+    isMain,
+    fraction: now?.fraction ?? 0,
+    pinned: now?.loaded?.pinned ?? model.pinned,
+    stateWords: words(),
+    isLoading: state === "loading",
+    isLoaded: state === "loaded",
+    canLoad: isMain && state === "available",
+    address: isMain ? draftsAddress(model.id) : modelAddress(model.id),
+    draftsAddress: draftsAddress(model.id),
+    sizeWords: model.size_bytes ? bytes(model.size_bytes) : t("core.none"),
+    weightWords: [parameterWords(model.parameter_count), bitWords(model.bits)].filter(Boolean).join(" · "),
+    contextWords: contextWords(model.context),
+    cacheWords: cacheWords(model.families),
+    cacheTitle: cacheTitle(model.families),
+    draftWords: drafts.length ? drafts.map((draft) => draft.id).join(", ") : t("models.choose_draft"),
+    methodWords: isMain ? "" : t("models.drafts_by", { method: methodWords(model.method) }),
+    roomWords: state === "too_large" ? tooLargeWords(model.footprint) : "",
+    loadWords: t("models.load_named", { model: model.id }),
+    unloadWords: t("models.unload_named", { model: model.id }),
+    loadingWords: t("models.loading_named", { model: model.id }),
+  };
+}
+
+component("models", () => ({
+  models: [],
+  state: null,
+  filter: "",
+  kind: "main",
+  problem: "",
+  isRead: false,
+  units: "",
+
+  init() {
+    live("state", (state) => {
+      this.state = state;
+      const units = JSON.stringify([state.models.map((model) => [model.id, model.state, model.drafts]), state.quarantined]);
+      if (units !== this.units && this.units) this.read();
+      this.units = units;
+    });
+    return this.read();
+  },
+
+  get isWaiting() {
+    return !this.isRead && !this.problem;
+  },
+  get isEmpty() {
+    return this.isRead && !this.models.length;
+  },
+  get isFilteredOut() {
+    return this.models.length > 0 && !this.shown.length;
+  },
+  get rows() {
+    return this.models.map((model) => row(model, this.state && liveStateOf(this.state, model.id)));
+  },
+  get shown() {
+    const wanted = this.filter.trim().toLowerCase().split(/\s+/);
+    const fits = (text) => wanted.every((word) => text.includes(word));
+    return this.rows.filter((each) => KINDS[this.kind](each) && fits(`${each.id} ${each.alias} ${each.model_type}`.toLowerCase()));
+  },
+  get summary() {
+    if (!this.isRead) return "";
+    const size = this.models.reduce((sum, model) => sum + model.size_bytes, 0);
+    return t.n("models.count", this.models.length, { size: bytes(size) });
+  },
+
+  async read() {
+    try {
+      this.models = (await api("GET", "/admin/api/models")).models;
+      Object.assign(this, { isRead: true, problem: "" });
+    } catch (error) {
+      this.problem = error.message;
+    }
+  },
+  showAll() {
+    Object.assign(this, { filter: "", kind: "all" });
+  },
+  async load(model) {
+    await attempt(() => api("POST", "/admin/api/models/load", { model: model.id }), t("models.is_loaded", { model: model.id }));
+    await this.read();
+  },
+  async unload(model) {
+    await attempt(() => api("POST", "/admin/api/models/unload", { model: model.id }), t("models.is_unloaded", { model: model.id }));
+    await this.read();
+  },
+}));

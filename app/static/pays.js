@@ -1,0 +1,191 @@
+// Does it pay? Begins and follows a measurement, draws it, says what it recommends, and applies it.
+
+import { api, attempt, component, confirm, data, live, moment, number, t, toast } from "./core.js";
+import { methodWords, times } from "./model_words.js";
+import { plot } from "./pays_chart.js";
+import { answerOf, batchOf, cellWords, disturbedNow, fastest, historyRow, leftWords, notesOf, phaseWords, settingRow, telling } from "./pays_words.js";
+
+const MEASUREMENTS = "/admin/api/measurements";
+const FELT = { loaded: () => t("drafts.felt_now"), in_use: () => t("drafts.felt_later"), not_loaded: () => t("drafts.felt_load") };
+
+component("pays", () => ({
+  kept: [],
+  active: null,
+  opened: 0,
+  shownRows: 1,
+  isRead: false,
+  isBusy: false,
+  problem: "",
+  refusal: "",
+  prompt: "",
+  minutes: 2,
+  several: true,
+  isWhole: false,
+  draw: () => {},
+
+  init() {
+    this.draw = plot(this.$refs.plot);
+    live("measuring", (measuring) => this.follow(measuring));
+    this.$watch("opened", () => this.paint());
+    return this.read();
+  },
+
+  // --- what is shown ---------------------------------------------------------------------------------------------
+
+  get isOurs() {
+    return this.active?.model_id === data.model.id;
+  },
+  get current() {
+    return this.kept.find((row) => row.id === this.opened) ?? null;
+  },
+  get shownCells() {
+    if (this.isOurs && this.active.cells.length) return this.active.cells;
+    return this.current?.results.cells ?? [];
+  },
+  get cell() {
+    return this.shownCells.find((each) => each.rows === this.shownRows) ?? this.shownCells[0] ?? null;
+  },
+  get cells() {
+    return this.shownCells.map((each) => ({ ...each, words: cellWords(each), isShown: each === this.cell }));
+  },
+  get hasCells() {
+    return this.shownCells.length > 0;
+  },
+  get settings() {
+    if (!this.cell) return [];
+    const shown = this.isWhole ? this.cell.settings : telling(this.cell);
+    return shown.map((each) => settingRow(each, fastest(this.cell)));
+  },
+  get hasMore() {
+    return Boolean(this.cell) && telling(this.cell).length < this.cell.settings.length;
+  },
+  get wholeWords() {
+    return this.isWhole ? t("pays.fewer") : t.n("pays.whole", this.cell?.settings.length ?? 0);
+  },
+  get isEmpty() {
+    return this.isRead && !this.hasCells && !this.isOurs;
+  },
+  get resultTitle() {
+    return this.isOurs ? t("pays.so_far") : t("pays.result");
+  },
+  get momentWords() {
+    return this.isOurs || !this.current ? "" : moment(this.current.created_at);
+  },
+  get answer() {
+    return this.isOurs || !this.current ? "" : answerOf(this.current.results);
+  },
+  get batchWords() {
+    return this.isOurs || !this.current ? "" : batchOf(this.current.results);
+  },
+  get notes() {
+    return this.isOurs || !this.current ? "" : notesOf(this.current);
+  },
+  get plotWords() {
+    const told = this.settings.filter((each) => each.method !== "off").map((each) => `${each.words}: ${times(each.to_plain)}`);
+    return t("pays.plot", { settings: told.join("; ") });
+  },
+  get rows() {
+    return this.kept.map((row) => historyRow(row, this.opened));
+  },
+  get canApply() {
+    return !this.isOurs && Boolean(this.current?.results.recommendation);
+  },
+  get canPick() {
+    return !this.isOurs && Boolean(this.current?.results.methods);
+  },
+
+  // --- what is being measured ------------------------------------------------------------------------------------
+
+  get phaseWords() {
+    if (!this.active) return "";
+    return this.isOurs ? phaseWords(this.active.phase) : t("drafts.measuring", { model: this.active.model_id });
+  },
+  get stepWords() {
+    const ask = this.active?.ask;
+    if (!ask) return "";
+    const setting = ask.drafts ? t.n("pays.with_drafts", ask.drafts, { method: methodWords(ask.method) }) : methodWords(ask.method);
+    return t.n("pays.step", ask.rows, { setting, round: number(ask.round), rounds: number(ask.rounds) });
+  },
+  get share() {
+    return this.active ? Math.min(1, Math.max(0, 1 - this.active.seconds_left / (60 * this.active.minutes))) : 0;
+  },
+  get leftWords() {
+    return this.active ? leftWords(this.active.seconds_left) : "";
+  },
+  get disturbedWords() {
+    return this.active ? disturbedNow(this.active.disturbed) : "";
+  },
+  get cannotBegin() {
+    return this.isBusy || data.model.state === "unusable" || data.model.state === "too_large";
+  },
+
+  follow({ active, last }) {
+    const hasEnded = this.isOurs && active?.model_id !== data.model.id;
+    this.active = active;
+    if (hasEnded) this.end(last);
+    else if (this.isOurs) this.paint();
+  },
+  end(last) {
+    if (last?.outcome === "failed") this.refusal = last.problem;
+    else toast(last?.outcome === "stopped" ? t("pays.stopped") : t("pays.done"), "good");
+    return this.read(last?.number);
+  },
+
+  async read(number = 0) {
+    try {
+      const { measurements, active } = await api("GET", `${MEASUREMENTS}?model=${encodeURIComponent(data.model.id)}`);
+      const known = measurements.some((row) => row.id === this.opened) ? this.opened : (measurements[0]?.id ?? 0);
+      Object.assign(this, { kept: measurements, active, opened: number || known, isRead: true, problem: "" });
+      this.paint();
+    } catch (error) {
+      this.problem = error.message;
+    }
+  },
+  paint() {
+    this.$nextTick(() => this.cell && this.draw(this.cell));
+  },
+  show(cell) {
+    this.shownRows = cell.rows;
+    this.paint();
+  },
+  showWhole() {
+    this.isWhole = !this.isWhole;
+  },
+  open(row) {
+    this.opened = row.id;
+  },
+
+  // --- what may be done ------------------------------------------------------------------------------------------
+
+  async begin() {
+    this.refusal = "";
+    const prompt = this.prompt.trim();
+    const body = { model: data.model.id, prompts: prompt ? [prompt] : [], minutes: this.minutes, several: this.several };
+    try {
+      this.active = (await api("POST", MEASUREMENTS, body)).active;
+    } catch (error) {
+      this.refusal = error.message;
+    }
+  },
+  async stop() {
+    await attempt(() => api("DELETE", `${MEASUREMENTS}/current`));
+  },
+  applyRecommended() {
+    return this.apply({});
+  },
+  pick(each) {
+    return this.apply({ method: each.method, num_draft_tokens: each.num_draft_tokens || null });
+  },
+  async apply(body) {
+    this.isBusy = true;
+    await attempt(async () => {
+      const { became } = await api("POST", `${MEASUREMENTS}/${this.opened}/apply`, body);
+      toast(FELT[became](), "good");
+    });
+    this.isBusy = false;
+  },
+  async remove(row) {
+    if (!(await confirm({ title: row.removeWords, action: t("pays.remove"), tone: "bad" }))) return;
+    if (await attempt(() => api("DELETE", `${MEASUREMENTS}/${row.id}`))) await this.read();
+  },
+}));
