@@ -1,5 +1,6 @@
 """Alembic from inside the package: every migration in one transaction, sealed, or none of it."""
 
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ FIRST = "0001"
 """The revision whose files say no revision: `create_all` made them."""
 
 
+@cache
 def revisions() -> tuple[str, ...]:
     """Every revision, the oldest first."""
     steps = ScriptDirectory.from_config(_config()).walk_revisions()
