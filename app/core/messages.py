@@ -146,6 +146,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     accepted: int = 0
     accepted_spans: tuple[tuple[int, int], ...] = ()
     method: str = "off"
+    why_not_drafted: str | None = None
+    """Why its steps draft nothing, or empty since they do; None: as told before, and at first empty."""
     logprobs: tuple[TokenText, ...] = ()
 
 
@@ -226,6 +228,8 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     max_context_tokens: int = 0
     running: int = 0
     waiting: int = 0
+    reading: dict[str, int] = {}
+    """Choices (`request id#index`) whose prompt is being read -> how many of its tokens are in the cache."""
     pinned: bool = False
     idle_seconds: float = 0.0
     leases: int = 0

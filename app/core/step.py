@@ -204,6 +204,8 @@ class TokenEvent:
     drafted: int = 0
     accepted: int = 0
     method: str = "off"
+    why_not_drafted: str = ""
+    """Why this step drafted nothing; empty when it did."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     statistics: Statistics = field(default_factory=Statistics)

@@ -75,6 +75,11 @@ class Scheduler:
         return len(self._queue)
 
     @property
+    def reading(self) -> dict[str, int]:
+        """The requests that have a row and no token yet: how much of their prompt is in the cache."""
+        return {name: each.computed for name, each in self._active.items() if not each.counters.generated}
+
+    @property
     def has_work(self) -> bool:
         """Whether anything waits, runs, or has a row to be freed."""
         return bool(self._queue or self._active or self._released)
@@ -217,7 +222,7 @@ class Scheduler:
         self._counters.decoding.count_step(
             kept=gain.kept, drafted=gain.drafted, accepted=gain.accepted, method=method, parts=parts
         )
-        self._note_refusal(sequence, outcome, row)
+        refusal = self._note_refusal(sequence, outcome, row)
         if gain.told and sequence.first_token_at is None:
             sequence.first_token_at = self._clock()
         event = TokenEvent(
@@ -226,21 +231,27 @@ class Scheduler:
             drafted=gain.drafted,
             accepted=min(gain.accepted, gain.told),
             method=method,
+            why_not_drafted="" if gain.drafted else refusal,
             logprobs=outcome.logprobs[: gain.told],
         )
         if gain.finish_reason:
             return [self._end(sequence, gain.finish_reason, kept=sequence.cached_prefix(), event=event)]
         return [event] if gain.kept else []
 
-    def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> None:
+    def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> str:
+        """Count why a step did not draft; the answer is the reason, empty when it did."""
         choice = self._choices[outcome.sequence_id]
+        kind, reason = "", ""
         if choice.why.text:
-            sequence.refusals.add(choice.why.kind, choice.why.text, firm=True)
+            kind, reason = choice.why.kind, choice.why.text
         elif not row.num_draft_tokens:
-            sequence.refusals.add("end", "one token was left, nothing to draft", firm=False)
+            kind, reason = "end", "one token was left, nothing to draft"
         elif not outcome.drafted:
+            kind = "drafter"
             reason = outcome.why_not_drafted or "the token of a plain forward was still to be delivered"
-            sequence.refusals.add("drafter", reason, firm=False)
+        if reason:
+            sequence.refusals.add(kind, reason, firm=bool(choice.why.text))
+        return reason
 
     def _end(
         self,

@@ -28,6 +28,7 @@ class Choice:
         self._tokens = self._drafted = self._accepted = 0
         self._logprobs: list[TokenText] = []
         self._method = "off"
+        self._why = self._told_why = ""
         self.closing = ""
         """The finish reason that is decided already, while the scheduler does not know yet."""
         self.ended = False
@@ -62,6 +63,7 @@ class Choice:
         self._accepted += accepted
         self._logprobs += self._token_texts(told.tokens[: chunk.tokens_used], told.logprobs)
         self._method = told.method
+        self._why = told.why_not_drafted
         if chunk.stopped:
             self.close("stop")
         return self._delta(chunk)
@@ -85,10 +87,12 @@ class Choice:
             accepted=self._accepted,
             accepted_spans=tuple(accepted_spans),
             method=self._method,
+            why_not_drafted=self._why if self._why != self._told_why else None,
             logprobs=tuple(self._logprobs),
         )
         self._tokens = self._drafted = self._accepted = 0
         self._logprobs = []
+        self._told_why = self._why
         return delta
 
     def _token_texts(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[TokenText]:

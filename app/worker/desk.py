@@ -58,6 +58,11 @@ class Desk:
         return self._scheduler.running if self._scheduler else 0
 
     @property
+    def reading(self) -> dict[str, int]:
+        """Choices that have a row and no token yet: how much of their prompt is in the cache."""
+        return self._scheduler.reading if self._scheduler else {}
+
+    @property
     def has_work(self) -> bool:
         """Whether a step is wanted."""
         return self._scheduler is not None and self._scheduler.has_work

@@ -291,6 +291,8 @@ class Loop:
         models = []
         for model in self._pool.snapshot():
             desk = self._desks.get(model.id)
-            running, waiting = (desk.running, desk.waiting) if desk else (0, 0)
-            models.append(msgspec.structs.replace(model, running=running, waiting=waiting))
+            if desk is not None:
+                now = {"running": desk.running, "waiting": desk.waiting, "reading": desk.reading}
+                model = msgspec.structs.replace(model, **now)  # noqa: PLW2901 - the same model, with its desk
+            models.append(model)
         return tuple(models)

@@ -39,6 +39,31 @@ def test_single_batches_plainly_and_speculates_again_when_alone() -> None:
     assert loop.end("b").statistics.methods == ("off",)
 
 
+def test_every_step_says_why_it_did_not_draft() -> None:
+    loop = build()
+    loop.scheduler.submit(some_request("a", max_tokens=60, num_draft_tokens=2))
+    loop.turn()
+    loop.turn()
+    loop.scheduler.submit(some_request("b", prompt=2, max_tokens=4))
+    loop.finish()
+    for event in loop.events["a"]:
+        assert bool(event.why_not_drafted) == (event.drafted == 0)
+    assert {event.why_not_drafted for event in loop.events["b"]} == {BATCHED}
+
+
+def test_how_much_of_a_prompt_is_read_is_known_until_its_first_token() -> None:
+    loop = build(engine=ScriptedEngine(speculative_limits(chunk=4)))
+    loop.scheduler.submit(some_request("a", prompt=40, max_tokens=2))
+    assert loop.scheduler.reading == {}
+    read = []
+    while not loop.events.get("a"):
+        loop.turn()
+        read += loop.scheduler.reading.values()
+    assert read[0] == 4
+    assert read == sorted(set(read))
+    assert loop.scheduler.reading == {}
+
+
 def test_single_does_not_draft_beside_a_prompt_that_is_being_read() -> None:
     loop = build(engine=ScriptedEngine(speculative_limits(chunk=4)))
     loop.scheduler.submit(some_request("a", prompt=2, max_tokens=40, num_draft_tokens=2))

@@ -1,6 +1,7 @@
 """The MLX thread's loop with fakes: loads, failures, leases, heartbeats, and random schedules of everything."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from app.core.messages import (
     UnloadModel,
 )
 from app.worker.mail import Halt
+from tests.worker.fakes import FakeEngine
 from tests.worker.pair import Pair
 
 
@@ -195,6 +197,19 @@ def test_heartbeats_follow_every_step_and_every_second_and_pending_is_true(pair:
     pair.settle(2)
     snapshots = [beat.snapshot for beat in pair.heartbeats() if beat.snapshot]
     assert [model.id for model in snapshots[-1].models] == ["m"]
+
+
+def test_a_snapshot_tells_whose_prompt_is_being_read(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.limits = replace(engine.limits, prefill_chunk_tokens=8)
+    pair = Pair(tmp_path, make_engine=lambda: engine)
+    pair.say(pair.ask("r", text="hello" * 12, n=2))
+    for _ in range(40):
+        pair.now += 1.0
+        pair.turn()
+    told = [model.reading for beat in pair.heartbeats() if beat.snapshot for model in beat.snapshot.models]
+    assert {name for reading in told for name in reading} == {"r#0", "r#1"}
+    assert told[-1] == {}
 
 
 def test_snapshots_are_told_only_when_something_changed(pair: Pair) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.errors import error_class
 from app.core.messages import Accepted, Cancel, Delta, Generate, Shutdown
-from app.core.request import SamplingParameters
+from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.answer import Answer, describe
 from tests.worker.fakes import FakeEngine, fake_text
 from tests.worker.pair import Pair
@@ -228,3 +228,13 @@ def test_the_speaker_says_how_long_it_is_at_one_thing(pair: Pair) -> None:
     pair.say(pair.ask())
     pair.settle()
     assert pair.speaker.busy_seconds() == 0
+
+
+def test_why_nothing_is_drafted_is_told_when_it_changes(pair: Pair) -> None:
+    pair.say(pair.ask("a", max_tokens=12, speculation=SpeculationRequest(method="off")))
+    pair.settle()
+    told = [event.why_not_drafted for event in pair.of("a") if isinstance(event, Delta)]
+    assert told[0]
+    assert not any(told[1:])
+    (finished,) = pair.finished("a")
+    assert told[0] == finished.usage.reason
