@@ -45,7 +45,7 @@ class LiveSettings:
         self._keeper = keeper
         self._lock = threading.RLock()
         self._listeners: list[Listener] = []
-        self._changes = 0
+        self._changes = self._told = 0
         self._wake: Callable[[], None] = lambda: None
         self._version = keeper.version
         self._stored = dict(keeper.settings())
@@ -128,7 +128,7 @@ class LiveSettings:
 
     async def watch(self, every_seconds: float = POLL_SECONDS) -> None:
         """Look for changes until cancelled; what is saved here is told at once."""
-        woken, loop, told = asyncio.Event(), asyncio.get_running_loop(), self._changes
+        woken, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def wake() -> None:
             loop.call_soon_threadsafe(woken.set)
@@ -141,8 +141,8 @@ class LiveSettings:
                         await woken.wait()
                 woken.clear()
                 await self._look()
-                if told != self._changes:
-                    told = self._changes
+                if self._told != self._changes:
+                    self._told = self._changes
                     self._tell()
         finally:
             self._wake = lambda: None

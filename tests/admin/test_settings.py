@@ -1,0 +1,230 @@
+"""The settings page and its routes: the same settings as the terminal's, each saying when it is felt."""
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.admin.setting_words import FELT_WORDS, SECTION_WORDS, WORDS
+from app.core.errors import ModelUnavailable
+from app.core.messages import LoadedModel, Snapshot
+from app.model_settings import ALL_METHODS, ModelSettings
+from app.serving.described import describe, describe_model
+from app.settings import SECTIONS, Settings
+from tests.admin.signing import SignInSite, make_sign_in_site
+from tests.api.fakes import chat_body
+
+pytestmark = pytest.mark.anyio
+ADDRESS = "/admin/api/settings"
+MODEL = "/admin/api/models/demo-main/settings"
+
+
+@pytest.fixture
+def site() -> SignInSite:
+    return make_sign_in_site()
+
+
+@pytest.fixture
+async def client(site: SignInSite) -> httpx2.AsyncClient:
+    return await site.signed_in()
+
+
+def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in rows}
+
+
+async def test_every_setting_is_told_with_all_that_a_form_needs(client: httpx2.AsyncClient) -> None:
+    rows = by_name((await client.get(ADDRESS)).json()["settings"])
+    assert set(rows) == set(Settings.model_fields) == set(WORDS)
+    for name, row in rows.items():
+        assert row["description"], name
+        assert row["takes_effect"] in FELT_WORDS, name
+        assert row["section"] in SECTIONS, name
+        assert row["kind"] in {"switch", "number", "text", "choice", "list", "pairs", "json", "secret", "size"}, name
+    assert set(SECTION_WORDS) == set(SECTIONS)
+    assert (rows["port"]["least"], rows["port"]["most"], rows["port"]["whole"]) == (0, 65535, True)
+    assert rows["theme"]["options"] == ["system", "light", "dark"]
+    assert rows["drain_seconds"]["unit"] == "seconds"
+    assert not rows["api_key"]["may_be_stored"]
+
+
+async def test_a_change_is_kept_felt_and_answered(site: SignInSite, client: httpx2.AsyncClient) -> None:
+    response = await client.patch(ADDRESS, json={"theme": "dark", "port": 9000, "queue_limit": 5})
+    rows = by_name(response.json()["changed"])
+    assert [rows[name]["takes_effect"] for name in ("theme", "port", "queue_limit")] == ["now", "restart", "reload"]
+    assert [rows[name]["in_effect"] for name in ("theme", "port", "queue_limit")] == [True, False, True]
+    assert {row["origin"] for row in rows.values()} == {"store"}
+    assert site.admin.settings.current.theme == "dark"
+    assert site.site.keeper.values == {"theme": "dark", "port": 9000, "queue_limit": 5}
+    assert 'data-theme="dark"' in (await client.get("/admin/settings")).text
+    back = by_name((await client.patch(ADDRESS, json={"port": None})).json()["changed"])["port"]
+    assert (back["value"], back["origin"], back["in_effect"]) == (8710, "default", True)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "parameter"),
+    [
+        ({"port": 70000}, "invalid_setting", "port"),
+        ({"port": [1]}, "invalid_setting", "port"),
+        ({"nonsense": 1}, "invalid_setting", "name"),
+        ({"__class__": 1}, "invalid_setting", "name"),
+        ({"api_key": "k"}, "invalid_setting", "api_key"),
+        ({"require_key": True}, "conflicting_settings", "require_key"),
+        ({"policy": "off", "num_draft_tokens": 3}, "conflicting_settings", "policy"),
+    ],
+)
+async def test_what_cannot_be_is_422_and_changes_nothing(
+    site: SignInSite, client: httpx2.AsyncClient, body: dict[str, Any], code: str, parameter: str
+) -> None:
+    response = await client.patch(ADDRESS, json={"theme": "dark"} | body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (422, code, parameter)
+    assert site.site.keeper.values == {}
+
+
+async def test_require_key_is_felt_at_the_next_request(site: SignInSite, client: httpx2.AsyncClient) -> None:
+    key = site.key()
+    site.site.keeper.keys = 1
+    program = site.browser()
+    assert (await program.get("/v1/models")).status_code == 200
+    assert (await client.patch(ADDRESS, json={"require_key": True})).status_code == 200
+    assert (await program.get("/v1/models")).status_code == 401
+    assert (await program.get("/v1/models", headers={"x-api-key": key})).status_code == 200
+
+
+async def test_allowed_hosts_and_open_requests_are_felt_at_the_next_request(client: httpx2.AsyncClient) -> None:
+    named = {"host": "studio.local"}
+    assert (await client.get("/health/live", headers=named)).status_code == 403
+    await client.patch(ADDRESS, json={"allowed_hosts": ["studio.local"]})
+    assert (await client.get("/health/live", headers=named)).status_code == 200
+
+
+async def test_the_default_model_is_felt_at_the_next_request(site: SignInSite, client: httpx2.AsyncClient) -> None:
+    body = {name: value for name, value in chat_body().items() if name != "model"}
+    assert (await site.browser().post("/v1/chat/completions", json=body)).status_code == 400
+    await client.patch(ADDRESS, json={"default_model": "org/other"})
+    assert (await site.browser().post("/v1/chat/completions", json=body)).json()["model"] == "org/other"
+
+
+async def test_the_page_has_a_labelled_field_for_each_setting(client: httpx2.AsyncClient) -> None:
+    page = (await client.get("/admin/settings")).text
+    for name in Settings.model_fields:
+        assert f'id="setting-{name}"' in page, name
+        assert f'for="setting-{name}"' in page, name
+    assert 'id="keys"' in page
+
+
+async def test_hostile_values_stay_text(site: SignInSite, client: httpx2.AsyncClient) -> None:
+    hostile = "</script><script>alert(1)</script>"
+    assert (await client.patch(ADDRESS, json={"default_model": hostile})).status_code == 200
+    page = (await client.get("/admin/settings")).text
+    assert hostile not in page
+    assert json.dumps(hostile)[1:-1].replace("<", "\\u003c").replace(">", "\\u003e") in page
+
+
+# --- one model --------------------------------------------------------------------------------------------------------
+
+
+async def test_settings_of_a_model_are_told_changed_and_taken_back(client: httpx2.AsyncClient) -> None:
+    told = (await client.get(MODEL)).json()
+    assert (told["model"], set(by_name(told["settings"]))) == ("demo-main", set(ModelSettings.model_fields))
+    changed = (await client.patch(MODEL, json={"temperature": 0.5, "policy": "auto"})).json()
+    rows = by_name(changed["settings"])
+    assert (rows["temperature"]["value"], rows["temperature"]["origin"]) == (0.5, "store")
+    assert (rows["policy"]["value"], rows["policy"]["inherited"], changed["reload"]) == ("auto", "single", "not needed")
+    await client.patch(MODEL, json={"temperature": None})
+    assert by_name((await client.get(MODEL)).json()["settings"])["temperature"]["value"] is None
+    assert (await client.get("/admin/api/models/nowhere/settings")).status_code == 404
+    assert (await client.patch("/admin/api/models/org/other/settings", json={"top_k": 3})).json()[
+        "model"
+    ] == "org/other"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"temperature": 3}, {"nonsense": 1}, {"pinned": True, "idle_seconds": 5}, {"alias": "org/other"}, {"reload": 1}],
+)
+async def test_a_model_refuses_what_cannot_be(client: httpx2.AsyncClient, body: dict[str, Any]) -> None:
+    assert (await client.patch(MODEL, json=body)).status_code == 422
+
+
+async def test_a_reload_is_offered_done_or_too_early(site: SignInSite, client: httpx2.AsyncClient) -> None:
+    worker = site.site.worker
+    worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready"),))
+    assert (await client.patch(MODEL, json={"num_draft_tokens": 3})).json()["reload"] == "needed"
+    assert (await client.patch(MODEL, json={"num_draft_tokens": 4, "reload": True})).json()["reload"] == "done"
+    assert worker.unloads == ["demo-main"]
+    assert (await client.patch(MODEL, json={"temperature": 0.1, "reload": True})).json()["reload"] == "not needed"
+
+    async def refuse(model_id: str) -> None:
+        raise ModelUnavailable(f"{model_id} is in use")
+
+    worker.unload = refuse  # type: ignore[method-assign]
+    assert (await client.patch(MODEL, json={"num_draft_tokens": 5, "reload": True})).json()["reload"] == "busy"
+    made = site.site.context.resolver.resolve("demo-main")
+    assert made.num_draft_tokens == 5
+
+
+async def test_usual_values_are_used_where_the_request_says_nothing(
+    site: SignInSite, client: httpx2.AsyncClient
+) -> None:
+    usual = {
+        "temperature": 0.25,
+        "top_p": 0.5,
+        "top_k": 7,
+        "min_p": 0.125,
+        "max_tokens": 99,
+        "system_prompt": "Be kind.",
+    }
+    await client.patch(MODEL, json=usual | {"repetition_penalty": 1.5, "alias": "assistant"})
+    program = site.browser()
+    await program.post("/v1/chat/completions", json=chat_body(model="assistant"))
+    command = site.site.worker.commands[-1]
+    sampling = command.sampling
+    assert (command.model.id, command.max_tokens) == ("demo-main", 99)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.25, 0.5, 7, 0.125)
+    assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.5, 0.0)
+    assert [message["role"] for message in command.messages or ()] == ["system", "user"]
+    own = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    await program.post("/v1/chat/completions", json=chat_body(messages=own, temperature=0, top_k=-1, max_tokens=5))
+    command = site.site.worker.commands[-1]
+    assert (command.sampling.temperature, command.sampling.top_k, command.max_tokens) == (0, 0, 5)
+    assert [message["content"] for message in command.messages or ()] == ["Be brief.", "Hi"]
+    await program.post("/v1/completions", json={"model": "assistant", "prompt": "Once"})
+    assert site.site.worker.commands[-1].max_tokens == 99
+
+
+async def test_an_alias_is_shown_and_found_everywhere(site: SignInSite, client: httpx2.AsyncClient) -> None:
+    await client.patch(MODEL, json={"alias": "assistant"})
+    program = site.browser()
+    entries = {entry["id"]: entry["alias"] for entry in (await program.get("/v1/models")).json()["data"]}
+    assert (entries["demo-main"], entries["org/other"]) == ("assistant", None)
+    assert (await program.get("/v1/models/assistant")).json()["id"] == "demo-main"
+    assert (await program.post("/api/load", json={"model": "assistant"})).json()["model"] == "demo-main"
+    assert (await program.post("/api/unload", json={"model": "assistant"})).json()["model"] == "demo-main"
+
+
+async def test_pins_and_idle_times_are_felt_at_load_and_now(site: SignInSite, client: httpx2.AsyncClient) -> None:
+    worker, context = site.site.worker, site.site.context
+    await site.browser().post("/v1/chat/completions", json=chat_body())
+    worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready"),))
+    for body, told in (
+        ({"pinned": True}, (True, None)),
+        ({"pinned": None, "idle_seconds": 60}, (False, 60)),
+        ({"idle_seconds": None}, (None, 3600.0)),
+    ):
+        count = len(worker.loads)
+        await client.patch(MODEL, json=body)
+        context.idle.feel()
+        async with worker.changed:
+            await worker.changed.wait_for(lambda count=count: len(worker.loads) > count)  # type: ignore[misc]
+        assert worker.loads[-1][1:] == told, body
+
+
+def test_methods_and_descriptions_are_complete(site: SignInSite) -> None:
+    rows = by_name(describe_model(site.admin.settings, "demo-main"))
+    assert rows["methods"]["options"] == list(ALL_METHODS)
+    assert rows["system_prompt"]["kind"] == "long_text"
+    assert all(row["description"] for row in rows.values())
+    assert len(describe(site.admin.settings)) == len(Settings.model_fields)

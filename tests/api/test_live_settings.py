@@ -1,0 +1,215 @@
+"""Settings of a running server: where a value comes from, what clashes, and when a change is felt."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.errors import InvalidSetting
+from app.model_settings import CONFLICTS as MODEL_CONFLICTS
+from app.model_settings import ModelSettings
+from app.serving.conflicts import CONFLICTS
+from app.serving.live_settings import LiveSettings
+from app.settings import Settings, read_settings
+from app.store.settings_rows import StoredSettings
+from app.store.store import FILE_NAME, Store
+from tests.api.fakes import FakeKeeper
+
+pytestmark = pytest.mark.anyio
+
+
+def make(keeper: FakeKeeper | None = None, **given: Any) -> LiveSettings:
+    """Settings whose `given` part comes from the command line."""
+    return LiveSettings(read_settings(_env_prefix="PACELINE_IGNORED_IN_TESTS_", **given), keeper or FakeKeeper())
+
+
+def test_the_command_line_goes_before_the_environment_before_the_store_before_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PACELINE_PORT", "2")
+    monkeypatch.setenv("PACELINE_MAX_ROWS", "2")
+    keeper = FakeKeeper()
+    keeper.values = {"port": 3, "max_rows": 3, "queue_limit": 3}
+    live = LiveSettings(read_settings(port=1), keeper)
+    current = live.current
+    assert (current.port, current.max_rows, current.queue_limit, current.max_requests) == (1, 2, 3, 512)
+    names = ("port", "max_rows", "queue_limit", "max_requests")
+    assert [live.origin(name) for name in names] == ["command line", "environment", "store", "default"]
+    assert live.stored("port") == 3, "it waits behind the command line"
+
+
+def test_what_is_felt_at_once_is_and_what_waits_for_a_restart_waits() -> None:
+    live = make()
+    live.change({"max_requests": 7, "port": 9000, "theme": "dark"}, "test")
+    assert (live.current.max_requests, live.current.theme) == (7, "dark")
+    assert (live.current.port, live.wanted.port) == (8710, 9000)
+    live.unset("max_requests")
+    assert live.current.max_requests == 512
+    live.unset("port")
+    assert live.wanted.port == 8710
+
+
+def test_values_are_taken_as_text_and_as_json() -> None:
+    live = make()
+    for name, text, value, plain in (
+        ("allowed_hosts", "Studio.local, mac", ("studio.local", "mac"), ["studio.local", "mac"]),
+        ("allowed_hosts", ["mac"], ("mac",), ["mac"]),
+        ("model_dirs", "/a:/b", (Path("/a"), Path("/b")), ["/a", "/b"]),
+        ("model_dirs", ["/c"], (Path("/c"),), ["/c"]),
+        ("downloads_folder", "/d", Path("/d"), "/d"),
+        ("drafts", "a=b,c=off", {"a": "b", "c": "off"}, {"a": "b", "c": "off"}),
+        ("keep_texts", "on", True, True),
+        ("idle_seconds", "90", 90.0, 90.0),
+    ):
+        live.save(name, text, "test")
+        assert getattr(live.current, name) == value, name
+        assert live.stored(name) == plain, name
+        again = LiveSettings(Settings(), keeper_with(live, name))
+        assert getattr(again.current, name) == value, name
+    live.save("memory_limit", "24G", "test")
+    assert live.wanted.memory_limit == live.stored("memory_limit") == 24_000_000_000
+    live.save("speculative_config", '{"method": "ngram"}', "test")
+    assert live.stored("speculative_config") == {"method": "ngram"}
+
+
+def keeper_with(live: LiveSettings, name: str) -> FakeKeeper:
+    keeper = FakeKeeper()
+    keeper.values = {name: live.stored(name)}
+    return keeper
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("nonsense", 1, "there is no setting called nonsense"),
+        ("port", 70000, "port: Input should be less than or equal to 65535"),
+        ("theme", "pink", "theme: Input should be 'system', 'light' or 'dark'"),
+        ("language", "xx", "language: use one of en"),
+        ("hub_endpoint", "ftp://x", "hub_endpoint: "),
+        ("api_key", "k", "api_key comes from the environment only: set PACELINE_API_KEY"),
+        ("home", "/elsewhere", "home comes from the environment only"),
+        ("locked_down", False, "there is no setting called locked_down"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_one_line_and_nothing_is_kept(name: str, value: Any, reason: str) -> None:
+    keeper = FakeKeeper()
+    live = make(keeper)
+    with pytest.raises(InvalidSetting) as refused:
+        live.change({"theme": "dark", name: value}, "test")
+    assert reason in refused.value.message
+    assert "\n" not in refused.value.message
+    assert (refused.value.status, keeper.values) == (422, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "names"),
+    [
+        ({}, {"host": "0.0.0.0"}, ("host",)),  # noqa: S104
+        ({}, {"require_key": True}, ("require_key",)),
+        ({"num_draft_tokens": 4}, {"policy": "off"}, ("policy",)),
+        ({"policy": "off"}, {"drafts": "a=b"}, ("policy",)),
+        ({}, {"policy": "off", "speculative_config": {"method": "ngram"}}, ("policy",)),
+    ],
+)
+def test_settings_that_clash_are_refused_with_what_to_do(
+    before: dict[str, Any], change: dict[str, Any], names: tuple[str]
+) -> None:
+    live = make()
+    live.change(before, "test")
+    with pytest.raises(InvalidSetting, match="|".join(names)) as refused:
+        live.change(change, "test")
+    assert refused.value.code == "conflicting_settings"
+    assert all(live.stored(name) == before.get(name) for name in change)
+
+
+def test_a_key_makes_room_for_what_needs_one() -> None:
+    keeper = FakeKeeper()
+    keeper.keys = 1
+    live = make(keeper)
+    live.change({"host": "0.0.0.0", "require_key": True}, "test")  # noqa: S104
+    make(api_key="k").change({"host": "0.0.0.0", "require_key": True}, "test")  # noqa: S104
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"policy": "off", "drafts": ["a"]},
+        {"policy": "off", "methods": ["ngram"]},
+        {"drafts": [], "methods": ["dflash"]},
+        {"prompt_lookup_min": 5, "prompt_lookup_max": 2},
+        {"methods": ["dflash"], "prompt_lookup_max": 2},
+        {"pinned": True, "idle_seconds": 60},
+    ],
+)
+def test_settings_of_a_model_that_clash_are_refused(values: dict[str, Any]) -> None:
+    live = make()
+    with pytest.raises(InvalidSetting) as refused:
+        live.change_model("big", values, "test")
+    assert (refused.value.code, dict(live.models)) == ("conflicting_settings", {})
+
+
+def test_every_conflict_names_settings_that_exist() -> None:
+    assert {name for each in CONFLICTS for name in each.names} <= set(Settings.model_fields)
+    assert {name for each in MODEL_CONFLICTS for name in each.names} <= set(ModelSettings.model_fields)
+
+
+def test_an_alias_belongs_to_one_model() -> None:
+    live = make()
+    live.change_model("big", {"alias": "assistant"}, "test")
+    live.change_model("big", {"alias": "assistant", "top_k": 5}, "test")
+    assert live.named("assistant") == "big"
+    for taken in ({"alias": "assistant"}, {"alias": "other-id"}):
+        with pytest.raises(InvalidSetting, match="name of another model"):
+            live.change_model("small", taken, "test", taken={"other-id"})
+    live.change_model("big", {"alias": None}, "test")
+    assert (live.named("assistant"), live.model("big")) == (None, ModelSettings(top_k=5))
+
+
+def test_a_stored_value_that_means_nothing_any_more_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    keeper = FakeKeeper()
+    keeper.values = {"theme": "pink", "gone": 1, "max_requests": 5}
+    live = make(keeper)
+    assert (live.current.theme, live.current.max_requests) == ("system", 5)
+    assert "the stored setting theme is left out" in caplog.text
+
+
+async def test_what_another_process_stores_is_felt_and_told_within_a_second(tmp_path: Path) -> None:
+    here, there = Store(tmp_path / FILE_NAME), Store(tmp_path / FILE_NAME)
+    live = LiveSettings(Settings(), StoredSettings(here))
+    told: list[str] = []
+    felt = asyncio.Event()
+
+    def listen() -> None:
+        told.append(live.current.theme)
+        felt.set()
+
+    unsubscribe = live.subscribe(listen)
+    watching = asyncio.create_task(live.watch())
+    await asyncio.to_thread(StoredSettings(there).change_settings, {"theme": "dark"}, source="test")
+    async with asyncio.timeout(5):
+        await felt.wait()
+    felt.clear()
+    await asyncio.to_thread(live.save, "theme", "light", "test")
+    async with asyncio.timeout(5):
+        await felt.wait()
+    assert told == ["dark", "light"]
+    unsubscribe()
+    watching.cancel()
+
+
+async def test_a_listener_that_fails_does_not_keep_others_from_hearing(caplog: pytest.LogCaptureFixture) -> None:
+    live = make()
+    felt = asyncio.Event()
+
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    live.subscribe(fail)
+    live.subscribe(felt.set)
+    watching = asyncio.create_task(live.watch())
+    await asyncio.to_thread(live.save, "theme", "dark", "test")
+    async with asyncio.timeout(5):
+        await felt.wait()
+    watching.cancel()
+    assert "was not felt everywhere" in caplog.text
