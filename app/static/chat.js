@@ -1,0 +1,129 @@
+// The chat page: its parts put together, what is typed and not sent yet, the keyboard, and the scrolling.
+
+import { attempt, component, data, live, t } from "./core.js";
+import { list } from "./chat_list.js";
+import { panel } from "./chat_options.js";
+import { thread } from "./chat_thread.js";
+
+const VIEW = "paceline.chat.view";
+const PANEL = "paceline.chat.panel";
+const DRAFTS = "paceline.chat.drafts";
+const NEAR_END = 60;
+const WIDE = "(min-width: 1180px)";
+
+const described = (part) => Object.getOwnPropertyDescriptors(part);
+const readDrafts = () => JSON.parse(sessionStorage.getItem(DRAFTS) ?? "{}");
+
+const page = {
+  attempt,
+  draft: "",
+  view: localStorage.getItem(VIEW) ?? "markdown",
+  announcement: "",
+  isAtEnd: true,
+  preferred: new URLSearchParams(location.search).get("model") ?? data.model,
+
+  async init() {
+    live("state", (state) => (this.state = state));
+    this.isPanelOpen = matchMedia(WIDE).matches && localStorage.getItem(PANEL) !== "closed";
+    this.restoreDraft();
+    addEventListener("pagehide", () => this.leave());
+    addEventListener("keydown", (event) => this.press(event));
+    await Promise.all([attempt(() => this.readModels()), attempt(() => this.readList())]);
+    const id = Number(location.hash.slice(1));
+    if (Number.isSafeInteger(id) && id > 0) await this.open(id);
+    else if (matchMedia("(pointer: fine)").matches) this.$refs.draft.focus();
+  },
+
+  get titleWords() {
+    return this.current.title || t("chat.new");
+  },
+  get isNew() {
+    return !this.current.messages.length;
+  },
+  get noModels() {
+    return this.areModelsRead && !this.models.length;
+  },
+  get isRaw() {
+    return this.view === "tokens";
+  },
+  get showsLegend() {
+    return this.usedMethods.length > 0 && (this.isRaw || this.isBusy);
+  },
+  setView(view) {
+    this.view = view;
+    localStorage.setItem(VIEW, view);
+    this.$nextTick(() => this.follow());
+  },
+  toggleList() {
+    this.isListOpen = !this.isListOpen;
+    if (this.isListOpen) this.$nextTick(() => this.$refs.search.focus());
+  },
+  togglePanel() {
+    this.isPanelOpen = !this.isPanelOpen;
+    if (matchMedia(WIDE).matches) localStorage.setItem(PANEL, this.isPanelOpen ? "open" : "closed");
+    else if (this.isPanelOpen) this.$nextTick(() => this.$refs.model.focus());
+  },
+  closeDrawers() {
+    this.isListOpen = false;
+    if (!matchMedia(WIDE).matches) this.isPanelOpen = false;
+  },
+
+  type(event) {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    this.send();
+  },
+  submit() {
+    return this.isBusy ? this.stop(this.current) : this.send();
+  },
+  suggest(event) {
+    this.draft = event.currentTarget.textContent;
+    return this.send();
+  },
+  press(event) {
+    if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+    if (this.isListOpen) {
+      this.isListOpen = false;
+      this.$refs.menu.focus();
+    } else if (this.isPanelOpen && !matchMedia(WIDE).matches) {
+      this.isPanelOpen = false;
+      this.$refs.options.focus();
+    } else if (this.isBusy) {
+      this.stop(this.current);
+      this.$refs.draft.focus();
+    }
+  },
+
+  // The end stays in sight only for who is there already.
+  scrolled() {
+    const { scrollTop, clientHeight, scrollHeight } = this.$refs.thread;
+    this.isAtEnd = scrollTop + clientHeight > scrollHeight - NEAR_END;
+  },
+  follow(isWanted = false) {
+    if (isWanted) this.isAtEnd = true;
+    if (!this.isAtEnd) return;
+    this.$nextTick(() => (this.$refs.thread.scrollTop = this.$refs.thread.scrollHeight));
+  },
+  toEnd() {
+    this.follow(true);
+    this.$refs.draft.focus();
+  },
+
+  keepDraft() {
+    const drafts = { ...readDrafts(), [this.current.id]: this.draft };
+    const written = Object.entries(drafts).filter(([, text]) => text);
+    sessionStorage.setItem(DRAFTS, JSON.stringify(Object.fromEntries(written)));
+  },
+  restoreDraft() {
+    this.draft = readDrafts()[this.current.id] ?? "";
+  },
+  // Replies that are being written end with the page; what is there of them is kept.
+  leave() {
+    this.keepDraft();
+    for (const conversation of [this.current, ...this.running]) this.keepUnfinished(conversation);
+  },
+};
+
+component("chat", () =>
+  [list, panel, thread].reduce((whole, part) => Object.defineProperties(whole, described(part)), Object.defineProperties({}, described(page))),
+);
