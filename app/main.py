@@ -29,12 +29,14 @@ from app.serving.context import Context
 from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate
 from app.serving.idle import IdleLimit
+from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
 from app.serving.ports import Catalog, Worker
 from app.serving.resolver import Resolver
 from app.serving.server import AddressError, DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.accounts import Accounts
+from app.store.history import RequestHistory
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
@@ -61,6 +63,11 @@ def compose(live: LiveSettings, store: Store, client: Worker, catalog: Catalog) 
         resolver=resolver,
         activity=Activity(lambda: live.current.max_requests),
         idle=IdleLimit(client, resolver, live),
+        journal=Journal(
+            RequestHistory(store),
+            limit=lambda: live.current.history_limit,
+            keeps_texts=lambda: live.current.keep_texts,
+        ),
     )
     return build(admin_context(context, store))
 
@@ -96,9 +103,11 @@ def build(admin: AdminContext) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def listen(_app: FastAPI) -> AsyncGenerator[None, None]:
-        listeners = (context.measurements.observe, context.idle.hear, admin.pace.hear)
+        listeners = (context.measurements.observe, context.idle.hear, admin.pace.hear, context.journal.hear)
         unsubscribes = [context.worker.subscribe(listener) for listener in listeners]
         unsubscribes.append(context.live.subscribe(context.idle.feel))
+        unsubscribes.append(context.live.subscribe(context.journal.feel))
+        journalling = asyncio.create_task(context.journal.run())
         unsubscribes.append(context.live.subscribe(admin.downloads.queue.fill))
         watching = asyncio.create_task(context.live.watch())
         await admin.downloads.start()
@@ -106,6 +115,9 @@ def build(admin: AdminContext) -> FastAPI:
         await admin.downloads.queue.stop()
         await admin.models.close()
         watching.cancel()
+        journalling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await journalling
         for unsubscribe in unsubscribes:
             unsubscribe()
 
@@ -158,7 +170,7 @@ def run(given: Settings, *, announce: Announce | None = None) -> int:
     except AddressError as error:
         _complain(str(error))
         return EXIT_UNAVAILABLE
-    return asyncio.run(_serve(live, store, listener, announce or _announce))
+    return asyncio.run(_serve(live, store, listener, announce or _announce, said))
 
 
 def setup_address(admin: AdminContext, url: str) -> str:
@@ -168,7 +180,8 @@ def setup_address(admin: AdminContext, url: str) -> str:
     return f"{url}admin/setup#{admin.setup.issue()}" if is_near and not admin.accounts.has_account else ""
 
 
-async def _serve(live: LiveSettings, store: Store, listener: socket.socket, announce: Announce) -> int:
+async def _serve(live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, said: str = "") -> int:
+    """`said` is what was done about the store: it belongs in the log too."""
     settings = live.current
     supervisor = Supervisor(memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs")
     client = WorkerClient(supervisor)
@@ -184,6 +197,8 @@ async def _serve(live: LiveSettings, store: Store, listener: socket.socket, anno
     live.subscribe(feel)
 
     def started() -> None:
+        if said:
+            logging.getLogger("paceline.store").warning("%s", said)
         setup = setup_address(app.state.admin, url)
         announce(url, setup)
         if settings.open:

@@ -17,8 +17,10 @@ from starlette.requests import ClientDisconnect
 from app.api.generation import Generation, Told
 from app.core.errors import PacelineError
 from app.core.messages import Delta, Finished, Generate, TokenText, Usage
+from app.serving.auth import identity_of
 from app.serving.context import Context
 from app.serving.errors import error_object
+from app.serving.record import Asked
 from app.serving.sse import DONE, EventStream, comment, frame
 
 Value = TypeVar("Value")
@@ -49,6 +51,11 @@ class Outcome:
 
 class Renderer(Protocol):
     """Makes the objects of one endpoint."""
+
+    @property
+    def id(self) -> str:
+        """The id that the client is told."""
+        ...
 
     def opening(self) -> list[dict[str, Any]]:
         """Chunks that come before the first token."""
@@ -81,7 +88,15 @@ async def answer(
     include_usage: bool,
 ) -> Response:
     """Run `commands` and answer with what `renderer` makes of them. Raises what the worker refused."""
-    generation = Generation(context.worker, commands, context.measurements, context.clock)
+    asked = Asked(
+        id=renderer.id,
+        endpoint=request.url.path,
+        commands=commands,
+        key_name=identity_of(request).name,
+        is_streamed=stream,
+    )
+    record = context.journal.open(asked)
+    generation = Generation(context.worker, commands, context.measurements, context.clock, record)
     context.activity.enter(generation)
 
     def close() -> None:

@@ -64,6 +64,7 @@ class ChatRenderer:
     """OpenAI's `chat.completion` and `chat.completion.chunk` objects."""
 
     def __init__(self, command: Generate, planned: Plan, *, include_usage: bool) -> None:
+        self.id = command.id
         self._base = {"id": command.id, "created": int(time.time()), "model": planned.model.id}
         self._command_choices = command.n
         self._planned = planned

@@ -105,6 +105,7 @@ class CompletionRenderer:
     """OpenAI's `text_completion` objects."""
 
     def __init__(self, completion_id: str, planned: Plan, *, n: int, include_usage: bool) -> None:
+        self.id = completion_id
         self._base = {
             "id": completion_id,
             "object": "text_completion",

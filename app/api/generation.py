@@ -15,6 +15,7 @@ from app.core.messages import Accepted, Delta, Finished, Generate
 from app.core.ports import Clock
 from app.serving.measurements import Measurements
 from app.serving.ports import Worker
+from app.serving.record import Record
 
 QUEUE_EVENTS = 256
 
@@ -32,8 +33,16 @@ class Told:
 class Generation:
     """Runs `commands` (one per prompt, all for one model); `close` must be called in the end."""
 
-    def __init__(self, worker: Worker, commands: Sequence[Generate], measurements: Measurements, clock: Clock) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        commands: Sequence[Generate],
+        measurements: Measurements,
+        clock: Clock,
+        record: Record,
+    ) -> None:
         self._worker = worker
+        self._record = record
         self._commands = commands
         self._measurements = measurements
         self._clock = clock
@@ -58,6 +67,7 @@ class Generation:
     def start(self) -> None:
         """Send every prompt to the worker."""
         loop = asyncio.get_running_loop()
+        self._record.begin(self.abort)
         self._accepted = [loop.create_future() for _ in self._commands]
         self._tasks = [loop.create_task(self._pump(position)) for position in range(len(self._commands))]
 
@@ -86,6 +96,7 @@ class Generation:
         """End the request with `error`; its reader gets it after what is already here."""
         if self._error is None:
             self._error = error
+            self._record.failed(error)
             self._cancel_tasks()
             with contextlib.suppress(asyncio.QueueFull):
                 self._queue.put_nowait(error)  # wakes a waiting reader; one with a full queue does not wait
@@ -93,6 +104,7 @@ class Generation:
     def close(self) -> None:
         """Cancel what still runs; never waits, may be called twice."""
         self._cancel_tasks()
+        self._record.close()
         for future in self._accepted:
             if future.done() and not future.cancelled():
                 future.exception()  # somebody looked: asyncio need not warn
@@ -124,6 +136,7 @@ class Generation:
 
     def _accept(self, position: int, event: Accepted) -> None:
         self._measurements.accepted(self.model_id, event.prompt_tokens)
+        self._record.accepted(event)
         if not self._accepted[position].done():
             self._accepted[position].set_result(None)
 
@@ -141,7 +154,10 @@ class Generation:
         if isinstance(event, Finished):
             cached_tokens = event.usage.cached_tokens if event.index == 0 else 0
             self._measurements.finished(self.model_id, event.usage, cached_tokens)
-        elif event.tokens > 0:
+            self._record.finished(event)
+            return
+        self._record.told(choice, event)
+        if event.tokens > 0:
             now = self._clock()
             before = self._told_at.get(choice)
             seconds = now - (self._began if before is None else before)

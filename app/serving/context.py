@@ -8,6 +8,7 @@ from fastapi import Request
 from app.core.ports import Clock
 from app.serving.activity import Activity
 from app.serving.idle import IdleLimit
+from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
 from app.serving.measurements import Measurements
 from app.serving.ports import Worker
@@ -25,6 +26,7 @@ class Context:
     activity: Activity
     idle: IdleLimit
     measurements: Measurements = field(default_factory=Measurements)
+    journal: Journal = field(default_factory=Journal)
     clock: Clock = time.monotonic
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds; the `created` of every model, because a folder does not know when its model was made."""

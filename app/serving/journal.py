@@ -1,0 +1,188 @@
+"""What runs now and what ran: a record of each generation request, a short ring of the last ones, and their history.
+
+Requests that ended are written about once a second, together, in a thread. A history that cannot be written costs
+entries of the history and nothing else; `limit` says how many may be remembered now.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from app.core.errors import PacelineError
+from app.core.messages import Event, LoadProgress
+from app.core.past import Past
+from app.core.ports import Clock
+from app.serving.record import Asked, Record
+
+RING = 100
+PENDING = 2_000
+"""Ended requests that wait to be written; while nothing can be written, the oldest are forgotten."""
+PERIOD_SECONDS = 1.0
+TRIES = 10
+
+logger = logging.getLogger(__name__)
+
+
+class History(Protocol):
+    """Where requests that ended are kept. Calls write a file: make them in a thread. Raises `PacelineError`."""
+
+    def keep(self, requests: Sequence[Past], limit: int) -> None:
+        """Add these, and forget the oldest beyond `limit`."""
+
+    def latest(self, count: int) -> list[Past]:
+        """The last ones, the latest first."""
+
+    def clear(self) -> None:
+        """Forget all of them."""
+
+
+class NoHistory:
+    """Keeps nothing."""
+
+    def keep(self, requests: Sequence[Past], limit: int) -> None:
+        """Nothing is kept."""
+
+    def latest(self, count: int) -> list[Past]:  # noqa: ARG002 - the port's
+        """There are none."""
+        return []
+
+    def clear(self) -> None:
+        """There is nothing."""
+
+
+class Journal:
+    """Called from the event loop only. `limit` and `keeps_texts` are asked at use, so that changes are felt at once."""
+
+    def __init__(
+        self,
+        history: History | None = None,
+        *,
+        limit: Callable[[], int] = lambda: RING,
+        keeps_texts: Callable[[], bool] = lambda: False,
+        clock: Clock = time.monotonic,
+        period_seconds: float = PERIOD_SECONDS,
+    ) -> None:
+        self._history = history or NoHistory()
+        self._limit = limit
+        self._keeps_texts = keeps_texts
+        self._clock = clock
+        self._period_seconds = period_seconds
+        self._running: dict[str, Record] = {}
+        self._recent: deque[Past] = deque(maxlen=RING)
+        self._pending: deque[Past] = deque(maxlen=PENDING)
+        self._wake = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._failures = 0
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def open(self, asked: Asked) -> Record:
+        """A record for a request; it runs from `Record.begin` on."""
+        keeps_texts = self._keeps_texts() and self._limit() > 0
+        return Record(asked, clock=self._clock, keeps_texts=keeps_texts, begun=self._begun, ended=self._ended)
+
+    def hear(self, event: Event) -> None:
+        """Listen to the worker: loads that requests wait for."""
+        if isinstance(event, LoadProgress):
+            for record in self._running.values():
+                if record.asked.model_id == event.model_id:
+                    record.loading(event)
+
+    def cancel(self, request_id: str, error: PacelineError) -> bool:
+        """End a running request with `error`; False when it does not run."""
+        record = self._running.get(request_id)
+        if record is not None:
+            record.cancel(error)
+        return record is not None
+
+    @property
+    def running(self) -> Sequence[Record]:
+        """The requests that run, the oldest first."""
+        return list(self._running.values())
+
+    def find(self, request_id: str) -> Record | None:
+        """A request that runs."""
+        return self._running.get(request_id)
+
+    @property
+    def recent(self) -> Sequence[Past]:
+        """The last requests that ended, the latest first, without texts."""
+        return list(self._recent)[: max(0, self._limit())]
+
+    def _begun(self, record: Record) -> None:
+        self._running[record.asked.id] = record
+
+    def _ended(self, record: Record) -> None:
+        if self._running.pop(record.asked.id, None) is None or self._limit() <= 0:
+            return
+        past = record.past()
+        self._recent.appendleft(replace(past, prompt=None, reply=None))
+        self._pending.append(past)
+        self._wake.set()
+
+    # --- history ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something ended that is not written yet."""
+        return bool(self._pending)
+
+    def feel(self) -> None:
+        """The settings changed: perhaps less is to be remembered."""
+        self._wake.set()
+
+    async def clear(self) -> None:
+        """Forget every request that ended. Raises what the history raises."""
+        async with self._writing:
+            self._pending.clear()
+            self._recent.clear()
+            await asyncio.to_thread(self._history.clear)
+
+    async def run(self) -> None:
+        """Write what ended about once a second, until cancelled; then write the rest."""
+        try:
+            await self._remember()
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await asyncio.sleep(self._period_seconds)
+                await self.flush()
+        finally:
+            await asyncio.shield(self.flush())
+
+    async def flush(self) -> None:
+        """Write what ended now; what cannot be written waits for the next time."""
+        async with self._writing:
+            batch = list(self._pending)
+            self._pending.clear()
+            try:
+                await asyncio.to_thread(self._history.keep, batch, self._limit())
+            except PacelineError as error:
+                if not self._failures:
+                    logger.warning("the history of requests cannot be written: %s", error.message)
+                self._put_back(batch)
+            except Exception:
+                logger.exception("the history of requests cannot be written")
+                self._put_back(batch)
+            else:
+                self._failures = 0
+
+    async def _remember(self) -> None:
+        """The last requests of earlier starts."""
+        with contextlib.suppress(PacelineError):
+            self._recent.extend(await asyncio.to_thread(self._history.latest, RING))
+
+    def _put_back(self, batch: Iterable[Past]) -> None:
+        """Try again later; what has failed too often is dropped, lest it keeps others out."""
+        self._failures += 1
+        if self._failures % TRIES == 0:
+            return
+        newer = list(self._pending)
+        self._pending.clear()
+        self._pending.extend([*batch, *newer])
+        self._wake.set()

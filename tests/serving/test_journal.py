@@ -1,0 +1,275 @@
+"""Records of requests: what is counted, how they end, what is written, and what never is."""
+
+import timeit
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from app.core.errors import ModelUnavailable, StoreUnavailable
+from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, ModelSpecification, Usage
+from app.core.past import Past
+from app.core.request import SamplingParameters
+from app.serving.journal import Journal
+from app.serving.record import Asked, Record
+from app.store.history import RequestHistory
+from app.store.store import FILE_NAME, Store
+
+pytestmark = pytest.mark.anyio
+SECRET = "the prompt nobody may find"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Broken:
+    """A history that cannot be written until it is `mended`."""
+
+    def __init__(self) -> None:
+        self.mended = False
+        self.kept: list[str] = []
+
+    def keep(self, requests: Sequence[Past], limit: int) -> None:
+        if not self.mended:
+            raise StoreUnavailable("no room")
+        self.kept += [each.id for each in requests]
+
+    def latest(self, count: int) -> list[Past]:
+        raise StoreUnavailable("no room")
+
+    def clear(self) -> None:
+        raise StoreUnavailable("no room")
+
+
+def asked(name: str = "r", *, prompts: int = 1, n: int = 1, created_at: float = 1.0) -> Asked:
+    model = ModelSpecification(id="m", path="/m", draft_unavailable="no drafter fits")
+    commands = [
+        Generate(
+            id=f"{name}-{at}",
+            model=model,
+            text=SECRET,
+            n=n,
+            max_tokens=10,
+            stop=(SECRET,),
+            sampling=SamplingParameters(seed=3, temperature=0.5),
+        )
+        for at in range(prompts)
+    ]
+    return Asked(id=name, endpoint="/v1/completions", commands=commands, key_name="a key", created_at=created_at)
+
+
+def delta(tokens: int = 1, **changes: object) -> Delta:
+    return Delta(id="r", index=0, text="word", tokens=tokens, **changes)  # type: ignore[arg-type]
+
+
+def finished(index: int = 0, **usage: object) -> Finished:
+    return Finished(id="r", index=index, finish_reason="stop", usage=Usage(**usage))  # type: ignore[arg-type]
+
+
+def run(journal: Journal, name: str = "r", created_at: float = 1.0) -> Record:
+    record = journal.open(asked(name, created_at=created_at))
+    record.begin(lambda _error: None)
+    record.accepted(Accepted(id=name, prompt_tokens=5))
+    record.told(0, delta())
+    record.finished(finished(completion_tokens=1, prompt_tokens=5))
+    return record
+
+
+def history(folder: Path) -> RequestHistory:
+    return RequestHistory(Store(folder / FILE_NAME))
+
+
+async def test_a_request_goes_through_its_phases_and_their_seconds_add_up() -> None:
+    time = Time()
+    journal = Journal(clock=time)
+    record = journal.open(asked())
+    assert journal.running == []
+    record.begin(lambda _error: None)
+    time.now += 2
+    for fraction in (0.0, 0.5, 1.0):
+        journal.hear(LoadProgress(model_id="m", phase="weights", fraction=fraction))
+        journal.hear(LoadProgress(model_id="another", phase="weights", fraction=fraction))
+        time.now += 1
+    assert record.seconds() == {"queue": 3.0, "load": 2.0, "prefill": 0.0, "decode": 0.0, "total": 5.0}
+    record.accepted(Accepted(id="r-0", prompt_tokens=40))
+    time.now += 4
+    assert (record.is_accepted, record.writes) == (True, False)
+    record.told(0, delta(3, drafted=4, accepted=2, method="ngram", why_not_drafted=""))
+    time.now += 2
+    record.told(0, delta(1, why_not_drafted="plain is faster"))
+    assert record.seconds() == {"queue": 3.0, "load": 2.0, "prefill": 4.0, "decode": 2.0, "total": 11.0}
+    assert (record.tokens_per_second, record.acceptance, record.method) == (2.0, 0.5, "off")
+    assert record.why_not_drafted == "plain is faster"
+    record.close()
+    (past,) = journal.recent
+    assert past.outcome == "cancelled"
+    assert past.figures["speculation"]["method"] == "ngram"
+    assert past.figures["usage"]["completion_tokens"] == 4
+    time.now += 100
+    assert record.elapsed_seconds == 11.0
+
+
+async def test_what_the_worker_told_at_the_end_goes_before_what_was_counted() -> None:
+    journal = Journal()
+    record = journal.open(asked())
+    record.begin(lambda _error: None)
+    record.accepted(Accepted(id="r-0", prompt_tokens=40))
+    usage = {"prompt_tokens": 40, "completion_tokens": 9, "prefill_seconds": 1.5, "decode_seconds": 3.0}
+    record.finished(finished(**usage, drafted=8, accepted=6, accepted_per_position=(4, 2), cycles=4))
+    (past,) = journal.recent
+    assert past.figures["seconds"]["prefill"] == 1.5
+    assert past.figures["seconds"]["decode"] == 3.0
+    assert past.figures["speculation"]["accepted_per_position"] == [4, 2]
+    assert past.figures["speculation"]["reason"] == "no drafter fits"
+    assert past.figures["asked"]["sampling"]["temperature"] == 0.5
+    assert (past.key_name, past.endpoint, past.outcome) == ("a key", "/v1/completions", "stop")
+
+
+async def test_several_choices_of_several_prompts_are_one_request() -> None:
+    journal = Journal()
+    record = journal.open(asked(prompts=2, n=2))
+    record.begin(lambda _error: None)
+    for _ in range(2):
+        record.accepted(Accepted(id="r", prompt_tokens=5))
+    for index in range(4):
+        assert journal.running == [record]
+        record.finished(finished(index, prompt_tokens=5, completion_tokens=7))
+    assert journal.running == []
+    (past,) = journal.recent
+    assert past.figures["usage"]["completion_tokens"] == 28
+    assert past.figures["usage"]["prompt_tokens"] == 10
+
+
+async def test_an_error_is_its_outcome_and_the_first_end_is_the_only_one() -> None:
+    journal = Journal()
+    record = journal.open(asked())
+    record.begin(lambda _error: None)
+    record.failed(ModelUnavailable("x" * 1000))
+    record.close()
+    record.finished(finished())
+    (past,) = journal.recent
+    assert past.outcome == "model_unavailable"
+    assert len(past.figures["problem"]) == 300
+
+
+async def test_texts_are_kept_only_where_that_is_switched_on(tmp_path: Path) -> None:
+    for keeps in (False, True):
+        folder = tmp_path / str(keeps)
+        journal = Journal(history(folder), keeps_texts=lambda keeps=keeps: keeps)  # type: ignore[misc]
+        run(journal)
+        await journal.flush()
+        found = history(folder).find("r")
+        assert found is not None
+        assert (found.prompt, found.reply) == ((SECRET, "word") if keeps else (None, None))
+        assert history(folder).page(count=5)[0].prompt is None
+        assert journal.recent[0].prompt is None
+        content = b"".join(path.read_bytes() for path in folder.iterdir())
+        assert (SECRET.encode() in content) == keeps
+        await journal.clear()
+        assert SECRET.encode() not in b"".join(path.read_bytes() for path in folder.iterdir())
+        assert history(folder).count() == 0
+
+
+async def test_the_oldest_beyond_the_limit_are_forgotten_and_a_lower_limit_is_felt(tmp_path: Path) -> None:
+    limits = {"now": 5}
+    kept = history(tmp_path)
+    journal = Journal(kept, limit=lambda: limits["now"])
+    for number in range(8):
+        run(journal, f"r{number}", created_at=float(number))
+        await journal.flush()
+    assert [past.id for past in kept.page(count=10)] == ["r7", "r6", "r5", "r4", "r3"]
+    assert len(journal.recent) == 5
+    limits["now"] = 2
+    await journal.flush()
+    assert kept.count() == 2
+    limits["now"] = 0
+    run(journal, "r9", created_at=9.0)
+    await journal.flush()
+    assert (kept.count(), list(journal.recent)) == (0, [])
+
+
+async def test_many_surplus_requests_go_at_once(tmp_path: Path) -> None:
+    kept = history(tmp_path)
+    source = Journal()
+    past = run(source).past()
+    kept.keep([Past(**{**_values(past), "id": f"r{n}", "created_at": float(n)}) for n in range(700)], 1_000)
+    kept.keep([], 10)
+    assert [each.id for each in kept.page(count=20)] == [f"r{n}" for n in range(699, 689, -1)]
+
+
+def _values(past: Past) -> dict[str, object]:
+    return {name: getattr(past, name) for name in Past.__dataclass_fields__}
+
+
+async def test_pages_follow_each_other_and_can_be_narrowed(tmp_path: Path) -> None:
+    kept = history(tmp_path)
+    assert (kept.page(count=5), kept.find("r"), kept.models(), kept.count()) == ([], None, [], 0)
+    past = run(Journal()).past()
+    outcomes = ("stop", "length", "cancelled", "queue_full")
+    kept.keep(
+        [
+            Past(
+                **{
+                    **_values(past),
+                    "id": f"r{n}",
+                    "created_at": 1.0,
+                    "outcome": outcomes[n % 4],
+                    "model_id": f"m{n % 2}",
+                }
+            )  # type: ignore[arg-type]
+            for n in range(8)
+        ],
+        100,
+    )
+    first = kept.page(count=3)
+    second = kept.page(count=10, before=first[-1].id)
+    assert [each.id for each in (*first, *second)] == [f"r{n}" for n in range(7, -1, -1)]
+    assert kept.page(count=5, before="nobody") == []
+    assert {each.outcome for each in kept.page(count=9, outcome="fine")} == {"stop", "length"}
+    assert {each.outcome for each in kept.page(count=9, outcome="failed")} == {"queue_full"}
+    assert {each.model_id for each in kept.page(count=9, model_id="m1")} == {"m1"}
+    assert kept.models() == ["m0", "m1"]
+
+
+async def test_a_store_that_cannot_be_written_costs_no_request_and_is_tried_again() -> None:
+    broken = Broken()
+    journal = Journal(broken)
+    run(journal, "a")
+    await journal.flush()
+    run(journal, "b")
+    await journal.flush()
+    assert [past.id for past in journal.recent] == ["b", "a"]
+    broken.mended = True
+    await journal.flush()
+    assert broken.kept == ["a", "b"]
+    assert not journal.is_behind
+
+
+async def test_what_fails_too_often_is_dropped_lest_it_keeps_others_out() -> None:
+    broken = Broken()
+    journal = Journal(broken)
+    run(journal, "poison")
+    for _ in range(10):
+        await journal.flush()
+    broken.mended = True
+    run(journal, "good")
+    await journal.flush()
+    assert broken.kept == ["good"]
+
+
+async def test_a_step_of_a_stream_costs_next_to_nothing() -> None:
+    for keeps_texts in (False, True):
+        record = Journal(keeps_texts=lambda keeps=keeps_texts: keeps).open(asked())  # type: ignore[misc]
+        event = delta(4, drafted=4, accepted=3, method="ngram")
+        best = min(timeit.repeat(lambda: record.told(0, event), number=2_000, repeat=5)) / 2_000  # noqa: B023
+        assert best < 20e-6
