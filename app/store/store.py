@@ -28,6 +28,7 @@ from app.store.tables import BenchmarkRow, SettingRow
 FILE_NAME = "paceline.sqlite3"
 CHECKPOINT_SECONDS = 0.5
 GUARDED = "guarded"
+LOCKED_WORDS = "Paceline is locked down: every request needs a key until a new account is set up."
 DAMAGED = "is damaged ({reason}): `paceline serve` sets it aside and starts locked down, with a new one"
 
 NEWER = "was written by a newer Paceline ({reason}): update Paceline, or move the file away"
@@ -78,7 +79,7 @@ class Store:
             self.close()
             said = self._prepare(repair=True)
             self._opened()
-            return said
+            return " ".join(each for each in (said, LOCKED_WORDS if self.locked_down else "") if each)
 
     def check(self) -> None:
         """Raise `StoreUnavailable` unless the file is sound, or not there; changes nothing."""
@@ -195,10 +196,7 @@ class Store:
         moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._clock()))
         new = database.build(self.path, locked_down_at=self._clock())
         aside = database.set_aside(self.path, new, moment)
-        return (
-            f"{self.path.name} was damaged ({reason}) and is set aside as {aside.name}. Paceline is locked down: "
-            "every request needs a key until a new account is set up."
-        )
+        return f"{self.path.name} was damaged ({reason}) and is set aside as {aside.name}."
 
     def _checkpoint(self) -> None:
         with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(self._raw()) as file:

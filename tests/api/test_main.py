@@ -1,12 +1,15 @@
 """The server process: quick to start, free of mlx, safe by default, and clear about what is in its way."""
 
 import asyncio
-import os
+import contextlib
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +18,8 @@ import pytest
 from app.main import address_url, run
 from app.serving.server import bind
 from app.settings import Settings
+from app.store.settings_rows import StoredSettings
+from app.store.store import FILE_NAME, Store
 from tests.api.fakes import make_site, served
 
 RUN = "import sys; from app.main import run; from app.settings import read_settings; sys.exit(run(read_settings()))"
@@ -23,6 +28,8 @@ import sys, time
 began = time.process_time()
 from app.main import create_app
 from app.settings import Settings
+from app.store.settings_rows import StoredSettings
+from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
 from app.hub.catalog import Catalog
@@ -67,24 +74,81 @@ def test_a_taken_port_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_it_serves_and_ends_with_0_on_sigterm() -> None:
-    environment = {
-        "PACELINE_PORT": "0",
-        "PACELINE_DRAIN_SECONDS": "1",
-        "PATH": "/usr/bin:/bin",
-        "HOME": os.environ["HOME"],
-    }
-    began = time.monotonic()
-    with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, env=environment, text=True) as process:
+@contextlib.contextmanager
+def running(home: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process of its own, and its address."""
+    environment = {"PACELINE_PORT": "0", "PACELINE_DRAIN_SECONDS": "1", "PATH": "/usr/bin:/bin", "HOME": str(home)}
+    command = [sys.executable, "-c", RUN]
+    environment |= {"PACELINE_HOME": str(home / "state"), **variables}
+    with (
+        (home / "log").open("w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True) as process,
+    ):
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("Paceline listens on http://127.0.0.1:")
-        url = line.split()[3]
-        with urllib.request.urlopen(f"{url}health/live", timeout=10) as response:  # noqa: S310
-            assert response.status == 200
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert line.startswith("Paceline listens on http://127.0.0.1:"), (home / "log").read_text(encoding="utf-8")
+        try:
+            yield process, line.split()[3]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.stdout.read()
+            assert process.wait(timeout=20) == 0
+
+
+def status_of(address: str, **headers: str) -> int:
+    """The status of a GET."""
+    try:
+        request = urllib.request.Request(address, headers=headers)  # noqa: S310
+        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_it_serves_and_ends_with_0_on_sigterm(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with running(tmp_path) as (_, url):
+        assert status_of(f"{url}health/live") == 200
     assert time.monotonic() - began < 20
+
+
+def test_stored_settings_are_read_at_the_start_and_felt_while_it_runs(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state" / FILE_NAME)
+    kept = StoredSettings(store)
+    kept.change_settings({"allowed_hosts": ["studio.local"], "port": 1}, source="test")
+    with running(tmp_path) as (_, url):
+        assert status_of(f"{url}health/live", host="studio.local") == 200
+        assert status_of(f"{url}health/live", host="mac.local") == 403
+        kept.change_settings({"allowed_hosts": ["mac.local"]}, source="test")
+        deadline = time.monotonic() + 10
+        while status_of(f"{url}health/live", host="mac.local") != 200:
+            assert time.monotonic() < deadline
+        assert status_of(f"{url}health/live", host="studio.local") == 403
+    store.close()
+
+
+def test_a_damaged_store_is_set_aside_and_everything_needs_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "state" / FILE_NAME
+    path.parent.mkdir()
+    path.write_bytes(b"damaged" * 1000)
+    for start in ("the first", "the next"):
+        with running(tmp_path) as (_, url):
+            for route in ("v1/models", "metrics", "api/ps", "admin/api/settings"):
+                assert status_of(f"{url}{route}") == 401, (start, route)
+            assert status_of(f"{url}health/live") == 200
+        said = (tmp_path / "log").read_text(encoding="utf-8")
+        assert ("was damaged (it is no database)" in said) == (start == "the first")
+        assert "locked down" in said, "at every start"
+    assert len(list(path.parent.glob(f"{FILE_NAME}.damaged-*"))) == 1
+
+
+def test_a_store_of_a_newer_paceline_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Store(tmp_path / FILE_NAME).start()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as file:
+        file.executescript("UPDATE alembic_version SET version_num = '0999'; PRAGMA user_version = 999")
+    assert run(settings(home=tmp_path, port=0)) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "newer Paceline" in line
 
 
 def test_addresses() -> None:

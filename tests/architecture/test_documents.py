@@ -11,6 +11,7 @@ from app import __version__
 from app.cli import application
 from app.core import errors
 from app.settings import describe_settings
+from tests.architecture.settings_table import settings_table
 from tests.architecture.source import PACKAGE, ROOT
 
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
@@ -37,6 +38,10 @@ def test_the_readme_names_every_command_and_option() -> None:
 def test_the_readme_names_every_setting() -> None:
     readme = read("README.md")
     assert [name for name in (*describe_settings(), "PACELINE_OPENBLAS") if f"`{name}`" not in readme] == []
+
+
+def test_the_readme_tells_of_each_setting_what_the_schema_says() -> None:
+    assert settings_table() in read("README.md"), "run python -m tests.architecture.settings_table"
 
 
 def test_the_readme_names_no_setting_that_is_gone() -> None:

@@ -31,5 +31,6 @@ def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
     wanted |= {f"app/demo_models/{model}/{name}" for model in MODELS for name in MODEL_FILES}
     wanted |= set(PAGE_FILES)
     assert wanted - packed == set()
+    assert {f"app/store/migrations/versions/{name}.py" for name in ("0001_choices", "0002_dashboard")} <= packed
     assert f"paceline-{__version__}.dist-info/licenses/LICENSE" in packed
     assert f"paceline-{__version__}.dist-info/entry_points.txt" in packed

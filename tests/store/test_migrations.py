@@ -97,7 +97,9 @@ def test_a_migration_that_fails_changes_nothing(old: Path) -> None:
 
 def test_a_file_of_a_newer_paceline_is_told_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
-    Store(path).start()
+    store = Store(path)
+    store.start()
+    store.close()
     with closing(sqlite3.connect(path)) as file:
         file.executescript("UPDATE alembic_version SET version_num = '0999'; PRAGMA user_version = 999")
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)")

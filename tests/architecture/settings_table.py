@@ -1,0 +1,34 @@
+"""The table of settings in the README, from the schema; `python -m tests.architecture.settings_table` renews it."""
+
+import re
+
+from app.core.setting_texts import plain
+from app.settings import describe_settings
+from tests.architecture.source import ROOT
+
+README = ROOT / "README.md"
+HEAD = "| Variable | Default | Felt | Meaning |\n|---|---|---|---|\n"
+TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*?(?=\| `PACELINE_OPENBLAS`)")
+FELT = {"now": "now", "reload": "next load", "restart": "restart"}
+
+
+def settings_table() -> str:
+    """Head and rows, in the order of the schema."""
+    rows = []
+    for variable, field in describe_settings().items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict)
+        default = plain(field.get_default(call_default_factory=True))
+        shown = (
+            ""
+            if default in (None, "", [], {})
+            else f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        )
+        unit = f" ({extra['unit']})" if extra["unit"] else ""
+        description = (field.description or "").replace("|", "\\|")
+        rows.append(f"| `{variable}` | {shown} | {FELT[str(extra['takes_effect'])]} | {description}{unit} |\n")
+    return HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    README.write_text(TABLE.sub(lambda _: settings_table(), README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,104 @@
+"""`paceline config`: the same settings as the page's, for people and for programs, with what is wrong in one line."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from app.settings import Settings
+from tests.cli.fake_server import FakeServer
+from tests.cli.test_commands import LOADED, run
+
+
+def test_every_setting_is_listed_with_its_value_and_when_it_is_felt(environment: Mapping[str, str]) -> None:
+    table = run(environment, "config", "list").stdout
+    rows = {row["name"]: row for row in json.loads(run(environment, "config", "--json").stdout)}
+    assert set(rows) == set(Settings.model_fields)
+    assert all(name in table for name in rows)
+    assert (rows["port"]["origin"], rows["theme"]["origin"]) == ("environment", "default")
+    assert {row["takes_effect"] for row in rows.values()} == {"now", "reload", "restart"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "felt"),
+    [
+        ("theme", "dark", "in effect now"),
+        ("queue_limit", "5", "when a model is next loaded"),
+        ("drain_seconds", "5", "after `paceline serve` is started again"),
+        ("PACELINE_MAX_ROWS", "4", "when a model is next loaded"),
+        ("keep-texts", "on", "in effect now"),
+    ],
+)
+def test_set_says_when_it_is_felt_and_get_prints_it(
+    environment: Mapping[str, str], name: str, value: str, felt: str
+) -> None:
+    said = run(environment, "config", "set", name, value)
+    assert (said.exit_code, said.stderr) == (0, "")
+    assert felt in said.stdout
+    assert run(environment, "config", "get", name).stdout.strip().removesuffix(".0") == value
+    assert json.loads(run(environment, "config", "get", name, "--json").stdout)["origin"] == "store"
+    assert run(environment, "config", "unset", name).exit_code == 0
+    assert json.loads(run(environment, "config", "get", name, "--json").stdout)["origin"] == "default"
+
+
+def test_a_variable_goes_first_and_that_is_told(environment: Mapping[str, str]) -> None:
+    said = run(environment, "config", "set", "port", "9000").stdout
+    assert "PACELINE_PORT is set in the environment and goes first" in said
+    assert run(environment, "config", "get", "port").stdout.strip() == environment["PACELINE_PORT"]
+    free = {name: value for name, value in environment.items() if name != "PACELINE_PORT"}
+    assert run(free, "config", "get", "port").stdout.strip() == "9000"
+
+
+def test_what_is_stored_is_used_by_every_command(environment: Mapping[str, str], fake: FakeServer) -> None:
+    port = environment["PACELINE_PORT"]
+    free = {name: value for name, value in environment.items() if name != "PACELINE_PORT"}
+    assert run(free, "config", "set", "port", port).exit_code == 0
+    fake.answers["/api/ps"] = (200, LOADED)
+    assert "big" in run(free, "ps").stdout, "it found the server"
+
+
+def test_a_model_has_settings_of_its_own(environment: Mapping[str, str]) -> None:
+    own = ("--model", "demo-assistant")
+    assert "in effect now" in run(environment, "config", "set", *own, "temperature", "0.2").stdout
+    assert "next loaded" in run(environment, "config", "set", *own, "methods", "ngram, draft_model").stdout
+    assert run(environment, "config", "set", *own, "drafts", "none").exit_code == 0
+    rows = {row["name"]: row for row in json.loads(run(environment, "config", "list", *own, "--json").stdout)}
+    assert (rows["temperature"]["value"], rows["methods"]["value"]) == (0.2, ["ngram", "draft_model"])
+    assert rows["drafts"]["value"] == []
+    assert "temperature 0.2" in run(environment, "ls").stdout
+    assert run(environment, "config", "set", *own, "alias", "helper").exit_code == 0
+    assert run(environment, "config", "get", "--model", "helper", "temperature").stdout.strip() == "0.2"
+    assert run(environment, "config", "unset", *own, "temperature").exit_code == 0
+    assert run(environment, "config", "get", *own, "temperature").stdout.strip() == "–"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("set", "port", "70000"), "port: Input should be less than or equal to 65535"),
+        (("set", "api_key", "k"), "api_key comes from the environment only"),
+        (("set", "require_key", "on"), "nobody has a key yet"),
+        (("set", "host", "0.0.0.0"), "other machines reach this address"),  # noqa: S104
+        (("set", "horoscope", "1"), "there is no setting called horoscope"),
+        (("get", "temperature"), "there is no setting called temperature"),
+        (("get", "--model", "demo-assistant", "port"), "a model has no setting called port"),
+        (("set", "--model", "nowhere", "temperature", "1"), 'no model "nowhere"'),
+        (("set", "--model", "demo-assistant", "alias", "demo-draft"), "name of another model"),
+        (("set", "--model", "demo-assistant", "methods", "guessing"), "methods: "),
+        (("set", "theme"), "config set NAME VALUE"),
+        (("get",), "config get NAME"),
+        (("unset",), "config unset NAME"),
+        (("get", "theme", "dark"), "config get NAME"),
+    ],
+)
+def test_what_is_wrong_is_one_line(environment: Mapping[str, str], words: tuple[str, ...], reason: str) -> None:
+    result = run(environment, "config", *words)
+    assert result.exit_code == 1
+    assert reason in result.stderr
+    assert (result.stderr.count("\n"), result.stdout) == (1, "")
+
+
+def test_the_help_teaches(environment: Mapping[str, str]) -> None:
+    shown = " ".join(run(environment, "config", "--help").stdout.split())
+    for part in ("paceline config set theme dark", "--model demo-assistant temperature 0.2", "list, get, set or unset"):
+        assert part in shown
