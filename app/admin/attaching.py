@@ -43,7 +43,7 @@ class Attaching:
     async def attach(self, model_id: str, draft_id: str, *, measure: bool = True) -> dict[str, Any]:
         """Choose a drafter that is here; `measuring` says whether its measurement has begun.
 
-        Raises ModelNotFound, SpeculationUnavailable for one that does not fit, and what a load raises.
+        Raises ModelNotFound, SpeculationUnavailable, InsufficientMemory, and what a load raises.
         """
         drafts = await asyncio.to_thread(self._choose, model_id, draft_id)
         became = await self._loading.renew(model_id)
@@ -83,6 +83,7 @@ class Attaching:
         if wanted is None or not wanted.fits:
             reason = f"{draft_id} is not on this computer" if wanted is None else wanted.refusal
             raise SpeculationUnavailable(f"{reason}; choose another drafter for {main.id}", parameter="draft")
+        self._units.check_room(main, wanted)
         stored = self._settings.model(main.id)
         others = [name for name in stored.drafts or () if name in candidates and name != draft_id]
         drafts = (draft_id, *(name for name in others if candidates[name].method != wanted.method))

@@ -82,6 +82,7 @@ def _choose(context: AdminContext, model_id: str, body: ChoiceBody) -> CatalogMo
             if name not in fits or not fits[name].fits:
                 reason = fits[name].refusal if name in fits else f"{name} is not on this computer"
                 raise SpeculationUnavailable(f"{reason}; choose another drafter for {main.id}", parameter="drafts")
+        context.models.units.check_room(main, *(fits[name] for name in body.drafts))
     values = body.model_dump()
     context.settings.change_model(main.id, {name: values[name] for name in SPECULATION}, SOURCE)
     return main

@@ -47,12 +47,8 @@ class UnitChooser:
         Raises InsufficientMemory for a model that is too large by itself, and what the resolver and pairing raise.
         """
         main = self._resolver.main(model_id)
-        alone = self._footprints.main(main)
-        room = self._footprints.room
-        if alone is not None and not room.holds(alone):
-            needed, ceiling = alone.total_bytes / 1e9, room.ceiling_bytes / 1e9
-            advice = "choose a smaller model"
-            raise InsufficientMemory(f"{main.id} needs {needed:.1f} GB, the ceiling is {ceiling:.1f} GB: {advice}")
+        self.check_room(main)
+        alone, room = self._footprints.main(main), self._footprints.room
         candidates = [each for each in self.candidates(main, speedups) if each.method != NGRAM]
         wanted = _named(main, candidates, drafts) if drafts is not None else _best(candidates)
         chosen, left_out, taken = [], [], alone
@@ -71,6 +67,18 @@ class UnitChooser:
             num_draft_tokens=None,
         )
         return MeasuredUnit(specification, main.has_chat_template, tuple(left_out))
+
+    def check_room(self, main: CatalogModel, *drafts: Candidate) -> None:
+        """Raises InsufficientMemory when the model with these drafters is larger than the ceiling."""
+        alone, room = self._footprints.main(main), self._footprints.room
+        if alone is None:
+            return
+        unit = sum((each.footprint for each in drafts), alone)
+        if not room.holds(unit):
+            names = " + ".join([main.id, *(each.id for each in drafts)])
+            needed, ceiling = unit.total_bytes / 1e9, room.ceiling_bytes / 1e9
+            advice = "choose a smaller drafter" if drafts else "choose a smaller model"
+            raise InsufficientMemory(f"{names} needs {needed:.1f} GB, the ceiling is {ceiling:.1f} GB: {advice}")
 
     def _path(self, main: CatalogModel, candidate: Candidate) -> Path:
         return main.path if candidate.id == main.id else self._resolver.find(candidate.id).path

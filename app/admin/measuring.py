@@ -9,7 +9,7 @@ method belongs to the event loop.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from app.admin.measured_unit import MeasuredUnit, UnitChooser
@@ -62,7 +62,6 @@ class Measuring:
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._job: Job | None = None
-        self._listeners: list[Callable[[Ended], None]] = []
         self.last: Ended | None = None
 
     @property
@@ -144,7 +143,8 @@ class Measuring:
 
     async def _load(self, job: Job, specification: ModelSpecification) -> LoadedModel:
         """Requests for the model get this unit from now on, so that they need no other one in its place."""
-        await self._unless_stopped(job, self._activity.wait_idle())
+        await self._wait_alone(job)
+        job.phase = "loading"
         self._resolver.adopt(specification)
         await self._unless_stopped(job, self._worker.load(specification))
         loaded = self._resolver.loaded().get(specification.id)
@@ -171,10 +171,8 @@ class Measuring:
         """One turn, undisturbed: with pauses and repetitions as long as others use Paceline."""
         while True:
             began = self._clock()
-            if len(self._activity):
-                job.phase = "paused"
-                await self._unless_stopped(job, self._activity.wait_idle())
-                job.budget.extend(self._clock() - began)
+            await self._wait_alone(job)
+            job.budget.extend(self._clock() - began)
             job.phase = "measuring"
             began = self._clock()
             try:
@@ -182,6 +180,12 @@ class Measuring:
             except TimeoutError:
                 job.disturbed += 1
                 job.budget.extend(self._clock() - began)
+
+    async def _wait_alone(self, job: Job) -> None:
+        """Until nobody else asks for anything."""
+        if len(self._activity):
+            job.phase = "paused"
+            await self._unless_stopped(job, self._activity.wait_idle())
 
     async def _alone(self, job: Job, work: Coroutine[Any, Any, Result]) -> Result:
         """Raises TimeoutError when somebody else asks for something before `work` is done."""

@@ -17,14 +17,17 @@ export function answerOf(results) {
   const cell = alone(results);
   const found = cell && best(cell);
   if (!found) return t("pays.nothing");
-  if (!pays(found)) return t("pays.plain_wins");
+  if (!pays(found)) return batchPays(results) ? t("pays.plain_wins_alone") : t("pays.plain_wins");
   const gain = times(gainOf(found));
   if (found.method === "auto") return found.used ? t("pays.governor_wins", { gain, method: methodWords(found.used) }) : t("pays.governor_wins_bare", { gain });
   return t.n("pays.method_wins", found.num_draft_tokens, { gain, method: methodWords(found.method) });
 }
 
+const batch = (results) => results.cells.find((each) => each.rows > 1 && each.context === alone(results)?.context);
+const batchPays = (results) => Boolean(batch(results)) && pays(best(batch(results)));
+
 export function batchOf(results) {
-  const cell = results.cells.find((each) => each.rows > 1 && each.context === alone(results)?.context);
+  const cell = batch(results);
   const found = cell && best(cell);
   if (!found) return "";
   const told = { count: number(cell.rows), gain: times(gainOf(found)) };

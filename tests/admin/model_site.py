@@ -1,0 +1,164 @@
+"""An application over the embedded models and a worker that says how fast it is; real store, settings and pairing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+
+from app.admin.context import AdminContext
+from app.core.errors import InsufficientMemory, ModelUnavailable
+from app.core.messages import (
+    Accepted,
+    Delta,
+    Finished,
+    Generate,
+    LoadedModel,
+    ModelLoaded,
+    ModelSpecification,
+    Ready,
+    Snapshot,
+    Usage,
+)
+from app.core.step import MethodStatistics
+from app.hub import pairing
+from app.hub.catalog import Catalog, default_catalog
+from app.main import admin_context, build
+from app.serving.activity import Activity
+from app.serving.context import Context
+from app.serving.idle import IdleLimit
+from app.serving.live_settings import LiveSettings
+from app.serving.resolver import Resolver
+from app.settings import Settings
+from app.store.settings_rows import StoredSettings
+from app.store.store import FILE_NAME, Store
+from tests.admin.signing import Time
+from tests.api.fakes import FakeWorker
+
+KEY = "sk-of-this-test"
+DEMO = "demo-assistant"
+GB = 10**9
+SPEEDS = {"off": 100.0, "auto": 150.0, "draft_model": 200.0, "dflash": 90.0, "eagle3": 80.0, "ngram": 110.0}
+
+
+class PacedWorker(FakeWorker):
+    """Holds what it is asked to load, and tells tokens at a known speed for each method, by a clock that it moves."""
+
+    def __init__(self, time: Time) -> None:
+        super().__init__()
+        self.script = self.paced
+        self.speeds = dict(SPEEDS)
+        self.ready_info = Ready(process_id=1, device="Test (cpu)", memory_ceiling_bytes=8 * GB)
+        self.in_use = False
+        self.hold: asyncio.Event | None = None
+        """While it is set and clear, no answer begins."""
+        self._time = time
+
+    async def load(
+        self, model: ModelSpecification, *, pinned: bool | None = None, idle_seconds: float | None = None
+    ) -> ModelLoaded:
+        if self.in_use:
+            raise ModelUnavailable("it is in use", code="model_in_use")
+        methods = (*(draft.method for draft in model.drafts), "ngram")
+        held = LoadedModel(
+            id=model.id,
+            state="ready",
+            draft_ids=tuple(draft.id for draft in model.drafts),
+            methods=tuple(each for each in methods if not model.methods or each in model.methods),
+            longest_drafts={"dflash": 7},
+            cache_families=("trim",),
+            max_context_tokens=4096,
+            pinned=bool(pinned),
+        )
+        others = tuple(each for each in self.snapshot.models if each.id != model.id)
+        self.snapshot = Snapshot(models=(*others, held))
+        return await super().load(model, pinned=pinned, idle_seconds=idle_seconds)
+
+    async def unload(self, model_id: str) -> None:
+        self.snapshot = Snapshot(models=tuple(each for each in self.snapshot.models if each.id != model_id))
+        await super().unload(model_id)
+
+    async def paced(self, command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+        if self.hold is not None:
+            await self.hold.wait()
+        method = command.speculation.method
+        drafts = command.speculation.num_draft_tokens or 0
+        tokens = command.max_tokens or 16
+        yield Accepted(id=command.id, prompt_tokens=5)
+        for _ in range(tokens):
+            self._time.pass_by(1 / self.speeds[method])
+            yield Delta(id=command.id, index=0, text="x", tokens=1, method=method)
+        used = "draft_model" if method == "auto" else method
+        usage = Usage(prompt_tokens=5, completion_tokens=tokens, decode_seconds=tokens / self.speeds[method])
+        if method != "off":
+            told = {"drafted": 4 * tokens, "accepted": 3 * tokens, "cycles": tokens}
+            by_method = (MethodStatistics(used, steps=tokens, drafted=4 * tokens, accepted=3 * tokens),)
+            usage = msgspec.structs.replace(usage, **told, by_method=by_method)
+        assert drafts <= 16
+        yield Finished(id=command.id, index=0, finish_reason="length", usage=usage)
+
+
+@dataclass
+class ModelSite:
+    admin: AdminContext
+    worker: PacedWorker
+    catalog: Catalog
+    client: httpx2.AsyncClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        transport = httpx2.ASGITransport(build(self.admin))
+        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+        self.client = httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8710", headers=headers)
+
+    async def call(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
+        response = await self.client.request(method, path, json=body)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    async def measured(self, **wishes: Any) -> dict[str, Any]:
+        """Measure, wait, and read the kept result."""
+        await self.call("POST", "/admin/api/measurements", {"model": DEMO, "minutes": 60, **wishes}, status=202)
+        await self.admin.models.measuring.wait()
+        found = await self.call("GET", f"/admin/api/measurements?model={DEMO}")
+        assert found["last"]["outcome"] == "done", found["last"]
+        row: dict[str, Any] = found["measurements"][0]
+        return row
+
+
+def make_model_site(home: Path, *, catalog: Catalog | None = None, **settings: Any) -> ModelSite:
+    """An application whose state lies in `home`."""
+    time = Time()
+    worker = PacedWorker(time)
+    store = Store(home / FILE_NAME)
+    live = LiveSettings(Settings(home=home, api_key=KEY, **settings), StoredSettings(store))
+    catalog = catalog or default_catalog([], environment={}, home=home)
+    resolver = Resolver(live, catalog, worker, pairing)
+    context = Context(
+        live=live,
+        worker=worker,
+        resolver=resolver,
+        activity=Activity(lambda: live.current.max_requests),
+        idle=IdleLimit(worker, resolver, live),
+        clock=time,
+    )
+    return ModelSite(admin_context(context, store), worker, catalog)
+
+
+class Somebody:
+    """A request of somebody else."""
+
+    def abort(self, error: Exception) -> None:
+        """Nothing ends it."""
+
+
+def too_little_memory(worker: PacedWorker) -> Callable[..., Any]:
+    """A load that the worker refuses."""
+
+    async def refuse(*_: Any, **__: Any) -> ModelLoaded:
+        raise InsufficientMemory("no room", code="insufficient_memory")
+
+    worker.load = refuse  # type: ignore[method-assign]
+    return refuse

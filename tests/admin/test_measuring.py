@@ -1,0 +1,198 @@
+"""Does it pay? Measured over the worker that serves: alone, one at a time, kept, applied, and everything put back."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.request import SpeculationRequest
+from app.serving.sweep.tasks import TASKS
+from tests.admin.model_site import DEMO, ModelSite, Somebody, make_model_site, too_little_memory
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> ModelSite:
+    return make_model_site(tmp_path)
+
+
+def cell(row: dict[str, Any], rows: int) -> dict[tuple[str, int], dict[str, Any]]:
+    found = next(each for each in row["results"]["cells"] if each["rows"] == rows)
+    return {(each["method"], each["num_draft_tokens"]): each for each in found["settings"]}
+
+
+async def test_every_method_is_compared_with_plain_decoding_alone_and_four_at_once(site: ModelSite) -> None:
+    row = await site.measured()
+    for rows in (1, 4):
+        settings = cell(row, rows)
+        assert {method for method, _ in settings} == {"off", "auto", "dflash", "eagle3", "draft_model", "ngram"}
+        assert settings["draft_model", 4]["to_plain"] == pytest.approx(2.0, rel=1e-3)
+        assert settings["dflash", 7]["acceptance"] == 0.75
+        assert settings["auto", 0]["used"] == "draft_model"
+    assert ("dflash", 8) not in cell(row, 1), "it never drafts so many"
+    assert row["results"]["methods"]["draft_model"] == "demo-draft"
+    assert row["versions"]["mlx-lm"]
+    assert row["machine"]["cores"] >= 1
+    assert row["results"]["options"]["device"] == "Test (cpu)"
+
+
+async def test_requests_are_greedy_name_their_method_and_ask_all_settings_the_same(site: ModelSite) -> None:
+    await site.measured(several=False)
+    commands = site.worker.commands
+    assert {command.sampling.temperature for command in commands} == {0.0}
+    assert commands[0].speculation == commands[1].speculation == SpeculationRequest(method="off")
+    assert {command.messages[0]["content"] for command in commands if command.messages} <= set(TASKS)
+    measured = [command for command in commands if command.max_tokens == commands[1].max_tokens][1:]
+    by_prompt: dict[str, set[tuple[str, int | None]]] = {}
+    for command in measured:
+        asked = (command.speculation.method, command.speculation.num_draft_tokens)
+        by_prompt.setdefault(str(command.messages), set()).add(asked)
+    assert len(by_prompt) == 3, "one prompt a round"
+    assert len({frozenset(asked) for asked in by_prompt.values()}) == 1, "every setting gets each of them"
+
+
+async def test_an_own_prompt_is_asked_in_the_place_of_the_built_in_ones(site: ModelSite) -> None:
+    row = await site.measured(prompts=["Name ten rivers."], rounds=1, several=False)
+    assert {str(command.messages) for command in site.worker.commands} == {
+        str([{"role": "user", "content": "Name ten rivers."}])
+    }
+    assert row["results"]["options"]["prompts"] == ["Name ten rivers."]
+
+
+async def test_what_was_in_memory_is_there_again_afterwards(site: ModelSite) -> None:
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    before = site.worker.snapshot.models[0].draft_ids
+    await site.measured(rounds=1)
+    assert site.worker.snapshot.models[0].draft_ids == before == ("demo-assistant-dflash",)
+    assert len(site.worker.loads[1][0].drafts) == 3, "measured was with the best drafter of each method"
+    assert site.admin.serving.resolver.resolve(DEMO).drafts == site.worker.loads[0][0].drafts
+
+
+async def test_what_was_not_in_memory_is_not_afterwards(site: ModelSite) -> None:
+    await site.measured(rounds=1)
+    assert site.worker.snapshot.models == ()
+
+
+async def test_the_recommendation_is_applied_as_stored_settings(site: ModelSite) -> None:
+    row = await site.measured()
+    choice = row["results"]["recommendation"]["choice"]
+    assert (choice["drafts"], choice["methods"], choice["policy"]) == (["demo-draft"], ["draft_model"], "auto")
+    answer = await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", {})
+    assert answer["became"] == "not_loaded"
+    assert site.admin.settings.model(DEMO).given() == choice
+    again = make_model_site(site.admin.serving.settings.home)
+    unit = again.admin.serving.resolver.resolve(DEMO)
+    assert ([draft.id for draft in unit.drafts], unit.methods) == (["demo-draft"], ("draft_model",))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"method": "off"}, {"policy": "off"}),
+        ({"method": "ngram", "num_draft_tokens": 3}, {"policy": "single", "methods": ["ngram"], "num_draft_tokens": 3}),
+        (
+            {"method": "dflash", "num_draft_tokens": 7},
+            {"policy": "single", "methods": ["dflash"], "drafts": ["demo-assistant-dflash"], "num_draft_tokens": 7},
+        ),
+    ],
+)
+async def test_any_measured_setting_can_be_used(site: ModelSite, body: Any, expected: Any) -> None:
+    row = await site.measured(rounds=1, several=False)
+    await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", body)
+    assert site.admin.settings.model(DEMO).given() == expected
+
+
+async def test_a_turn_that_others_would_share_is_done_again_without_them(site: ModelSite) -> None:
+    activity, worker = site.admin.serving.activity, site.worker
+    worker.hold = asyncio.Event()
+    await site.call("POST", "/admin/api/measurements", {"model": DEMO, "minutes": 60, "rounds": 1}, status=202)
+    await worker.wait_asked()
+    other = Somebody()
+    activity.enter(other)
+    await worker.wait_cancelled()
+    asked = len(worker.commands)
+    worker.hold = None
+    assert len(worker.commands) == asked, "nothing is asked while somebody uses Paceline"
+    activity.leave(other)
+    ended = await site.admin.models.measuring.wait()
+    assert ended is not None
+    assert ended.outcome == "done"
+    (row,) = (await site.call("GET", "/admin/api/measurements"))["measurements"]
+    assert row["results"]["options"]["disturbed"] == 1
+    assert cell(row, 1)["draft_model", 4]["to_plain"] == pytest.approx(2.0, rel=1e-3)
+
+
+async def test_requests_that_come_meanwhile_get_the_unit_that_is_in_memory(site: ModelSite) -> None:
+    site.worker.hold = asyncio.Event()
+    await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=202)
+    await site.worker.wait_asked()
+    unit = await asyncio.to_thread(site.admin.serving.resolver.resolve, DEMO)
+    assert unit == site.worker.commands[0].model
+    site.admin.models.measuring.stop()
+    await site.admin.models.measuring.wait()
+
+
+async def test_one_measurement_runs_at_a_time(site: ModelSite) -> None:
+    site.worker.hold = asyncio.Event()
+    await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=202)
+    refused = await site.call("POST", "/admin/api/measurements", {"model": "demo-hybrid"}, status=409)
+    assert refused["error"]["code"] == "already_measuring"
+    assert await site.call("DELETE", "/admin/api/measurements/current") == {"stopping": True}
+    ended = await site.admin.models.measuring.wait()
+    assert ended is not None
+    assert (ended.outcome, ended.number) == ("stopped", 0), "nothing was known yet, so nothing is kept"
+    assert site.worker.snapshot.models == ()
+    assert await site.call("DELETE", "/admin/api/measurements/current") == {"stopping": False}
+
+
+async def test_a_model_that_cannot_be_loaded_says_why(site: ModelSite) -> None:
+    too_little_memory(site.worker)
+    await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=202)
+    await site.admin.models.measuring.wait()
+    last = (await site.call("GET", "/admin/api/measurements"))["last"]
+    assert (last["outcome"], last["problem"]) == ("failed", "no room")
+
+
+async def test_drafters_without_room_are_left_out_and_named(site: ModelSite) -> None:
+    assert site.worker.ready_info is not None
+    alone = site.admin.models.footprints.main(site.catalog.find(DEMO))
+    assert alone is not None
+    room = alone.total_bytes + 70_000_000
+    site.worker.ready_info = type(site.worker.ready_info)(process_id=1, device="x (cpu)", memory_ceiling_bytes=room)
+    row = await site.measured(rounds=1, several=False)
+    assert row["results"]["drafts"] == ["demo-assistant-dflash"]
+    assert row["results"]["options"]["left_out"] == [
+        "demo-assistant-eagle3: no room for it beside the others",
+        "demo-draft: no room for it beside the others",
+    ]
+
+
+async def test_named_drafters_only_are_measured(site: ModelSite) -> None:
+    row = await site.measured(drafts=["demo-draft"], rounds=1, several=False)
+    assert {method for method, _ in cell(row, 1)} == {"off", "auto", "draft_model", "ngram"}
+    site.worker.commands.clear()
+    await site.call("POST", "/admin/api/measurements", {"model": DEMO, "drafts": ["demo-hybrid-mtp"]}, status=202)
+    await site.admin.models.measuring.wait()
+    last = (await site.call("GET", "/admin/api/measurements"))["last"]
+    assert last["outcome"] == "failed"
+    assert "demo-hybrid-mtp" in last["problem"]
+    assert site.worker.commands == []
+
+
+async def test_results_can_be_deleted(site: ModelSite) -> None:
+    row = await site.measured(rounds=1, several=False)
+    assert await site.call("DELETE", f"/admin/api/measurements/{row['id']}") == {"deleted": row["id"]}
+    assert (await site.call("GET", "/admin/api/measurements"))["measurements"] == []
+    await site.call("DELETE", f"/admin/api/measurements/{row['id']}", status=404)
+    await site.call("POST", "/admin/api/measurements/99/apply", {}, status=404)
+
+
+async def test_the_end_of_the_server_ends_a_measurement(site: ModelSite) -> None:
+    site.worker.hold = asyncio.Event()
+    await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=202)
+    await site.worker.wait_asked()
+    await site.admin.models.close()
+    assert site.admin.models.measuring.active == ""
+    assert site.worker.unloads == [], "the worker ends anyway"

@@ -1,0 +1,300 @@
+"""The routes of the models page and the draft picker: what is here, what fits, why not, what was chosen stays."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.admin.model_setting_words import SECTIONS, WORDS
+from app.core.download import Download
+from app.core.messages import Ready
+from app.hub.catalog import Catalog, default_catalog
+from app.i18n import Catalogs
+from app.model_settings import ModelSettings
+from tests.admin.model_site import DEMO, ModelSite, Somebody, make_model_site
+from tests.hub.folders import write_model
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> ModelSite:
+    return make_model_site(tmp_path)
+
+
+async def models(site: ModelSite) -> dict[str, dict[str, Any]]:
+    found = await site.call("GET", "/admin/api/models")
+    return {each["id"]: each for each in found["models"]}
+
+
+async def drafts(site: ModelSite, model: str = DEMO) -> dict[str, Any]:
+    found: dict[str, Any] = await site.call("GET", f"/admin/api/drafts/{model}")
+    return found
+
+
+def candidate(view: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in view["candidates"] if each["id"] == name)
+    return found
+
+
+async def test_everything_on_disk_is_listed_with_what_it_is_and_what_it_takes(site: ModelSite) -> None:
+    found = await models(site)
+    demo, hybrid, drafter = found[DEMO], found["demo-hybrid"], found["demo-assistant-dflash"]
+    assert (demo["state"], demo["kind"], demo["families"], demo["context"]) == ("available", "main", ["trim"], 4096)
+    assert hybrid["families"] == ["trim", "snapshot"]
+    assert demo["drafts"] == [{"id": "demo-assistant-dflash", "method": "dflash"}]
+    parts = demo["footprint"]
+    assert parts["weights_bytes"] == 2 * demo["size_bytes"], "this device computes in float32"
+    assert parts["total_bytes"] == parts["weights_bytes"] + parts["cache_bytes"] + parts["peak_bytes"]
+    assert parts["fits"]
+    assert (drafter["kind"], drafter["method"], drafter["footprint"]) == ("drafter", "dflash", None)
+
+
+async def test_a_model_that_does_not_fit_shows_the_sum_against_the_ceiling(site: ModelSite) -> None:
+    site.worker.ready_info = Ready(process_id=1, device="x (cpu)", memory_ceiling_bytes=80_000_000)
+    demo = (await models(site))[DEMO]
+    assert demo["state"] == "too_large"
+    assert demo["footprint"]["ceiling_bytes"] == 80_000_000 < demo["footprint"]["total_bytes"]
+    view = await drafts(site, "demo-draft")
+    assert view["model"]["state"] == "available"
+    started = await site.client.post("/admin/api/measurements", json={"model": DEMO})
+    assert started.status_code == 202
+    ended = await site.admin.models.measuring.wait()
+    assert ended is not None
+    assert "needs 0.1 GB, the ceiling is 0.1 GB" in ended.problem
+
+
+async def test_a_model_is_loaded_with_its_drafters_and_unloaded(site: ModelSite) -> None:
+    answer = await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    assert (answer["model"], answer["state"]) == (DEMO, "loaded")
+    assert (await models(site))[DEMO]["state"] == "loaded"
+    assert await site.call("POST", "/admin/api/models/unload", {"model": DEMO}) == {
+        "model": DEMO,
+        "state": "available",
+    }
+    assert (await models(site))[DEMO]["state"] == "available"
+    await site.call("POST", "/admin/api/models/load", {"model": "nowhere"}, status=404)
+    await site.call("POST", "/admin/api/models/unload", {"model": "nowhere"}, status=404)
+    await site.call("POST", "/admin/api/models/load", {"model": "demo-hybrid-mtp"}, status=400)
+
+
+async def test_a_load_can_be_stopped(site: ModelSite) -> None:
+    waiting, loading = asyncio.Event(), asyncio.Event()
+
+    async def endless(*_: Any, **__: Any) -> Any:
+        loading.set()
+        await waiting.wait()
+
+    site.worker.load = endless  # type: ignore[method-assign]
+    load = asyncio.create_task(site.call("POST", "/admin/api/models/load", {"model": DEMO}, status=503))
+    await loading.wait()
+    await site.call("POST", "/admin/api/models/unload", {"model": DEMO})
+    assert (await load)["error"]["code"] == "load_cancelled"
+
+
+async def test_pin_alias_and_default_are_settings_that_stay(site: ModelSite) -> None:
+    await site.call("POST", "/admin/api/models/pin", {"model": DEMO})
+    await site.call("PATCH", f"/admin/api/models/{DEMO}/settings", {"alias": "helper"})
+    await site.call("POST", "/admin/api/models/default", {"model": "helper"})
+    again = make_model_site(site.admin.serving.settings.home)
+    demo = (await models(again))[DEMO]
+    assert (demo["pinned"], demo["alias"], demo["is_default"]) == (True, "helper", True)
+    assert (await drafts(again, "helper"))["model"]["id"] == DEMO
+    await again.call("POST", "/admin/api/models/unpin", {"model": "helper"})
+    assert not (await models(again))[DEMO]["pinned"]
+
+
+async def test_the_picker_ranks_what_fits_and_says_why_the_rest_does_not(site: ModelSite) -> None:
+    view = await drafts(site)
+    assert [each["method"] for each in view["candidates"]][:4] == ["dflash", "eagle3", "draft_model", "ngram"]
+    used = candidate(view, "demo-assistant-dflash")
+    assert (used["in_use"], used["tokens"], used["rollback"], used["measured"]) == (True, "borrowed", ["trim"], None)
+    assert used["extra"]["cache_bytes"] > 0
+    assert candidate(view, "demo-draft")["tokens"] == "same"
+    assert "cannot run here" in candidate(view, "demo-hybrid-mtp")["refusal"]
+    assert candidate(view, "")["in_use"], "n-grams may always draft"
+    row = await site.measured()
+    measured = await drafts(site)
+    first = measured["candidates"][0]
+    assert (first["id"], first["measured"]["gain"]) == ("demo-draft", pytest.approx(2.0, rel=1e-3))
+    assert first["measured"]["number"] == row["id"]
+
+
+async def test_another_tokenizer_is_told_token_by_token(tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "main", rows=16)
+    write_model(tmp_path / "models" / "stranger", pieces="abxdyfgh")
+    site = make_model_site(tmp_path / "home", catalog=Catalog([tmp_path / "models"]))
+    stranger = candidate(await drafts(site, "main"), "stranger")
+    assert stranger["tokens"] == "other"
+    assert "token 2 is 'c' in the main model and 'x' in the draft" in stranger["token_difference"]
+    refused = await site.call("PUT", "/admin/api/drafts/main", {"drafts": ["stranger"]}, status=400)
+    assert refused["error"]["code"] == "speculation_unavailable"
+    assert site.admin.settings.model("main").given() == {}
+
+
+async def test_a_drafter_without_room_beside_the_model_is_marked(site: ModelSite) -> None:
+    footprint = (await models(site))[DEMO]["footprint"]
+    ceiling = footprint["total_bytes"] + 52_000_000
+    site.worker.ready_info = Ready(process_id=1, device="x (cpu)", memory_ceiling_bytes=ceiling)
+    view = await drafts(site)
+    assert (candidate(view, "demo-draft")["has_room"], candidate(view, "demo-assistant-dflash")["has_room"]) == (
+        True,
+        False,
+    )
+    refused = {"model": DEMO, "draft": "demo-assistant-dflash"}
+    answer = await site.call("POST", "/admin/api/drafts/attach", refused, status=503)
+    assert answer["error"]["code"] == "insufficient_memory"
+    assert site.admin.settings.model(DEMO).given() == {}, "nothing was chosen"
+
+
+async def test_a_choice_is_stored_as_the_same_settings_that_everybody_sees(site: ModelSite) -> None:
+    body = {
+        "drafts": ["demo-draft"],
+        "methods": ["draft_model", "ngram"],
+        "num_draft_tokens": 5,
+        "policy": "auto",
+        "acceptance": "rejection",
+    }
+    assert await site.call("PUT", f"/admin/api/drafts/{DEMO}", body) == {"model": DEMO, "became": "not_loaded"}
+    told = await site.call("GET", f"/admin/api/models/{DEMO}/settings")
+    assert {row["name"]: row["value"] for row in told["settings"] if row["value"] is not None} == body
+    again = make_model_site(site.admin.serving.settings.home)
+    view = await drafts(again)
+    assert {name: value for name, value in view["choice"].items() if value is not None} == body
+    assert {each["method"] for each in view["candidates"] if each["in_use"]} == {"draft_model", "ngram"}
+    unit = again.admin.serving.resolver.resolve(DEMO)
+    assert ([draft.id for draft in unit.drafts], unit.num_draft_tokens, unit.policy) == (["demo-draft"], 5, "auto")
+    await again.call("PUT", f"/admin/api/drafts/{DEMO}", {})
+    assert again.admin.settings.model(DEMO).given() == {}, "nothing is chosen any more"
+
+
+async def test_a_loaded_model_gets_a_choice_at_once_unless_it_is_used(site: ModelSite) -> None:
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    chosen = await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": ["demo-draft"], "policy": "auto"})
+    assert chosen["became"] == "loaded"
+    assert site.worker.snapshot.models[0].draft_ids == ("demo-draft",)
+    site.worker.in_use = True
+    chosen = await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": []})
+    assert chosen["became"] == "in_use"
+    assert [each.id for each in site.admin.serving.resolver.resolve(DEMO).drafts] == ["demo-draft"]
+    site.worker.in_use = False
+    assert (await site.call("POST", "/admin/api/models/reload", {"model": DEMO}))["became"] == "loaded"
+    assert not site.worker.snapshot.models[0].draft_ids
+
+
+async def test_conflicts_are_refused_as_everywhere(site: ModelSite) -> None:
+    body = {"policy": "off", "methods": ["ngram"]}
+    refused = await site.call("PUT", f"/admin/api/drafts/{DEMO}", body, status=422)
+    assert refused["error"]["code"] == "conflicting_settings"
+    await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"num_draft_tokens": 65}, status=422)
+    await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"methods": ["magic"]}, status=422)
+
+
+async def test_one_click_chooses_loads_and_measures(site: ModelSite) -> None:
+    answer = await site.call("POST", "/admin/api/drafts/attach", {"model": DEMO, "draft": "demo-draft"})
+    assert answer == {"model": DEMO, "drafts": ["demo-draft"], "became": "not_loaded", "measuring": True}
+    ended = await site.admin.models.measuring.wait()
+    assert ended is not None
+    assert (ended.outcome, ended.model_id) == ("done", DEMO)
+    assert site.worker.snapshot.models[0].draft_ids == ("demo-draft",), "it stays loaded as it was chosen"
+    view = await drafts(site)
+    assert candidate(view, "demo-draft")["measured"]["gain"] == pytest.approx(2.0, rel=1e-3)
+    await site.call("POST", "/admin/api/drafts/attach", {"model": DEMO, "draft": "demo-hybrid"}, status=400)
+
+
+async def test_a_second_drafter_joins_the_first_of_another_method(site: ModelSite) -> None:
+    attach = {"model": DEMO, "measure": False}
+    await site.call("POST", "/admin/api/drafts/attach", {**attach, "draft": "demo-draft"})
+    await site.call("POST", "/admin/api/drafts/attach", {**attach, "draft": "demo-assistant-eagle3"})
+    assert site.admin.settings.model(DEMO).drafts == ("demo-assistant-eagle3", "demo-draft")
+    assert set(site.worker.snapshot.models[0].draft_ids) == {"demo-assistant-eagle3", "demo-draft"}
+
+
+async def test_a_drafter_that_was_downloaded_for_a_model_joins_it_by_itself(site: ModelSite) -> None:
+    site.admin.models.attaching.arrived(Download(id=1, repository="demo-draft", state="done", drafts_for=DEMO))
+    await site.worker.wait_asked()
+    ended = await site.admin.models.measuring.wait()
+    assert ended is not None
+    assert ended.outcome == "done"
+    assert site.admin.settings.model(DEMO).drafts == ("demo-draft",)
+    site.admin.models.attaching.arrived(Download(id=2, repository="demo-hybrid", state="done"))
+    assert site.admin.models.measuring.active == "", "it was not asked to draft for any model"
+
+
+async def test_what_may_be_downloaded_is_offered_until_it_is_here(tmp_path: Path) -> None:
+    embedded = default_catalog([], environment={}, home=tmp_path)
+    main = replace(embedded.find(DEMO), id="mlx-community/Qwen3-8B-4bit", parameter_count=8_000_000_000)
+    site = make_model_site(tmp_path, catalog=Listed(embedded, main))  # type: ignore[arg-type]
+    view = await drafts(site, main.id)
+    offered = {each["repository"]: each for each in view["published"]}
+    assert offered["z-lab/Qwen3-8B-DFlash-b16"]["method"] == "dflash"
+    assert offered["mlx-community/Qwen3-0.6B-4bit"]["has_room"]
+    here = replace(embedded.find("demo-draft"), id="mlx-community/Qwen3-0.6B-4bit")
+    site = make_model_site(tmp_path, catalog=Listed(embedded, main, here))  # type: ignore[arg-type]
+    view = await drafts(site, main.id)
+    assert "mlx-community/Qwen3-0.6B-4bit" not in {each["repository"] for each in view["published"]}
+    assert candidate(view, "mlx-community/Qwen3-0.6B-4bit")["tokens"] == "same"
+
+
+class Listed:
+    """A catalog with other models beside its own."""
+
+    def __init__(self, catalog: Catalog, *more: Any) -> None:
+        self._models = {model.id: model for model in (*catalog.models(), *more)}
+
+    def models(self) -> tuple[Any, ...]:
+        return tuple(self._models.values())
+
+    def find(self, id: str) -> Any:  # noqa: A002 - the word of the API
+        return self._models[id]
+
+    def refresh(self) -> None:
+        """Nothing changes."""
+
+
+async def test_a_drafter_and_a_broken_model_have_no_candidates(tmp_path: Path) -> None:
+    site = make_model_site(tmp_path)
+    view = await drafts(site, "demo-hybrid-mtp")
+    assert (view["model"]["kind"], view["candidates"]) == ("drafter", [])
+    await site.call("GET", "/admin/api/drafts/nowhere", status=404)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    broken = make_model_site(tmp_path / "home", catalog=Catalog([tmp_path]))
+    view = await drafts(broken, "broken")
+    assert view["model"]["state"] == "unusable"
+    assert view["model"]["problem"]
+    assert view["candidates"] == []
+
+
+@pytest.mark.parametrize("page", ["models", f"models/{DEMO}", f"drafts/{DEMO}", f"pays/{DEMO}", "models/demo-draft"])
+async def test_every_page_about_models_is_there(site: ModelSite, page: str) -> None:
+    response = await site.client.get(f"/admin/{page}")
+    assert response.status_code == 200
+    assert "<h1" in response.text
+
+
+@pytest.mark.parametrize("page", ["models/nowhere", "drafts/<script>alert(1)</script>", "pays/a/b/c"])
+async def test_a_model_that_is_not_here_has_a_page_that_says_so(site: ModelSite, page: str) -> None:
+    response = await site.client.get(f"/admin/{page}")
+    assert response.status_code == 404
+    assert "<script>alert" not in response.text
+    assert "/admin/models" in response.text
+
+
+def test_every_setting_of_a_model_has_its_words_and_its_place() -> None:
+    assert set(WORDS) == set(ModelSettings.model_fields)
+    assert sorted(name for _, names in SECTIONS for name in names) == sorted(WORDS)
+    english = Catalogs(Path("/nowhere")).words("en")
+    named = [*(key for pair in WORDS.values() for key in pair), *(title for title, _ in SECTIONS)]
+    assert [key for key in named if key not in english.entries] == []
+
+
+async def test_a_load_is_refused_while_the_server_ends(site: ModelSite) -> None:
+    activity = site.admin.serving.activity
+    somebody = Somebody()
+    activity.enter(somebody)
+    activity.draining = True
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO}, status=503)
+    await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=503)
