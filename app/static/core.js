@@ -28,14 +28,14 @@ function format(options) {
 export const number = (value, digits = 0) =>
   format({ minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value);
 export const percent = (share, digits = 0) => format({ style: "percent", maximumFractionDigits: digits }).format(share);
-const unit = (value, name, digits = 0) =>
-  format({ style: "unit", unit: name, unitDisplay: "short", maximumFractionDigits: digits }).format(value);
+const unit = (value, name, digits = 0, unitDisplay = "short") =>
+  format({ style: "unit", unit: name, unitDisplay, maximumFractionDigits: digits }).format(value);
 
 export function bytes(count) {
   const units = ["byte", "kilobyte", "megabyte", "gigabyte", "terabyte"];
   let power = 0;
   for (; count >= 1000 && power < units.length - 1; power += 1) count /= 1000;
-  return unit(count, units[power], count < 100 && power ? 1 : 0);
+  return power ? unit(count, units[power], count < 100 ? 1 : 0) : unit(count, "byte", 0, "long");
 }
 
 // A length of time: the two largest units that matter.

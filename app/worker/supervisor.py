@@ -230,7 +230,7 @@ class Supervisor:
             steps = ((signal.SIGTERM, self._timing.reap_seconds),) if self._greeted else ()
             code = await child.end(*steps)
         self._ready.clear()
-        self.last_exit = describe_exit(code)
+        self.last_exit = f"{describe_exit(code)}: {cause}"
         if self._listener is not None:
             self._listener.worker_gone(cause)
 

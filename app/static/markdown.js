@@ -1,0 +1,152 @@
+// Markdown to nodes, block by block. Text from outside only ever becomes text: no markup is parsed or made, HTML in it
+// is shown as it is, and a link leads to http(s) only. Half a document is fine: replies arrive piece by piece.
+
+import { inline, make } from "./markdown_inline.js";
+
+const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
+const HEADING = /^ {0,3}(#{1,6})(?:\s+(.*))?$/;
+const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
+const QUOTE = /^ {0,3}> ?/;
+const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +|$)/;
+const UNDERLINE = /^ {0,3}(=+|-+)[ \t]*$/;
+const COLUMNS = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const TASK = /^\[([ xX])\]\s/;
+const MAX_DEPTH = 16;
+
+const isBlank = (line) => !line.trim();
+const startsBlock = (line) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((form) => form.test(line));
+
+// The nodes of a text; `code(text, language)` makes the node of a code block.
+export function blocks(text, code) {
+  return parse(text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n"), code, 0).nodes;
+}
+
+// Readers look at the lines from `at` on; each answers [node, next line], or nothing when it is not its kind.
+const READERS = [readFence, readHeading, readRule, readQuote, readList, readTable, readParagraph];
+
+function parse(lines, code, depth) {
+  const nodes = [];
+  let isLoose = false;
+  for (let at = 0; at < lines.length; ) {
+    if (isBlank(lines[at])) {
+      isLoose ||= nodes.length > 0 && lines.slice(at).some((line) => !isBlank(line));
+      at += 1;
+      continue;
+    }
+    const readers = depth < MAX_DEPTH ? READERS : [readParagraph];
+    for (const read of readers) {
+      const found = read(lines, at, code, depth);
+      if (!found) continue;
+      nodes.push(found[0]);
+      at = found[1];
+      break;
+    }
+  }
+  return { nodes, isLoose };
+}
+
+function readFence(lines, at, code) {
+  const [, fence, language] = FENCE.exec(lines[at]) ?? [];
+  if (!fence) return null;
+  const closes = (line) => line.trim().startsWith(fence) && line.trim() === fence[0].repeat(line.trim().length);
+  let end = at + 1;
+  while (end < lines.length && !closes(lines[end])) end += 1;
+  const indent = lines[at].search(/\S/);
+  const content = lines.slice(at + 1, end).map((line) => line.slice(Math.min(indent, Math.max(0, line.search(/\S/)))));
+  return [code(content.join("\n"), language), end + 1];
+}
+
+function readHeading(lines, at) {
+  const [, marks, text = ""] = HEADING.exec(lines[at]) ?? [];
+  return marks ? [make(`h${marks.length}`, inline(text.replace(/(?:^|\s)#+\s*$/, "").trim())), at + 1] : null;
+}
+
+function readRule(lines, at) {
+  return RULE.test(lines[at]) ? [make("hr"), at + 1] : null;
+}
+
+function readQuote(lines, at, code, depth) {
+  if (!QUOTE.test(lines[at])) return null;
+  let end = at + 1;
+  while (end < lines.length && !isBlank(lines[end]) && (QUOTE.test(lines[end]) || !startsBlock(lines[end]))) end += 1;
+  const content = lines.slice(at, end).map((line) => line.replace(QUOTE, ""));
+  return [make("blockquote", parse(content, code, depth + 1).nodes), end];
+}
+
+// --- lists -------------------------------------------------------------------------------------------------------
+
+const kindOf = (mark) => (/\d/.test(mark) ? mark.at(-1) : mark);
+
+function readList(lines, at, code, depth) {
+  const [, , mark] = ITEM.exec(lines[at]) ?? [];
+  if (!mark) return null;
+  const items = [];
+  let isLoose = false;
+  let next = at;
+  while (next < lines.length) {
+    const found = ITEM.exec(lines[next]);
+    if (!found || kindOf(found[2]) !== kindOf(mark) || RULE.test(lines[next])) break;
+    const end = endOfItem(lines, next, found);
+    const content = parse(contentOf(lines.slice(next, end), found), code, depth + 1);
+    items.push(content.nodes);
+    next = end;
+    while (next < lines.length && isBlank(lines[next])) next += 1;
+    isLoose ||= content.isLoose || (next > end && next < lines.length && kindOf(ITEM.exec(lines[next])?.[2] ?? "") === kindOf(mark));
+  }
+  const list = make(/\d/.test(mark) ? "ol" : "ul", items.map((nodes) => make("li", isLoose ? nodes : tight(nodes))));
+  if (/\d/.test(mark) && parseInt(mark, 10) !== 1) list.start = parseInt(mark, 10);
+  return [list, next];
+}
+
+const indentOf = ([, indent, mark, space]) => indent.length + mark.length + (space.length >= 1 && space.length <= 4 ? space.length : 1);
+
+// An item goes on with what is indented below it, and with the rest of its paragraph.
+function endOfItem(lines, at, found) {
+  const indent = indentOf(found);
+  let end = at + 1;
+  for (; end < lines.length; end += 1) {
+    const line = lines[end];
+    if (isBlank(line)) {
+      const rest = lines.slice(end).find((each) => !isBlank(each));
+      if (rest === undefined || rest.search(/\S/) < indent) break;
+    } else if (line.search(/\S/) < indent && (isBlank(lines[end - 1]) || startsBlock(line))) break;
+  }
+  return end;
+}
+
+function contentOf(lines, found) {
+  const indent = indentOf(found);
+  const rest = lines.slice(1).map((line) => line.slice(Math.min(indent, Math.max(0, line.search(/\S/)))));
+  return [lines[0].slice(found[0].length).replace(TASK, (_, done) => (done === " " ? "☐ " : "☑ ")), ...rest];
+}
+
+const tight = (nodes) => nodes.flatMap((node) => (node.tagName === "P" ? [...node.childNodes] : [node]));
+
+// --- tables ------------------------------------------------------------------------------------------------------
+
+const cellsOf = (line) =>
+  line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replace(/\\\|/g, "|"));
+
+function readTable(lines, at) {
+  if (!lines[at].includes("|") || !COLUMNS.test(lines[at + 1] ?? "")) return null;
+  const names = cellsOf(lines[at]);
+  const sides = cellsOf(lines[at + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : ""));
+  if (names.length !== sides.length) return null;
+  const row = (kind, cells) =>
+    make("tr", sides.map((side, index) => Object.assign(make(kind, inline(cells[index] ?? "")), { align: side })));
+  let end = at + 2;
+  while (end < lines.length && !isBlank(lines[end]) && !startsBlock(lines[end])) end += 1;
+  const body = lines.slice(at + 2, end).map((line) => row("td", cellsOf(line)));
+  return [make("table", [make("thead", [row("th", names)]), make("tbody", body)]), end];
+}
+
+function readParagraph(lines, at) {
+  let end = at + 1;
+  for (; end < lines.length && !isBlank(lines[end]); end += 1) {
+    const [, mark] = UNDERLINE.exec(lines[end]) ?? [];
+    const text = () => inline(lines.slice(at, end).map((line) => line.trim()).join("\n"));
+    if (mark) return [make(mark[0] === "=" ? "h1" : "h2", text()), end + 1];
+    if (startsBlock(lines[end])) break;
+  }
+  return [make("p", inline(lines.slice(at, end).map((line) => line.trimStart()).join("\n").trimEnd())), end];
+}

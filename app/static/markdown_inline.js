@@ -1,0 +1,144 @@
+// What stands within a paragraph: emphasis, code, links. Emphasis goes by the spaces around its marks, not by
+// punctuation, so that it also works in languages that are written without spaces.
+
+const PIECES =
+  /\\([!-/:-@[-`{-~])|(`+)|(!?\[)|<(https?:\/\/[^\s<>]+)>|(\bhttps?:\/\/[^\s<>]+)|(\*+|_+|~~)|( {2,}\n|\\\n)|&(amp|lt|gt|quot|nbsp|#39);/g;
+const TARGET = /^\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/;
+const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', nbsp: "\u00a0", "#39": "'" };
+const MAX_OPEN = 40;
+const MAX_TARGET = 2000;
+const WORD = /[\p{L}\p{N}_]/u;
+
+export function make(tag, children = []) {
+  const node = document.createElement(tag);
+  node.append(...children);
+  return node;
+}
+
+function link(address, children) {
+  let url;
+  try {
+    url = new URL(address);
+  } catch {
+    return children;
+  }
+  if (!/^https?:$/.test(url.protocol)) return children;
+  return [Object.assign(make("a", children), { href: url.href, target: "_blank", rel: "noopener noreferrer", title: url.href })];
+}
+
+// The nodes of a text. `inLink` keeps links out of links.
+export function inline(text, inLink = false) {
+  const pieces = new RegExp(PIECES);
+  const line = new Line();
+  let at = 0;
+  for (let found = pieces.exec(text); found; found = pieces.exec(text)) {
+    line.text(text.slice(at, found.index));
+    at = pieces.lastIndex = take(line, text, found, inLink);
+  }
+  line.text(text.slice(at));
+  return line.end();
+}
+
+// Adds what was found to the line; answers where to read on.
+function take(line, text, found, inLink) {
+  const [whole, escaped, ticks, bracket, angled, bare, marks, , entity] = found;
+  const next = found.index + whole.length;
+  if (escaped) line.text(escaped);
+  else if (entity) line.text(ENTITIES[entity]);
+  else if (ticks) return takeCode(line, text, ticks, next);
+  else if (bracket) return takeLink(line, text, bracket, next, inLink);
+  else if (angled) line.add(...link(angled, [angled]));
+  else if (bare) return takeAddress(line, bare, found.index, inLink);
+  else if (marks) line.mark(marks, text[found.index - 1] ?? " ", text[next] ?? " ");
+  else line.add(make("br"));
+  return next;
+}
+
+function takeCode(line, text, ticks, from) {
+  const closing = new RegExp(`(?<!\`)${ticks}(?!\`)`, "g");
+  closing.lastIndex = from;
+  const found = closing.exec(text);
+  if (!found) return line.text(ticks), from;
+  const code = text.slice(from, found.index).replace(/\n/g, " ");
+  line.add(make("code", [/^ .*\S.* $/.test(code) ? code.slice(1, -1) : code]));
+  return closing.lastIndex;
+}
+
+function takeLink(line, text, bracket, from, inLink) {
+  const end = inLink ? -1 : closingBracket(text, from);
+  const [whole, address] = (end > 0 && TARGET.exec(text.slice(end + 1, end + MAX_TARGET))) || [];
+  if (!whole) return line.text(bracket), from;
+  const words = text.slice(from, end) || address;
+  line.add(...link(address, inline(words, true)));
+  return end + 1 + whole.length;
+}
+
+function closingBracket(text, from) {
+  for (let at = from, depth = 1; at < Math.min(text.length, from + MAX_TARGET); at += 1) {
+    if (text[at] === "\\") at += 1;
+    else if (text[at] === "[") depth += 1;
+    else if (text[at] === "]" && (depth -= 1) === 0) return at;
+  }
+  return -1;
+}
+
+// An address in running text ends before the punctuation that ends the sentence.
+function takeAddress(line, bare, from, inLink) {
+  let address = bare.replace(/[.,:;!?'"*_~]+$/, "");
+  if (address.endsWith(")") && !address.includes("(")) address = address.slice(0, -1);
+  line.add(...(inLink ? [address] : link(address, [address])));
+  return from + address.length;
+}
+
+// Pieces of a line, and the marks among them that wait for their other half.
+class Line {
+  pieces = [];
+  open = [];
+
+  text(text) {
+    if (text) this.pieces.push(text);
+  }
+
+  add(...nodes) {
+    this.pieces.push(...nodes);
+  }
+
+  mark(marks, before, after) {
+    const [sign] = marks;
+    const isInside = sign === "_" && WORD.test(before) && WORD.test(after);
+    const canClose = !/\s/.test(before) && !isInside && (sign !== "_" || !WORD.test(after));
+    const canOpen = !/\s/.test(after) && !isInside && (sign !== "_" || !WORD.test(before));
+    let left = canClose ? this.close(sign, marks.length) : marks.length;
+    if (!left) return;
+    this.pieces.push(sign.repeat(left));
+    if (canOpen && this.open.length < MAX_OPEN) this.open.push({ sign, left, at: this.pieces.length - 1 });
+  }
+
+  // Wraps what stands since the nearest open mark of this sign, as often as both have marks left.
+  close(sign, count) {
+    while (count) {
+      const index = this.open.findLastIndex((each) => each.sign === sign);
+      if (index < 0) return count;
+      const opener = this.open[index];
+      const used = sign === "~" ? 2 : Math.min(2, count, opener.left);
+      const inner = this.pieces.splice(opener.at + 1);
+      if (!inner.length) {
+        return count;
+      }
+      const tag = sign === "~" ? "del" : used === 2 ? "strong" : "em";
+      this.open.length = index;
+      opener.left -= used;
+      count -= used;
+      if (opener.left) {
+        this.pieces[opener.at] = sign.repeat(opener.left);
+        this.open.push(opener);
+      } else this.pieces.length = opener.at;
+      this.pieces.push(make(tag, inner));
+    }
+    return 0;
+  }
+
+  end() {
+    return this.pieces;
+  }
+}
