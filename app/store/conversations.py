@@ -16,13 +16,18 @@ from app.core.errors import InvalidRequest
 from app.store.store import Store
 from app.store.tables import ConversationRow, MessageRow
 
-MAX_CONVERSATIONS = 1000
-MAX_MESSAGES = 1000
-MAX_CHARACTERS = 4_000_000
-"""Of one conversation, all messages together."""
 ESCAPE = "\\"
 
 Role = Literal["user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is kept; messages and characters are those of one conversation."""
+
+    conversations: int = 1000
+    messages: int = 1000
+    characters: int = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +66,10 @@ class Conversation:
 class Conversations:
     """All of them. `clock` tells Unix seconds; None or False is the answer for one that is not there."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time, limits: Limits | None = None) -> None:
         self._store = store
         self._clock = clock
+        self._limits = limits or Limits()
 
     def list(self, search: str = "") -> list[Heading]:
         """The one that changed last comes first; `search` is looked for in titles and messages."""
@@ -80,8 +86,8 @@ class Conversations:
         now = self._clock()
         row = ConversationRow(title=title, model_id=model_id, options=dict(options), created_at=now, changed_at=now)
         with self._store.session() as session:
-            if session.exec(select(func.count()).select_from(ConversationRow)).one() >= MAX_CONVERSATIONS:
-                message = f"{MAX_CONVERSATIONS} conversations are kept already: delete some first."
+            if session.exec(select(func.count()).select_from(ConversationRow)).one() >= self._limits.conversations:
+                message = f"{self._limits.conversations} conversations are kept already: delete some first."
                 raise InvalidRequest(message, code="too_many_conversations")
             session.add(row)
             session.flush()
@@ -147,7 +153,7 @@ class Conversations:
                 message = "This conversation was changed in another window: open it again."
                 raise InvalidRequest(message, code="conversation_changed", parameter="after")
             kept = [row for row in rows if (row.id or 0) <= after]
-            _check_size([*map(_message, kept), *messages])
+            self._check_size([*map(_message, kept), *messages])
             for row in rows[len(kept) :]:
                 session.delete(row)
             conversation.changed_at = now = self._clock()
@@ -155,6 +161,12 @@ class Conversations:
             session.add_all([conversation, *added])
             session.flush()
             return tuple(_message(row) for row in added)
+
+    def _check_size(self, messages: Sequence[Message]) -> None:
+        characters = sum(len(each.content) + len(each.reasoning) for each in messages)
+        if len(messages) > self._limits.messages or characters > self._limits.characters:
+            message = "This conversation has become too long to be kept: go on in a new one."
+            raise InvalidRequest(message, code="conversation_too_long", parameter="messages")
 
 
 def _contains(search: str) -> Any:
@@ -164,13 +176,6 @@ def _contains(search: str) -> Any:
     pattern = f"%{escaped}%"
     holding = select(MessageRow.conversation_id).where(col(MessageRow.content).like(pattern, escape=ESCAPE))
     return or_(col(ConversationRow.title).like(pattern, escape=ESCAPE), col(ConversationRow.id).in_(holding))
-
-
-def _check_size(messages: Sequence[Message]) -> None:
-    characters = sum(len(each.content) + len(each.reasoning) for each in messages)
-    if len(messages) > MAX_MESSAGES or characters > MAX_CHARACTERS:
-        message = "This conversation has become too long to be kept: go on in a new one."
-        raise InvalidRequest(message, code="conversation_too_long", parameter="messages")
 
 
 def _rows(session: Session, conversation_id: int) -> list[MessageRow]:
