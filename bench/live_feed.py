@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx2
 import psutil
@@ -26,9 +27,10 @@ PAUSE_SECONDS = 0.3
 
 
 @contextlib.contextmanager
-def server() -> Iterator[tuple[str, psutil.Process]]:
-    """A server of its own: its address and its process."""
+def server(furnish: Callable[[Path], None] = lambda _home: None) -> Iterator[tuple[str, psutil.Process]]:
+    """A server of its own: its address and its process. `furnish` gets its folder before it starts."""
     with tempfile.TemporaryDirectory() as home:
+        furnish(Path(home))
         environment = os.environ | {"PACELINE_HOME": home, "PACELINE_API_KEY": KEY, "PACELINE_PORT": "0"}
         command = [sys.executable, "-m", "app.cli", "serve"]
         with subprocess.Popen(

@@ -47,6 +47,7 @@ def make_routers(context: AdminContext) -> list[APIRouter]:
     catalogs = Catalogs(context.serving.settings.home / OWN_CATALOGS)
     pages = Pages(files, catalogs, version=__version__, preference=lambda: _preference(context))
     return [
+        APIRouter(lifespan=pages.compiling),
         assets.make_router(files),
         live.make_router(context.live),
         *(area.make_router(context, pages) for area in AREAS),

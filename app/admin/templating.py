@@ -4,8 +4,10 @@ Templates escape everything and stop at an unknown name. They get `t` (words), `
 `area` (which part of the navigation is open) and `data`, which is also in the page as JSON for its script.
 """
 
+import asyncio
+import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,17 @@ class Pages:
             **values,
         )
         return HTMLResponse(page, status, headers={"content-security-policy": POLICY, "cache-control": "no-store"})
+
+    @contextlib.asynccontextmanager
+    async def compiling(self, _app: object) -> AsyncGenerator[None, None]:
+        """While the server runs: the templates are compiled in a thread at its start, not at the first visit."""
+        task = asyncio.create_task(asyncio.to_thread(self._compile))
+        yield
+        await task
+
+    def _compile(self) -> None:
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)
 
     def _for_scripts(self, entries: Mapping[str, str]) -> dict[str, str]:
         """What the scripts name, with every plural form of it."""

@@ -124,3 +124,9 @@ async def test_what_labels_and_descriptions_point_to_is_on_the_page() -> None:
 
 def test_the_themes_are_those_of_the_setting() -> None:
     assert get_args(Settings.model_fields["theme"].annotation) == THEMES
+
+
+async def test_every_template_compiles_when_the_server_starts() -> None:
+    app = make_site(api_key="k").app
+    async with app.router.lifespan_context(app):
+        pass
