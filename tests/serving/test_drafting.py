@@ -1,0 +1,93 @@
+"""From the picker to a faster reply, over HTTP, with the embedded models and a real worker: choose, measure, apply,
+chat, see acceptance, and find it again after a restart."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import psutil
+
+from tests.serving.conftest import Server, free_port
+
+MODEL = "demo-assistant"
+KEY = "sk-of-this-test"
+
+
+@contextlib.contextmanager
+def serving(home: Path) -> Iterator[httpx.Client]:
+    """`paceline serve` with its state in `home`, and a client that may do everything."""
+    port = free_port()
+    environment = os.environ | {
+        "PACELINE_PORT": str(port),
+        "PACELINE_HOME": str(home),
+        "PACELINE_API_KEY": KEY,
+        "HF_HOME": str(home),
+        "HOME": str(home),
+    }
+    process = psutil.Popen([sys.executable, "-m", "app.cli", "serve"], env=environment, stdout=subprocess.DEVNULL)
+    server = Server(process, f"http://127.0.0.1:{port}")
+    headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
+    try:
+        server.wait_ready()
+        with httpx.Client(base_url=server.url, headers=headers, timeout=120) as client:
+            yield client
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def call(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
+    response = client.request(method, path, json=body)
+    assert response.is_success, response.text
+    return response.json()
+
+
+def measured(client: httpx.Client) -> dict[str, Any]:
+    """Measure for a moment, follow it as a page does, and read the result."""
+    wish = {"model": MODEL, "drafts": ["demo-draft"], "minutes": 0.02, "rounds": 1, "several": False}
+    assert call(client, "POST", "/admin/api/measurements", wish)["active"]["model_id"] == MODEL
+    with client.stream("GET", "/admin/api/live?topics=measuring") as events:
+        for line in events.iter_lines():
+            told: Any = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {"active": True}
+            if not told["active"]:
+                assert told["last"]["outcome"] == "done", told["last"]
+                break
+    row: dict[str, Any] = call(client, "GET", f"/admin/api/measurements?model={MODEL}")["measurements"][0]
+    return row
+
+
+def reply(client: httpx.Client) -> Any:
+    question = [{"role": "user", "content": "Count from 1 to 20."}]
+    body = {"model": MODEL, "messages": question, "max_tokens": 60, "temperature": 0}
+    return call(client, "POST", "/v1/chat/completions", body)
+
+
+def test_a_draft_is_picked_measured_applied_and_seen_in_the_reply(tmp_path: Path) -> None:
+    with serving(tmp_path) as client:
+        view = call(client, "GET", f"/admin/api/drafts/{MODEL}")
+        assert {each["id"] for each in view["candidates"] if not each["refusal"]} >= {"demo-draft", ""}
+        row = measured(client)
+        (cell,) = row["results"]["cells"]
+        assert {each["method"] for each in cell["settings"]} == {"off", "auto", "draft_model", "ngram"}
+        assert all(each["tokens_per_second"] > 0 for each in cell["settings"])
+        picked = {"method": "draft_model", "num_draft_tokens": 4}
+        assert call(client, "POST", f"/admin/api/measurements/{row['id']}/apply", picked)["model"] == MODEL
+        first = reply(client)
+        assert first["speculation"]["method"] == "draft_model"
+        assert first["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+        view = call(client, "GET", f"/admin/api/drafts/{MODEL}")
+        used = next(each for each in view["candidates"] if each["in_use"])
+        assert (used["id"], used["measured"]["number"]) == ("demo-draft", row["id"])
+        assert view["counts"]["draft_model"]["accepted"] > 0
+    with serving(tmp_path) as client:
+        again = reply(client)
+        assert again["speculation"]["method"] == "draft_model"
+        assert again["choices"][0]["message"]["content"] == first["choices"][0]["message"]["content"]
+        assert [each["id"] for each in call(client, "GET", "/admin/api/measurements")["measurements"]] == [row["id"]]
