@@ -97,37 +97,38 @@ def door_of(admin: AdminContext) -> Door:
     )
 
 
+@contextlib.asynccontextmanager
+async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
+    """While the server runs: every part hears the worker and the settings, and what was begun is ended in order."""
+    context = admin.serving
+    hearers = (context.measurements.observe, context.idle.hear, admin.pace.hear, context.journal.hear)
+    unsubscribes = [context.worker.subscribe(hear) for hear in hearers]
+    feelers = (context.idle.feel, context.journal.feel, admin.downloads.queue.fill)
+    unsubscribes += [context.live.subscribe(feel) for feel in feelers]
+    journalling = asyncio.create_task(context.journal.run())
+    watching = asyncio.create_task(context.live.watch())
+    await admin.downloads.start()
+    yield
+    await admin.downloads.queue.stop()
+    await admin.models.close()
+    watching.cancel()
+    journalling.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await journalling
+    for unsubscribe in unsubscribes:
+        unsubscribe()
+
+
 def build(admin: AdminContext) -> FastAPI:
     """The ASGI application around a context: every route behind the gate, closed unless it is public."""
     context = admin.serving
-
-    @contextlib.asynccontextmanager
-    async def listen(_app: FastAPI) -> AsyncGenerator[None, None]:
-        listeners = (context.measurements.observe, context.idle.hear, admin.pace.hear, context.journal.hear)
-        unsubscribes = [context.worker.subscribe(listener) for listener in listeners]
-        unsubscribes.append(context.live.subscribe(context.idle.feel))
-        unsubscribes.append(context.live.subscribe(context.journal.feel))
-        journalling = asyncio.create_task(context.journal.run())
-        unsubscribes.append(context.live.subscribe(admin.downloads.queue.fill))
-        watching = asyncio.create_task(context.live.watch())
-        await admin.downloads.start()
-        yield
-        await admin.downloads.queue.stop()
-        await admin.models.close()
-        watching.cancel()
-        journalling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await journalling
-        for unsubscribe in unsubscribes:
-            unsubscribe()
-
     app = FastAPI(
         title="Paceline",
         version=__version__,
         openapi_url=None,
         redirect_slashes=False,
         dependencies=[Depends(authorize)],
-        lifespan=listen,
+        lifespan=lambda _app: listening(admin),
     )
     app.state.context = context
     app.state.admin = admin
