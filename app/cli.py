@@ -4,7 +4,7 @@ This is the one file that imports inside functions, so that `--help` answers at 
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from app import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from app.command.listing import Row
     from app.settings import Settings
 
 application = typer.Typer(
@@ -75,6 +76,7 @@ def serve(
     settings = _settings(model_dirs=model_dir or [], drafts=draft or [], speculative_config=speculative_config, **given)
     with _told_errors():
         rows = models_as_chosen(settings)
+    _refuse_wrong_drafts(draft or [], rows)
     raise typer.Exit(run(settings, announce=lambda url: _console().print(greeting(settings, rows, url), crop=False)))
 
 
@@ -233,11 +235,27 @@ def _settings(*, model_dirs: list[Path] | None = None, drafts: list[str] | None 
         if model_dirs:
             extra["model_dirs"] = (*(folder.expanduser() for folder in model_dirs), *settings.model_dirs)
         if drafts:
-            chosen = read_settings(drafts=",".join(drafts)).drafts
-            extra["drafts"] = {**settings.drafts, **chosen}
+            extra["drafts"] = {**settings.drafts, **_drafts_by_main(drafts)}
     except SettingsError as error:
         _fail(str(error))
     return settings.model_copy(update=extra)
+
+
+def _drafts_by_main(drafts: list[str]) -> dict[str, str]:
+    """What `--draft` names, by main model. Raises SettingsError."""
+    from app.settings import read_settings
+
+    return read_settings(drafts=",".join(drafts)).drafts
+
+
+def _refuse_wrong_drafts(drafts: list[str], rows: "Sequence[Row]") -> None:
+    """A drafter typed just now that cannot be used ends in one line; one that the environment names is left out."""
+    problems = {row.id: row.problem for row in rows if row.kind == "main"}
+    for main in _drafts_by_main(drafts) if drafts else ():
+        if main not in problems:
+            _fail(f'--draft names no main model of this computer: "{main}"; `paceline ls` shows which are here')
+        if problems[main]:
+            _fail(f"{problems[main]} (or leave --draft out)")
 
 
 @contextmanager
