@@ -53,7 +53,8 @@ def models_on_disk(settings: Settings, choices: Choices | None = None) -> list[R
     catalog = default_catalog(settings.model_dirs)
     choices = choices or Unchosen()
     chooser = Chooser(settings, choices, DraftFinder(catalog, pairing))
-    return [_row(model, chooser, choices.choice(model.id)) for model in catalog.models()]
+    models = catalog.models()
+    return [_row(model, models, chooser, choices.choice(model.id)) for model in models]
 
 
 def models_as_chosen(settings: Settings) -> list[Row]:
@@ -87,9 +88,17 @@ def choice_text(choice: ModelChoice) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _row(model: CatalogModel, chooser: Chooser, choice: ModelChoice | None) -> Row:
+def _misfit(drafter: CatalogModel, models: Sequence[CatalogModel]) -> str:
+    """Why a drafter fits none of the main models that its name is nearest to; "" when it fits one of them."""
+    mains = (model for model in models if model.kind == "main" and not model.problem)
+    reasons = [pairing.pair(main, drafter).reason for main in mains if pairing.suits(main, drafter, models)]
+    return reasons[0] if reasons and all(reasons) else ""
+
+
+def _row(model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser, choice: ModelChoice | None) -> Row:
     chosen = chooser.choose(model) if model.kind == "main" and not model.problem else None
     drafts = chosen.found.drafts if chosen else ()
+    misfit = _misfit(model, models) if model.kind == "drafter" and not model.problem else ""
     return Row(
         id=model.id,
         kind="main" if model.kind == "main" else model.method,
@@ -98,7 +107,7 @@ def _row(model: CatalogModel, chooser: Chooser, choice: ModelChoice | None) -> R
         context=model.context,
         draft=drafts[0].id if drafts else "",
         drafts=tuple({"id": draft.id, "method": draft.method} for draft in drafts),
-        problem=model.problem or (chosen.problem if chosen else ""),
+        problem=model.problem or misfit or (chosen.problem if chosen else ""),
         path=str(model.path),
         chosen=choice_text(choice) if choice else "",
     )
