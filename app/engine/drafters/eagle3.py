@@ -13,7 +13,6 @@ from mlx_lm.models.qwen3 import TransformerBlock
 
 from app.core.config_values import Config
 from app.core.drafter_config import Eagle3Config
-from app.core.errors import ModelUnavailable
 from app.core.model_folder import ModelFolder
 from app.engine.drafters.feature_module import Attention, FeatureModule, own_tensors
 from app.engine.drafters.features import RecurrentDrafter
@@ -53,14 +52,10 @@ class Eagle3Model(FeatureModule):
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
-        """The module of a folder, with lazy weights. Raises ModelUnavailable."""
+        """The module of a folder that `check_drafter` let pass, with lazy weights. Raises ModelUnavailable."""
         tensors = own_tensors(folder)
         weights = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items() if name != "t2d"}
         config = Eagle3Config.read(folder.config, target_config)
-        if config.norm_before_fc or config.fc_norm:
-            raise ModelUnavailable(
-                "it norms the states before it joins them, which cannot run here; choose another one"
-            )
         model = cls(config, own_embedding="embed_tokens.weight" in weights, own_map="d2t" in weights)
         return model.fill(weights)
 
