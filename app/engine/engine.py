@@ -168,6 +168,7 @@ def open_engine(unit: LoadedUnit) -> Engine:
             why_no_model=specification.draft_unavailable,
             prompt_lookup_min=specification.prompt_lookup_min,
             prompt_lookup_max=specification.prompt_lookup_max,
+            ngram_across_requests=specification.ngram_across_requests,
             methods=specification.methods,
         )
     )

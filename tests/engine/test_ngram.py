@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Outcome
-from app.engine.drafters.ngram import Ngram
+from app.engine.drafters.ngram import OWNERS, Ngram
 from app.engine.drafters.registry import DraftSource, open_drafters
 from app.engine.drafters.suffixes import Suffixes
 from tests.tiny import tiny_model
@@ -106,7 +107,8 @@ def test_two_rows_never_see_each_other() -> None:
     assert drafts_of(drafter, "b", [9, 1, 2]) == []
 
 
-def finish(drafter: Ngram, name: str, tokens: list[int]) -> None:
+def finish(drafter: Ngram, name: str, tokens: list[int], owner: str = "") -> None:
+    drafter.admit(Request(id=name, owner=owner, prompt_tokens=(), max_tokens=1))
     drafter.observe(Outcome((name,), tokens=(tokens,), starts=(0,), kept=(len(tokens),), drafted=(0,), accepted=(0,)))
     drafter.release(name)
 
@@ -125,11 +127,29 @@ def test_across_requests_an_earlier_text_drafts_where_its_match_is_longer() -> N
     assert drafts_of(drafter, "d", [1, 2, 8, 5, 1, 2], drafts=1) == [3]
 
 
+def test_nobody_drafts_from_the_earlier_requests_of_another_owner() -> None:
+    drafter = Ngram(across_requests=True)
+    finish(drafter, "a", [5, 1, 2, 3, 4], owner="alice")
+    for name, owner in (("b", "bob"), ("c", "alice")):
+        drafter.admit(Request(id=name, owner=owner, prompt_tokens=(), max_tokens=1))
+    assert drafts_of(drafter, "b", [9, 1, 2]) == []
+    assert drafts_of(drafter, "c", [9, 1, 2]) == [3, 4]
+
+
+def test_the_owners_that_asked_longest_ago_are_forgotten() -> None:
+    drafter = Ngram(across_requests=True)
+    for number in range(OWNERS):
+        finish(drafter, str(number), [1, 2, 3], owner=str(number))
+    finish(drafter, "again", [4, 5, 6], owner="0")
+    finish(drafter, "new", [1, 2, 3], owner="new")
+    assert set(drafter._earlier) == {"0", "new", *map(str, range(2, OWNERS))}
+
+
 def test_the_oldest_requests_leave_when_the_index_is_full() -> None:
     drafter = Ngram(across_requests=True, across_tokens=20)
     for start in range(0, 400, 10):
         finish(drafter, str(start), list(range(start, start + 5)))
-        assert sum(index.tokens for index in drafter._earlier) <= 20
+        assert sum(index.tokens for index in drafter._earlier[""]) <= 20
         assert drafts_of(drafter, "x", [start, start + 1], drafts=1) == [start + 2], "the latest is always there"
         drafter._own.clear()
     assert drafts_of(drafter, "x", [0, 1]) == []

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 from mlx import nn
 
+from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.runner import Forward, Runner
 from app.engine.sampling import SampledRow
@@ -36,6 +37,7 @@ class DraftSource:
     why_no_model: str = ""
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    ngram_across_requests: bool = False
     methods: tuple[str, ...] = ()
     """The methods that were chosen for the model; empty: every one that can run."""
 
@@ -102,8 +104,8 @@ class Drafter:
         """The drafter of a loaded model, or one line why it cannot run."""
         return cls()
 
-    def admit(self, sequence_id: str) -> None:
-        """A sequence starts that this drafter may be asked about."""
+    def admit(self, request: Request) -> None:
+        """A sequence starts that this drafter may be asked about, under the id of `request`."""
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         """Up to `row.num_draft_tokens` tokens that continue `row.tokens`, for each row."""

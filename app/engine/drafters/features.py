@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, DraftSource, Outcome
 from app.engine.drafters.chain import ModelDrafter
@@ -71,9 +72,9 @@ class FeatureDrafter(ModelDrafter):
             return f"the model's hidden states cannot be read: {error}"
         return cls(Runner(offer.module, chunk_tokens=source.chunk_tokens, probe=False), target)
 
-    def admit(self, sequence_id: str) -> None:
-        self.runner.claim(sequence_id)
-        self._waiting[sequence_id] = Waiting()
+    def admit(self, request: Request) -> None:
+        self.runner.claim(request.id)
+        self._waiting[request.id] = Waiting()
 
     def release(self, sequence_id: str) -> None:
         self._waiting.pop(sequence_id, None)

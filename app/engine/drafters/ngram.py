@@ -10,6 +10,7 @@ from functools import partial
 
 import mlx.core as mx
 
+from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, DraftSource, Outcome, Proposal
 from app.engine.drafters.suffixes import Suffixes
@@ -18,14 +19,16 @@ from app.engine.sampling import SampledRow
 SHORTEST_MATCH_TOKENS = 2
 LONGEST_MATCH_TOKENS = 32
 ACROSS_TOKENS = 32_768
+OWNERS = 8
+"""Of whom earlier requests are kept; whoever asked longest ago goes."""
 
 
 class Ngram(Drafter):
     """Drafts from the sequence's own prompt and output; matches have `prompt_lookup_min` tokens at least and count up
     to `prompt_lookup_max`. A bound that is not given is the usual one, or what the other bound allows.
 
-    With `across_requests` also from earlier requests to this model, the last `across_tokens` tokens of them. All of its
-    users share that index, and how fast an answer comes tells what others have said: switch it on for one user only.
+    With `across_requests` also from earlier requests of the same owner, the last `across_tokens` tokens of them. Nobody
+    else's: how fast an answer comes tells what was said before.
     """
 
     name = "ngram"
@@ -46,16 +49,25 @@ class Ngram(Drafter):
         self._own: dict[str, Suffixes] = {}
         self._across = across_requests
         self._half_tokens = max(1, across_tokens // 2)
+        self._owners: dict[str, str] = {}
         self._texts: dict[str, Sequence[int]] = {}
-        self._earlier: list[Suffixes] = []
-        """Earlier requests in two halves, the newer one first: when it is full, the older one goes."""
+        self._earlier: dict[str, list[Suffixes]] = {}
+        """By owner, earlier requests in two halves, the newer one first: when it is full, the older one goes."""
 
     @classmethod
     def open(cls, source: DraftSource) -> Drafter | str:
         try:
-            return cls(prompt_lookup_min=source.prompt_lookup_min, prompt_lookup_max=source.prompt_lookup_max)
+            return cls(
+                prompt_lookup_min=source.prompt_lookup_min,
+                prompt_lookup_max=source.prompt_lookup_max,
+                across_requests=source.ngram_across_requests,
+            )
         except ValueError as error:
             return str(error)
+
+    def admit(self, request: Request) -> None:
+        if self._across:
+            self._owners[request.id] = request.owner
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:  # noqa: ARG002  drafts do not depend on sampling
         found = [self._continuation(row) for row in rows]
@@ -74,7 +86,7 @@ class Ngram(Drafter):
         best = self._own[row.sequence_id]
         best.extend(row.tokens[best.tokens :])
         context = best.followed(best.end)
-        for index in self._earlier:
+        for index in self._earlier.get(self._owners.get(row.sequence_id, ""), ()):
             found = index.followed(index.match(row.tokens[-self._longest :]))
             if found.size > context.size:
                 best, context = index, found
@@ -82,16 +94,21 @@ class Ngram(Drafter):
 
     def observe(self, outcome: Outcome) -> None:
         """Keep a view of each text, for the requests after it."""
-        if self._across:
-            self._texts.update(zip(outcome.sequence_ids, outcome.tokens, strict=True))
+        texts = zip(outcome.sequence_ids, outcome.tokens, strict=True)
+        self._texts.update((name, text) for name, text in texts if name in self._owners)
 
     def release(self, sequence_id: str) -> None:
         """The text joins the earlier ones; of a very long one only the end."""
         self._own.pop(sequence_id, None)
+        owner = self._owners.pop(sequence_id, "")
         text = self._texts.pop(sequence_id, ())[-self._half_tokens :]
         if not text:
             return
-        if not self._earlier or self._earlier[0].tokens + len(text) > self._half_tokens:
-            self._earlier = [self._index(), *self._earlier[:1]]
-        self._earlier[0].begin()
-        self._earlier[0].extend(text)
+        halves = self._earlier.pop(owner, [])
+        if not halves or halves[0].tokens + len(text) > self._half_tokens:
+            halves = [self._index(), *halves[:1]]
+        halves[0].begin()
+        halves[0].extend(text)
+        self._earlier[owner] = halves
+        if len(self._earlier) > OWNERS:
+            del self._earlier[next(iter(self._earlier))]

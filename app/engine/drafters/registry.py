@@ -43,7 +43,7 @@ class Drafters:
         """A request starts; the drafters that it does not want never hear of it."""
         for name, drafter in self.available.items():
             if request.speculation.method in {"auto", name}:
-                drafter.admit(request.id)
+                drafter.admit(request)
 
     def observe(self, outcome: Outcome) -> None:
         for drafter in self.available.values():
