@@ -17,7 +17,8 @@ from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeStep, Statistics, StepCost, StepResult
 from app.engine.engine import Engine, open_engine
-from app.engine.loader import LoadedUnit, load_unit
+from app.engine.loader import load_unit
+from app.engine.unit import LoadedUnit
 from app.engine.warm_up import warm_up
 from app.scheduler.scheduler import Scheduler
 

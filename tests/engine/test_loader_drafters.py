@@ -14,7 +14,8 @@ from app.core.model_folder import inspect_folder
 from app.engine import memory
 from app.engine.drafters.mtp import MtpModel
 from app.engine.engine import open_engine
-from app.engine.loader import LoadedUnit, load_unit
+from app.engine.loader import load_unit
+from app.engine.unit import LoadedUnit
 from tests.engine.published import (
     DRAFT_TOKENS,
     mtp_weights,

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.messages import ModelSpecification
 from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Outcome
 from app.engine.drafters.ngram import OWNERS, Ngram
-from app.engine.drafters.registry import DraftSource, open_drafters
+from app.engine.drafters.registry import open_drafters
 from app.engine.drafters.suffixes import Suffixes
+from app.engine.unit import LoadedUnit
 from tests.tiny import tiny_model
 
 
@@ -189,22 +191,15 @@ def test_bounds_that_make_no_sense_are_refused() -> None:
 def test_the_bounds_that_were_chosen_for_a_model_reach_its_drafter(
     shortest: int | None, longest: int | None, text: list[int], drafts: list[int]
 ) -> None:
-    drafter = open_drafters(source(shortest, longest)).available["ngram"]
+    drafter = open_drafters(unit_with(shortest, longest)).available["ngram"]
     assert isinstance(drafter, Ngram)
     assert drafts_of(drafter, "a", text, drafts=1) == drafts
 
 
 def test_bounds_that_contradict_each_other_are_told() -> None:
-    assert "between 1 and 4" in open_drafters(source(5, 4)).unavailable["ngram"]
+    assert "between 1 and 4" in open_drafters(unit_with(5, 4)).unavailable["ngram"]
 
 
-def source(shortest: int | None, longest: int | None) -> DraftSource:
-    return DraftSource(
-        offers={},
-        target=tiny_model("qwen3"),
-        target_config={},
-        target_vocabulary=97,
-        chunk_tokens=16,
-        prompt_lookup_min=shortest,
-        prompt_lookup_max=longest,
-    )
+def unit_with(shortest: int | None, longest: int | None) -> LoadedUnit:
+    spec = ModelSpecification(id="a", path="", prompt_lookup_min=shortest, prompt_lookup_max=longest)
+    return LoadedUnit(spec, tiny_model("qwen3"), {}, weights_bytes=0, max_context_tokens=64, vocabulary_size=97)

@@ -11,35 +11,12 @@ from typing import Any, ClassVar
 import mlx.core as mx
 from mlx import nn
 
+from app.core.model_folder import ModelFolder
 from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.runner import Forward, Runner
 from app.engine.sampling import SampledRow
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A loaded drafter of some method, not yet running: its module and its longest context in tokens."""
-
-    module: nn.Module
-    max_context_tokens: int
-
-
-@dataclass(frozen=True)
-class DraftSource:
-    """What drafters are built from: what was loaded beside the target, by method, and the target itself."""
-
-    offers: Mapping[str, Offer]
-    target: nn.Module
-    target_config: Mapping[str, Any]
-    target_vocabulary: int
-    chunk_tokens: int
-    why_no_model: str = ""
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
-    ngram_across_requests: bool = False
-    methods: tuple[str, ...] = ()
-    """The methods that were chosen for the model; empty: every one that can run."""
+from app.engine.unit import LoadedUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +77,12 @@ class Drafter:
     """Its own model with its caches, for the prefix cache and the memory account; None when it keeps no tensors."""
 
     @classmethod
-    def open(cls, source: DraftSource) -> "Drafter | str":  # noqa: ARG003
+    def load(cls, folder: ModelFolder, target_config: Mapping[str, Any]) -> nn.Module:
+        """The module in a published folder, with lazy weights. Raises ModelUnavailable."""
+        raise NotImplementedError
+
+    @classmethod
+    def open(cls, unit: LoadedUnit) -> "Drafter | str":  # noqa: ARG003
         """The drafter of a loaded model, or one line why it cannot run."""
         return cls()
 

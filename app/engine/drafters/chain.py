@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Proposal
+from app.engine.rectangle import last_of
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow, adjust, draw
 
@@ -86,8 +87,7 @@ class ModelDrafter(Drafter):
         """int32 [rows, width] and the logits they were drawn from, for `rows` in slot order; nothing is read here."""
         names = [row.sequence_id for row in rows]
         output, widths = self._catch_up(rows)
-        if max(widths) > 1:
-            output = mx.take_along_axis(output, mx.array(widths, dtype=mx.int32)[:, None, None] - 1, axis=1)
+        output = last_of(output, widths)
         self._lengths = {name: self.runner.length(name) for name in names}
         self._states = [self.runner.state_rows()]
         chain = Chain(sampled, self._target_vocabulary)

@@ -69,6 +69,7 @@ class DFlash(FeatureDrafter):
     """Drafts up to block size - 1 tokens at once."""
 
     name = "dflash"
+    load = DFlashModel.load
 
     def __init__(self, runner: Runner, target: Target) -> None:
         super().__init__(runner, target)

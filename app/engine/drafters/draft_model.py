@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from app.core.step import DecodeRow
-from app.engine.drafters import Drafter, DraftSource, Outcome
+from app.engine.drafters import Drafter, Outcome
 from app.engine.drafters.chain import ModelDrafter
+from app.engine.rectangle import padded
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner
+from app.engine.unit import LoadedUnit
 
 CATCH_UP_CHUNK_TOKENS = 512
 CATCH_UP_WIDTH_TOKENS = 16
@@ -25,16 +27,15 @@ class DraftModel(ModelDrafter):
     name = "draft_model"
 
     @classmethod
-    def open(cls, source: DraftSource) -> Drafter | str:
-        offer = source.offers.get(cls.name)
-        if offer is None:
-            missing = "no draft model is loaded with this model: pass one with `--draft` or `draft_model`"
-            return source.why_no_model or missing
+    def open(cls, unit: LoadedUnit) -> Drafter | str:
+        draft = unit.draft(cls.name)
+        if isinstance(draft, str):
+            return draft
         try:
-            runner = Runner(offer.module, chunk_tokens=source.chunk_tokens)
+            runner = Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens)
         except UnknownCacheError as error:
             return f"the draft model's cache cannot be rolled back: {error}"
-        return cls(runner, target_vocabulary=source.target_vocabulary, max_context_tokens=offer.max_context_tokens)
+        return cls(runner, target_vocabulary=unit.vocabulary_size, max_context_tokens=draft.max_context_tokens)
 
     def _catch_up(self, rows: Sequence[DecodeRow]) -> tuple[mx.array, list[int]]:
         """Long gaps are prefilled row by row; the few tokens that are left then go in together."""
@@ -44,10 +45,9 @@ class DraftModel(ModelDrafter):
                 chunk = row.tokens[start : min(len(row.tokens) - 1, start + CATCH_UP_CHUNK_TOKENS)]
                 self._feed([name], mx.array([list(chunk)], dtype=mx.int32), [len(chunk)])
                 mx.async_eval(self.runner.caches.arrays())
-        missed = [list(row.tokens[self.runner.length(row.sequence_id) :]) for row in rows]
+        missed = [row.tokens[self.runner.length(row.sequence_id) :] for row in rows]
         widths = [len(tokens) for tokens in missed]
-        padded = [tokens + [0] * (max(widths) - len(tokens)) for tokens in missed]
-        return self._feed(names, mx.array(padded, dtype=mx.int32), widths), widths
+        return self._feed(names, padded(missed), widths), widths
 
     def observe(self, outcome: Outcome) -> None:
         """What was accepted stays in the cache, so that it need not be fed again."""

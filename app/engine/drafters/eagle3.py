@@ -85,4 +85,5 @@ class Eagle3(RecurrentDrafter):
     """Drafts token by token with its own layer."""
 
     name = "eagle3"
+    load = Eagle3Model.load
     longest = 16

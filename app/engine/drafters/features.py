@@ -11,11 +11,12 @@ import mlx.core as mx
 
 from app.core.request import Request
 from app.core.step import DecodeRow
-from app.engine.drafters import Drafter, DraftSource, Outcome
+from app.engine.drafters import Drafter, Outcome
 from app.engine.drafters.chain import ModelDrafter
 from app.engine.drafters.target import Target
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
+from app.engine.unit import LoadedUnit
 
 WAITING_TOKENS = 256
 EXTEND_AT_ONCE_TOKENS = 32
@@ -62,15 +63,15 @@ class FeatureDrafter(ModelDrafter):
         self._waiting: dict[str, Waiting] = {}
 
     @classmethod
-    def open(cls, source: DraftSource) -> Drafter | str:
-        offer = source.offers.get(cls.name)
-        if offer is None:
-            return f"no {cls.name} drafter is loaded with this model: pass one with `--draft` or `draft_model`"
+    def open(cls, unit: LoadedUnit) -> Drafter | str:
+        draft = unit.draft(cls.name)
+        if isinstance(draft, str):
+            return draft
         try:
-            target = Target(source.target, source.target_config, source.target_vocabulary)
+            target = Target(unit.target, unit.config, unit.vocabulary_size)
         except ValueError as error:
             return f"the model's hidden states cannot be read: {error}"
-        return cls(Runner(offer.module, chunk_tokens=source.chunk_tokens, probe=False), target)
+        return cls(Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens, probe=False), target)
 
     def admit(self, request: Request) -> None:
         self.runner.claim(request.id)

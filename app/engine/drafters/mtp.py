@@ -69,6 +69,7 @@ class Mtp(RecurrentDrafter):
     """Drafts with the head that the target was trained with; beyond the first token it is fed its own state."""
 
     name = "mtp"
+    load = MtpModel.load
     longest = 8
 
 

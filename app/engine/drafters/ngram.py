@@ -8,13 +8,13 @@ drafts before it belong to the context of the next (SuffixDecoding, arXiv 2411.0
 from collections.abc import Sequence
 from functools import partial
 
-import mlx.core as mx
-
 from app.core.request import Request
 from app.core.step import DecodeRow
-from app.engine.drafters import Drafter, DraftSource, Outcome, Proposal
+from app.engine.drafters import Drafter, Outcome, Proposal
 from app.engine.drafters.suffixes import Suffixes
+from app.engine.rectangle import padded
 from app.engine.sampling import SampledRow
+from app.engine.unit import LoadedUnit
 
 SHORTEST_MATCH_TOKENS = 2
 LONGEST_MATCH_TOKENS = 32
@@ -55,12 +55,12 @@ class Ngram(Drafter):
         """By owner, earlier requests in two halves, the newer one first: when it is full, the older one goes."""
 
     @classmethod
-    def open(cls, source: DraftSource) -> Drafter | str:
+    def open(cls, unit: LoadedUnit) -> Drafter | str:
         try:
             return cls(
-                prompt_lookup_min=source.prompt_lookup_min,
-                prompt_lookup_max=source.prompt_lookup_max,
-                across_requests=source.ngram_across_requests,
+                prompt_lookup_min=unit.spec.prompt_lookup_min,
+                prompt_lookup_max=unit.spec.prompt_lookup_max,
+                across_requests=unit.spec.ngram_across_requests,
             )
         except ValueError as error:
             return str(error)
@@ -75,9 +75,7 @@ class Ngram(Drafter):
         reasons = tuple("" if count else "no earlier text matches" for count in counts)
         if not any(counts):
             return Proposal(None, counts, reasons)
-        width = max(counts)
-        padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
-        return Proposal(mx.array(padded, dtype=mx.int32), counts, reasons)
+        return Proposal(padded(found), counts, reasons)
 
     def _continuation(self, row: DecodeRow) -> list[int]:
         """Up to `row.num_draft_tokens` tokens; of several texts the one with the longest match says them."""

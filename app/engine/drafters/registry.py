@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from app.core.request import Request
-from app.engine.drafters import Drafter, DraftSource, Offer, Outcome
+from app.engine.drafters import Drafter, Outcome
 from app.engine.drafters.dflash import DFlash
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.eagle3 import Eagle3
 from app.engine.drafters.mtp import Mtp
 from app.engine.drafters.ngram import Ngram
-
-__all__ = ["REGISTRY", "DraftSource", "Drafters", "Offer", "open_drafters"]
+from app.engine.unit import LoadedUnit
 
 REGISTRY: Mapping[str, type[Drafter]] = {kind.name: kind for kind in (DFlash, Mtp, Eagle3, DraftModel, Ngram)}
 """Best first: that is the order in which `auto` tries them."""
@@ -54,11 +53,11 @@ class Drafters:
             drafter.release(request_id)
 
 
-def open_drafters(source: DraftSource) -> Drafters:
+def open_drafters(unit: LoadedUnit) -> Drafters:
     """Build every drafter that fits and may run."""
-    chosen = source.methods or tuple(REGISTRY)
+    chosen = unit.spec.methods or tuple(REGISTRY)
     not_chosen = f"only {' and '.join(chosen)} may draft for this model: that was chosen for it"
-    opened = {name: kind.open(source) if name in chosen else not_chosen for name, kind in REGISTRY.items()}
+    opened = {name: kind.open(unit) if name in chosen else not_chosen for name, kind in REGISTRY.items()}
     return Drafters(
         available={name: value for name, value in opened.items() if not isinstance(value, str)},
         unavailable={name: value for name, value in opened.items() if isinstance(value, str)},
