@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.benchmark.cases import ENGINE_CASES, Bench, Case
+from app.benchmark.governor_case import GOVERNOR_CASES
 from app.benchmark.measure import CaseResult
 from app.benchmark.pairs import Sizes
 from app.benchmark.report import as_document, as_table
@@ -19,7 +20,9 @@ from app.benchmark.speculation_cases import SPECULATION_CASES
 from app.benchmark.workshop import Workshop
 from app.core.errors import InvalidRequest
 
-CASES: dict[str, Case] = {case.name: case for case in (*ENGINE_CASES, *SPECULATION_CASES, *SERVER_CASES)}
+CASES: dict[str, Case] = {
+    case.name: case for case in (*ENGINE_CASES, *SPECULATION_CASES, *GOVERNOR_CASES, *SERVER_CASES)
+}
 FULL, QUICK = Sizes(), Sizes(hidden=192, layers=8)
 TOKENS, QUICK_TOKENS = 128, 32
 DRAFTS = 4

@@ -3,6 +3,7 @@
 The scheduler lives as long as the engine, as in the worker, so that the governor keeps what it has measured."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
@@ -15,13 +16,15 @@ from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeStep, Statistics, StepCost, StepResult
 from app.engine.engine import Engine, open_engine
-from app.engine.loader import LoadedUnit, load_unit
+from app.engine.loader import load_unit
+from app.engine.unit import LoadedUnit
 from app.engine.warm_up import warm_up
 from app.scheduler.scheduler import Scheduler
 from app.serving.sweep.clock import DecodeClock
 
 PLAIN = SpeculationRequest(method="off")
 AUTOMATIC = SpeculationRequest()
+GREEDY = SamplingParameters(temperature=0.0)
 
 
 @dataclass(slots=True)
@@ -63,10 +66,17 @@ class OurSide:
     def __init__(self, unit: PairFolders | ModelSpecification, *, open_unit: OpenEngine = open_engine) -> None:
         self._specification = unit if isinstance(unit, ModelSpecification) else specification_of(unit)
         self.engine: Engine = open_unit(_load(self._specification))
-        self._scheduler = Scheduler(
-            self.engine.limits, policy=self._specification.policy, measured=measured_costs(self.engine)
-        )
+        self._measured = measured_costs(self.engine)
+        self._scheduler = self._new_scheduler()
         self._numbers = count()
+
+    def beside(self) -> "OurSide":
+        """The same engine under a scheduler of its own, as after the load: it knows what that measured, and no more.
+
+        One of them runs at a time, and one of them is closed."""
+        other = copy(self)
+        other._scheduler = self._new_scheduler()  # noqa: SLF001 - its own class
+        return other
 
     def close(self) -> None:
         """Free caches and weights."""
@@ -80,15 +90,16 @@ class OurSide:
         tokens: int,
         speculation: SpeculationRequest,
         stop_token_ids: frozenset[int] = frozenset(),
+        sampling: SamplingParameters = GREEDY,
     ) -> Run:
-        """Generate greedily for all prompts at once, `tokens` each unless a stop token comes first."""
+        """Generate for all prompts at once, `tokens` each unless a stop token comes first."""
         requests = [
             Request(
                 id=f"bench-{next(self._numbers)}",
                 prompt_tokens=tuple(prompt),
                 max_tokens=tokens,
                 stop_token_ids=stop_token_ids,
-                sampling=SamplingParameters(temperature=0.0),
+                sampling=sampling,
                 speculation=speculation,
             )
             for prompt in prompts
@@ -102,6 +113,9 @@ class OurSide:
         run.seconds = perf_counter() - started
         run.prompt_seconds = max(0.0, run.clock.started - started)
         return run
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self.engine.limits, policy=self._specification.policy, measured=self._measured)
 
     def _step(self, run: Run) -> None:
         """One turn of the worker's loop: admit, plan, step, commit, free rows."""

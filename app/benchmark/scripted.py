@@ -14,10 +14,10 @@ from app.engine.drafters.registry import Drafters
 from app.engine.drafters.target import Target
 from app.engine.engine import Engine, open_engine
 from app.engine.few_rows import use_fast_products
-from app.engine.loader import LoadedUnit
 from app.engine.memory import computes_in_float32
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
+from app.engine.unit import LoadedUnit
 
 BLOCK_SIZE = 8
 LAYERS = 2

@@ -47,7 +47,8 @@ def models_on_disk(settings: Settings, live: LiveSettings | None = None) -> list
     catalog = default_catalog(settings.model_folders)
     live = live or LiveSettings(settings, Unkept())
     chooser = Chooser(live, DraftFinder(catalog, pairing))
-    return [_row(model, chooser, live.model(model.id)) for model in catalog.models()]
+    models = catalog.models()
+    return [_row(model, models, chooser, live.model(model.id)) for model in models]
 
 
 def models_as_chosen(settings: Settings) -> list[Row]:
@@ -83,9 +84,17 @@ def choice_text(choice: ModelSettings) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _row(model: CatalogModel, chooser: Chooser, choice: ModelSettings) -> Row:
+def _misfit(drafter: CatalogModel, models: Sequence[CatalogModel]) -> str:
+    """Why a drafter fits none of the main models that its name is nearest to; "" when it fits one of them."""
+    mains = (model for model in models if model.kind == "main" and not model.problem)
+    reasons = [pairing.pair(main, drafter).reason for main in mains if pairing.suits(main, drafter, models)]
+    return reasons[0] if reasons and all(reasons) else ""
+
+
+def _row(model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser, choice: ModelSettings) -> Row:
     chosen = chooser.choose(model) if model.kind == "main" and not model.problem else None
     drafts = chosen.found.drafts if chosen else ()
+    misfit = _misfit(model, models) if model.kind == "drafter" and not model.problem else ""
     return Row(
         id=model.id,
         kind="main" if model.kind == "main" else model.method,
@@ -94,7 +103,7 @@ def _row(model: CatalogModel, chooser: Chooser, choice: ModelSettings) -> Row:
         context=model.context,
         draft=drafts[0].id if drafts else "",
         drafts=tuple({"id": draft.id, "method": draft.method} for draft in drafts),
-        problem=model.problem or (chosen.problem if chosen else ""),
+        problem=model.problem or misfit or (chosen.problem if chosen else ""),
         path=str(model.path),
         chosen=choice_text(choice),
     )

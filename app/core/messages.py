@@ -40,6 +40,8 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     """How many of the last tokens an earlier place must repeat for n-gram drafts, at least and at most."""
+    ngram_across_requests: bool = False
+    """Whether n-grams are looked up in earlier requests of the same owner too."""
     max_rows: int = 8
     prefill_chunk_tokens: int = 512
     max_context_tokens: int | None = None
@@ -54,6 +56,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Generate from chat messages, from text, or from token ids: exactly one of the three is set."""
 
     id: str
+    owner: str = ""
+    """Whose request it is: a name that differs for people who must not learn of one another."""
     model: ModelSpecification
     messages: list[dict[str, Any]] | None = None
     text: str | None = None

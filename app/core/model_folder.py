@@ -3,6 +3,7 @@
 A folder is accepted when `config.json` is small JSON, no file or config key could run code, no link leaves the tree,
 and every weight file is a safetensors file whose header agrees with its length. mlx accepts overlapping tensors and
 transformers imports what `auto_map` names, so this gate comes before either (reliability reference F10, F11, §2.2).
+A feature drafter may carry code, as published ones do: no library opens its folder, our own classes read its tensors.
 """
 
 import math
@@ -92,11 +93,15 @@ def _inspect(root: Path) -> ModelFolder:
     if not root.is_dir():
         raise ModelUnavailable("it is not a folder; give the folder that holds config.json")
     files = tuple(sorted(_list_files(root, root, 0)))
-    config = _checked_config(root, files)
+    if "config.json" not in files:
+        raise ModelUnavailable("it has no config.json; give a folder in Hugging Face layout with safetensors weights")
+    config = read_object(root / "config.json")
+    drafter = drafter_method(config)
+    if not drafter:
+        _refuse_code(root, files)
     weight_files = _weight_files(files)
     tensors = _read_tensors(root, weight_files)
     _check_index(root, files, tensors)
-    drafter = drafter_method(config)
     if not drafter and not any(name in files for name in TOKENIZER_FILES):
         raise ModelUnavailable(f"it has no tokenizer; {DOWNLOAD_AGAIN} with its tokenizer.json")
     model_type = config.get("model_type")
@@ -159,25 +164,20 @@ def _check_link(root: Path, link: Path) -> None:
 
 
 def _check_file(entry: os.DirEntry[str]) -> None:
-    if entry.name.endswith(".py"):
-        raise ModelUnavailable(
-            f"it contains Python code ({printable(entry.name)}), which is never run here; remove that file"
-        )
     if entry.name.endswith(".safetensors") and not stat.S_ISREG(entry.stat().st_mode):
         raise ModelUnavailable(f"{printable(entry.name)} is not a regular file; {DOWNLOAD_AGAIN}")
 
 
-def _checked_config(root: Path, files: tuple[str, ...]) -> dict[str, Any]:
-    """`config.json`, after every config of the folder was searched for keys that make a library run code."""
-    if "config.json" not in files:
-        raise ModelUnavailable("it has no config.json; give a folder in Hugging Face layout with safetensors weights")
+def _refuse_code(root: Path, files: tuple[str, ...]) -> None:
+    """Refuse Python files, and keys in any config that make a library run code."""
     for name in files:
+        if name.endswith(".py"):
+            raise ModelUnavailable(f"it contains Python code ({printable(name)}), which is never run here; remove it")
         if "/" not in name and name.endswith("config.json"):
-            _refuse_code(read_object(root / name), name)
-    return read_object(root / "config.json")
+            _refuse_code_keys(read_object(root / name), name)
 
 
-def _refuse_code(config: dict[str, Any], file: str) -> None:
+def _refuse_code_keys(config: dict[str, Any], file: str) -> None:
     waiting: list[Any] = [config]
     while waiting:
         value = waiting.pop()

@@ -40,6 +40,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate, as the scheduler and the engine see it."""
 
     id: str
+    owner: str = ""
+    """Whose request it is: only what the same owner said before may draft for it."""
     prompt_tokens: tuple[int, ...]
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()

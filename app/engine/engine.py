@@ -13,12 +13,12 @@ from app.core.step import PrefillRow, PrefillStep, StepCost, StepPlan, StepResul
 from app.engine.alone import AloneRunner
 from app.engine.decoding import Decoder, check_length
 from app.engine.drafters import Outcome
-from app.engine.drafters.registry import REGISTRY, Drafters, DraftSource, Offer, open_drafters
-from app.engine.loader import LoadedUnit
+from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
 from app.engine.prefix_cache import PrefixCache
 from app.engine.rectangle import padded
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner, StateRow
+from app.engine.unit import LoadedUnit
 
 
 class Engine:
@@ -158,19 +158,7 @@ def open_engine(unit: LoadedUnit) -> Engine:
         runner = Runner(unit.target, chunk_tokens=specification.prefill_chunk_tokens)
     except UnknownCacheError as error:
         return _alone(unit, f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts")
-    drafters = open_drafters(
-        DraftSource(
-            offers={draft.method: Offer(draft.model, draft.max_context_tokens) for draft in unit.drafts},
-            target=unit.target,
-            target_config=unit.config,
-            target_vocabulary=unit.vocabulary_size,
-            chunk_tokens=specification.prefill_chunk_tokens,
-            why_no_model=specification.draft_unavailable,
-            prompt_lookup_min=specification.prompt_lookup_min,
-            prompt_lookup_max=specification.prompt_lookup_max,
-            methods=specification.methods,
-        )
-    )
+    drafters = open_drafters(unit)
     runner.tap(drafters.taps)
     limits = EngineLimits(
         max_context_tokens=unit.max_context_tokens,

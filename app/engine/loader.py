@@ -25,37 +25,13 @@ from app.core.footprint import context_tokens
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 from app.engine import memory
-from app.engine.drafters.modules import MODULES
+from app.engine.drafters.registry import REGISTRY
 from app.engine.few_rows import use_fast_products
+from app.engine.unit import LoadedDraft, LoadedUnit
 
 SLICE_BYTES = 64 * 1024 * 1024
 PADDING_TOKENS = 1024
 """Without tokenizer files to compare, embeddings may differ by this many rows of padding."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedDraft:
-    """A drafter in memory. `vocabulary_size` counts the tokens that it chooses from, padding included."""
-
-    method: str
-    id: str
-    model: nn.Module
-    config: Mapping[str, Any]
-    max_context_tokens: int
-    vocabulary_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedUnit:
-    """A target and its drafters, in memory. `vocabulary_size` counts embedding rows, padding included."""
-
-    spec: ModelSpecification
-    target: nn.Module
-    config: Mapping[str, Any]
-    weights_bytes: int
-    max_context_tokens: int
-    vocabulary_size: int
-    drafts: tuple[LoadedDraft, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +139,7 @@ def _build_feature_drafter(folder: ModelFolder, *, method: str, target: _Part, i
     """A drafter of a published format; `inside`: its tensors lie in the target's own checkpoint."""
     tensors = head_tensors(folder.config, folder.tensors) if inside else folder.tensors
     config = check_drafter(method, folder.path, folder.config, tensors, target=target.path, target_config=target.config)
-    model = MODULES[method](folder, target.config)
+    model = REGISTRY[method].load(folder, target.config)
     rows = getattr(config, "draft_vocab_size", config.vocab_size)
     return _Part(folder.path, model, folder.config, rows, config.max_position_embeddings)
 

@@ -17,7 +17,7 @@ from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import Clock
 from app.engine import memory
 from app.engine.engine import open_engine
-from app.engine.loader import LoadedUnit, load_unit
+from app.engine.loader import load_unit
 from app.engine.resident import (
     Evicted,
     Loaded,
@@ -30,6 +30,7 @@ from app.engine.resident import (
     same_unit,
 )
 from app.engine.room import RETRY_AFTER_SECONDS, check_room
+from app.engine.unit import LoadedUnit
 from app.engine.warm_up import CostMemory, Forgetful, WarmUpSteps, remembering
 
 __all__ = ["EnginePool", "Evicted", "LoadFailed", "Loaded", "PoolEvent", "PooledEngine", "Progress", "open_pool"]

@@ -8,7 +8,7 @@ from app.core.errors import PacelineError
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import EnginePort
 from app.core.step import StepCost
-from app.engine.loader import LoadedUnit
+from app.engine.unit import LoadedUnit
 
 
 class PooledEngine(EnginePort, Protocol):

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from app.core.drafter_folder import head_tensors
 from app.core.errors import ModelNotFound, ModelUnavailable
-from app.core.model_folder import inspect_folder
+from app.core.model_folder import drafter_method, inspect_folder
 from app.core.ports import Clock
-from app.core.safe_files import TensorInfo, printable
+from app.core.safe_files import TensorInfo, printable, read_object
 from app.hub.layout import Candidate, candidates, hugging_face_cache, lm_studio_folder
 
 Source = Literal["folder", "hugging_face", "lm_studio", "embedded"]
@@ -174,7 +174,16 @@ def _inspect(candidate: Candidate, source: Source) -> CatalogModel:
     try:
         folder = inspect_folder(candidate.path)
     except ModelUnavailable as error:
-        return CatalogModel(id=name, path=candidate.path, source=source, problem=error.message)
+        method = _method_of_broken(candidate.path)
+        reason = error.message.removeprefix(f'model "{printable(candidate.path.name)}": ')
+        return CatalogModel(
+            id=name,
+            path=candidate.path,
+            source=source,
+            kind="drafter" if method else "main",
+            method=method or "draft_model",
+            problem=f'model "{name}": {reason}',
+        )
     return CatalogModel(
         id=name,
         path=candidate.path,
@@ -190,3 +199,11 @@ def _inspect(candidate: Candidate, source: Source) -> CatalogModel:
         config=folder.config,
         tensors=folder.tensors if folder.drafter else head_tensors(folder.config, folder.tensors),
     )
+
+
+def _method_of_broken(folder: Path) -> str:
+    """How a broken drafter would have drafted; "" for a broken main model, or where the config does not tell."""
+    try:
+        return drafter_method(read_object(folder / "config.json"))
+    except ModelUnavailable:
+        return ""

@@ -15,7 +15,8 @@ from pathlib import Path
 from app.core.drafter_folder import FEATURE_METHODS, check_drafter
 from app.core.errors import ModelUnavailable
 from app.hub.catalog import CatalogModel
-from app.hub.tokens import fingerprint, first_difference, read_tokens
+from app.hub.drafter_tensors import check_tensors
+from app.hub.tokens import fingerprint, first_difference, other_word, read_tokens
 
 DEFAULT_SIZE_SHARE = 1 / 3
 """A draft model chosen without being asked for is at most this large, measured against the main model."""
@@ -80,7 +81,9 @@ def suits(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel
     `Qwen3-4B-DFlash-b16` is for `Qwen3-4B-4bit`, although it would fit any model of that width, depth and vocabulary.
     """
     shared = _shared(main.id, draft.id)
-    rivals = (model for model in models if model.kind == "main" and model.id not in {main.id, draft.id})
+    rivals = (
+        model for model in models if model.kind == "main" and not model.problem and model.id not in {main.id, draft.id}
+    )
     return draft.id == main.id or all(_shared(rival.id, draft.id) <= shared for rival in rivals)
 
 
@@ -90,21 +93,40 @@ def _rank(main: CatalogModel, model: CatalogModel) -> tuple[int, bool, bool, int
 
 
 def _refusal(main: CatalogModel, draft: CatalogModel) -> str:
-    for model in (main, draft):
-        if model.problem:
-            return model.problem
+    if main.problem:
+        return main.problem
+    if draft.problem:
+        return draft.problem.removeprefix(f'model "{draft.id}": ')
     if main.kind != "main":
         return f'"{main.id}" is a drafter itself; choose a main model'
     if draft.kind == "drafter":
-        check_drafter(
+        return _misfit(main, draft)
+    if draft.size_bytes > main.size_bytes:
+        sizes = f"{_megabytes(draft.size_bytes)} against {_megabytes(main.size_bytes)}"
+        return f"it is larger than the main model ({sizes}); choose a smaller one"
+    return token_difference(main.path, draft.path)
+
+
+def _misfit(main: CatalogModel, draft: CatalogModel) -> str:
+    """Why a feature drafter was not made for `main`, with what to do; "" when it was."""
+    try:
+        config = check_drafter(
             draft.method, draft.path, draft.config, draft.tensors, target=main.path, target_config=main.config
         )
+        check_tensors(config, draft.tensors, main.config)
+        reason = "" if draft.path == main.path else _foreign_words(main.path, draft.path)
+    except ModelUnavailable as error:
+        reason = error.message
+    return f"{reason}; choose a drafter that was made for {main.id}" if reason and "; " not in reason else reason
+
+
+def _foreign_words(main: Path, draft: Path) -> str:
+    """Why the tokenizer that a drafter brings along, though none is needed, is not the main model's; "" when it is."""
+    files = main / "tokenizer.json", draft / "tokenizer.json"
+    if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
         return ""
-    if draft.size_bytes > main.size_bytes:
-        return (
-            f"it is larger than the main model ({_megabytes(draft.size_bytes)} against {_megabytes(main.size_bytes)})"
-        )
-    return token_difference(main.path, draft.path)
+    difference = other_word(main, draft)
+    return f"it was made for another tokenizer: {difference}" if difference else ""
 
 
 def token_difference(main: Path, draft: Path) -> str:
@@ -117,7 +139,8 @@ def token_difference(main: Path, draft: Path) -> str:
         return ""
     if not (ours.startswith("tokens:") and theirs.startswith("tokens:")):
         return "its tokenizer cannot be compared; both models need a tokenizer.json"
-    return f"it has another tokenizer: {first_difference(read_tokens(main), read_tokens(draft))}"
+    difference = first_difference(read_tokens(main), read_tokens(draft))
+    return f"it has another tokenizer: {difference}; choose a draft model of the same family"
 
 
 def _shared(main_id: str, draft_id: str) -> int:

@@ -48,6 +48,25 @@ def first_difference(main: Mapping[int, str], draft: Mapping[int, str]) -> str:
     return ""
 
 
+def other_word(main: Path, draft: Path) -> str:
+    """The lowest id that stands for one piece of text in `main` and for another in `draft`, in words; "" when none.
+
+    Added tokens and ids that only one of them knows are free. Raises `ModelUnavailable`.
+    """
+    stamps = []
+    for folder in (main, draft):
+        status = (folder / "tokenizer.json").stat()
+        stamps.append((folder, status.st_size, status.st_mtime_ns))
+    return _other_word(*stamps)
+
+
+@functools.lru_cache(maxsize=1024)
+def _other_word(main: tuple[Path, int, int], draft: tuple[Path, int, int]) -> str:
+    ours, theirs = _words(main[0]), _words(draft[0])
+    shared = ours.keys() & theirs.keys()
+    return first_difference({token: ours[token] for token in shared}, {token: theirs[token] for token in shared})
+
+
 @functools.lru_cache(maxsize=1024)
 def _fingerprint(path: Path, size: int, modified: int) -> str:  # noqa: ARG001 - part of the key
     if path.name != "tokenizer.json":
@@ -57,6 +76,16 @@ def _fingerprint(path: Path, size: int, modified: int) -> str:  # noqa: ARG001 -
     for token, piece in sorted(read_tokens(path.parent).items()):
         digest.update(f"{token}:{len(piece)}:{piece}\n".encode("utf-8", "surrogatepass"))
     return f"tokens:{digest.hexdigest()}"
+
+
+def _words(folder: Path) -> dict[int, str]:
+    """Id → piece without the added tokens. Raises `ModelUnavailable`."""
+    content = read_object(folder / "tokenizer.json", MAX_TOKENIZER_BYTES)
+    try:
+        added = {int(token["id"]) for token in content.get("added_tokens") or ()}
+        return {token: piece for token, piece in _vocabulary(content["model"]["vocab"]).items() if token not in added}
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise ModelUnavailable(f"tokenizer.json is not valid; {DOWNLOAD_AGAIN}") from None
 
 
 def _vocabulary(vocab: Any) -> dict[int, str]:

@@ -1,123 +1,103 @@
 """How likely drafts are accepted: by position, by method, by context length, and for each request on its own."""
 
-from collections import defaultdict
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
-MODEL_MEMORY, REQUEST_MEMORY = 1 - 1 / 256, 1 - 1 / 48
+from app.scheduler.costs import PLAIN, Average
+
+MODEL_WEIGHT, REQUEST_WEIGHT = 4.0, 2.0
+"""Cycles that outweigh what was believed before."""
+MODEL_MEMORY, REQUEST_MEMORY = 256.0, 48.0
 """Evidence of a request is worth half after 33 further cycles, so that a new kind of text is noticed."""
-MODEL_PRIOR_WEIGHT, REQUEST_PRIOR_WEIGHT = 8.0, 4.0
-"""Cycles of own evidence that outweigh what was believed before. A model's first request counts for both."""
+NEIGHBOUR_SHARE = 0.25
+"""How far a position that was not tried moves towards the one before it, at each observation."""
+FIRST_BELIEFS = {"ngram": (0.5, 0.6)}
+"""How likely a proposal is, and each position's draft, before the first observation: others always propose, at 0.8."""
 CONTEXTS = (1_024, 4_096, 16_384)
 """A drafter gets worse with the context; lengths up to each of these, and beyond the last, are told apart."""
-NEIGHBOUR_WEIGHT = 8.0
-"""Tries at one position that outweigh what its predecessor suggests: alone, each of sixteen would be noise."""
 POSITIONS = 16
-HIGHEST = 0.99
+
+Chances = tuple[float, ...]
+"""That anything is proposed when asked, then of each position that its draft is accepted like those before it."""
 
 
-class Rates(NamedTuple):
-    """Chance that anything is proposed when asked, and at each position that the draft is accepted like its elders."""
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A row that may draft."""
 
-    proposal: float
-    positions: tuple[float, ...]
-
-    @classmethod
-    def flat(cls, proposal: float, position: float) -> "Rates":
-        return cls(proposal, (position,) * POSITIONS)
-
-    def expected_tokens(self) -> list[float]:
-        """Tokens per step, by draft length 0, 1, 2, ...: the target's own one plus the drafts that survive."""
-        reached, expected = self.proposal, 1.0
-        totals = [expected]
-        for rate in self.positions:
-            reached *= rate
-            expected += reached
-            totals.append(expected)
-        return totals
+    request_id: str = ""
+    context_tokens: int = 0
 
 
-class Acceptance:
-    """Evidence that fades. Positions that are no longer drafted fade too, so they are tried again."""
+@dataclass(frozen=True, slots=True)
+class DraftObservation:
+    """One row of a step: drafts asked of `method`, verified ones, accepted ones. `asked` 0: the method had no say."""
 
-    def __init__(self, *, memory: float, prior_weight: float) -> None:
-        self._memory = memory
-        self._weight = prior_weight
-        self._hits = [0.0] * POSITIONS
-        self._tries = [0.0] * POSITIONS
-        self._proposed = 0.0
-        self._asked = 0.0
+    method: str = PLAIN
+    asked: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    row: Drafting = Drafting()
 
-    def observe(self, *, asked: int, drafted: int, accepted: int) -> None:
-        """One row was asked for drafts. A proposal shorter than asked counts as a miss where it ended."""
-        self._scale(self._memory)
-        self._asked += 1
-        if not drafted:
-            return
-        self._proposed += 1
-        for position in range(min(accepted + 1, asked, POSITIONS)):
-            self._tries[position] += 1
-            self._hits[position] += position < accepted
 
-    def forget(self, weight: float) -> None:
-        """Keep at most `weight` cycles' worth of evidence: the next few observations decide."""
-        self._scale(min(1.0, weight / max(self._asked, weight)))
-
-    def rates(self, prior: Rates) -> Rates:
-        """The evidence on top of `prior`; where it is better or worse at one position, it should be at the next."""
-        proposal = (self._proposed + self._weight * prior.proposal) / (self._asked + self._weight)
-        ratio, weight, rates = 1.0, self._weight, list[float]()
-        for hits, tries, expected in zip(self._hits, self._tries, prior.positions, strict=True):
-            believed = min(HIGHEST, expected * ratio)
-            rates.append((hits + weight * believed) / (tries + weight))
-            ratio, weight = rates[-1] / expected, NEIGHBOUR_WEIGHT
-        return Rates(proposal, tuple(rates))
-
-    def _scale(self, factor: float) -> None:
-        self._hits = [hits * factor for hits in self._hits]
-        self._tries = [tries * factor for tries in self._tries]
-        self._proposed *= factor
-        self._asked *= factor
+def expected_tokens(chances: Chances) -> list[float]:
+    """Tokens per step, by draft length 0, 1, 2, ...: the target's own one plus the drafts that survive."""
+    _, *reached = accumulate(chances, mul)
+    return list(accumulate(reached, initial=1.0))
 
 
 class History:
-    """What the model's requests taught, and each running one; a request starts from what the model believes."""
+    """Beliefs by method, in each context length (the model's) and for each request. Each starts as a copy of the next
+    more general one."""
 
     def __init__(self) -> None:
-        self._of_model: dict[tuple[str, int], Acceptance] = {}
-        self._of_requests: defaultdict[str, dict[str, Acceptance]] = defaultdict(dict)
+        self._beliefs: dict[tuple[str, int | str], list[Average]] = {}
 
-    def observe(
-        self, method: str, request_id: str, context_tokens: int, *, asked: int, drafted: int, accepted: int
-    ) -> None:
-        key = method, _bucket(context_tokens)
-        if key not in self._of_model:
-            self._of_model[key] = Acceptance(memory=MODEL_MEMORY, prior_weight=MODEL_PRIOR_WEIGHT)
-        for evidence in (self._of_model[key], self._of_request(request_id, method)):
-            evidence.observe(asked=asked, drafted=drafted, accepted=accepted)
+    def observe(self, draft: DraftObservation) -> None:
+        """One row was asked for drafts. A proposal shorter than asked counts as a miss where it ended."""
+        levels = _levels(draft.method, draft.row)
+        for level, weight, memory in ((-2, MODEL_WEIGHT, MODEL_MEMORY), (-1, REQUEST_WEIGHT, REQUEST_MEMORY)):
+            if levels[level] not in self._beliefs:
+                inherited = self._chances(draft.method, levels[:level])
+                self._beliefs[levels[level]] = [Average(chance, weight) for chance in inherited]
+            _learn(self._beliefs[levels[level]], draft, memory)
 
-    def rates(self, method: str, request_id: str, context_tokens: int) -> Rates:
-        """What to expect of the method's next proposal for this request."""
-        rates = Rates.flat(0.5, 0.6) if method == "ngram" else Rates.flat(1.0, 0.8)
-        for bucket in range(_bucket(context_tokens) + 1):
-            if (method, bucket) in self._of_model:
-                rates = self._of_model[method, bucket].rates(rates)
-        own = self._of_requests[request_id].get(method) if request_id in self._of_requests else None
-        return own.rates(rates) if own else rates
+    def chances(self, method: str, row: Drafting) -> Chances:
+        """What to expect of the method's next proposal for this row."""
+        return self._chances(method, _levels(method, row))
 
-    def doubt(self, method: str, request_id: str, weight: float) -> None:
+    def doubt(self, method: str, row: Drafting) -> None:
         """Let the next few observations of this request decide about the method."""
-        self._of_request(request_id, method).forget(weight)
+        for belief in self._beliefs.get((method, row.request_id), ()):
+            belief.weight = min(belief.weight, REQUEST_WEIGHT)
 
     def forget(self, request_id: str) -> None:
         """The request is over; what it taught the model stays."""
-        self._of_requests.pop(request_id, None)
+        self._beliefs = {level: beliefs for level, beliefs in self._beliefs.items() if level[1] != request_id}
 
-    def _of_request(self, request_id: str, method: str) -> Acceptance:
-        known = self._of_requests[request_id]
-        if method not in known:
-            known[method] = Acceptance(memory=REQUEST_MEMORY, prior_weight=REQUEST_PRIOR_WEIGHT)
-        return known[method]
+    def _chances(self, method: str, levels: Sequence[tuple[str, int | str]]) -> Chances:
+        known = next((level for level in reversed(levels) if level in self._beliefs), None)
+        if known:
+            return tuple(belief.value for belief in self._beliefs[known])
+        proposal, position = FIRST_BELIEFS.get(method, (1.0, 0.8))
+        return proposal, *(position,) * POSITIONS
 
 
-def _bucket(context_tokens: int) -> int:
-    return sum(context_tokens >= limit for limit in CONTEXTS)
+def _learn(beliefs: Sequence[Average], draft: DraftObservation, memory: float) -> None:
+    """Where nothing was tried, a position becomes as likely as the one before it: what is better or worse there should
+    be so here."""
+    survived = 1 + draft.accepted if draft.drafted else 0
+    tried = min(survived, draft.asked, POSITIONS)
+    for place, belief in enumerate(beliefs if draft.drafted else beliefs[:1]):
+        if place <= tried:
+            belief.learn(float(place < survived), memory)
+        else:
+            belief.value += NEIGHBOUR_SHARE * (beliefs[place - 1].value - belief.value)
+
+
+def _levels(method: str, row: Drafting) -> list[tuple[str, int | str]]:
+    """Where evidence counts, the most particular last."""
+    bucket = sum(row.context_tokens >= limit for limit in CONTEXTS)
+    return [*((method, each) for each in range(bucket + 1)), (method, row.request_id)]

@@ -12,26 +12,17 @@ from typing import NamedTuple
 
 from app.core.step import DRAFT_LENGTHS, Decision, StepCost
 from app.scheduler.costs import PLAIN, CostTable
-from app.scheduler.estimates import History
+from app.scheduler.estimates import Drafting, DraftObservation, History, expected_tokens
 
-WARM_UP_STEPS = 3
-FIRST_MEASURE_AFTER_STEPS = 64
-LAST_MEASURE_AFTER_STEPS = 512
-"""Drafting steps after which plain decoding is measured again, by two steps: the first only leaves the other pace."""
-SAFE_LEAD = 1.5
-"""While drafting is expected to be so much faster, plain decoding need not be measured again."""
-PROBE_MISSES = 2
-STRANGER_AFTER_STEPS = 4
-"""A method that never ran here is probed as soon as the one in use was."""
-FIRST_PROBE_AFTER_STEPS = 16
-LAST_PROBE_AFTER_STEPS = 128
-PROBE_SHARE = 0.01
-"""Part of the time that probes may lose, besides so many plain steps at the start. What is not spent is kept, up to:"""
-FIRST_CREDIT_STEPS, LARGEST_CREDIT_STEPS = 4, 8
-YOUNG_STEPS, STRIDE_STEPS = 32, 4
-"""A new situation is weighed again at every step, later at every fourth."""
+FIRST_STEPS, TRIAL_STEPS = 3, 2
+"""Steps of a trial in which nothing is accepted: of plain decoding before it was ever measured, and of later ones."""
+PAUSE_STEPS, PLAIN_PAUSE_STEPS = 16, 192
+"""Between trials, and since plain decoding: what that costs depends on the machine, not on the text."""
+FIRST_CREDIT_STEPS, TRIAL_SHARE = 3, 0.005
+"""Trials may lose so many plain steps when a request starts, and then this part of the time."""
 START_DRAFTING_GAIN, CHANGE_GAIN, STOP_DRAFTING_GAIN = 1.05, 1.03, 1.01
 """A change must promise this much: leaving plain decoding the most, returning to it the least (never slower)."""
+MEASURING = "measuring what a plain step costs, to compare"
 
 
 class Option(NamedTuple):
@@ -42,7 +33,7 @@ class Option(NamedTuple):
 
 
 OFF = Option(PLAIN, 0)
-DRAFTING = Decision()
+ALLOWED = Decision()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +42,7 @@ class Choice:
 
     method: str = PLAIN
     num_draft_tokens: int = 0
-    why: Decision = DRAFTING
-
-
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """A row that may draft."""
-
-    request_id: str = ""
-    context_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DraftObservation:
-    """One row of a step: drafts asked of `method`, verified ones, accepted ones. `asked` 0: the method had no say."""
-
-    method: str = PLAIN
-    asked: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    row: Drafting = Drafting()
+    why: Decision = ALLOWED
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +68,11 @@ class StepObservation:
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """Of one option: tokens per second of all rows, seconds of a step, and of one in which something is proposed."""
+    """Of one option, with a plain step as the unit of time: tokens of all rows in it, and what a step of the option
+    costs in which something is proposed."""
 
     rate: float
-    seconds: float
-    cycle_seconds: float
+    cost_ratio: float = 1.0
     acceptance: float = 0.0
 
 
@@ -108,18 +80,34 @@ class _Estimate:
 class _Seat:
     """What the governor remembers of one situation: so many rows, so many of them drafting, with these methods."""
 
-    measuring: int
+    steps_left: int
+    """Of the trial of `rival`, which goes on while its drafts hit."""
+    rival: str = PLAIN
     current: Option = OFF
+    since_trial: int = 0
+    credit_steps: float = 0.0
     speakers: tuple[str, ...] = ()
-    measure_after: int = FIRST_MEASURE_AFTER_STEPS
-    since_measured: int = 0
-    since_probe: int = 0
-    probe_after: int = FIRST_PROBE_AFTER_STEPS
-    credit_seconds: float = 0.0
-    misses_left: int = 0
-    rival: str = ""
-    age: int = 0
     estimates: Mapping[Option, _Estimate] = field(default_factory=dict)
+
+    def best(self, method: str) -> Option:
+        """The length that promises most."""
+        return max((each for each in self.estimates if each.method == method), key=self.rate)
+
+    def rate(self, option: Option) -> float:
+        """Tokens per second that it promises."""
+        return self.estimates[option].rate
+
+    def settle(self) -> None:
+        """Move to the best option when it is better by more than noise."""
+        best = max(self.estimates, key=self.rate)
+        gain = STOP_DRAFTING_GAIN if best == OFF else CHANGE_GAIN
+        if self.current == OFF:
+            gain = START_DRAFTING_GAIN
+        if self.rate(best) <= gain * self.rate(self.current):
+            return
+        self.current = best
+        if best.method == self.rival:
+            self.steps_left = 0
 
 
 class Governor:
@@ -132,48 +120,37 @@ class Governor:
         self._longest = longest or {}
         self.costs = CostTable(measured)
         self._history = History()
-        self._last_use: dict[str, int] = {}
+        self._last_use = {PLAIN: 0}
         self._steps = 0
         self._seats: dict[tuple[int, int, tuple[str, ...]], _Seat] = {}
-        self._probing: _Seat | None = None
+        self._trying: _Seat | None = None
 
     def choose(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Choice:
         """The choice for the next step of `rows` rows, of which `drafting` may use `methods`. Ask once per step."""
         seat = self._seat(rows, drafting, methods)
-        if seat.age < YOUNG_STEPS or seat.age % STRIDE_STEPS == 0 or seat.misses_left > 0:
-            seat.estimates = self._estimates(rows, drafting, methods)
-        seat.age += 1
-        estimates = seat.estimates
-        if self._must_measure(seat, rows, estimates):
-            detail = "measuring what a plain step costs, to compare"
-            return Choice(why=_decision("measuring", seat.current, estimates, detail))
-        self._settle(seat, estimates)
-        option = self._probe(seat, rows, drafting, estimates)
-        if option is not None:
-            return Choice(*option, _decision("probe", option, estimates))
-        if seat.current != OFF:
-            seat.since_measured += 1
-            return Choice(*seat.current, _decision("draft", seat.current, estimates))
-        best = max((option for option in estimates if option != OFF), key=lambda option: estimates[option].rate)
-        return Choice(why=_decision("plain", best, estimates))
+        seat.settle()
+        self._consider_trial(seat, rows, drafting)
+        option, kind, detail = seat.current, "draft", ""
+        if seat.steps_left:
+            self._trying = seat
+            option, kind = seat.best(seat.rival), "probe"
+        weighed = option
+        if option == OFF:
+            kind, detail = ("measuring", MEASURING) if seat.steps_left else ("plain", "")
+            weighed = max((each for each in seat.estimates if each != OFF), key=seat.rate)
+        why = seat.estimates[weighed]
+        return Choice(*option, Decision(kind, *weighed, why.cost_ratio, why.acceptance, detail))
 
     def observe(self, step: StepObservation) -> None:
         """Learn from a finished decode step, whoever chose it."""
         self._steps += 1
         for draft in step.drafts:
+            self._last_use[draft.method] = self._steps
             if draft.asked:
-                self._last_use[draft.method] = self._steps
-                self._history.observe(
-                    draft.method,
-                    draft.row.request_id,
-                    draft.row.context_tokens,
-                    asked=draft.asked,
-                    drafted=draft.drafted,
-                    accepted=draft.accepted,
-                )
-        if self._probing and not any(draft.accepted for draft in step.drafts):
-            self._probing.misses_left -= 1
-        self._probing = None
+                self._history.observe(draft)
+        trying, self._trying = self._trying, None
+        if trying and not any(draft.accepted for draft in step.drafts if draft.method == trying.rival):
+            trying.steps_left = max(0, trying.steps_left - 1)
         widest = step.widest
         # A step whose drafter had nothing to propose is no plain step: nothing could be launched ahead of it.
         self.costs.observe(
@@ -189,96 +166,49 @@ class Governor:
         self._history.forget(request_id)
 
     def _seat(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Seat:
-        """Where these rows sit; new ones keep what pays and are asked about the rivals sooner."""
-        key = rows, len(drafting), methods
+        """Where these rows sit, weighed anew; new ones keep what pays, and may try its rivals."""
+        key, speakers = (rows, len(drafting), methods), tuple(row.request_id for row in drafting)
         if key not in self._seats:
-            known = self.costs.knows_plain(rows, WARM_UP_STEPS - 1)
-            credit = FIRST_CREDIT_STEPS * self.costs.curve(PLAIN, rows=rows).narrowest_seconds
-            self._seats[key] = _Seat(measuring=0 if known else WARM_UP_STEPS, credit_seconds=credit)
-        seat, speakers = self._seats[key], tuple(row.request_id for row in drafting)
+            known = self.costs.knows_plain(rows, FIRST_STEPS - 1)
+            self._seats[key] = _Seat(0 if known else FIRST_STEPS)
+        seat = self._seats[key]
         if seat.speakers != speakers:
-            seat.speakers = speakers
-            seat.age, seat.since_probe, seat.probe_after, seat.misses_left = 0, 0, FIRST_PROBE_AFTER_STEPS, 0
+            seat.speakers, seat.credit_steps = speakers, max(seat.credit_steps, FIRST_CREDIT_STEPS)
+        seat.estimates = self._estimates(rows, drafting, methods)
         return seat
 
-    def _must_measure(self, seat: _Seat, rows: int, estimates: Mapping[Option, _Estimate]) -> bool:
-        due = seat.since_measured >= seat.measure_after and self.costs.plain_age(rows) >= seat.measure_after
-        if due and estimates[seat.current].rate < SAFE_LEAD * estimates[OFF].rate:
-            seat.since_measured, seat.measuring = 0, 2
-            seat.measure_after = min(2 * seat.measure_after, LAST_MEASURE_AFTER_STEPS)
-        if not seat.measuring:
-            return False
-        seat.measuring -= 1
-        return True
-
-    def _settle(self, seat: _Seat, estimates: Mapping[Option, _Estimate]) -> None:
-        """Move to the best option when it is better by more than noise."""
-        best = max(estimates, key=lambda option: estimates[option].rate)
-        needed = CHANGE_GAIN
-        if seat.current == OFF:
-            needed = START_DRAFTING_GAIN
-        elif best == OFF:
-            needed = STOP_DRAFTING_GAIN
-        if estimates[best].rate <= needed * estimates[seat.current].rate:
+    def _consider_trial(self, seat: _Seat, rows: int, drafting: Sequence[Drafting]) -> None:
+        """Begin to try what is not in use when that is due and the credit pays for it, however little is accepted."""
+        current = seat.estimates[seat.current]
+        seat.credit_steps += TRIAL_SHARE * current.cost_ratio
+        seat.since_trial += 1
+        rivals = {option.method for option in seat.estimates} - {seat.current.method}
+        if self._steps - self._last_use[PLAIN] <= PLAIN_PAUSE_STEPS:
+            rivals -= {PLAIN}
+        if seat.steps_left or not rivals or seat.since_trial <= PAUSE_STEPS:
             return
-        if best.method != seat.current.method:
-            seat.since_probe, seat.misses_left = 0, 0
-            seat.probe_after = max(FIRST_PROBE_AFTER_STEPS, seat.probe_after // 2)
-        seat.current = best
-
-    def _probe(
-        self, seat: _Seat, rows: int, drafting: Sequence[Drafting], estimates: Mapping[Option, _Estimate]
-    ) -> Option | None:
-        """Now and then a method that is not in use, until it missed twice: ever more rarely while it loses, and never
-        at a cost above the credit."""
-        rivals = {option.method for option in estimates} - {PLAIN, seat.current.method}
-        current, plain = estimates[seat.current], estimates[OFF].seconds
-        seat.credit_seconds += PROBE_SHARE * current.seconds
-        if seat.since_probe <= seat.probe_after:  # a probe that is due is saved for, however much it may lose
-            seat.credit_seconds = min(seat.credit_seconds, LARGEST_CREDIT_STEPS * plain)
-        if not rivals:
-            return None
-        seat.since_probe += 1
-        stranger = any(method not in self._last_use for method in rivals) and seat.age > STRANGER_AFTER_STEPS
-        if seat.misses_left <= 0 and (stranger or seat.since_probe > seat.probe_after):
-            seat.rival = min(sorted(rivals), key=lambda method: self._last_use.get(method, 0))
-            option = _best_of(seat.rival, estimates)
-            loss = PROBE_MISSES * max(0.0, estimates[option].cycle_seconds - rows / current.rate)
-            if loss > seat.credit_seconds:
-                return None
-            seat.credit_seconds -= loss
-            seat.since_probe, seat.misses_left = 0, PROBE_MISSES
-            seat.probe_after = min(2 * seat.probe_after, LAST_PROBE_AFTER_STEPS)
-            for row in drafting:
-                self._history.doubt(seat.rival, row.request_id, 1)
-        if seat.misses_left <= 0 or seat.rival not in rivals:
-            return None
-        self._probing = seat
-        return _best_of(seat.rival, estimates)
+        rival = min(sorted(rivals), key=lambda method: self._last_use.get(method, -1))
+        loss = TRIAL_STEPS * max(0.0, seat.estimates[seat.best(rival)].cost_ratio - rows / current.rate)
+        if loss > seat.credit_steps:
+            return
+        seat.credit_steps -= loss
+        seat.rival, seat.steps_left, seat.since_trial = rival, TRIAL_STEPS, 0
+        for row in drafting:
+            self._history.doubt(rival, row)
 
     def _estimates(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> dict[Option, _Estimate]:
-        plain = self.costs.curve(PLAIN, rows=rows).narrowest_seconds
-        estimates = {OFF: _Estimate(rows / plain, plain, plain)}
+        plain = self.costs.forward(PLAIN, rows=rows).seconds(1)
+        estimates = {OFF: _Estimate(rows)}
         for method in methods:
-            curve, drafted = self.costs.curve(method, rows=rows), self.costs.drafting(method, rows=rows)
-            rates = [self._history.rates(method, row.request_id, row.context_tokens) for row in drafting]
-            proposes = 1 - prod(1 - each.proposal for each in rates)
-            first = sum(each.positions[0] for each in rates) / len(rates)
-            expected = [sum(column) for column in zip(*(each.expected_tokens() for each in rates), strict=True)]
+            forward, drafted = self.costs.forward(method, rows=rows), self.costs.drafting(method, rows=rows)
+            chances = [self._history.chances(method, row) for row in drafting]
+            proposes = 1 - prod(1 - proposal for proposal, *_ in chances)
+            first = sum(each[1] for each in chances) / len(chances)
+            expected = [sum(column) for column in zip(*map(expected_tokens, chances), strict=True)]
             longest = self._longest.get(method, DRAFT_LENGTHS[-1])
             for length in sorted({min(length, longest) for length in DRAFT_LENGTHS}):
-                cycle = drafted(length) + curve.seconds(1 + length)
-                seconds = proposes * cycle + (1 - proposes) * curve.narrowest_seconds
+                cycle = drafted.seconds(length) + forward.seconds(1 + length)
+                seconds = proposes * cycle + (1 - proposes) * forward.seconds(1)
                 tokens = rows - len(drafting) + expected[length]
-                estimates[Option(method, length)] = _Estimate(tokens / seconds, seconds, cycle, first)
+                estimates[Option(method, length)] = _Estimate(plain * tokens / seconds, cycle / plain, first)
         return estimates
-
-
-def _best_of(method: str, estimates: Mapping[Option, _Estimate]) -> Option:
-    return max((option for option in estimates if option.method == method), key=lambda option: estimates[option].rate)
-
-
-def _decision(kind: str, option: Option, estimates: Mapping[Option, _Estimate], detail: str = "") -> Decision:
-    weighed = estimates[option]
-    ratio = weighed.cycle_seconds / estimates[OFF].cycle_seconds
-    return Decision(kind, *option, cost_ratio=ratio, acceptance=weighed.acceptance, detail=detail)

@@ -7,7 +7,8 @@ from app.core.ports import EngineLimits
 from app.core.request import Request
 from app.core.step import Decision, DecodeRow, StepCost, StepResult
 from app.scheduler.costs import PLAIN
-from app.scheduler.governor import Choice, Drafting, DraftObservation, Governor, StepObservation
+from app.scheduler.estimates import Drafting, DraftObservation
+from app.scheduler.governor import Choice, Governor, StepObservation
 from app.scheduler.sequence import Sequence
 from app.scheduler.stats import Parts, Splitter
 
@@ -93,7 +94,7 @@ class Speculation:
         """Learn from a step. The answer: where its seconds went."""
         step = _observation(planned, running, result)
         widest = step.widest
-        drafting = self._governor.costs.drafting(widest.method, rows=step.rows)(widest.drafted)
+        drafting = self._governor.costs.drafting(widest.method, rows=step.rows).seconds(widest.drafted)
         self._governor.observe(step)
         return self._splitter.split(result, widest.method if widest.drafted else PLAIN, drafting)
 

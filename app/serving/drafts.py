@@ -76,15 +76,17 @@ class DraftFinder:
         draft = self._pairings.default_draft(main, models, methods)
         if draft is not None:
             return Found((_specification(draft),))
-        if "draft_model" in methods:
-            return Found(reason=f"no draft model on this computer fits {main.id}")
         refusals = (
             self._pairings.pair(main, model).reason
             for model in (main.head, *models)
-            if model is not None and model.method in methods and self._pairings.suits(main, model, models)
+            if model is not None
+            and model.kind == "drafter"
+            and model.method in methods
+            and self._pairings.suits(main, model, models)
         )
         nearest = next((f" ({refusal})" for refusal in refusals if refusal), "")
-        return Found(reason=f"no {' or '.join(methods)} drafter on this computer fits {main.id}{nearest}")
+        kind = "draft model" if "draft_model" in methods else f"{' or '.join(methods)} drafter"
+        return Found(reason=f"no {kind} on this computer fits {main.id}{nearest}")
 
     def may_mean(self, main: CatalogModel, draft_id: str) -> bool:
         """Whether a drafter named without its main model is for this one: no other name here is nearer."""
@@ -102,9 +104,9 @@ class DraftFinder:
 
     def _misfit(self, main: CatalogModel, draft: CatalogModel) -> str:
         if draft.problem:
-            return draft.problem
+            return draft.problem.removeprefix(f'model "{draft.id}": ')
         fit = self._pairings.pair(main, draft)
-        return "" if fit.fits else fit.reason
+        return "" if fit.fits else fit.reason.removeprefix(f'"{draft.id}" cannot draft: ')
 
 
 def _taken(drafts: dict[str, DraftSpecification], draft: CatalogModel) -> str:

@@ -72,6 +72,7 @@ class Answer:
         requests = tuple(
             Request(
                 id=choice_id(command.id, index),
+                owner=command.owner,
                 prompt_tokens=self._prompt,
                 max_tokens=command.max_tokens or _NO_LIMIT,
                 stop_token_ids=frozenset() if command.ignore_end else self._model.stop_token_ids,

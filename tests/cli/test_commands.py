@@ -78,6 +78,26 @@ def test_ls_names_the_problem_of_a_broken_folder_and_of_a_wrong_draft(environmen
     assert rows["demo-assistant"]["drafts"] == []
 
 
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ("demo-assistant=nowhere", 'no model "nowhere" on this computer; '),
+        ("demo-assistant=demo-hybrid-mtp", "the multi-token head of a qwen3 model cannot run here; choose a drafter"),
+        ("demo-assistant=demo-assistant-dflash+demo-hybrid-mtp", "demo-hybrid-mtp cannot draft for demo-assistant"),
+        ("demo-assistent=demo-draft", 'no main model of this computer: "demo-assistent"; `paceline ls` shows'),
+        ("demo-draft-typo=off", "`paceline ls` shows which are here"),
+    ],
+)
+def test_serve_refuses_a_draft_that_cannot_be_used_in_one_line(
+    environment: Mapping[str, str], draft: str, words: str
+) -> None:
+    result = run(environment, "serve", "--draft", draft)
+    assert result.exit_code == 1
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == "", "nothing was started"
+
+
 def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[str, str], fake: FakeServer) -> None:
     fake.answers["/api/ps"] = (200, LOADED)
     shown = run(environment, "ps").stdout

@@ -59,19 +59,33 @@ def write_eagle3(folder: Path, family: str = "qwen3", **changes: Any) -> Path:
     return _write(folder, {**config, **changes}, weights)
 
 
-def write_mtp(folder: Path) -> Path:
+def write_mtp(folder: Path, weights: Mapping[str, mx.array] | None = None) -> Path:
     """The head of a tiny qwen3_next in a folder of its own."""
     config = {**target_config("qwen3_next"), "architectures": ["Qwen3NextMTP"], "model_type": "qwen3_next_mtp"}
-    return _write(folder, config, mtp_weights())
+    return _write(folder, config, weights or mtp_weights())
 
 
-def mtp_weights() -> dict[str, mx.array]:
-    """The tensors of a head as Qwen names them."""
-    config = target_config("qwen3_next")
+def mtp_weights(**changes: Any) -> dict[str, mx.array]:
+    """The tensors of a head as Qwen names them, experts as mlx-lm keeps them."""
+    config = {**target_config("qwen3_next"), **changes}
     arguments = qwen3_next.ModelArgs.from_dict({**config, "mlp_only_layers": []})
     layer = qwen3_next.Qwen3NextDecoderLayer(arguments, arguments.full_attention_interval - 1)
     module = MtpModel(MtpConfig.read({}, config), layer, zero_first_embedding=False)
     return {_mtp_name(name): value for name, value in _weights(module, seed=5).items()}
+
+
+def published_experts(weights: Mapping[str, mx.array], *, fused: bool) -> dict[str, mx.array]:
+    """The same head with experts as checkpoints hold them: `fused` gate and up of all in one array, or each alone."""
+    stem = "mtp.layers.0.mlp"
+    kept = dict(weights)
+    gate, up, down = (kept.pop(f"{stem}.switch_mlp.{part}_proj.weight") for part in ("gate", "up", "down"))
+    if fused:
+        joined = mx.concatenate([gate, up], axis=-2)
+        return {**kept, f"{stem}.experts.gate_up_proj": joined, f"{stem}.experts.down_proj": down}
+    for index in range(len(gate)):
+        for part, stacked in {"gate": gate, "up": up, "down": down}.items():
+            kept[f"{stem}.experts.{index}.{part}_proj.weight"] = stacked[index]
+    return kept
 
 
 def _mtp_name(name: str) -> str:

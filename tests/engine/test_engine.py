@@ -7,16 +7,18 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ChunkedKVCache
 
+from app.core.messages import ModelSpecification
 from app.core.ports import EngineLimits
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine.alone import AloneRunner
 from app.engine.drafters.ngram import Ngram
-from app.engine.drafters.registry import Drafters, DraftSource, open_drafters
+from app.engine.drafters.registry import Drafters, open_drafters
 from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
 from app.engine.rollback import UnknownCacheError, make_caches
 from app.engine.runner import Runner
+from app.engine.unit import LoadedUnit
 from tests.engine.driving import Driver, build, naive
 from tests.engine.schedules import models
 from tests.tiny import tiny_model
@@ -125,14 +127,21 @@ def test_ngram_runs_on_into_its_own_drafts() -> None:
 
 def test_without_a_draft_model_the_registry_says_why() -> None:
     target, _ = models("qwen3", False)
-    source = DraftSource(
-        offers={}, target=target, target_config={}, target_vocabulary=97, chunk_tokens=16, why_no_model="other tokens"
-    )
-    drafters = open_drafters(source)
+    spec = ModelSpecification(id="a", path="")
+    unit = LoadedUnit(spec, target, {}, weights_bytes=0, max_context_tokens=64, vocabulary_size=97)
+    drafters = open_drafters(unit)
     assert list(drafters.available) == ["ngram"]
-    assert drafters.unavailable["draft_model"] == "other tokens"
+    assert "no draft model is loaded" in drafters.unavailable["draft_model"]
     for method in ("dflash", "mtp", "eagle3"):
         assert f"no {method} drafter is loaded" in drafters.unavailable[method]
+
+
+@pytest.mark.parametrize("method", ["draft_model", "dflash", "mtp", "eagle3"])
+def test_why_a_chosen_drafter_was_refused_is_told_by_every_method_that_needs_one(method: str) -> None:
+    target, _ = models("qwen3", False)
+    spec = ModelSpecification(id="a", path="", draft_unavailable="x cannot draft for a: other tokens")
+    unit = LoadedUnit(spec, target, {}, weights_bytes=0, max_context_tokens=64, vocabulary_size=97)
+    assert open_drafters(unit).unavailable[method] == "x cannot draft for a: other tokens"
 
 
 def test_a_prefix_cache_never_exceeds_its_bytes() -> None:

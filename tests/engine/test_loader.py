@@ -18,7 +18,8 @@ from mlx.utils import tree_flatten
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.engine import memory
-from app.engine.loader import LoadedUnit, load_unit
+from app.engine.loader import load_unit
+from app.engine.unit import LoadedUnit
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
 
 SMALL_SLICE_BYTES = 4096

@@ -10,13 +10,31 @@ from mlx.utils import tree_flatten
 
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.model_folder import inspect_folder
 from app.engine import memory
+from app.engine.drafters.mtp import MtpModel
 from app.engine.engine import open_engine
-from app.engine.loader import LoadedUnit, load_unit
-from tests.engine.published import DRAFT_TOKENS, mtp_weights, write_dflash, write_eagle3, write_mtp
+from app.engine.loader import load_unit
+from app.engine.unit import LoadedUnit
+from tests.engine.published import (
+    DRAFT_TOKENS,
+    mtp_weights,
+    published_experts,
+    target_config,
+    write_dflash,
+    write_eagle3,
+    write_mtp,
+)
 from tests.tiny import BYTE_VOCABULARY_SIZE, write_tiny_model
 
 WRITERS: dict[str, Callable[[Path], Path]] = {"dflash": write_dflash, "eagle3": write_eagle3, "mtp": write_mtp}
+
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
 
 
 def specification(root: Path, *methods: str, family: str = "qwen3") -> ModelSpecification:
@@ -102,6 +120,28 @@ def test_a_head_is_loaded_from_its_folder_or_from_inside_the_checkpoint(tmp_path
     assert all(mx.array_equal(value, parts[1][name]) for name, value in parts[0].items())
     assert loaded.weights_bytes == unit.weights_bytes <= memory.estimate(spec)
     assert "mtp" in open_engine(loaded).limits.drafters
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
+def test_experts_and_norms_of_a_head_become_what_mlx_lm_keeps(tmp_path: Path, *, fused: bool, centred: bool) -> None:
+    config = {**target_config("qwen3_next"), **EXPERTS}
+    wanted = mtp_weights(**EXPERTS)
+    tensors = published_experts(wanted, fused=fused)
+    if centred:
+        tensors = {name: value - 1.0 if "norm" in name else value for name, value in tensors.items()}
+    folders = [write_mtp(tmp_path / name, each) for name, each in (("a", wanted), ("b", tensors))]
+    plain, stacked = (
+        dict(tree_flatten(MtpModel.load(inspect_folder(folder), config).parameters())) for folder in folders
+    )
+    assert plain.keys() == stacked.keys() >= {"layer.mlp.switch_mlp.gate_proj.weight"}
+    assert all(mx.allclose(value, stacked[name], atol=1e-6) for name, value in plain.items())
+
+
+def test_a_head_with_a_tensor_too_many_is_refused(tmp_path: Path) -> None:
+    folder = write_mtp(tmp_path / "head", {**mtp_weights(), "mtp.layers.1.strange.weight": mx.zeros((2,))})
+    with pytest.raises(ModelUnavailable, match="its tensors are not those of its config"):
+        MtpModel.load(inspect_folder(folder), target_config("qwen3_next"))
 
 
 @pytest.mark.parametrize(

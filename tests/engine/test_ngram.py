@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.messages import ModelSpecification
+from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Outcome
-from app.engine.drafters.ngram import Ngram
-from app.engine.drafters.registry import DraftSource, open_drafters
+from app.engine.drafters.ngram import OWNERS, Ngram
+from app.engine.drafters.registry import open_drafters
 from app.engine.drafters.suffixes import Suffixes
+from app.engine.unit import LoadedUnit
 from tests.tiny import tiny_model
 
 
@@ -106,7 +109,8 @@ def test_two_rows_never_see_each_other() -> None:
     assert drafts_of(drafter, "b", [9, 1, 2]) == []
 
 
-def finish(drafter: Ngram, name: str, tokens: list[int]) -> None:
+def finish(drafter: Ngram, name: str, tokens: list[int], owner: str = "") -> None:
+    drafter.admit(Request(id=name, owner=owner, prompt_tokens=(), max_tokens=1))
     drafter.observe(Outcome((name,), tokens=(tokens,), starts=(0,), kept=(len(tokens),), drafted=(0,), accepted=(0,)))
     drafter.release(name)
 
@@ -125,12 +129,29 @@ def test_across_requests_an_earlier_text_drafts_where_its_match_is_longer() -> N
     assert drafts_of(drafter, "d", [1, 2, 8, 5, 1, 2], drafts=1) == [3]
 
 
+def test_nobody_drafts_from_the_earlier_requests_of_another_owner() -> None:
+    drafter = Ngram(across_requests=True)
+    finish(drafter, "a", [5, 1, 2, 3, 4], owner="alice")
+    for name, owner in (("b", "bob"), ("c", "alice")):
+        drafter.admit(Request(id=name, owner=owner, prompt_tokens=(), max_tokens=1))
+    assert drafts_of(drafter, "b", [9, 1, 2]) == []
+    assert drafts_of(drafter, "c", [9, 1, 2]) == [3, 4]
+
+
+def test_the_owners_that_asked_longest_ago_are_forgotten() -> None:
+    drafter = Ngram(across_requests=True)
+    for number in range(OWNERS):
+        finish(drafter, str(number), [1, 2, 3], owner=str(number))
+    finish(drafter, "again", [4, 5, 6], owner="0")
+    finish(drafter, "new", [1, 2, 3], owner="new")
+    assert set(drafter._earlier) == {"0", "new", *map(str, range(2, OWNERS))}
+
+
 def test_the_oldest_requests_leave_when_the_index_is_full() -> None:
     drafter = Ngram(across_requests=True, across_tokens=20)
     for start in range(0, 400, 10):
         finish(drafter, str(start), list(range(start, start + 5)))
-        assert drafter._earlier is not None
-        assert sum(index.tokens for index in drafter._earlier.indices) <= 20
+        assert sum(index.tokens for index in drafter._earlier[""]) <= 20
         assert drafts_of(drafter, "x", [start, start + 1], drafts=1) == [start + 2], "the latest is always there"
         drafter._own.clear()
     assert drafts_of(drafter, "x", [0, 1]) == []
@@ -170,22 +191,15 @@ def test_bounds_that_make_no_sense_are_refused() -> None:
 def test_the_bounds_that_were_chosen_for_a_model_reach_its_drafter(
     shortest: int | None, longest: int | None, text: list[int], drafts: list[int]
 ) -> None:
-    drafter = open_drafters(source(shortest, longest)).available["ngram"]
+    drafter = open_drafters(unit_with(shortest, longest)).available["ngram"]
     assert isinstance(drafter, Ngram)
     assert drafts_of(drafter, "a", text, drafts=1) == drafts
 
 
 def test_bounds_that_contradict_each_other_are_told() -> None:
-    assert "between 1 and 4" in open_drafters(source(5, 4)).unavailable["ngram"]
+    assert "between 1 and 4" in open_drafters(unit_with(5, 4)).unavailable["ngram"]
 
 
-def source(shortest: int | None, longest: int | None) -> DraftSource:
-    return DraftSource(
-        offers={},
-        target=tiny_model("qwen3"),
-        target_config={},
-        target_vocabulary=97,
-        chunk_tokens=16,
-        prompt_lookup_min=shortest,
-        prompt_lookup_max=longest,
-    )
+def unit_with(shortest: int | None, longest: int | None) -> LoadedUnit:
+    spec = ModelSpecification(id="a", path="", prompt_lookup_min=shortest, prompt_lookup_max=longest)
+    return LoadedUnit(spec, tiny_model("qwen3"), {}, weights_bytes=0, max_context_tokens=64, vocabulary_size=97)

@@ -5,8 +5,8 @@ import pytest
 from app.core.errors import InsufficientMemory, ModelUnavailable
 from app.core.messages import DraftSpecification, LoadedModel
 from app.engine import memory
-from app.engine.loader import LoadedUnit
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress
+from app.engine.unit import LoadedUnit
 from tests.engine.pool_world import SIZES, FakeEngine, World, drain, ready, specification
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.engine.schedules import FEATURE_METHODS, METHODS, SCRIPTS, run_schedule
 from tests.tiny import FAMILIES
 
-SCHEDULES = 2100
+SCHEDULES = 5000
 
 
 @pytest.mark.soak

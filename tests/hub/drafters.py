@@ -9,7 +9,14 @@ from typing import Any
 from app.hub.catalog import Catalog, CatalogModel
 from tests.hub.folders import safetensors, write_model
 
-MAIN = {"vocab_size": 16, "hidden_size": 4, "num_hidden_layers": 8, "num_attention_heads": 2, "intermediate_size": 6}
+MAIN = {
+    "vocab_size": 16,
+    "hidden_size": 4,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 6,
+}
 LAYER = {
     "hidden_size": 4,
     "intermediate_size": 6,
@@ -21,6 +28,27 @@ LAYER = {
     "rope_theta": 10000.0,
     "max_position_embeddings": 64,
 }
+
+
+def layer_tensors(
+    name: str, *, reads: int = 4, queries: int = 4, norms: bool = True
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """A decoder layer of width 4: two heads of size 2, one for keys and values, an MLP of 6."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj.weight": (queries, reads),
+        "self_attn.k_proj.weight": (2, reads),
+        "self_attn.v_proj.weight": (2, reads),
+        "self_attn.o_proj.weight": (4, 4),
+        "mlp.gate_proj.weight": (6, 4),
+        "mlp.up_proj.weight": (6, 4),
+        "mlp.down_proj.weight": (4, 6),
+        "input_layernorm.weight": (4,),
+        "post_attention_layernorm.weight": (4,),
+        **({"self_attn.q_norm.weight": (2,), "self_attn.k_norm.weight": (2,)} if norms else {}),
+    }
+    return {f"{name}.{leaf}": ("F16", shape) for leaf, shape in shapes.items()}
+
+
 DFLASH = {
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",
@@ -30,7 +58,13 @@ DFLASH = {
     "block_size": 6,
     "dflash_config": {"mask_token_id": 9, "target_layer_ids": [1, 3, 5]},
 }
-DFLASH_TENSORS = {"fc.weight": ("F16", (4, 12)), "norm.weight": ("F16", (4,))}
+DFLASH_TENSORS = {
+    "fc.weight": ("F16", (4, 12)),
+    "hidden_norm.weight": ("F16", (4,)),
+    "norm.weight": ("F16", (4,)),
+    **layer_tensors("layers.0"),
+    **layer_tensors("layers.1"),
+}
 EAGLE3 = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -42,12 +76,19 @@ EAGLE3 = {
 }
 EAGLE3_TENSORS = {
     "fc.weight": ("F16", (4, 12)),
+    "norm.weight": ("F16", (4,)),
+    "midlayer.hidden_norm.weight": ("F16", (4,)),
+    **layer_tensors("midlayer", reads=8, norms=False),
     "lm_head.weight": ("F16", (3, 4)),
     "t2d": ("BOOL", (16,)),
     "d2t": ("I64", (3,)),
 }
 MTP = {"architectures": ["Qwen3NextMTP"], "model_type": "qwen3_next_mtp", **MAIN, "num_nextn_predict_layers": 1}
-MTP_TENSORS = {"mtp.fc.weight": ("F16", (4, 8)), "mtp.norm.weight": ("F16", (4,))}
+MTP_TENSORS = {
+    "mtp.fc.weight": ("F16", (4, 8)),
+    **{f"mtp.{name}.weight": ("F16", (4,)) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")},
+    **layer_tensors("mtp.layers.0", queries=8),
+}
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 

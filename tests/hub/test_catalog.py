@@ -69,9 +69,14 @@ def test_a_broken_model_is_listed_with_its_problem_and_harms_no_other(tmp_path: 
     (write_model(tmp_path / "bare") / "config.json").unlink()
     problems = {model.id: model.problem for model in Catalog([tmp_path]).models()}
     assert problems["good"] == ""
-    assert "truncated or corrupt" in problems["cut"]
+    assert problems["cut"].startswith('model "cut": model.safetensors is truncated or corrupt; ')
     assert "no config.json" in problems["bare"]
     assert str(tmp_path) not in "".join(problems.values())
+
+
+def test_a_broken_model_of_the_hugging_face_cache_is_told_by_its_id(tmp_path: Path) -> None:
+    (snapshot(tmp_path, "models--org--two", "abc", main="abc") / "model.safetensors").write_bytes(b"cut")
+    assert Catalog([], hugging_face_cache=tmp_path).find("org/two").problem.startswith('model "org/two": model.safe')
 
 
 def test_the_hugging_face_cache_is_read_through_refs_main(tmp_path: Path) -> None:

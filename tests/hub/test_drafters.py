@@ -1,5 +1,7 @@
 """Feature drafters of published formats: which ones fit, which are refused before anything is loaded, and why."""
 
+import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from tests.hub.drafters import (
     MTP,
     MTP_TENSORS,
     catalog,
+    layer_tensors,
     write_drafter,
     write_main,
 )
-from tests.hub.folders import write_model
+from tests.hub.folders import tokenizer, write_model
 
 NEXT = {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
 SPECULATORS = {
@@ -40,10 +43,15 @@ def reason(root: Path, config: dict[str, Any], tensors: Any, *, d2t: tuple[int, 
     found = catalog(root)
     pairing = pair(found["main"], found["draft"])
     assert "\n" not in pairing.reason
+    assert pairing.fits or "; " in pairing.reason, "it says what to do"
     assert str(root) not in pairing.reason
     assert (found["draft"].kind, pairing.method) == ("drafter", found["draft"].method)
     assert "drafter itself" in pair(found["draft"], found["main"]).reason
     return pairing.reason
+
+
+def without(tensors: Any, *names: str) -> dict[str, Any]:
+    return {name: info for name, info in tensors.items() if name not in names}
 
 
 # --- DFlash -----------------------------------------------------------------------------------------------------
@@ -62,7 +70,8 @@ def reason(root: Path, config: dict[str, Any], tensors: Any, *, d2t: tuple[int, 
     ids=["old", "section", "depth in the section", "top", "default taps", "a mask that nobody writes"],
 )
 def test_every_layout_of_a_dflash_config_fits(tmp_path: Path, changes: dict[str, Any]) -> None:
-    assert reason(tmp_path, {**DFLASH, **changes}, DFLASH_TENSORS) == ""
+    third = layer_tensors("layers.2") if changes.get("num_hidden_layers") == 3 else {}
+    assert reason(tmp_path, {**DFLASH, **changes}, {**DFLASH_TENSORS, **third}) == ""
 
 
 def test_the_speculators_format_fits(tmp_path: Path) -> None:
@@ -102,7 +111,7 @@ def test_a_dflash_drafter_that_was_made_for_something_else_is_refused(
 
 def test_missing_and_quantised_tensors_are_refused(tmp_path: Path) -> None:
     packed = {**DFLASH_TENSORS, "fc.scales": ("F16", (4, 1))}
-    assert "has no tensor fc.weight" in reason(tmp_path / "one", DFLASH, {"norm.weight": ("F16", (4,))})
+    assert "has no tensor fc.weight" in reason(tmp_path / "one", DFLASH, without(DFLASH_TENSORS, "fc.weight"))
     assert "it is quantised" in reason(tmp_path / "two", DFLASH, packed)
 
 
@@ -183,7 +192,8 @@ def test_a_multi_token_head_in_a_folder_of_its_own_fits_its_family(tmp_path: Pat
     assert reason(tmp_path / "one", MTP, MTP_TENSORS, **NEXT) == ""
     refusal = "the multi-token head of a qwen3 model cannot run here"
     assert refusal in reason(tmp_path / "two", MTP, MTP_TENSORS)
-    assert "mtp.fc.weight is 4 x 9" in reason(tmp_path / "three", MTP, {"mtp.fc.weight": ("F16", (4, 9))}, **NEXT)
+    wide = {**MTP_TENSORS, "mtp.fc.weight": ("F16", (4, 9))}
+    assert "mtp.fc.weight is 4 x 9" in reason(tmp_path / "three", MTP, wide, **NEXT)
 
 
 @pytest.mark.parametrize(
@@ -199,12 +209,19 @@ def test_a_multi_token_head_in_a_folder_of_its_own_fits_its_family(tmp_path: Pat
 )
 def test_a_head_inside_a_checkpoint_drafts_for_its_own_model(tmp_path: Path, config: dict[str, Any], name: str) -> None:
     write_main(tmp_path / "main", **config)
-    own = {"model.embed_tokens.weight": ("F16", (16, 4)), name: ("F16", (4, 8))}
+    prefix = name.removesuffix("mtp.fc.weight")
+    rest = {} if prefix == name else {f"{prefix}{tensor}": info for tensor, info in MTP_TENSORS.items()}
+    head = {**rest, name: ("F16", (4, 8))}
+    own = {"model.embed_tokens.weight": ("F16", (16, 4)), **head}
     write_drafter(tmp_path / "head", {}, own)
     (tmp_path / "head" / "model.safetensors").replace(tmp_path / "main" / "model.safetensors")
     main = catalog(tmp_path)["main"]
     assert main.head is not None
-    assert (main.head.id, main.head.method, main.head.size_bytes) == ("main", "mtp", 64)
+    assert (main.head.id, main.head.method, main.head.size_bytes) == (
+        "main",
+        "mtp",
+        2 * sum(math.prod(shape) for _, shape in head.values()),
+    )
     assert pair(main, main.head).fits
     assert default_draft(main, [main]) == main.head
 
@@ -212,6 +229,104 @@ def test_a_head_inside_a_checkpoint_drafts_for_its_own_model(tmp_path: Path, con
 def test_a_model_without_a_head_has_none(tmp_path: Path) -> None:
     write_main(tmp_path / "main", model_type="deepseek_v3")
     assert catalog(tmp_path)["main"].head is None
+
+
+# --- every tensor ----------------------------------------------------------------------------------------------
+
+
+def test_the_sizes_of_a_sparse_head_are_left_to_the_worker(tmp_path: Path) -> None:
+    dense = {name: info for name, info in MTP_TENSORS.items() if ".mlp." not in name}
+    experts = {f"mtp.layers.0.mlp.experts.{index}.up_proj.weight": ("F16", (3, 4)) for index in range(2)}
+    assert reason(tmp_path / "one", MTP, {**dense, **experts}, **NEXT) == ""
+    assert "lack" in reason(tmp_path / "two", MTP, without({**dense, **experts}, "mtp.norm.weight"), **NEXT)
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors"),
+    [
+        (DFLASH, {**DFLASH_TENSORS, "embed_tokens.weight": ("F16", (16, 4)), "lm_head.weight": ("F16", (16, 4))}),
+        (DFLASH, {f"model.{name}": info for name, info in DFLASH_TENSORS.items()}),
+        (
+            {**DFLASH, "attention_bias": True, "num_hidden_layers": 1},
+            {
+                **{name: info for name, info in DFLASH_TENSORS.items() if "layers.1" not in name},
+                **{f"layers.0.self_attn.{name}_proj.bias": ("F16", (4 if name in "qo" else 2,)) for name in "qkvo"},
+            },
+        ),
+        (EAGLE3, {name.replace("midlayer", "layers.0"): info for name, info in EAGLE3_TENSORS.items()}),
+        (EAGLE3, {"embed_tokens.weight": ("F16", (16, 4)), **EAGLE3_TENSORS}),
+        ({**EAGLE3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, EAGLE3_TENSORS),
+    ],
+    ids=["borrowed", "prefix", "bias", "layers.0", "own embedding", "rope"],
+)
+def test_what_published_checkpoints_hold_besides_fits(tmp_path: Path, config: dict[str, Any], tensors: Any) -> None:
+    assert reason(tmp_path, config, tensors) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "words"),
+    [
+        (
+            DFLASH,
+            without(DFLASH_TENSORS, "layers.1.mlp.up_proj.weight"),
+            "its weights lack the tensor layers.1.mlp.up_proj.weight, which its config.json asks for; download",
+        ),
+        ({**DFLASH, "num_hidden_layers": 3}, DFLASH_TENSORS, "lack layers.2.input_layernorm.weight and 10 more"),
+        ({**DFLASH, "num_hidden_layers": 1}, DFLASH_TENSORS, "hold layers.1.input_layernorm.weight and 10 more"),
+        ({**DFLASH, "num_hidden_layers": 1_000_000}, DFLASH_TENSORS, "asks for 1000000 layers"),
+        (
+            DFLASH,
+            {**DFLASH_TENSORS, "layers.0.mlp.down_proj.weight": ("F16", (2, 6))},
+            "its layers.0.mlp.down_proj.weight is 2 x 6, its config.json and the main model ask for 4 x 6",
+        ),
+        (DFLASH, {**DFLASH_TENSORS, "fc.weight": ("U8", (4, 12))}, "its fc.weight is stored as U8"),
+        ({**DFLASH, "num_key_value_heads": 3}, DFLASH_TENSORS, "its 2 attention heads cannot share 3"),
+        ({**DFLASH, "partial_rotary_factor": 50.0}, DFLASH_TENSORS, "turn 100 of 2 numbers of a head"),
+        ({**DFLASH, "rope_scaling": {"rope_type": "odd"}}, DFLASH_TENSORS, "of the kind odd, which cannot run here"),
+        ({**DFLASH, "rope_scaling": {"rope_type": "yarn"}}, DFLASH_TENSORS, "gives no usable factor"),
+        ({**DFLASH, "rope_scaling": {"type": "linear", "factor": "x"}}, DFLASH_TENSORS, "gives no usable factor"),
+        (
+            {**DFLASH, "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 32}},
+            DFLASH_TENSORS,
+            "gives no factors",
+        ),
+        (EAGLE3, without(EAGLE3_TENSORS, "midlayer.hidden_norm.weight"), "lack the tensor midlayer.hidden_norm"),
+        (EAGLE3, {"midlayer.extra": ("F16", (1,)), **EAGLE3_TENSORS}, "hold the tensor midlayer.extra"),
+    ],
+)
+def test_a_checkpoint_that_is_not_what_its_config_says_is_refused(
+    tmp_path: Path, config: dict[str, Any], tensors: Any, words: str
+) -> None:
+    assert words in reason(tmp_path, config, tensors)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        (without(MTP_TENSORS, "mtp.layers.0.self_attn.k_norm.weight"), "lack the tensor mtp.layers.0.self_attn.k_norm"),
+        ({**MTP_TENSORS, "mtp.layers.1.norm": ("F16", (4,))}, "hold the tensor mtp.layers.1.norm"),
+        ({**MTP_TENSORS, "mtp.layers.0.mlp.up_proj.weight": ("F16", (5, 4))}, "is 5 x 4, .* ask for 6 x 4"),
+    ],
+)
+def test_a_head_with_other_layers_than_its_main_model_is_refused(tmp_path: Path, tensors: Any, words: str) -> None:
+    assert re.search(words, reason(tmp_path, MTP, tensors, **NEXT))
+
+
+def test_a_drafter_with_another_tokenizer_beside_it_is_refused(tmp_path: Path) -> None:
+    main, folder = write_main(tmp_path / "main"), write_drafter(tmp_path / "draft", DFLASH, DFLASH_TENSORS)
+    own = folder / "tokenizer.json"
+
+    def refusal(content: str) -> str:
+        own.write_text(content)
+        found = catalog(tmp_path)
+        return pair(found["main"], found["draft"]).reason
+
+    assert refusal((main / "tokenizer.json").read_text()) == ""
+    assert refusal(json.dumps(tokenizer(list("abcdefgh"), {"<another mask>": 9}))) == ""
+    foreign = refusal(json.dumps(tokenizer(list("abxdefgh"))))
+    assert "made for another tokenizer: token 2 is 'c' in the main model and 'x' in the draft; choose" in foreign
+    assert "tokenizer.json is not valid; download" in refusal("{")
+    assert "tokenizer.json is not valid; download" in refusal('{"model": 3}')
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------
@@ -232,6 +347,19 @@ def test_the_default_drafter_is_the_best_method_that_fits(tmp_path: Path) -> Non
         assert best.id == expected
         del found[expected]
     assert default_draft(main, list(found.values())) is None
+
+
+def test_a_broken_drafter_is_never_the_default_nor_in_the_way_of_a_sound_one(tmp_path: Path) -> None:
+    write_main(tmp_path / "demo-main")
+    write_drafter(tmp_path / "demo-main-dflash", DFLASH, without(DFLASH_TENSORS, "layers.0.mlp.up_proj.weight"))
+    write_drafter(tmp_path / "demo-main-eagle3", EAGLE3, EAGLE3_TENSORS)
+    cut = write_drafter(tmp_path / "demo-main-eagle3-cut", EAGLE3, EAGLE3_TENSORS)
+    (cut / "model.safetensors").write_bytes(b"")
+    bare = write_drafter(tmp_path / "demo-main-eagle3-bare", EAGLE3, EAGLE3_TENSORS)
+    (bare / "config.json").unlink()
+    found = catalog(tmp_path)
+    assert default_draft(found["demo-main"], list(found.values())) == found["demo-main-eagle3"]
+    assert pair(found["demo-main"], found["demo-main-eagle3-cut"]).method == "eagle3"
 
 
 def test_the_default_drafter_may_be_limited_to_methods(tmp_path: Path) -> None:

@@ -116,6 +116,14 @@ def test_trust_remote_code_switched_off_is_fine(tmp_path: Path) -> None:
     assert inspect_folder(write_model(tmp_path / "model", trust_remote_code=False)).model_type == "qwen3"
 
 
+def test_a_published_drafter_may_carry_code_that_nothing_opens(tmp_path: Path) -> None:
+    folder = write_model(
+        tmp_path / "drafter", dflash_config={"mask_token_id": 3}, auto_map={"AutoModel": "dflash.DFlash"}
+    )
+    (folder / "dflash.py").write_text("raise SystemExit")
+    assert inspect_folder(folder).drafter == "dflash"
+
+
 @pytest.mark.parametrize("name", ["modeling_qwen.py", "inference/generate.py"])
 def test_python_files_are_refused(tmp_path: Path, name: str) -> None:
     folder = write_model(tmp_path / "model")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from app.core.step import DRAFT_LENGTHS, StepCost
-from app.scheduler.governor import OFF, Drafting, DraftObservation, Governor, Option, StepObservation
+from app.scheduler.estimates import Drafting, DraftObservation
+from app.scheduler.governor import OFF, Governor, Option, StepObservation
 
 PLAIN_SECONDS = 0.020
 

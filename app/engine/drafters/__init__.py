@@ -4,15 +4,19 @@ correctness.
 To add one: write a file with a subclass of `Drafter` and name it in `REGISTRY` of `registry.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
+from mlx import nn
 
+from app.core.model_folder import ModelFolder
+from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.runner import Forward, Runner
 from app.engine.sampling import SampledRow
+from app.engine.unit import LoadedUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,12 @@ class Outcome:
     [rows, width, hidden] is what the target's layer `tap` put out (taps that some drafter named).
     """
 
-    sequence_ids: tuple[str, ...]
-    tokens: tuple[Sequence[int], ...]
-    starts: tuple[int, ...]
-    kept: tuple[int, ...]
-    drafted: tuple[int, ...]
-    accepted: tuple[int, ...]
+    sequence_ids: Sequence[str]
+    tokens: Sequence[Sequence[int]]
+    starts: Sequence[int]
+    kept: Sequence[int]
+    drafted: Sequence[int]
+    accepted: Sequence[int]
     features: Mapping[int, mx.array] = field(default_factory=dict)
 
     @classmethod
@@ -57,16 +61,8 @@ class Outcome:
         accepted: Sequence[int] = (),
     ) -> "Outcome":
         """The outcome of a committed forward; without drafts unless they are told."""
-        none = (0,) * len(forward.sequence_ids)
-        return cls(
-            sequence_ids=forward.sequence_ids,
-            tokens=tuple(tokens),
-            starts=forward.starts,
-            kept=tuple(kept),
-            drafted=tuple(drafted) or none,
-            accepted=tuple(accepted) or none,
-            features=forward.features,
-        )
+        names, starts, none = forward.sequence_ids, forward.starts, (0,) * len(forward.sequence_ids)
+        return cls(names, tokens, starts, kept, drafted or none, accepted or none, forward.features)
 
 
 class Drafter:
@@ -80,8 +76,18 @@ class Drafter:
     runner: Runner | None = None
     """Its own model with its caches, for the prefix cache and the memory account; None when it keeps no tensors."""
 
-    def admit(self, sequence_id: str) -> None:
-        """A sequence starts that this drafter may be asked about."""
+    @classmethod
+    def load(cls, folder: ModelFolder, target_config: Mapping[str, Any]) -> nn.Module:
+        """The module in a published folder, with lazy weights. Raises ModelUnavailable."""
+        raise NotImplementedError
+
+    @classmethod
+    def open(cls, unit: LoadedUnit) -> "Drafter | str":  # noqa: ARG003
+        """The drafter of a loaded model, or one line why it cannot run."""
+        return cls()
+
+    def admit(self, request: Request) -> None:
+        """A sequence starts that this drafter may be asked about, under the id of `request`."""
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
         """Up to `row.num_draft_tokens` tokens that continue `row.tokens`, for each row."""
@@ -99,27 +105,3 @@ class Drafter:
     def nbytes(self) -> int:
         """Bytes of cache that the drafter holds."""
         return 0 if self.runner is None else self.runner.caches.nbytes
-
-
-Draft = Callable[[Sequence[DecodeRow], Sequence[SampledRow], int], tuple[mx.array, mx.array | None]]
-"""(rows in slot order, their sampling, width) → int32 drafts [rows, width] and the logits they were drawn from."""
-
-
-def propose_in_slot_order(
-    rows: Sequence[DecodeRow],
-    sampled: Sequence[SampledRow],
-    counts: Sequence[int],
-    reasons: Sequence[str],
-    runner: Runner,
-    draft: Draft,
-) -> Proposal:
-    """Let `draft` run over the rows that get some, in the order in which they lie in `runner`; answer as asked."""
-    if not any(counts):
-        return Proposal(None, tuple(counts), tuple(reasons))
-    order = {rows[index].sequence_id: index for index, count in enumerate(counts) if count}
-    drafting = [order[name] for name in runner.ordered(list(order))]
-    tokens, logits = draft([rows[index] for index in drafting], [sampled[index] for index in drafting], max(counts))
-    if drafting != list(range(len(rows))):
-        place = mx.array([drafting.index(index) if index in drafting else 0 for index in range(len(rows))])
-        tokens, logits = tokens[place], None if logits is None else logits[place]
-    return Proposal(tokens, tuple(counts), tuple(reasons), logits)

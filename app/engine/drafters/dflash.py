@@ -6,50 +6,47 @@ itself; the hidden state of slot i gives the draft at slot i. Block keys are nev
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
-from mlx_lm.models.qwen3 import MLP
+from mlx_lm.models.qwen3 import TransformerBlock
 
+from app.core.config_values import Config
 from app.core.drafter_config import SLIDING, DFlashConfig
+from app.core.model_folder import ModelFolder
 from app.core.step import DecodeRow
-from app.engine.drafters.attention import Attention
+from app.engine.drafters.feature_module import Attention, FeatureModule, own_tensors
 from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.target import Target
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow, adjust, draw
 
-
-class Layer(nn.Module):
-    """One decoder layer over the block."""
-
-    def __init__(self, config: DFlashConfig, *, causal: bool) -> None:
-        super().__init__()
-        self.self_attn = Attention(config, config.hidden_size, norms=True, causal=causal)
-        self.mlp = MLP(config.hidden_size, config.intermediate_size)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def __call__(self, x: mx.array, cache: Any) -> mx.array:
-        x = x + self.self_attn(self.input_layernorm(x), cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+BORROWED = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")
+"""What a checkpoint may carry beside its own layers: the target's copies are used."""
 
 
-class DFlashModel(nn.Module):
-    """The checkpoint's own layers; embedding and head are the target's."""
+class DFlashModel(FeatureModule):
+    """The checkpoint's own layers."""
 
     def __init__(self, config: DFlashConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.layers = [Layer(config, causal=causal) for causal in config.causal]
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        super().__init__(config)
+        size = config.hidden_size
+        self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
+        self.hidden_norm = nn.RMSNorm(size, eps=config.rms_norm_eps)
+        self.layers = [TransformerBlock(config) for _ in config.layer_types]
+        for layer in self.layers:
+            layer.self_attn = Attention(config, size, norms=True)
+        self.norm = nn.RMSNorm(size, eps=config.rms_norm_eps)
+
+    @classmethod
+    def load(cls, folder: ModelFolder, target_config: Config) -> Self:
+        """The module of a folder, with lazy weights. Raises ModelUnavailable."""
+        weights = {name: value for name, value in own_tensors(folder).items() if not name.startswith(BORROWED)}
+        return cls(DFlashConfig.read(folder.config, target_config)).fill(weights)
 
     def make_cache(self) -> list[Any]:
-        """The cache classes of the layers, as mlx-lm's models tell them."""
         window = self.config.sliding_window
         return [RotatingKVCache(max_size=window) if kind == SLIDING else KVCache() for kind in self.config.layer_types]
 
@@ -62,8 +59,9 @@ class DFlashModel(nn.Module):
 
     def __call__(self, x: mx.array, cache: Sequence[Any]) -> mx.array:
         """Hidden states behind the final norm [rows, slots, hidden] of a block of embeddings [rows, slots, hidden]."""
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x = layer(x, layer_cache)
+        for layer, layer_cache, causal in zip(self.layers, cache, self.config.causal, strict=True):
+            mask = (layer_cache.make_mask if causal else layer_cache.make_block_mask)(x.shape[1])
+            x = layer(x, mask, layer_cache)
         return self.norm(x)
 
 
@@ -71,22 +69,17 @@ class DFlash(FeatureDrafter):
     """Drafts up to block size - 1 tokens at once."""
 
     name = "dflash"
+    load = DFlashModel.load
 
     def __init__(self, runner: Runner, target: Target) -> None:
-        config: DFlashConfig = runner.model.config
-        super().__init__(
-            runner,
-            taps=config.taps,
-            longest=config.block_size - 1,
-            max_context_tokens=config.max_position_embeddings,
-        )
-        self._mask_token_id = config.mask_token_id
-        self._target = target
+        super().__init__(runner, target)
+        self.longest = runner.model.config.block_size - 1
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
+        self._catch_up(rows)
+        mask = self._module.config.mask_token_id
+        block = mx.array([[row.tokens[-1], *[mask] * width] for row in rows], dtype=mx.int32)
         names = [row.sequence_id for row in rows]
-        self._extend(names, [row.tokens for row in rows])
-        block = mx.array([[row.tokens[-1], *[self._mask_token_id] * width] for row in rows], dtype=mx.int32)
         hidden, _ = self.runner.forward(names, self._target.embed(block), [1 + width] * len(rows))
         logits = adjust(self._target.logits(hidden[:, 1:]), sampled, None)
         return draw(logits, sampled, noise_vocabulary=self._target.vocabulary_size), logits

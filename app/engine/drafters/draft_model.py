@@ -5,98 +5,50 @@ missed, and after full acceptance the next first forward is two tokens wide.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from app.core.step import DecodeRow
-from app.engine.drafters import Drafter, Outcome, Proposal, propose_in_slot_order
-from app.engine.drafters.chain import Chain
+from app.engine.drafters import Drafter, Outcome
+from app.engine.drafters.chain import ModelDrafter
+from app.engine.rectangle import padded
+from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner
-from app.engine.sampling import SampledRow
+from app.engine.unit import LoadedUnit
 
 CATCH_UP_CHUNK_TOKENS = 512
 CATCH_UP_WIDTH_TOKENS = 16
 """Up to this lag the missed tokens ride in the first draft forward; beyond, they are prefilled in chunks."""
 
 
-@dataclass
-class _Flight:
-    """A proposal under way: cached length of each row when all its known tokens were fed, and state snapshots after
-    each further draft."""
-
-    lengths: dict[str, int]
-    snapshots: list[list[list[mx.array | None]]]
-
-
-class DraftModel(Drafter):
-    """Drafts with a second model. `target_vocabulary` is the width of the target's logits."""
+class DraftModel(ModelDrafter):
+    """Drafts with a second model."""
 
     name = "draft_model"
-    runner: Runner
 
-    def __init__(self, runner: Runner, *, target_vocabulary: int, max_context_tokens: int) -> None:
-        self.runner = runner
-        self.target_vocabulary = target_vocabulary
-        self.max_context_tokens = max_context_tokens
-        self._flight = _Flight({}, [])
+    @classmethod
+    def open(cls, unit: LoadedUnit) -> Drafter | str:
+        draft = unit.draft(cls.name)
+        if isinstance(draft, str):
+            return draft
+        try:
+            runner = Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens)
+        except UnknownCacheError as error:
+            return f"the draft model's cache cannot be rolled back: {error}"
+        return cls(runner, target_vocabulary=unit.vocabulary_size, max_context_tokens=draft.max_context_tokens)
 
-    def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
-        fits = [len(row.tokens) + row.num_draft_tokens <= self.max_context_tokens for row in rows]
-        reasons = ["" if fit else "the draft model's context is full" for fit in fits]
-        counts = [row.num_draft_tokens if fit else 0 for row, fit in zip(rows, fits, strict=True)]
-        for row, count in zip(rows, counts, strict=True):
-            if count:
-                self._catch_up(row)
-        return propose_in_slot_order(rows, sampled, counts, reasons, self.runner, self._draft)
-
-    def _catch_up(self, row: DecodeRow) -> None:
-        """Prefill what the drafter missed, except the few tokens that the first draft forward takes along."""
-        name = row.sequence_id
-        if name not in self.runner.caches.table.slots:
-            self.runner.claim(name)
-        while len(row.tokens) - self.runner.length(name) > CATCH_UP_WIDTH_TOKENS:
-            start = self.runner.length(name)
-            stop = min(len(row.tokens) - 1, start + CATCH_UP_CHUNK_TOKENS)
-            chunk = mx.array([list(row.tokens[start:stop])], dtype=mx.int32)
-            _, forward = self.runner.forward([name], chunk, [stop - start])
-            self.runner.commit(forward, [stop - start])
-            mx.async_eval(self.runner.caches.arrays())
-
-    def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
-        """int32 [rows, width] and logits by chained forwards; nothing is read on the way."""
+    def _catch_up(self, rows: Sequence[DecodeRow]) -> tuple[mx.array, list[int]]:
+        """Long gaps are prefilled row by row; the few tokens that are left then go in together."""
         names = [row.sequence_id for row in rows]
-        missed = [list(row.tokens[self.runner.length(row.sequence_id) :]) for row in rows]
+        for name, row in zip(names, rows, strict=True):
+            while len(row.tokens) - (start := self.runner.length(name)) > CATCH_UP_WIDTH_TOKENS:
+                chunk = row.tokens[start : min(len(row.tokens) - 1, start + CATCH_UP_CHUNK_TOKENS)]
+                self._feed([name], mx.array([list(chunk)], dtype=mx.int32), [len(chunk)])
+                mx.async_eval(self.runner.caches.arrays())
+        missed = [row.tokens[self.runner.length(row.sequence_id) :] for row in rows]
         widths = [len(tokens) for tokens in missed]
-        padded = [tokens + [0] * (max(widths) - len(tokens)) for tokens in missed]
-        logits, forward = self.runner.forward(names, mx.array(padded, dtype=mx.int32), widths)
-        self.runner.commit(forward, widths)
-        if max(widths) > 1:
-            last = mx.array(widths, dtype=mx.int32)[:, None, None] - 1
-            logits = mx.take_along_axis(logits, last, axis=1)
-        self._flight = _Flight({name: self.runner.length(name) for name in names}, [self._snapshot()])
-        drawn = Chain(sampled, self.target_vocabulary)
-        drawn.pick(logits)
-        for _ in range(width - 1):
-            logits, forward = self.runner.forward(names, drawn.drafts[-1], [1] * len(names))
-            self.runner.commit(forward, [1] * len(names))
-            self._flight.snapshots.append(self._snapshot())
-            drawn.pick(logits)
-        return drawn.result()
-
-    def _snapshot(self) -> list[list[mx.array | None]]:
-        return self.runner.state_rows()
+        return self._feed(names, padded(missed), widths), widths
 
     def observe(self, outcome: Outcome) -> None:
-        """Rewind to the accepted drafts; the last draft was never fed, so full acceptance leaves one token to feed."""
-        choice: dict[int, int] = {}
-        deepest = len(self._flight.snapshots) - 1
-        for name, accepted in zip(outcome.sequence_ids, outcome.accepted, strict=True):
-            if name not in self._flight.lengths:
-                continue
-            stay = min(accepted, deepest)
-            choice[self.runner.caches.table.slots[name]] = stay
-            self.runner.rewind(name, self._flight.lengths[name] + stay)
-        if choice and self.runner.caches.states:
-            self.runner.restore_rows(self._flight.snapshots, choice)
-        self._flight = _Flight({}, [])
+        """What was accepted stays in the cache, so that it need not be fed again."""
+        self._rewind(dict(zip(outcome.sequence_ids, outcome.accepted, strict=True)))

@@ -5,49 +5,42 @@ token to the target's: target id = draft id + d2t[draft id]. Its state before th
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.cache import KVCache
-from mlx_lm.models.qwen3 import MLP
+from mlx_lm.models.qwen3 import TransformerBlock
 
+from app.core.config_values import Config
 from app.core.drafter_config import Eagle3Config
-from app.engine.drafters.attention import Attention
-from app.engine.drafters.recurrent import RecurrentDrafter
+from app.core.model_folder import ModelFolder
+from app.engine.drafters.feature_module import Attention, FeatureModule, own_tensors
+from app.engine.drafters.features import RecurrentDrafter
 from app.engine.drafters.target import Target
-from app.engine.runner import Runner
-
-LONGEST_DRAFT = 16
 
 
-class Layer(nn.Module):
-    """The `midlayer`."""
+class Layer(TransformerBlock):
+    """The `midlayer`: it reads [embedding ‖ hidden] and norms both."""
 
     def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
+        super().__init__(config)
+        self.self_attn = Attention(config, 2 * config.hidden_size, norms=False)
         self.norm_before_residual = config.norm_before_residual
-        self.self_attn = Attention(config, 2 * config.hidden_size, norms=False, causal=True)
-        self.mlp = MLP(config.hidden_size, config.intermediate_size)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def __call__(self, inputs: mx.array, cache: Any) -> mx.array:
+    def __call__(self, inputs: mx.array, mask: Any, cache: Any) -> mx.array:
         embedded, hidden = mx.split(inputs, 2, axis=-1)
         normed = self.hidden_norm(hidden)
-        residual = normed if self.norm_before_residual else hidden
-        attended = self.self_attn(mx.concatenate([self.input_layernorm(embedded), normed], axis=-1), cache)
-        hidden = residual + attended
+        attended = self.self_attn(mx.concatenate([self.input_layernorm(embedded), normed], axis=-1), mask, cache)
+        hidden = (normed if self.norm_before_residual else hidden) + attended
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-class Eagle3Model(nn.Module):
+class Eagle3Model(FeatureModule):
     """The checkpoint. `d2t` int [draft vocabulary]; `embed_tokens` only when the checkpoint brings its own."""
 
     def __init__(self, config: Eagle3Config, *, own_embedding: bool, own_map: bool) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = Layer(config)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -57,29 +50,28 @@ class Eagle3Model(nn.Module):
         if own_map:
             self.d2t = mx.zeros((config.draft_vocab_size,), dtype=mx.int32)
 
-    def make_cache(self) -> list[Any]:
-        """One attention layer."""
-        return [KVCache()]
+    @classmethod
+    def load(cls, folder: ModelFolder, target_config: Config) -> Self:
+        """The module of a folder that `check_drafter` let pass, with lazy weights. Raises ModelUnavailable."""
+        tensors = own_tensors(folder)
+        weights = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items() if name != "t2d"}
+        config = Eagle3Config.read(folder.config, target_config)
+        model = cls(config, own_embedding="embed_tokens.weight" in weights, own_map="d2t" in weights)
+        return model.fill(weights)
 
     def embed(self, tokens: mx.array, target: Target) -> mx.array:
-        """Embeddings [rows, width, hidden] of target tokens."""
-        if "embed_tokens" not in self:
-            return target.embed(tokens)
-        embedded: mx.array = self.embed_tokens(tokens)
-        return embedded
+        return self.embed_tokens(tokens) if "embed_tokens" in self else target.embed(tokens)
 
     def fuse(self, features: mx.array) -> mx.array:
-        """[rows, width, taps · target hidden] → [rows, width, hidden]."""
-        fused: mx.array = self.fc(features)
-        return fused
+        return self.fc(features)
 
     def extend(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
         """Hidden states to feed back [rows, width, hidden]."""
-        hidden: mx.array = self.midlayer(inputs, cache[0])
+        hidden: mx.array = self.midlayer(inputs, cache[0].make_mask(inputs.shape[1]), cache[0])
         return self.norm(hidden) if self.config.norm_output else hidden
 
     def logits(self, hidden: mx.array, target: Target) -> mx.array:
-        """float32 logits over the target's vocabulary; tokens that the drafter does not know get -inf."""
+        """Tokens that the drafter does not know get -inf."""
         normed = hidden if self.config.norm_output else self.norm(hidden)
         logits = self.lm_head(normed).astype(mx.float32)
         if "d2t" not in self:
@@ -93,6 +85,5 @@ class Eagle3(RecurrentDrafter):
     """Drafts token by token with its own layer."""
 
     name = "eagle3"
-
-    def __init__(self, runner: Runner, target: Target) -> None:
-        super().__init__(runner, target, longest=LONGEST_DRAFT)
+    load = Eagle3Model.load
+    longest = 16

@@ -6,14 +6,17 @@ cache without features, is a gap: the context goes on behind it at the right pos
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 
+from app.core.request import Request
 from app.core.step import DecodeRow
-from app.engine.drafters import Drafter, Outcome, Proposal, propose_in_slot_order
+from app.engine.drafters import Drafter, Outcome
+from app.engine.drafters.chain import ModelDrafter
+from app.engine.drafters.target import Target
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
+from app.engine.unit import LoadedUnit
 
 WAITING_TOKENS = 256
 EXTEND_AT_ONCE_TOKENS = 32
@@ -43,26 +46,36 @@ class Waiting:
         return joined[:, :count]
 
 
-class FeatureDrafter(Drafter):
-    """A drafter over `runner`, whose module has a verb `extend(inputs, cache)` that writes the context.
+class FeatureDrafter(ModelDrafter):
+    """A drafter over a `FeatureModule`, whose context is extended by what the target put out.
 
     `shift` 1: a feature enters together with the token behind it (EAGLE, MTP); 0: alone (DFlash).
     """
 
-    runner: Runner
     longest: int
     shift = 0
 
-    def __init__(self, runner: Runner, *, taps: Sequence[int], longest: int, max_context_tokens: int) -> None:
-        self.runner = runner
-        self.taps = tuple(taps)
-        self.longest = longest
-        self.max_context_tokens = max_context_tokens
+    def __init__(self, runner: Runner, target: Target) -> None:
+        self._module, self._target = runner.model, target
+        context, vocabulary = self._module.config.max_position_embeddings, target.vocabulary_size
+        super().__init__(runner, target_vocabulary=vocabulary, max_context_tokens=context)
+        self.taps = self._module.config.taps
         self._waiting: dict[str, Waiting] = {}
 
-    def admit(self, sequence_id: str) -> None:
-        self.runner.claim(sequence_id)
-        self._waiting[sequence_id] = Waiting()
+    @classmethod
+    def open(cls, unit: LoadedUnit) -> Drafter | str:
+        draft = unit.draft(cls.name)
+        if isinstance(draft, str):
+            return draft
+        try:
+            target = Target(unit.target, unit.config, unit.vocabulary_size)
+        except ValueError as error:
+            return f"the model's hidden states cannot be read: {error}"
+        return cls(Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens, probe=False), target)
+
+    def admit(self, request: Request) -> None:
+        self.runner.claim(request.id)
+        self._waiting[request.id] = Waiting()
 
     def release(self, sequence_id: str) -> None:
         self._waiting.pop(sequence_id, None)
@@ -81,47 +94,53 @@ class FeatureDrafter(Drafter):
                 self._extend([name], [outcome.tokens[row]])
                 mx.async_eval(self.runner.caches.arrays())
 
-    def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
-        reasons = [self._refusal(row) for row in rows]
-        counts = [
-            0 if reason else min(row.num_draft_tokens, self.longest) for row, reason in zip(rows, reasons, strict=True)
-        ]
-        return propose_in_slot_order(rows, sampled, counts, reasons, self.runner, self._draft)
-
     def _refusal(self, row: DecodeRow) -> str:
-        """Why a row gets no drafts now; "" when it does."""
         waiting = self._waiting.get(row.sequence_id)
         if waiting is None:
             return "the drafter does not follow this request"
-        if len(row.tokens) + min(row.num_draft_tokens, self.longest) > self.max_context_tokens:
-            return "the drafter's context is full"
         if waiting.stop != len(row.tokens) - 1 or waiting.start == waiting.stop:
             return "the hidden states of the last tokens are still to come"
-        return ""
+        return super()._refusal(row)
 
-    def _extend(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> tuple[Any, list[int]]:
+    def _catch_up(self, rows: Sequence[DecodeRow]) -> tuple[mx.array, list[int]]:
+        return self._extend([row.sequence_id for row in rows], [row.tokens for row in rows])
+
+    def _extend(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> tuple[mx.array, list[int]]:
         """Let the context take all waiting features that can enter; the module's output [rows, width, …] and widths."""
         widths, parts = [], []
         for name, row in zip(names, tokens, strict=True):
             waiting = self._waiting[name]
             if self.runner.length(name) != waiting.start:
                 self.runner.skip(name, waiting.start)
-            start, width = waiting.start, min(waiting.stop, len(row) - self.shift) - waiting.start
-            widths.append(width)
-            parts.append(self._input(waiting.take(width), row[start + self.shift : start + self.shift + width]))
+            start, stop = waiting.start, min(waiting.stop, len(row) - self.shift)
+            widths.append(stop - start)
+            part = self._module.fuse(waiting.take(stop - start))
+            if self.shift:
+                part = self._inputs(mx.array([list(row[start + 1 : stop + 1])], dtype=mx.int32), part)
+            parts.append(part)
         width = max(widths)
         padded = [mx.pad(part, [(0, 0), (0, width - part.shape[1]), (0, 0)]) for part in parts]
         inputs = padded[0] if len(padded) == 1 else mx.concatenate(padded)
-        output, forward = self.runner.forward(names, inputs, widths, call=self.runner.model.extend)
-        self.runner.commit(forward, widths)
-        return output, widths
+        return self._feed(names, inputs, widths), widths
 
-    def _input(self, features: mx.array, tokens: Sequence[int]) -> mx.array:  # noqa: ARG002
-        """What the module's `extend` reads for features [1, n, size] and, shifted, the tokens behind them."""
-        return features
 
-    def _draft(
-        self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int
-    ) -> tuple[mx.array, mx.array | None]:
-        """int32 [rows, width] drafts and the logits they were drawn from; `rows` are in slot order."""
-        raise NotImplementedError
+class RecurrentDrafter(FeatureDrafter):
+    """EAGLE-3 and MTP: a layer that reads (token, hidden state of the position before) and drafts on its own state.
+
+    What drafting wrote is taken back at once; the accepted tokens enter again with the target's true features (EAGLE,
+    arXiv 2401.15077 and 2503.01840).
+    """
+
+    shift = 1
+
+    def _inputs(self, drafts: mx.array, output: mx.array) -> mx.array:
+        return mx.concatenate([self._module.embed(drafts, self._target), output], axis=-1)
+
+    def _logits(self, output: mx.array) -> mx.array:
+        logits: mx.array = self._module.logits(output, self._target)
+        return logits
+
+    def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
+        drawn = super()._draft(rows, sampled, width)
+        self._rewind({row.sequence_id: 0 for row in rows})
+        return drawn

@@ -6,25 +6,29 @@ drafts before it belong to the context of the next (SuffixDecoding, arXiv 2411.0
 """
 
 from collections.abc import Sequence
+from functools import partial
 
-import mlx.core as mx
-
+from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Outcome, Proposal
 from app.engine.drafters.suffixes import Suffixes
+from app.engine.rectangle import padded
 from app.engine.sampling import SampledRow
+from app.engine.unit import LoadedUnit
 
 SHORTEST_MATCH_TOKENS = 2
 LONGEST_MATCH_TOKENS = 32
 ACROSS_TOKENS = 32_768
+OWNERS = 8
+"""Of whom earlier requests are kept; whoever asked longest ago goes."""
 
 
 class Ngram(Drafter):
     """Drafts from the sequence's own prompt and output; matches have `prompt_lookup_min` tokens at least and count up
-    to `prompt_lookup_max`.
+    to `prompt_lookup_max`. A bound that is not given is the usual one, or what the other bound allows.
 
-    With `across_requests` also from earlier requests to this model, the last `across_tokens` tokens of them. All of its
-    users share that index, and how fast an answer comes tells what others have said: switch it on for one user only.
+    With `across_requests` also from earlier requests of the same owner, the last `across_tokens` tokens of them. Nobody
+    else's: how fast an answer comes tells what was said before.
     """
 
     name = "ngram"
@@ -32,18 +36,38 @@ class Ngram(Drafter):
     def __init__(
         self,
         *,
-        prompt_lookup_min: int = SHORTEST_MATCH_TOKENS,
-        prompt_lookup_max: int = LONGEST_MATCH_TOKENS,
+        prompt_lookup_min: int | None = None,
+        prompt_lookup_max: int | None = None,
         across_requests: bool = False,
         across_tokens: int = ACROSS_TOKENS,
     ) -> None:
-        if not 1 <= prompt_lookup_min <= prompt_lookup_max:
-            raise ValueError(f"prompt_lookup_min must lie between 1 and {prompt_lookup_max}, not {prompt_lookup_min}")
-        self._min = prompt_lookup_min
-        self._max = prompt_lookup_max
+        shortest = prompt_lookup_min or min(SHORTEST_MATCH_TOKENS, prompt_lookup_max or SHORTEST_MATCH_TOKENS)
+        self._longest = prompt_lookup_max or max(LONGEST_MATCH_TOKENS, shortest)
+        if not 1 <= shortest <= self._longest:
+            raise ValueError(f"prompt_lookup_min must lie between 1 and {self._longest}, not {shortest}")
+        self._index = partial(Suffixes, shortest=shortest, longest=self._longest)
         self._own: dict[str, Suffixes] = {}
+        self._across = across_requests
+        self._half_tokens = max(1, across_tokens // 2)
+        self._owners: dict[str, str] = {}
         self._texts: dict[str, Sequence[int]] = {}
-        self._earlier = Earlier(prompt_lookup_min, prompt_lookup_max, across_tokens) if across_requests else None
+        self._earlier: dict[str, list[Suffixes]] = {}
+        """By owner, earlier requests in two halves, the newer one first: when it is full, the older one goes."""
+
+    @classmethod
+    def open(cls, unit: LoadedUnit) -> Drafter | str:
+        try:
+            return cls(
+                prompt_lookup_min=unit.spec.prompt_lookup_min,
+                prompt_lookup_max=unit.spec.prompt_lookup_max,
+                across_requests=unit.spec.ngram_across_requests,
+            )
+        except ValueError as error:
+            return str(error)
+
+    def admit(self, request: Request) -> None:
+        if self._across:
+            self._owners[request.id] = request.owner
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:  # noqa: ARG002  drafts do not depend on sampling
         found = [self._continuation(row) for row in rows]
@@ -51,49 +75,38 @@ class Ngram(Drafter):
         reasons = tuple("" if count else "no earlier text matches" for count in counts)
         if not any(counts):
             return Proposal(None, counts, reasons)
-        width = max(counts)
-        padded = [tokens + [0] * (width - len(tokens)) for tokens in found]
-        return Proposal(mx.array(padded, dtype=mx.int32), counts, reasons)
+        return Proposal(padded(found), counts, reasons)
 
     def _continuation(self, row: DecodeRow) -> list[int]:
         """Up to `row.num_draft_tokens` tokens; of several texts the one with the longest match says them."""
-        own = self._own.get(row.sequence_id)
-        if own is None:
-            own = self._own[row.sequence_id] = Suffixes(shortest=self._min, longest=self._max)
-        own.extend(row.tokens[own.tokens :])
-        best, context = own, own.followed(own.end)
-        for index in self._earlier.indices if self._earlier else ():
-            found = index.followed(index.match(row.tokens[-self._max :]))
-            if found is not None and (context is None or found.size > context.size):
+        if row.sequence_id not in self._own:
+            self._own[row.sequence_id] = self._index()
+        best = self._own[row.sequence_id]
+        best.extend(row.tokens[best.tokens :])
+        context = best.followed(best.end)
+        for index in self._earlier.get(self._owners.get(row.sequence_id, ""), ()):
+            found = index.followed(index.match(row.tokens[-self._longest :]))
+            if found.size > context.size:
                 best, context = index, found
-        return [] if context is None else best.continuation(context, row.num_draft_tokens)
+        return best.continuation(context, row.num_draft_tokens)
 
     def observe(self, outcome: Outcome) -> None:
         """Keep a view of each text, for the requests after it."""
-        if self._earlier is not None:
-            self._texts.update(zip(outcome.sequence_ids, outcome.tokens, strict=True))
+        texts = zip(outcome.sequence_ids, outcome.tokens, strict=True)
+        self._texts.update((name, text) for name, text in texts if name in self._owners)
 
     def release(self, sequence_id: str) -> None:
+        """The text joins the earlier ones; of a very long one only the end."""
         self._own.pop(sequence_id, None)
-        text = self._texts.pop(sequence_id, None)
-        if self._earlier is not None and text is not None:
-            self._earlier.add(text)
-
-
-class Earlier:
-    """The texts of earlier requests, at most `tokens` of them: when the newer half is full, the older one goes."""
-
-    def __init__(self, shortest: int, longest: int, tokens: int) -> None:
-        self._shortest = shortest
-        self._longest = longest
-        self._half = max(1, tokens // 2)
-        self.indices: list[Suffixes] = []
-        """The newer half first."""
-
-    def add(self, text: Sequence[int]) -> None:
-        """A request is over; of a very long text only the end is kept."""
-        text = text[-self._half :]
-        if not self.indices or self.indices[0].tokens + len(text) > self._half:
-            self.indices = [Suffixes(shortest=self._shortest, longest=self._longest), *self.indices[:1]]
-        self.indices[0].begin()
-        self.indices[0].extend(text)
+        owner = self._owners.pop(sequence_id, "")
+        text = self._texts.pop(sequence_id, ())[-self._half_tokens :]
+        if not text:
+            return
+        halves = self._earlier.pop(owner, [])
+        if not halves or halves[0].tokens + len(text) > self._half_tokens:
+            halves = [self._index(), *halves[:1]]
+        halves[0].begin()
+        halves[0].extend(text)
+        self._earlier[owner] = halves
+        if len(self._earlier) > OWNERS:
+            del self._earlier[next(iter(self._earlier))]

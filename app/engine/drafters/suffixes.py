@@ -50,7 +50,6 @@ class Suffixes:
     def extend(self, tokens: Iterable[int]) -> None:
         """Go on with the current text."""
         for token in tokens:
-            self.end = self._settle(self.end)
             self._count(token)
             self._add(token)
             self.end = self._step(self._settle(self.end), token)
@@ -111,25 +110,26 @@ class Suffixes:
         context = Context()
         for token in tokens:
             while token not in self._edges[context.state] and context.state:
-                state = self._links[context.state]
-                context = Context(state, self._lengths[state])
+                context = self._shorter(context)
             if token in self._edges[context.state]:
                 context = self._step(context, token)
         return context
 
-    def followed(self, context: Context) -> Context | None:
-        """The longest end of `context`, of `shortest` tokens or more, that something follows; None without one."""
-        state, size = self._settle(context)
-        while state and self._favourites[state] == NOTHING:
-            state = self._links[state]
-            size = self._lengths[state]
-        return Context(state, size) if size >= self._shortest else None
+    def _shorter(self, context: Context) -> Context:
+        link = self._links[context.state]
+        return Context(link, self._lengths[link])
+
+    def followed(self, context: Context) -> Context:
+        """The longest end of `context`, of `shortest` tokens or more, that something follows; empty without one."""
+        while context.state and self._favourites[context.state] == NOTHING:
+            context = self._shorter(context)
+        return context if context.size >= self._shortest else Context()
 
     def continuation(self, context: Context, limit: int) -> list[int]:
         """Up to `limit` tokens, each the most frequent one (the latest on ties) after the longest context that is
         followed by anything; the tokens before it belong to its context."""
         tokens: list[int] = []
-        while len(tokens) < limit and (known := self.followed(context)) is not None:
-            tokens.append(self._favourites[known.state])
-            context = self._step(known, tokens[-1])
+        while len(tokens) < limit and (context := self.followed(context)).size:
+            tokens.append(self._favourites[context.state])
+            context = self._step(context, tokens[-1])
         return tokens

@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
+from app.core.config_values import text_part
 from app.engine.layers import embedding_of, head_of
 
 
@@ -16,8 +17,7 @@ class Target:
         self.vocabulary_size = vocabulary_size
         self._embedding = embedding_of(model)
         self._head = head_of(model)
-        text = config.get("text_config")
-        settings = text if isinstance(text, dict) else config
+        settings = text_part(config)
         scaled = str(config.get("model_type", "")).startswith("gemma")
         self._scale = float(settings["hidden_size"]) ** 0.5 if scaled else 1.0
         cap = settings.get("final_logit_softcapping")

@@ -1,0 +1,231 @@
+"""The governor over ten mixed workloads of the embedded models, against every fixed setting that a client may ask for.
+
+The rounds go through all workloads; in each, every setting answers the same requests, in an order that turns from
+round to round. The fixed settings share one scheduler and the governor has its own, so that it learns only from its own
+steps: from what a load measured, through one workload after the other, as in a server. Beside it runs one that was just
+loaded for each turn ("just loaded" in the notes, over the best fixed setting like "of the best").
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from app.benchmark.cases import TOKENS_PER_SECOND, Bench, Case
+from app.benchmark.measure import CaseResult, Check, Sample, Series
+from app.benchmark.ours import OurSide
+from app.benchmark.verdict import Rates, judge, paired
+from app.benchmark.workloads import ASSISTANT, HYBRID, LONGEST_ANSWER_TOKENS, WORKLOADS, Workload
+from app.benchmark.workshop import DEMO_MODELS
+from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.request import SpeculationRequest
+from app.serving.sweep.grid import GOVERNOR, LENGTHS, PLAIN, Setting
+from app.text.template import TextModel
+
+DRAFTERS = {
+    ASSISTANT: {
+        "draft_model": "demo-draft",
+        "dflash": "demo-assistant-dflash",
+        "eagle3": "demo-assistant-eagle3",
+    },
+    HYBRID: {"mtp": "demo-hybrid-mtp"},
+}
+FIXED_LENGTHS, QUICK_LENGTHS = (1, 4, 7, 15), (4,)
+WARM_UP_TOKENS = 16
+QUICK_BELOW_TOKENS, QUICK_REQUESTS = 100, 2
+"""A bench that asks for fewer tokens than that wants to know whether it runs at all."""
+WORST, MEAN, LEAD = 0.9, 0.95, 1.0
+JUST_LOADED = Setting("auto", -1)
+"""The governor with nothing but what a load measures."""
+
+
+@dataclass(slots=True)
+class Answered:
+    """What one setting did with the requests of one workload."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    texts: list[list[int]] = field(default_factory=list)
+    steps: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """From the first prompt token of the first request to the last generated token of the last one."""
+        return self.tokens / self.seconds
+
+    def shares(self) -> dict[str, float]:
+        """Of the steps, by method, in percent."""
+        total = sum(self.steps.values()) or 1
+        return {"plain" if name == "off" else name: 100 * count / total for name, count in self.steps.items()}
+
+
+class LoadedModel:
+    """One embedded model with all its drafters: the scheduler of the fixed settings and that of the governor."""
+
+    def __init__(self, name: str) -> None:
+        folder = DEMO_MODELS / name
+        drafts = (
+            DraftSpecification(draft, str(DEMO_MODELS / draft), method) for method, draft in DRAFTERS[name].items()
+        )
+        self._fixed = OurSide(
+            ModelSpecification(id=name, path=str(folder), drafts=tuple(drafts), policy="auto", prefix_cache_bytes=0)
+        )
+        self._governor = self._fixed.beside()
+        self.text = TextModel.load(folder)
+
+    def close(self) -> None:
+        """Free it."""
+        self._fixed.close()
+
+    def side(self, setting: Setting) -> OurSide:
+        """Who takes the turns of a setting."""
+        if setting == JUST_LOADED:
+            return self._fixed.beside()
+        return self._governor if setting == GOVERNOR else self._fixed
+
+    def settings(self, lengths: Sequence[int]) -> tuple[Setting, ...]:
+        """Plain decoding, and every method that runs at these lengths, as far as it can draft."""
+        longest = self._fixed.engine.limits.longest_drafts
+        drafting = (
+            Setting(method, length)
+            for method in self._fixed.engine.limits.drafters
+            for length in sorted({min(length, longest.get(method, LENGTHS[-1])) for length in lengths})
+        )
+        return (PLAIN, *drafting)
+
+
+class Turns:
+    """Lets any setting answer one workload: the same prompts and seeds, and as many tokens each time."""
+
+    def __init__(self, workload: Workload, model: LoadedModel, *, most_tokens: int, quick: bool) -> None:
+        self.name = workload.name
+        self.model = model
+        self._sampling = workload.sampling
+        prompts = workload.prompts(model.text, model.text.vocabulary_size)
+        groups = [prompts] if workload.together else [[prompt] for prompt in prompts]
+        stops = frozenset[int]() if workload.noise_tokens else model.text.stop_token_ids
+        self._groups = [
+            (group, self._natural_length(group, most_tokens, stops))
+            for group in (groups[:QUICK_REQUESTS] if quick else groups)
+        ]
+
+    def _natural_length(self, group: list[list[int]], most_tokens: int, stops: frozenset[int]) -> int:
+        """Of the shortest answer."""
+        run = self.model.side(PLAIN).run(group, most_tokens, speculation_of(PLAIN), stops, self._sampling)
+        return min(len(said) for said in run.texts.values())
+
+    def warm_up(self, setting: Setting) -> None:
+        """The beginning of the first answer."""
+        prompts, tokens = self._groups[0]
+        self.model.side(setting).run(
+            prompts, min(tokens, WARM_UP_TOKENS), speculation_of(setting), sampling=self._sampling
+        )
+
+    def take(self, setting: Setting) -> Answered:
+        """All requests, one group after the other."""
+        answered, side = Answered(), self.model.side(setting)
+        for prompts, tokens in self._groups:
+            run = side.run(prompts, tokens, speculation_of(setting), sampling=self._sampling)
+            answered.tokens += run.tokens
+            answered.seconds += run.seconds
+            answered.texts += run.texts.values()
+            for one in (method for statistics in run.statistics for method in statistics.by_method):
+                answered.steps[one.method] = answered.steps.get(one.method, 0) + one.steps
+        return answered
+
+
+def speculation_of(setting: Setting) -> SpeculationRequest:
+    """As a client asks for it."""
+    return SpeculationRequest(method=setting.method, num_draft_tokens=max(0, setting.drafts) or None)
+
+
+Taken = dict[Setting, list[Answered]]
+"""By setting, one for each round."""
+
+TEN_SUMMARY = "the governor over ten mixed workloads of the embedded models, against the best of all fixed settings"
+
+
+def run_governor_ten(bench: Bench) -> CaseResult:
+    """Measure, then sum up; the medians of all settings are in the notes of the document."""
+    quick = bench.tokens < QUICK_BELOW_TOKENS
+    models = {name: LoadedModel(name) for name in DRAFTERS}
+    most_tokens = bench.tokens if quick else LONGEST_ANSWER_TOKENS
+    turns = [Turns(each, models[each.model], most_tokens=most_tokens, quick=quick) for each in WORKLOADS]
+    taken = take_all(turns, QUICK_LENGTHS if quick else FIXED_LENGTHS, bench.rounds, bench.progress)
+    for model in models.values():
+        model.close()
+    rates = [rates_of(each.name, results) for each, results in zip(turns, taken, strict=True)]
+    verdict = judge(rates)
+    checks = (
+        Check(f"worst: {verdict.worst_name} / best fixed", verdict.worst, WORST),
+        Check("geometric mean / best fixed", verdict.mean, MEAN),
+        Check(f"geometric mean / {verdict.single.name}", verdict.lead, LEAD),
+    )
+    series = [one for rate, results in zip(rates, taken, strict=True) for one in series_of(rate, results)]
+    notes = {key: value for rate, results in zip(rates, taken, strict=True) for key, value in notes_of(rate, results)}
+    return CaseResult("governor_ten", TEN_SUMMARY, TOKENS_PER_SECOND, tuple(series), checks, notes)
+
+
+def take_all(
+    turns: Sequence[Turns], lengths: Sequence[int], rounds: int, progress: Callable[[str], None]
+) -> list[Taken]:
+    """A round of all workloads after the other, with one turn of every setting in each. The fixed settings warm up, the
+    governor does not: what it meets first counts."""
+    settings = [each.model.settings(lengths) for each in turns]
+    for each, fixed in zip(turns, settings, strict=True):
+        for setting in fixed:
+            progress(f"{each.name}: warm-up of {setting.name}")
+            each.warm_up(setting)
+    taken: list[Taken] = [{} for _ in turns]
+    for number in range(rounds):
+        for each, fixed, results in zip(turns, settings, taken, strict=True):
+            progress(f"{each.name}: round {number + 1} of {rounds}")
+            everyone = (*fixed, GOVERNOR, JUST_LOADED)
+            for setting in rotated(everyone, number * len(everyone) // rounds):
+                results.setdefault(setting, []).append(each.take(setting))
+    return taken
+
+
+def rotated(settings: Sequence[Setting], by: int) -> list[Setting]:
+    """The same, from another start."""
+    return [*settings[by:], *settings[:by]]
+
+
+def rates_of(name: str, results: Taken) -> Rates:
+    """Only the rates; the fixed settings in their usual order, so that equals stay equal."""
+    rates = {setting: tuple(one.tokens_per_second for one in answers) for setting, answers in results.items()}
+    fixed = {setting: rates[setting] for setting in sorted(rates) if setting not in {GOVERNOR, JUST_LOADED}}
+    return Rates(name, fixed, rates[GOVERNOR])
+
+
+def series_of(rates: Rates, results: Taken) -> tuple[Series, Series]:
+    """The best fixed setting and the governor."""
+    best = rates.fixed[rates.best]
+    just_loaded = [one.tokens_per_second for one in results[JUST_LOADED]]
+    explained = [
+        {"of the best": own / other, "just loaded": fresh / other, **answered.shares()}
+        for own, other, fresh, answered in zip(rates.governor, best, just_loaded, results[GOVERNOR], strict=True)
+    ]
+    governed = tuple(Sample(value, notes) for value, notes in zip(rates.governor, explained, strict=True))
+    return (
+        Series(f"{rates.name}: {rates.best.name}", tuple(Sample(value) for value in best)),
+        Series(f"{rates.name}: governor", governed),
+    )
+
+
+def notes_of(rates: Rates, results: Taken) -> list[tuple[str, float]]:
+    """Every median, the ratios, and how many texts were those of plain decoding (the last bits may differ)."""
+    expected = results[PLAIN][0].texts
+    answers = [one.texts == expected for answered in results.values() for one in answered]
+    just_loaded = [one.tokens_per_second for one in results[JUST_LOADED]]
+    return [
+        *((f"{rates.name} / {setting.name}", median(values)) for setting, values in rates.fixed.items()),
+        (f"{rates.name} / governor", median(rates.governor)),
+        (f"{rates.name} / of the best", rates.ratio),
+        (f"{rates.name} / of the best, first round", rates.governor[0] / rates.fixed[rates.best][0]),
+        (f"{rates.name} / of the best, just loaded", paired(just_loaded, rates.fixed[rates.best])),
+        (f"{rates.name} / tokens", float(results[PLAIN][0].tokens)),
+        (f"{rates.name} / same text", sum(answers) / len(answers)),
+    ]
+
+
+GOVERNOR_CASES = (Case("governor_ten", TEN_SUMMARY, run_governor_ten),)

@@ -1,0 +1,149 @@
+"""Ten workloads for the embedded models that want different drafters and lengths, and one that wants none."""
+
+import random
+from dataclasses import dataclass
+
+from app.benchmark.ours import GREEDY
+from app.benchmark.pairs import SPECIAL_TOKENS
+from app.benchmark.prompts import TextSide
+from app.core.request import SamplingParameters
+
+Conversation = tuple[str, ...]
+"""What the user and the assistant said in turns; the user had the last word."""
+
+ASSISTANT, HYBRID = "demo-assistant", "demo-hybrid"
+LONGEST_ANSWER_TOKENS = 240
+NEVER_AGAIN = SamplingParameters(temperature=0.0, presence_penalty=30.0)
+"""No token twice: with a prompt of noise, the text is nothing that a drafter has seen, and repeats nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests, one after the other or all at once, each as long as the model answers it by itself.
+
+    With `noise_tokens` there is one request more, a prompt of so many random tokens and an answer without an end.
+    """
+
+    name: str
+    conversations: tuple[Conversation, ...]
+    together: bool = False
+    model: str = ASSISTANT
+    sampling: SamplingParameters = GREEDY
+    noise_tokens: int = 0
+
+    def prompts(self, text: TextSide, vocabulary_size: int) -> list[list[int]]:
+        """Its requests as tokens."""
+        rendered = [
+            text.render([{"role": ("user", "assistant")[turn % 2], "content": said} for turn, said in enumerate(each)])
+            for each in self.conversations
+        ]
+        chooser = random.Random(self.name)
+        noise = [chooser.randrange(SPECIAL_TOKENS, vocabulary_size) for _ in range(self.noise_tokens)]
+        return [*rendered, noise] if noise else rendered
+
+
+def alone(*questions: str) -> tuple[Conversation, ...]:
+    """Each question opens a conversation of its own."""
+    return tuple((question,) for question in questions)
+
+
+def again(question: str, answer: str) -> Conversation:
+    """It was answered, and is asked once more."""
+    return (question, answer, question)
+
+
+def counted(numbers: range) -> str:
+    """As the assistant counts."""
+    return ", ".join(str(number) for number in numbers)
+
+
+def times_table(factor: int) -> str:
+    """As the assistant writes it."""
+    return "\n".join(f"{factor} x {number} = {factor * number}" for number in range(1, 11))
+
+
+WORKLOADS = (
+    Workload(
+        "counting",
+        alone("Count backwards from 40 to 1.", "Write the times table of 7.", "Make a table of squares from 1 to 12."),
+    ),
+    Workload(
+        "stream",
+        (
+            *alone("Hello, who are you?", "Spell window.", "Write the times table of 4.", "Sort 9, 3, 55, 21, 8, 40."),
+            again(
+                "Make a table of cubes from 1 to 6.", "| n | cube |\n| --- | --- |\n| 1 | 1 |\n| 2 | 8 |\n| 3 | 27 |"
+            ),
+            *alone("Tell me a joke.", "What is 347 + 589?", "Spell the word planet.", "Tell me about the moon."),
+        ),
+    ),
+    Workload(
+        "spelling",
+        alone(
+            "Spell window.",
+            "Sort 9, 3, 55, 21, 8, 40.",
+            "Spell the word garden.",
+            "List five animals.",
+            "Sort these words: pear, apple, fig.",
+            "How many letters are in garden?",
+            "Put these words in alphabetical order: stone, lamp, river, bird.",
+            "Spell the word planet.",
+            "Repeat this: small river seven garden paper moon.",
+            "Sort these numbers: 42, 7, 19, 3, 88.",
+            "Spell mountain.",
+            "What is 47 + 38?",
+        ),
+    ),
+    Workload(
+        "code",
+        alone(
+            "Make JSON from name: Ada, age: 36, city: Paris, colour: red, active: true",
+            "Make a JSON list of apple, pear, fig, plum, cherry",
+            "Write JSON with title Dune, author Frank, year 1965 and pages 412.",
+            "Write a Python function that checks if a number is prime.",
+            "Write JSON with name Bob, age 41 and city Oslo.",
+            "Write a Python function that counts the vowels in a string.",
+        ),
+    ),
+    Workload(
+        "copying",
+        (
+            again("Write the times table of 9.", times_table(9)),
+            again("Count backwards from 40 to 1.", counted(range(40, 0, -1))),
+            ("Count from 21 to 90 please.",),
+        ),
+    ),
+    Workload(
+        "sampled",
+        alone(
+            "Write a Python function that checks if a number is prime.",
+            "Tell me about the moon.",
+            "Make a table of cubes from 2 to 9.",
+            "Sort 9, 3, 55, 21, 8, 40.",
+            "What is 347 + 589?",
+        ),
+        sampling=SamplingParameters(temperature=0.8, seed=7),
+    ),
+    Workload("strange", (), sampling=NEVER_AGAIN, noise_tokens=24),
+    Workload(
+        "four rows",
+        alone(
+            "Count from 3 to 70.",
+            "Write the times table of 7.",
+            "Make a table of squares from 1 to 12.",
+            "Count backwards from 40 to 1.",
+        ),
+        together=True,
+    ),
+    Workload(
+        "hybrid",
+        alone(
+            "Count from 3 to 60.",
+            "Hello, who are you?",
+            "Make JSON from name: Ada, age: 36, city: Paris, colour: red, active: true",
+            "Make a table of squares from 1 to 12.",
+        ),
+        model=HYBRID,
+    ),
+    Workload("1.5k context", ((*("Count from 1 to 40.", counted(range(1, 41))) * 12, "Count from 5 to 60."),)),
+)

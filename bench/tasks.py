@@ -1,0 +1,114 @@
+"""Tokens a cycle of every drafting method, task by task: `python bench/tasks.py` prints a table.
+
+The embedded models, greedy, on the recipe's held-out prompts; one request at a time, always as many drafts a cycle, no
+governor. What is drafted past an answer's end counts as rejected, so short answers lower the figure of any method.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acceptance import DEMO_MODELS, Counts, answer, load
+from transformers import AutoTokenizer
+
+from app.core.request import Request, SamplingParameters
+from app.engine.engine import Engine, open_engine
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "demo_models"))
+from samples import Sample
+from tasks import TASKS, held_out_samples
+
+
+@dataclass(frozen=True)
+class Side:
+    """A method with the models that it runs on."""
+
+    method: str
+    drafts: int
+    target: str = "demo-assistant"
+    draft: str = "demo-draft"
+
+
+SIDES = (
+    Side("dflash", 7, draft="demo-assistant-dflash"),
+    Side("eagle3", 7, draft="demo-assistant-eagle3"),
+    Side("draft_model", 7),
+    Side("ngram", 7),
+    Side("mtp", 3, target="demo-hybrid", draft="demo-hybrid-mtp"),
+)
+
+
+def asked(sample: Sample) -> Sequence[dict[str, Any]]:
+    """The messages before the first answer of a tool call, else before the last one."""
+    if sample.tools:
+        return sample.messages[: next(at for at, one in enumerate(sample.messages) if one["role"] == "assistant")]
+    return sample.messages[:-1]
+
+
+def count_task(engine: Engine, tokenizer: Any, side: Side, task: str, prompts: int) -> Counts:
+    """Cycles and drafts over the prompts of one task."""
+    counts = Counts()
+    for index, sample in enumerate(held_out_samples(task, prompts)):
+        prompt = tokenizer.apply_chat_template(
+            list(asked(sample)), tools=sample.tools or None, add_generation_prompt=True, return_dict=False
+        )
+        request = Request(
+            id=f"{task}-{index}",
+            prompt_tokens=tuple(prompt),
+            max_tokens=300,
+            stop_token_ids=frozenset({tokenizer.eos_token_id}),
+            sampling=SamplingParameters(temperature=0.0),
+        )
+        answer(engine, request, side.method, side.drafts, counts)
+    return counts
+
+
+def measure(side: Side, tasks: Sequence[str], prompts: int) -> dict[str, Counts]:
+    """Counts by task."""
+    unit = load(
+        DEMO_MODELS / side.target, DEMO_MODELS / side.draft, "draft_model" if side.method == "ngram" else side.method
+    )
+    engine, tokenizer = open_engine(unit), AutoTokenizer.from_pretrained(DEMO_MODELS / side.target)
+    found = {}
+    for task in tasks:
+        found[task] = count_task(engine, tokenizer, side, task, prompts)
+        print(f"{side.method}: {task}", file=sys.stderr, flush=True)
+    engine.close()
+    return found
+
+
+def cell(counts: Counts) -> str:
+    """Tokens a cycle and how often the first draft stays; nothing where nothing was drafted."""
+    if not counts.cycles:
+        return "–"
+    return f"{1 + counts.accepted / counts.cycles:.2f} ({counts.first_accepted / counts.cycles:.0%})"
+
+
+def mean(found: dict[str, Counts]) -> str:
+    """The mean over the tasks in which something was drafted."""
+    drafted = [counts for counts in found.values() if counts.cycles]
+    tokens = sum(1 + counts.accepted / counts.cycles for counts in drafted) / len(drafted)
+    first = sum(counts.first_accepted / counts.cycles for counts in drafted) / len(drafted)
+    return f"**{tokens:.2f}** ({first:.0%})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", type=int, default=6, help="of each task")
+    parser.add_argument("--method", action="append", choices=[side.method for side in SIDES])
+    arguments = parser.parse_args()
+    tasks = (*TASKS, "follow-ups", "tool calls")
+    sides = [side for side in SIDES if not arguments.method or side.method in arguments.method]
+    found = [measure(side, tasks, arguments.prompts) for side in sides]
+    print("| task | " + " | ".join(f"`{side.method}`, {side.drafts} drafts" for side in sides) + " |")
+    print("|---|" + "---:|" * len(sides))
+    for task in tasks:
+        print(f"| {task} | " + " | ".join(cell(each[task]) for each in found) + " |")
+    print("| **mean** | " + " | ".join(mean(each) for each in found) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The ten workloads and how settings answer them, with the embedded models; nothing here is timed."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from app.benchmark.governor_case import (
+    JUST_LOADED,
+    LoadedModel,
+    Taken,
+    Turns,
+    notes_of,
+    rates_of,
+    rotated,
+    series_of,
+    speculation_of,
+)
+from app.benchmark.workloads import ASSISTANT, WORKLOADS, Workload, alone
+from app.core.request import SpeculationRequest
+from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
+
+
+@pytest.fixture(scope="module")
+def assistant() -> Iterator[LoadedModel]:
+    model = LoadedModel(ASSISTANT)
+    yield model
+    model.close()
+
+
+def test_there_are_ten_and_each_has_its_own_requests(assistant: LoadedModel) -> None:
+    assert len({workload.name for workload in WORKLOADS}) == 10
+    for workload in WORKLOADS:
+        prompts = workload.prompts(assistant.text, assistant.text.vocabulary_size)
+        assert prompts == workload.prompts(assistant.text, assistant.text.vocabulary_size)
+        assert all(prompts)
+    long = next(workload for workload in WORKLOADS if workload.name == "1.5k context")
+    assert 1_300 < len(long.prompts(assistant.text, assistant.text.vocabulary_size)[0]) < 1_700
+
+
+def test_every_method_runs_at_lengths_that_it_can_draft(assistant: LoadedModel) -> None:
+    settings = assistant.settings((1, 4, 16))
+    assert settings[0] == PLAIN
+    assert {setting.method for setting in settings} == {"off", "draft_model", "dflash", "eagle3", "ngram"}
+    assert {setting.drafts for setting in settings if setting.method == "dflash"} == {1, 4, 7}
+
+
+def test_every_setting_says_as_much_and_the_governor_learns_alone(assistant: LoadedModel) -> None:
+    workload = Workload("short", alone("Hello, who are you?", "Spell window."))
+    turns = Turns(workload, assistant, most_tokens=12, quick=False)
+    everyone = (PLAIN, Setting("draft_model", 4), GOVERNOR, JUST_LOADED)
+    taken: Taken = {setting: [turns.take(setting)] for setting in everyone}
+    assert len({answers[0].tokens for answers in taken.values()}) == 1
+    assert taken[PLAIN][0].shares() == {"plain": 100.0}
+    assert assistant.side(GOVERNOR) is assistant.side(GOVERNOR)
+    assert assistant.side(JUST_LOADED) is not assistant.side(JUST_LOADED)
+    assert assistant.side(PLAIN) is assistant.side(Setting("ngram", 2))
+    rates = rates_of("short", taken)
+    assert list(rates.fixed) == [Setting("draft_model", 4), PLAIN]
+    assert [series.name for series in series_of(rates, taken)] == [f"short: {rates.best.name}", "short: governor"]
+    notes = dict(notes_of(rates, taken))
+    assert notes["short / of the best"] == pytest.approx(rates.ratio)
+    assert notes["short / tokens"] == taken[PLAIN][0].tokens
+
+
+def test_settings_ask_as_clients_do() -> None:
+    assert speculation_of(PLAIN) == SpeculationRequest(method="off")
+    assert speculation_of(GOVERNOR) == speculation_of(JUST_LOADED) == SpeculationRequest()
+    assert speculation_of(Setting("ngram", 4)) == SpeculationRequest(method="ngram", num_draft_tokens=4)
+
+
+def test_the_order_turns() -> None:
+    assert rotated((PLAIN, GOVERNOR, JUST_LOADED), 1) == [GOVERNOR, JUST_LOADED, PLAIN]

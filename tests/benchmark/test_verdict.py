@@ -1,0 +1,45 @@
+"""The arithmetic of the ten workloads; nothing here is timed."""
+
+import pytest
+
+from app.benchmark.verdict import Rates, best_single, geometric_mean, judge, paired
+from app.serving.sweep.grid import PLAIN, Setting
+
+SHORT, LONG, OTHER = Setting("dflash", 2), Setting("dflash", 7), Setting("mtp", 2)
+
+COUNTING = Rates("counting", {PLAIN: (10, 1, 10), SHORT: (20, 2, 20), LONG: (40, 4, 40)}, (36, 3.6, 36))
+SPELLING = Rates("spelling", {PLAIN: (10, 10, 10), SHORT: (9, 9, 9), LONG: (2, 2, 2)}, (9.5, 9.5, 9.5))
+HYBRID = Rates("hybrid", {PLAIN: (10, 10, 10), OTHER: (20, 20, 20)}, (20, 20, 20))
+ALL = (COUNTING, SPELLING, HYBRID)
+
+
+def test_ratios_are_paired_by_round() -> None:
+    assert paired((20, 2, 22), (10, 1, 10)) == 2.0
+    assert COUNTING.ratio == pytest.approx(0.9)
+
+
+def test_the_best_fixed_setting_differs_by_workload_and_may_be_plain() -> None:
+    assert [rates.best for rates in ALL] == [LONG, PLAIN, OTHER]
+
+
+def test_a_setting_without_its_drafter_is_plain() -> None:
+    assert HYBRID.of(LONG) == HYBRID.fixed[PLAIN]
+    assert HYBRID.ratio_to(LONG) == 2.0
+
+
+def test_the_best_single_setting_is_best_for_all_together() -> None:
+    """Long drafts win most in one workload and lose more in another; MTP drafts cost the others nothing."""
+    assert best_single((COUNTING, SPELLING)) == SHORT
+    assert best_single(ALL) == OTHER
+
+
+def test_the_verdict_names_the_worst_the_mean_and_the_lead() -> None:
+    verdict = judge(ALL)
+    assert (verdict.worst_name, verdict.worst) == ("counting", pytest.approx(0.9))
+    assert verdict.mean == pytest.approx((0.9 * 0.95 * 1.0) ** (1 / 3))
+    assert verdict.single == OTHER
+    assert verdict.lead == pytest.approx((3.6 * 0.95 * 1.0) ** (1 / 3))
+
+
+def test_the_geometric_mean_is_that_of_factors() -> None:
+    assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
