@@ -26,13 +26,20 @@ class DownloadBody(BaseModel):
 def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     """The page and its JSON routes."""
     router = APIRouter()
-    tools = context.downloads
-    context.live.topic("downloads", tools.snapshot)
+    context.live.topic("downloads", context.downloads.snapshot)
+    _add_queue(router, context)
+    _add_changes(router, context)
 
     @router.get("/admin/downloads", response_class=HTMLResponse)
     async def get_downloads_page(request: Request, q: str = "") -> HTMLResponse:
         """Search, recommended pairs and the queue; `q` is searched for at once."""
         return pages.render("downloads.html", request, area="downloads", data={"query": q[:200]})
+
+    return router
+
+
+def _add_queue(router: APIRouter, context: AdminContext) -> None:
+    tools = context.downloads
 
     @router.get("/admin/api/downloads")
     async def list_downloads() -> dict[str, Any]:
@@ -44,6 +51,10 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
         """Queue a repository; one that is queued, paused or done already is gone on with."""
         body = await read_json(request, DownloadBody)
         return await tools.queue.add(body.repository, body.revision, body.drafts_for)
+
+
+def _add_changes(router: APIRouter, context: AdminContext) -> None:
+    tools = context.downloads
 
     @router.post("/admin/api/downloads/{download_id}/{verb}")
     async def change_download(download_id: int, verb: Verb) -> dict[str, Any]:
@@ -67,8 +78,6 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
         """Delete a downloaded model that is not loaded from the disk."""
         await asyncio.to_thread(tools.remove_files, context.serving, model_id)
         return {"removed": model_id}
-
-    return router
 
 
 def _check(context: AdminContext, download_id: int) -> None:

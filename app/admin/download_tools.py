@@ -29,19 +29,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadTools:
-    """For one server. `endpoint` empty: the public hub, or what HF_ENDPOINT says."""
+    """For one server. An empty endpoint is the public hub, or what HF_ENDPOINT says."""
 
     queue: Downloads
     token: HubToken
     folder: Callable[[], Path]
-    endpoint: str = ""
+    endpoint: Callable[[], str]
 
     @classmethod
-    def of(
-        cls, context: Context, store: Store, arrived: Callable[[Download], None], *, endpoint: str = ""
-    ) -> "DownloadTools":
+    def of(cls, context: Context, store: Store, arrived: Callable[[Download], None]) -> "DownloadTools":
         """Over one server's settings and store; `arrived` hears of each download once its model is listed."""
         live, token = context.live, HubToken(context.settings.home)
+
+        def endpoint() -> str:
+            return live.current.hub_endpoint
 
         def list_and_tell(download: Download) -> None:
             context.resolver.refresh()
@@ -68,7 +69,7 @@ class DownloadTools:
         token = await asyncio.to_thread(self.token.read)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await asyncio.to_thread(call, Hub(self.endpoint or None, token))
+                return await asyncio.to_thread(call, Hub(self.endpoint() or None, token))
         except TimeoutError:
             raise HubProblem("offline") from None
 

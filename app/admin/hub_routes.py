@@ -31,6 +31,12 @@ class TokenBody(BaseModel):
 def make_router(context: AdminContext, pages: Pages) -> APIRouter:  # noqa: ARG001 - every area has this signature
     """The JSON routes; their page is that of the downloads."""
     router = APIRouter()
+    _add_search(router, context)
+    _add_token(router, context)
+    return router
+
+
+def _add_search(router: APIRouter, context: AdminContext) -> None:
     tools = context.downloads
 
     @router.get("/admin/api/hub/search")
@@ -62,6 +68,10 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:  # noqa: ARG0
         pairs = await asyncio.to_thread(lambda: [_pair_object(context, pair) for pair in recommended(ceiling)])
         return {"pairs": pairs, "memory_ceiling_bytes": ceiling}
 
+
+def _add_token(router: APIRouter, context: AdminContext) -> None:
+    tools = context.downloads
+
     @router.get("/admin/api/hub/token")
     async def get_token() -> dict[str, Any]:
         """Where the token comes from: `paceline`, `hugging_face` or `none`."""
@@ -73,8 +83,6 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:  # noqa: ARG0
         body = await read_json(request, TokenBody)
         await asyncio.to_thread(tools.token.write, body.token)
         return {"origin": await asyncio.to_thread(tools.token.origin)}
-
-    return router
 
 
 def _pair_object(context: AdminContext, pair: Pair) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from app.hub.repository import checked_repository, checked_revision
 from app.settings import Settings
 
 ASK_SECONDS = 0.5
+PATIENCE = Patience(pauses_seconds=(1, 2, 5, 10, 20))
+"""Shorter than the server's: somebody looks on."""
 PHASES = {"waiting": "the connection broke, trying again", "verifying": "checking", "queued": "waiting for its turn"}
 
 
@@ -118,10 +120,11 @@ def _pull_here(settings: Settings, repository: str, revision: str, bar: Bar) -> 
         revision=revision,
         downloads_folder=str(settings.downloads_path),
         token=HubToken(settings.home).read(),
+        endpoint=settings.hub_endpoint,
         reserve_bytes=RESERVE_BYTES,
     )
     settings.downloads_path.mkdir(parents=True, exist_ok=True)
-    end = asyncio.run(DownloadRun(job, tell, spawn=spawn_child, patience=Patience()).run())
+    end = asyncio.run(DownloadRun(job, tell, spawn=spawn_child, patience=PATIENCE).run())
     if isinstance(end, frames.Failed):
         raise CommandError(_sentence(problem_text(repository, end.problem)))
     bar.move(total, total)

@@ -41,7 +41,7 @@ class Configuration:
     folder: Callable[[], Path]
     parallel: Callable[[], int] = lambda: 1
     token: Callable[[], str] = lambda: ""
-    endpoint: str = ""
+    endpoint: Callable[[], str] = lambda: ""
     reserve_bytes: int = RESERVE_BYTES
     job: dict[str, Any] = field(default_factory=dict)
 

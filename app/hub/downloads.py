@@ -186,7 +186,7 @@ class Downloads:
             revision=download.revision,
             downloads_folder=str(self._configuration.folder()),
             token=self._configuration.token(),
-            endpoint=self._configuration.endpoint,
+            endpoint=self._configuration.endpoint(),
             reserve_bytes=self._configuration.reserve_bytes + promised,
             **(self._configuration.job or {}),
         )

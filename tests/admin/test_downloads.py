@@ -67,7 +67,7 @@ def hub() -> Iterator[StandInHub]:
 async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[DownloadSite, None]:
     monkeypatch.setenv("HF_TOKEN", "")
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
-    settings = Settings(home=tmp_path, api_key=KEY)
+    settings = Settings(home=tmp_path, api_key=KEY, hub_endpoint=hub.address)
     live, worker = LiveSettings(settings, FakeKeeper()), FakeWorker()
     worker.ready_info = Ready(process_id=1, device="cpu", memory_ceiling_bytes=16_000_000_000)
     resolver = Resolver(live, Catalog([settings.downloads_path], refresh_seconds=1e9), worker, FakePairings())
@@ -77,7 +77,7 @@ async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch)
     )
     store = Store(tmp_path / FILE_NAME)
     arrived: list[Download] = []
-    tools = DownloadTools.of(context, store, arrived.append, endpoint=hub.address)
+    tools = DownloadTools.of(context, store, arrived.append)
     app = build(dataclasses.replace(admin_context(context, store), downloads=tools))
     await tools.start()
     headers = {"authorization": f"Bearer {KEY}"}

@@ -83,7 +83,7 @@ async def live(order: dict[str, Any]) -> None:
     store = Store(Path(order["store"]))
     configuration = Configuration(
         folder=lambda: Path(order["folder"]),
-        endpoint=order["endpoint"],
+        endpoint=lambda: order["endpoint"],
         reserve_bytes=0,
         job={"retry_seconds": 0.01, "streams": 2},
     )

@@ -56,7 +56,7 @@ class Place:
             folder=lambda: self.folder,
             parallel=lambda: parallel,
             token=lambda: token,
-            endpoint=self.hub.address,
+            endpoint=lambda: self.hub.address,
             reserve_bytes=reserve_bytes,
             job={"retry_seconds": 0.01, **job},
         )

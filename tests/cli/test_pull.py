@@ -1,0 +1,112 @@
+"""`paceline pull`: in the server's queue, or in a process of its own when there is no server that lets it in."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from app.cli import application
+from app.hub.catalog import Catalog
+from app.hub.partial_folder import PARTIAL
+from tests.cli.fake_server import FakeServer
+from tests.hub.queue import model_files
+from tests.hub.stand_in import StandInHub, stand_in_hub
+
+ID = "paceline-test/tiny-4bit"
+WAIT_SECONDS = 20.0
+
+
+@pytest.fixture
+def hub() -> Iterator[StandInHub]:
+    with stand_in_hub() as hub:
+        hub.add(ID, model_files())
+        yield hub
+
+
+@pytest.fixture
+def alone(environment: Mapping[str, str], hub: StandInHub) -> Mapping[str, str]:
+    """No server, and our hub."""
+    return {**environment, "PACELINE_PORT": "1", "HF_ENDPOINT": hub.address}
+
+
+def pull(environment: Mapping[str, str], *arguments: str) -> Result:
+    return CliRunner().invoke(application, ["pull", *arguments], env=dict(environment))
+
+
+def folder_of(environment: Mapping[str, str]) -> Path:
+    return Path(environment["PACELINE_HOME"]) / "models"
+
+
+def view(state: str, **more: Any) -> dict[str, Any]:
+    return {"id": 3, "state": state, "phase": "", "done_bytes": 5, "total_bytes": 10, "problem_text": "", **more}
+
+
+def test_without_a_server_it_downloads_itself(alone: Mapping[str, str]) -> None:
+    result = pull(alone, ID)
+    assert result.exit_code == 0, result.output
+    assert f"{ID} is in " in result.stdout
+    model = Catalog([folder_of(alone)]).find(ID)
+    assert model.problem == ""
+    again = pull(alone, f"https://hub.example/{ID}")
+    assert again.exit_code == 0, "what is here already is no error"
+
+
+def test_a_server_that_does_not_let_it_in_is_no_obstacle(alone: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/admin/api/downloads"] = (401, {"error": {"message": "sign in"}})
+    assert pull({**alone, "PACELINE_PORT": str(fake.port)}, ID).exit_code == 0
+
+
+def test_a_server_gets_it_into_its_queue(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/admin/api/downloads"] = (200, view("running") | {"downloads": [view("done")]})
+    result = pull(environment, ID, "--revision", "v1")
+    assert result.exit_code == 0, result.output
+    assert fake.requests[0][:3] == ("POST", "/admin/api/downloads", {"repository": ID, "revision": "v1"})
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [(view("failed", problem_text="the disk is full"), "The disk is full"), (view("cancelled"), "is cancelled")],
+)
+def test_what_becomes_of_it_in_the_queue_is_told(
+    environment: Mapping[str, str], fake: FakeServer, row: dict[str, Any], words: str
+) -> None:
+    fake.answers["/admin/api/downloads"] = (200, view("running") | {"downloads": [row]})
+    result = pull(environment, ID)
+    assert result.exit_code == 1
+    assert words in result.stderr
+
+
+def test_refusals_are_one_line(alone: Mapping[str, str], hub: StandInHub) -> None:
+    hub.add("a/gated", model_files(), gated="manual")
+    for name, words in (("no/such", "the name"), ("a/gated", "licence"), ("../../etc/x", "organisation/name")):
+        result = pull(alone, name)
+        assert (result.exit_code, words in result.stderr) == (1, True), result.output
+        assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_ctrl_c_pauses_and_the_same_command_goes_on(alone: Mapping[str, str], hub: StandInHub) -> None:
+    hub.faults.stalls.extend([10_000_000, 10_000_000, 65_536])
+    command = [sys.executable, "-m", "app.cli", "pull", ID]
+    with subprocess.Popen(command, env={**os.environ, **alone}, stdout=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + WAIT_SECONDS
+        while sum(path.stat().st_size for path in folder_of(alone).glob(f"{PARTIAL}/*@*/*")) < 65_536:
+            assert time.monotonic() < until
+            assert process.poll() is None
+            select.select([], [], [], 0.05)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 130
+    assert "Paused; the same command goes on." in output
+    assert Catalog([folder_of(alone)]).models() == ()
+    assert pull(alone, ID).exit_code == 0
+    assert hub.gets("model.safetensors")[-1].range.startswith("bytes=")
+    assert [each.id for each in Catalog([folder_of(alone)]).models()] == [ID]
