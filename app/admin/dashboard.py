@@ -15,6 +15,7 @@ from app.admin import (
     measure_routes,
     model_routes,
     overview,
+    request_routes,
     session_routes,
     settings_routes,
 )
@@ -31,6 +32,7 @@ AREAS = (
     chat_routes,
     download_routes,
     hub_routes,
+    request_routes,
     connect,
     session_routes,
     key_routes,

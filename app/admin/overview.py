@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BaseModel, Field
 
 from app.admin.context import AdminContext
+from app.admin.request_routes import RequestDesk
 from app.admin.state import StateView
 from app.admin.templating import Pages
 from app.core.errors import InvalidRequest
@@ -51,6 +52,8 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
 
 
 def _add_pages(router: APIRouter, context: AdminContext, pages: Pages, view: StateView) -> None:
+    desk = RequestDesk(context)
+
     async def now() -> dict[str, Any]:
         return {"state": await view.state(), "pace": asdict(context.pace.course())}
 
@@ -62,7 +65,7 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages, view: Sta
     @router.get("/admin/", response_class=HTMLResponse)
     async def get_overview(request: Request) -> HTMLResponse:
         """The page."""
-        data = {**await now(), "starter": STARTER, "topics": context.live.topics}
+        data = {**await now(), "requests": desk.now(), "starter": STARTER, "topics": context.live.topics}
         return pages.render("overview.html", request, area="overview", data=data)
 
     @router.get("/admin/api/state")

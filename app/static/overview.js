@@ -40,7 +40,7 @@ component("overview", () => ({
   ...requestWords,
   state: data.state,
   pace: data.pace,
-  requests: { running: [], recent: [] },
+  requests: data.requests,
   hasJournal: data.topics.includes("requests"),
   draw: () => {},
 

@@ -23,5 +23,12 @@ export const requestWords = {
     }),
   share: (acceptance) => (acceptance === null ? t("core.none") : percent(acceptance)),
   accepted: (request) => t("overview.accepted", { share: percent(request.acceptance) }),
+  outcomeWords: (request) =>
+    ({
+      stop: t("requests.stop"),
+      length: t("requests.length"),
+      tool_calls: t("requests.tool_calls"),
+      cancelled: t("requests.was_cancelled"),
+    })[request.outcome] ?? request.outcome,
   outcomeTone: (request) => (FINE.includes(request.outcome) ? "good" : request.outcome === "cancelled" ? "" : "bad"),
 };

@@ -1,0 +1,148 @@
+"""Requests: the list with what runs now above what ran, one request's timeline, and their JSON.
+
+Topic `requests`: what runs, with its phase and how far it is, and the last ones that ended.
+"""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from app.admin.context import AdminContext
+from app.admin.request_view import RequestView, past_in_full, past_object
+from app.admin.templating import Pages
+from app.core.errors import StoreUnavailable
+from app.serving.body import read_json
+from app.serving.errors import Rejected
+from app.store.history import RequestHistory
+
+SHOWN_RUNNING = 100
+SHOWN_RECENT = 20
+PAGE = 50
+
+Text = Annotated[str, Query(max_length=500)]
+
+
+class Nothing(BaseModel):
+    """No field is asked for."""
+
+
+class RequestDesk:
+    """What the routes ask: the journal for what runs, the history for what ran."""
+
+    def __init__(self, context: AdminContext) -> None:
+        self._journal = context.serving.journal
+        self._history = RequestHistory(context.store)
+        self._view = RequestView(context.serving.worker)
+
+    def now(self) -> dict[str, Any]:
+        """What runs, and the last ones that ended."""
+        running = self._journal.running
+        return {
+            "running": [self._view.running(record) for record in running[:SHOWN_RUNNING]],
+            "recent": [past_object(past) for past in self._journal.recent[:SHOWN_RECENT]],
+            "open": len(running),
+        }
+
+    async def page(self, before: str = "", model: str = "", outcome: str = "", count: int = PAGE) -> dict[str, Any]:
+        """What ran, the latest first; `next` is what `before` gets for the next page, empty at the end."""
+        await self._write()
+
+        def read() -> dict[str, Any]:
+            found = self._history.page(count=count + 1, before=before, model_id=model, outcome=outcome)
+            return {
+                "requests": [past_object(past) for past in found[:count]],
+                "next": found[count - 1].id if len(found) > count else "",
+                "total": self._history.count(),
+                "models": self._history.models(),
+            }
+
+        return await asyncio.to_thread(read)
+
+    async def find(self, request_id: str) -> dict[str, Any] | None:
+        """One of them with every number; None when nobody remembers it."""
+        record = self._journal.find(request_id)
+        if record is not None:
+            return self._view.running_in_full(record)
+        await self._write()
+        past = await asyncio.to_thread(self._history.find, request_id)
+        past = past or next((each for each in self._journal.recent if each.id == request_id), None)
+        return None if past is None else past_in_full(past)
+
+    async def clear(self) -> int:
+        """Forget what ran. The answer says how many that were."""
+        await self._write()
+        count = await asyncio.to_thread(self._history.count)
+        await self._journal.clear()
+        return count
+
+    def cancel(self, request_id: str) -> None:
+        """End one that runs. Raises `Rejected` when it does not."""
+        error = Rejected(499, "The request was cancelled on the dashboard.", "cancelled")
+        if not self._journal.cancel(request_id, error):
+            raise Rejected(409, "This request does not run any more.", "not_running")
+
+    async def _write(self) -> None:
+        if self._journal.is_behind:
+            await self._journal.flush()
+
+
+def make_router(context: AdminContext, pages: Pages) -> APIRouter:
+    """The pages and their routes."""
+    desk = RequestDesk(context)
+    context.live.topic("requests", desk.now)
+    router = APIRouter()
+    _add_pages(router, desk, pages)
+    _add_routes(router, desk)
+    return router
+
+
+def _add_pages(router: APIRouter, desk: RequestDesk, pages: Pages) -> None:
+    @router.get("/admin/requests", response_class=HTMLResponse)
+    async def get_requests_page(request: Request) -> HTMLResponse:
+        """The list; without a history it still shows what runs."""
+        try:
+            page, problem = await desk.page(), ""
+        except StoreUnavailable as error:
+            page, problem = {"requests": [], "next": "", "total": 0, "models": []}, error.message
+        data = {"page": page, "now": desk.now(), "problem": problem}
+        return pages.render("requests.html", request, area="requests", data=data)
+
+    @router.get("/admin/requests/{request_id}", response_class=HTMLResponse)
+    async def get_request_page(request: Request, request_id: str) -> HTMLResponse:
+        """One request's timeline; 404 with words when nobody remembers it."""
+        found = await desk.find(request_id)
+        status = 404 if found is None else 200
+        return pages.render("request.html", request, area="requests", data={"request": found}, status=status)
+
+
+def _add_routes(router: APIRouter, desk: RequestDesk) -> None:
+    @router.get("/admin/api/requests")
+    async def get_requests(
+        before: Text = "", model: Text = "", outcome: Text = "", count: Annotated[int, Query(ge=1, le=200)] = PAGE
+    ) -> dict[str, Any]:
+        """What runs, and a page of what ran; `outcome` is `fine`, `failed`, `cancelled` or an exact one."""
+        return {**await desk.page(before, model, outcome, count), "running": desk.now()["running"]}
+
+    @router.delete("/admin/api/requests")
+    async def clear_requests() -> dict[str, Any]:
+        """Forget what ran, for good."""
+        return {"cleared": await desk.clear()}
+
+    @router.get("/admin/api/requests/{request_id}")
+    async def get_request(request_id: str) -> dict[str, Any]:
+        """One request with every number."""
+        found = await desk.find(request_id)
+        if found is None:
+            raise HTTPException(404)
+        return {"request": found}
+
+    @router.post("/admin/api/requests/{request_id}/cancel")
+    async def cancel_request(request: Request, request_id: str) -> dict[str, Any]:
+        """End one that runs; its client gets an error."""
+        await read_json(request, Nothing)
+        desk.cancel(request_id)
+        return {"cancelled": request_id}

@@ -1,0 +1,132 @@
+// One request: where its seconds went, how its drafts fared by place and by method, and why. Live while it runs.
+
+import { api, attempt, component, confirm, data, live, number, percent, seconds, t } from "./core.js";
+import { requestWords } from "./running.js";
+
+const PHASES = {
+  queue: () => t("requests.phase_queue"),
+  load: () => t("requests.phase_load"),
+  prefill: () => t("requests.phase_prefill"),
+  decode: () => t("requests.phase_decode"),
+  other: () => t("requests.phase_other"),
+};
+const PARTS = {
+  draft: () => t("requests.part_draft"),
+  verify: () => t("requests.part_verify"),
+  rewind: () => t("requests.part_rewind"),
+  other: () => t("requests.part_host"),
+};
+
+// Pieces of a bar, as wide as their seconds.
+function pieces(words, lengths) {
+  const named = Object.entries(lengths).filter(([, length]) => length > 0);
+  return named.map(([name, length]) => ({
+    name,
+    seconds: length,
+    words: words[name](),
+    tone: `part-${name}`,
+    style: { "flex-grow": String(length) },
+  }));
+}
+
+const DECISIONS = {
+  draft: (values) => t("requests.decided_draft", values),
+  probe: (values) => t("requests.decided_probe", values),
+  plain: (values) => t("requests.decided_plain", values),
+  measuring: (values) => t("requests.decided_measuring", values),
+};
+
+component("request", () => ({
+  ...requestWords,
+  request: data.request,
+
+  init() {
+    if (this.runs) live("requests", () => this.refresh());
+  },
+
+  get runs() {
+    return this.request.phase !== "done";
+  },
+  get figures() {
+    return this.request.figures;
+  },
+  get tone() {
+    return this.runs ? this.phaseTone(this.request) : this.outcomeTone(this.request);
+  },
+  get stateWords() {
+    return this.runs ? this.phase(this.request) : this.outcomeWords(this.request);
+  },
+  get firstToken() {
+    const ms = this.figures.timings.first_token_ms;
+    return ms ? seconds(ms / 1000) : t("core.none");
+  },
+
+  get phases() {
+    const { total, ...known } = this.figures.seconds;
+    const rest = total - Object.values(known).reduce((sum, each) => sum + each, 0);
+    return pieces(PHASES, { ...known, other: rest > total / 100 ? rest : 0 });
+  },
+  get parts() {
+    const { draft_ms: draft, verify_ms: verify, rewind_ms: rewind, host_ms: host } = this.figures.timings;
+    if (!draft && !verify) return [];
+    return pieces(PARTS, { draft: draft / 1000, verify: verify / 1000, rewind: rewind / 1000, other: host / 1000 });
+  },
+  wordsOf: (list) => list.map((part) => `${part.words}: ${seconds(part.seconds)}`).join(", "),
+
+  get positions() {
+    const { accepted_per_position: counts, cycles } = this.figures.speculation;
+    return counts.map((count, index) => {
+      const share = cycles ? count / cycles : 0;
+      return { place: index, share, words: t("requests.position", { place: number(index + 1) }), percent: percent(share) };
+    });
+  },
+  get methods() {
+    return Object.entries(this.figures.speculation.methods).map(([name, each]) => ({
+      ...each,
+      name,
+      kept: each.drafted ? `${number(each.accepted)} (${percent(each.accepted / each.drafted)})` : t("core.none"),
+      per_cycle: each.cycles ? 1 + each.accepted / each.cycles : 0,
+    }));
+  },
+
+  get decision() {
+    const { decision, method } = this.figures.speculation;
+    const tell = decision && DECISIONS[decision.kind];
+    if (!tell) return method === "off" ? t("requests.plain") : t("requests.by_method", { method });
+    return tell({
+      method: decision.method,
+      count: number(decision.num_draft_tokens),
+      ratio: number(decision.cost_ratio, 2),
+      share: percent(decision.acceptance),
+    });
+  },
+
+  get facts() {
+    const { asked } = this.figures;
+    const unlimited = t("requests.unlimited");
+    const facts = [
+      [t("requests.endpoint"), this.request.endpoint],
+      [t("requests.key"), this.request.key || t("requests.no_key")],
+      [t("requests.streamed"), asked.streamed ? t("requests.yes") : t("requests.no")],
+      [t("requests.choices"), number(asked.choices)],
+      [t("requests.max_tokens"), asked.max_tokens === null ? unlimited : number(asked.max_tokens)],
+      [t("requests.wanted"), asked.num_draft_tokens === null ? asked.method : `${asked.method} · ${number(asked.num_draft_tokens)}`],
+      [t("requests.drafters"), asked.drafters.join(", ") || t("core.none")],
+    ];
+    const sampling = Object.entries(asked.sampling).map(([name, value]) => [name, String(value)]);
+    return [...facts, ...sampling].map(([name, value]) => ({ name, value }));
+  },
+
+  async refresh() {
+    if (!this.runs) return;
+    const path = `/admin/api/requests/${encodeURIComponent(this.request.id)}`;
+    this.request = (await api("GET", path).catch(() => null))?.request ?? this.request;
+  },
+
+  async cancel() {
+    const wording = { title: t("requests.cancel_title"), text: t("requests.cancel_text"), action: t("requests.cancel_yes") };
+    if (!(await confirm({ ...wording, tone: "bad" }))) return;
+    const path = `/admin/api/requests/${encodeURIComponent(this.request.id)}/cancel`;
+    await attempt(() => api("POST", path), t("requests.cancelled"));
+  },
+}));

@@ -1,0 +1,101 @@
+// Requests: what runs, live, above a list of what ran, which can be narrowed, read further back, and cleared.
+
+import { api, attempt, component, confirm, data, live, number, t } from "./core.js";
+import { requestWords } from "./running.js";
+
+const ADDRESS = "/admin/api/requests";
+const FINE = ["stop", "length", "tool_calls"];
+
+const seen = new Set([...data.page.requests, ...data.now.recent].map((each) => each.id));
+
+function passes(request, model, outcome) {
+  if (model && request.model !== model) return false;
+  if (outcome === "fine") return FINE.includes(request.outcome);
+  if (outcome === "failed") return !FINE.includes(request.outcome) && request.outcome !== "cancelled";
+  return !outcome || request.outcome === outcome;
+}
+
+component("requests", () => ({
+  ...requestWords,
+  running: data.now.running,
+  open: data.now.open,
+  rows: data.page.requests,
+  next: data.page.next,
+  total: data.page.total,
+  models: data.page.models,
+  problem: data.problem,
+  model: "",
+  outcome: "",
+  isBusy: false,
+
+  init() {
+    live("requests", (now) => this.take(now));
+  },
+
+  get summary() {
+    return `${t.n("requests.running", this.open)} · ${t.n("requests.remembered", this.total)}`;
+  },
+  get isEmpty() {
+    return !this.problem && !this.total && !this.rows.length;
+  },
+  get isFilteredOut() {
+    return !this.problem && this.total > 0 && !this.rows.length;
+  },
+  tokens: (request) =>
+    t("requests.token_counts", { prompt: number(request.prompt_tokens), written: number(request.completion_tokens) }),
+  keyWords: (request) => t("requests.by_key", { name: request.key }),
+  cancelWords: (request) => t("requests.cancel_named", { model: request.model }),
+
+  // What ended meanwhile goes on top, unless the filter keeps it out.
+  take(now) {
+    this.running = now.running;
+    this.open = now.open;
+    const fresh = now.recent.filter((each) => !seen.has(each.id));
+    fresh.forEach((each) => seen.add(each.id));
+    if (fresh.length > 1 && fresh.length === now.recent.length) return this.read();
+    this.total += fresh.length;
+    this.rows = [...fresh.filter((each) => passes(each, this.model, this.outcome)), ...this.rows];
+    const unknown = fresh.map((each) => each.model).filter((name) => !this.models.includes(name));
+    if (!unknown.length) return null;
+    return (this.models = [...new Set([...this.models, ...unknown])].sort());
+  },
+
+  async read() {
+    await this.fetch("", (page) => Object.assign(this, { rows: page.requests, models: page.models, total: page.total }));
+  },
+
+  async readMore() {
+    await this.fetch(this.next, (page) => (this.rows = [...this.rows, ...page.requests]));
+  },
+
+  async fetch(before, take) {
+    this.isBusy = true;
+    const asked = new URLSearchParams({ before, model: this.model, outcome: this.outcome });
+    try {
+      const page = await api("GET", `${ADDRESS}?${asked}`);
+      take(page);
+      this.next = page.next;
+      this.problem = "";
+    } catch (error) {
+      this.problem = error.message;
+    }
+    this.isBusy = false;
+  },
+
+  async showAll() {
+    this.model = this.outcome = "";
+    await this.read();
+  },
+
+  async cancel(request) {
+    const wording = { title: t("requests.cancel_title"), text: t("requests.cancel_text"), action: t("requests.cancel_yes") };
+    if (!(await confirm({ ...wording, tone: "bad" }))) return;
+    await attempt(() => api("POST", `${ADDRESS}/${encodeURIComponent(request.id)}/cancel`), t("requests.cancelled"));
+  },
+
+  async clear() {
+    const wording = { title: t("requests.clear_title"), text: t("requests.clear_text"), action: t("requests.clear") };
+    if (!(await confirm({ ...wording, tone: "bad" }))) return;
+    if (await attempt(() => api("DELETE", ADDRESS), t("requests.cleared"))) await this.showAll();
+  },
+}));
