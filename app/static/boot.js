@@ -51,6 +51,12 @@ component("frame", () => ({
   },
 }));
 
+component("lost", () => ({
+  get isLost() {
+    return link.state === "gone";
+  },
+}));
+
 const save = (settings) => attempt(() => api("PATCH", "/admin/api/settings", settings));
 
 start();

@@ -15,7 +15,7 @@ ACCENTED = str.maketrans(
     "ÅÇÐÉĜĤÎĴĶĻÑÖŔŠŢÛŴÝŽåçðéĝĥîĵķļñöŕšţûŵýž",
 )
 GROWTH = 0.4
-FILLER = "~"
+FILLER = "~~~~ "
 
 
 def pseudo(words: str) -> str:
@@ -24,7 +24,8 @@ def pseudo(words: str) -> str:
     parts = PLACEHOLDER.split(words)[::2]
     accented = [part.translate(ACCENTED) for part in parts]
     text = accented[0] + "".join(name + part for name, part in zip(names, accented[1:], strict=True))
-    return f"{OPEN}{text}{FILLER * round(GROWTH * sum(map(len, parts)))}{CLOSE}"
+    length = round(GROWTH * sum(map(len, parts)))
+    return f"{OPEN}{text}{(FILLER * length)[:length].rstrip()}{CLOSE}"
 
 
 def write_pseudo_locale(home: Path) -> str:
