@@ -176,6 +176,11 @@ class Settings(BaseModel):
         "speculation",
         "reload",
     )
+    ngram_across_requests: bool = _switch(
+        "Also draft n-grams from earlier requests that came with the same API key, or with none.",
+        "speculation",
+        "reload",
+    )
     history_limit: int = _setting(
         1000, "Finished requests that are remembered; 0: none.", "history", "now", unit="requests", ge=0, le=100_000
     )

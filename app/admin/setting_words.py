@@ -29,6 +29,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "drafts": ("settings.drafts", "settings.drafts_about"),
     "speculative_config": ("settings.speculative_config", "settings.speculative_config_about"),
     "history_limit": ("settings.history_limit", "settings.history_limit_about"),
+    "ngram_across_requests": ("settings.ngram_across_requests", "settings.ngram_across_requests_about"),
     "keep_texts": ("settings.keep_texts", "settings.keep_texts_about"),
     "log_level": ("settings.log_level", "settings.log_level_about"),
 }

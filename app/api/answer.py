@@ -88,11 +88,13 @@ async def answer(
     include_usage: bool,
 ) -> Response:
     """Run `commands` and answer with what `renderer` makes of them. Raises what the worker refused."""
+    identity = identity_of(request)
+    commands = [msgspec.structs.replace(each, owner=f"{identity.kind} {identity.name}") for each in commands]
     asked = Asked(
         id=renderer.id,
         endpoint=request.url.path,
         commands=commands,
-        key_name=identity_of(request).name,
+        key_name=identity.name,
         is_streamed=stream,
     )
     record = context.journal.open(asked)

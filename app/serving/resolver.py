@@ -149,6 +149,7 @@ class Resolver:
             num_draft_tokens=choice.num_draft_tokens or settings.num_draft_tokens,
             prompt_lookup_min=choice.prompt_lookup_min,
             prompt_lookup_max=choice.prompt_lookup_max,
+            ngram_across_requests=settings.ngram_across_requests,
             max_rows=settings.max_rows,
             queue_limit=settings.queue_limit,
         )

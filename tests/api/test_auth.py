@@ -98,3 +98,17 @@ async def test_the_key_is_told_nowhere() -> None:
     assert KEY not in repr(site.context.settings)
     for path in ("/", "/admin/setup", "/admin/connect"):
         assert KEY not in (await site.client.get(path, headers={"x-api-key": KEY})).text
+
+
+async def test_a_request_belongs_to_the_key_that_it_came_with() -> None:
+    keyed, open_ = make_site(api_key=KEY), make_site()
+    await keyed.client.post("/v1/chat/completions", json=chat_body(), headers={"authorization": f"Bearer {KEY}"})
+    await open_.chat()
+    assert [site.worker.commands[0].owner for site in (keyed, open_)] == ["environment PACELINE_API_KEY", "anonymous "]
+
+
+@pytest.mark.parametrize("switched_on", [True, False])
+async def test_earlier_requests_draft_only_where_that_is_switched_on(switched_on: bool) -> None:
+    site = make_site(ngram_across_requests=switched_on)
+    await site.chat()
+    assert site.worker.commands[0].model.ngram_across_requests is switched_on
