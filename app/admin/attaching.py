@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from app.admin.loading import Loading
-from app.admin.measured_unit import UnitChooser
+from app.admin.measured_unit import UnitChooser, refusal_of
 from app.admin.measurement_job import Wish
 from app.admin.measuring import Measuring
 from app.core.download import Download
@@ -81,8 +81,7 @@ class Attaching:
         candidates = {each.id: each for each in self._units.candidates(main, {}) if each.id}
         wanted = candidates.get(draft_id)
         if wanted is None or not wanted.fits:
-            reason = f"{draft_id} is not on this computer" if wanted is None else wanted.refusal
-            raise SpeculationUnavailable(f"{reason}; choose another drafter for {main.id}", parameter="draft")
+            raise SpeculationUnavailable(refusal_of(main, draft_id, wanted), parameter="draft")
         self._units.check_room(main, wanted)
         stored = self._settings.model(main.id)
         others = [name for name in stored.drafts or () if name in candidates and name != draft_id]

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from app.admin.context import AdminContext
 from app.admin.draft_view import DraftView
+from app.admin.measured_unit import refusal_of
 from app.admin.model_page import render_model
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages
@@ -44,6 +45,7 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     """The page and its JSON routes."""
     models = ModelView(context.serving, context.models.footprints)
     view = DraftView(context, models)
+    context.live.topic("drafting", lambda: _drafting(context))
     router = APIRouter()
 
     @router.get("/admin/drafts/{model_id:path}", response_class=HTMLResponse)
@@ -73,6 +75,12 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     return router
 
 
+def _drafting(context: AdminContext) -> dict[str, Any]:
+    """What was drafted and accepted by each loaded model since the server started."""
+    serving = context.serving
+    return {model.id: serving.measurements.drafting(model.id) for model in serving.worker.snapshot.models}
+
+
 def _choose(context: AdminContext, model_id: str, body: ChoiceBody) -> CatalogModel:
     """Store a choice. Raises InvalidSetting, and SpeculationUnavailable for a drafter that does not fit."""
     main = context.serving.resolver.main(model_id)
@@ -80,8 +88,7 @@ def _choose(context: AdminContext, model_id: str, body: ChoiceBody) -> CatalogMo
         fits = {each.id: each for each in context.models.units.candidates(main, {}) if each.id}
         for name in body.drafts:
             if name not in fits or not fits[name].fits:
-                reason = fits[name].refusal if name in fits else f"{name} is not on this computer"
-                raise SpeculationUnavailable(f"{reason}; choose another drafter for {main.id}", parameter="drafts")
+                raise SpeculationUnavailable(refusal_of(main, name, fits.get(name)), parameter="drafts")
         context.models.units.check_room(main, *(fits[name] for name in body.drafts))
     values = body.model_dump()
     context.settings.change_model(main.id, {name: values[name] for name in SPECULATION}, SOURCE)

@@ -93,13 +93,19 @@ def _best(candidates: Sequence[Candidate]) -> list[Candidate]:
     return sorted(found.values(), key=lambda each: DRAFTING.index(each.method))
 
 
+def refusal_of(main: CatalogModel, name: str, candidate: Candidate | None) -> str:
+    """Why a drafter of that name cannot be chosen, and what to do."""
+    if candidate is None:
+        return f"{name} is not on this computer: download it, or choose another drafter for {main.id}"
+    return f"{name} cannot draft for {main.id}: {candidate.refusal}; choose another drafter"
+
+
 def _named(main: CatalogModel, candidates: Sequence[Candidate], drafts: Sequence[str]) -> list[Candidate]:
     found: dict[str, Candidate] = {}
     for name in drafts:
         candidate = next((each for each in candidates if each.id == name), None)
         if candidate is None or candidate.refusal:
-            reason = candidate.refusal if candidate else f"{name} is not on this computer"
-            raise SpeculationUnavailable(f"{reason}; choose another drafter for {main.id}", parameter="drafts")
+            raise SpeculationUnavailable(refusal_of(main, name, candidate), parameter="drafts")
         if candidate.method in found:
             other = found[candidate.method].id
             message = f"{other} and {name} both draft by {candidate.method}: measure one after the other"

@@ -57,6 +57,7 @@ class ModelView:
             "state": state_of(model, loaded, footprint, loads=progress is not None, quarantine=quarantine),
             "fraction": progress.fraction if progress is not None else 0.0,
             "problem": model.problem or quarantine,
+            "is_downloaded": model.path.is_relative_to(live.downloads_path),
             "is_quarantined": bool(quarantine),
             "footprint": footprint,
             "alias": settings.alias or "",

@@ -107,7 +107,7 @@ def _candidate(
         size_bytes=draft.size_bytes,
         tokens=tokens,
         token_difference=difference,
-        refusal=fit.reason,
+        refusal=fit.reason.removeprefix(f'"{draft.id}" cannot draft: '),
         is_usual=_is_usual(main, draft, models),
         footprint=_footprint(draft, specification, widen=widen),
         rollback=_rollback(main, draft),

@@ -34,6 +34,9 @@ component("drafts", () => ({
       if (this.units && unit !== this.units) this.read();
       this.units = unit;
     });
+    live("drafting", (counts) => {
+      if (this.view) this.view.counts = counts[data.model.id] ?? this.view.counts;
+    });
     if (data.topics.includes("downloads")) live("downloads", (value) => this.takeDownloads(value));
     return this.read();
   },
@@ -162,8 +165,11 @@ component("drafts", () => ({
   },
   async attach(each) {
     this.isBusy = true;
-    const body = { model: data.model.id, draft: each.id };
-    if (await attempt(() => api("POST", "/admin/api/drafts/attach", body), t("drafts.attached", { name: each.name }))) await this.read();
+    await attempt(async () => {
+      const { measuring } = await api("POST", "/admin/api/drafts/attach", { model: data.model.id, draft: each.id });
+      toast(measuring ? t("drafts.attached", { name: each.name }) : t("drafts.attached_only", { name: each.name }), "good");
+      await this.read();
+    });
     this.isBusy = false;
   },
   async download(each) {

@@ -1,7 +1,7 @@
 // The head of a page about one model: state, memory, load, unload, pin, default. Other components share its live state.
 
-import { api, attempt, bytes, component, data, live, t } from "./core.js";
-import { bitWords, cacheWords, contextWords, liveStateOf, parameterWords, stateOf, tooLargeWords } from "./model_words.js";
+import { api, attempt, bytes, component, confirm, data, live, t } from "./core.js";
+import { bitWords, cacheWords, contextWords, filesCall, liveStateOf, parameterWords, stateOf, tooLargeWords } from "./model_words.js";
 
 const REST = ["loaded", "loading", "unloading"];
 
@@ -52,6 +52,9 @@ component("modelHead", () => ({
   get canBeDefault() {
     return this.canChoose && !this.model.is_default;
   },
+  get canRemove() {
+    return this.model.is_downloaded && !this.canUnload;
+  },
   get unloadWords() {
     return this.isLoading ? t("models.stop") : t("models.unload");
   },
@@ -81,6 +84,12 @@ component("modelHead", () => ({
     if (!(await this.call(pinned ? "pin" : "unpin", pinned ? t("model.is_pinned") : t("model.is_unpinned")))) return;
     this.model.pinned = pinned;
     if (this.now?.loaded) this.now.loaded.pinned = pinned;
+  },
+  async remove() {
+    const { id } = this.model;
+    const wording = { title: t("model.remove_title", { model: id }), text: t("model.remove_text"), action: t("model.remove") };
+    if (!(await confirm({ ...wording, tone: "bad" }))) return;
+    if (await attempt(() => api("DELETE", filesCall(id)))) location.assign("/admin/models");
   },
   async makeDefault() {
     if (await this.call("default", t("model.is_default"))) this.model.is_default = true;

@@ -58,6 +58,7 @@ export const modelAddress = (id) => `/admin/models/${path(id)}`;
 export const draftsAddress = (id) => `/admin/drafts/${path(id)}`;
 export const paysAddress = (id) => `/admin/pays/${path(id)}`;
 export const draftsCall = (id) => `/admin/api/drafts/${path(id)}`;
+export const filesCall = (id) => `/admin/api/files/${path(id)}`;
 export const settingsCall = (id) => `/admin/api/models/${path(id)}/settings`;
 
 // What the live topic `state` says of one model, or null.
