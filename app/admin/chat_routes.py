@@ -95,7 +95,7 @@ class Messages(Body):
     """`messages` take the place of everything after the message with the id `after`; 0 is the beginning."""
 
     after: int = Field(ge=0, le=MAX_ID)
-    messages: list[NewMessage] = Field(max_length=100)
+    messages: list[NewMessage] = Field(max_length=1000)
 
 
 def make_router(context: AdminContext, pages: Pages) -> APIRouter:

@@ -29,9 +29,15 @@ const page = {
     addEventListener("pagehide", () => this.leave());
     addEventListener("keydown", (event) => this.press(event));
     await Promise.all([attempt(() => this.readModels()), attempt(() => this.readList())]);
+    addEventListener("hashchange", () => this.openNamed());
+    if (!(await this.openNamed()) && matchMedia("(pointer: fine)").matches) this.$refs.draft.focus();
+  },
+  // Opens the conversation that the address names.
+  async openNamed() {
     const id = Number(location.hash.slice(1));
-    if (Number.isSafeInteger(id) && id > 0) await this.open(id);
-    else if (matchMedia("(pointer: fine)").matches) this.$refs.draft.focus();
+    if (!Number.isSafeInteger(id) || id <= 0) return false;
+    await this.open(id);
+    return true;
   },
 
   get titleWords() {

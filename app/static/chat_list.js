@@ -50,6 +50,7 @@ export const list = {
     await this.attempt(async () => {
       const { title, messages, options, model_id: model } = await api("GET", `${ADDRESS}/${id}`);
       this.enter({ ...fresh(), id, title, model, options, messages: messages.map(makeMessage) });
+      if (!this.conversations.some((each) => each.id === id)) await this.readList();
     });
   },
   // A reply that is being written goes on; its conversation is found again while it does.

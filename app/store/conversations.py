@@ -4,6 +4,7 @@ Messages are in the order of their ids. `put` drops what follows a message and a
 reply is kept, an edited question sent again and a reply made anew. Calls take milliseconds: make them in a thread.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from app.store.store import Store
 from app.store.tables import ConversationRow, MessageRow
 
 ESCAPE = "\\"
+ID_BITS = 48
+"""Ids are drawn: a window that still shows a deleted conversation must not write into a new one."""
 
 Role = Literal["user", "assistant"]
 
@@ -84,7 +87,14 @@ class Conversations:
     def create(self, title: str, model_id: str, options: Mapping[str, Any]) -> Heading:
         """A new one without messages. Raises `InvalidRequest` when there are too many."""
         now = self._clock()
-        row = ConversationRow(title=title, model_id=model_id, options=dict(options), created_at=now, changed_at=now)
+        row = ConversationRow(
+            id=1 + secrets.randbits(ID_BITS),
+            title=title,
+            model_id=model_id,
+            options=dict(options),
+            created_at=now,
+            changed_at=now,
+        )
         with self._store.session() as session:
             if session.exec(select(func.count()).select_from(ConversationRow)).one() >= self._limits.conversations:
                 message = f"{self._limits.conversations} conversations are kept already: delete some first."

@@ -1,0 +1,138 @@
+"""Sixty hostile strings as what people and models say: nothing runs, nothing leaves, and the text is there to read.
+
+The witness of each visit fails a test that opened a dialog, asked another host or broke the policy.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from tests.admin.hostile import HOSTILE
+from tests.browser.conftest import Visitor
+from tests.browser.server import Server, serving
+
+ALL = "/admin/api/conversations"
+STREAM = "**/admin/api/v1/chat/completions"
+# fmt: off
+ELEMENTS = {
+    "a", "bdi", "blockquote", "br", "button", "code", "del", "details", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6",
+    "hr", "li", "mark", "ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr",
+    "ul",
+}
+ATTRIBUTES = {
+    "align", "class", "data-method", "href", "open", "rel", "start", "tabindex", "target", "title", "type",
+}
+# fmt: on
+LOOK = """() => [...document.querySelectorAll('.message .body *')].map((node) => ({
+  tag: node.localName,
+  attributes: [...node.attributes].map((each) => each.name),
+  href: node.getAttribute('href'),
+  rel: node.getAttribute('rel'),
+}))"""
+PROBLEM = ".message[data-role=assistant] .notice.bad span"
+BODIES = "() => [...document.querySelectorAll('.message .body')].map((node) => node.textContent)"
+WIDTHS = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One without a life behind it."""
+    with serving(tmp_path_factory.mktemp("hostile")) as server:
+        yield server
+
+
+@contextmanager
+def kept(server: Server, title: str, messages: list[dict[str, Any]]) -> Iterator[int]:
+    """A conversation that is in the store for a while."""
+    number = server.call("POST", ALL, {"title": title[:200], "options": {"system": title}})["id"]
+    server.call("PUT", f"{ALL}/{number}/messages", {"after": 0, "messages": messages})
+    yield number
+    server.call("DELETE", f"{ALL}/{number}")
+
+
+def check_nodes(page: Page) -> None:
+    """Only harmless elements and attributes, and links that lead to the web and know nothing of us."""
+    for node in page.evaluate(LOOK):
+        assert node["tag"] in ELEMENTS, node
+        assert set(node["attributes"]) <= ATTRIBUTES, node
+        if node["href"] is not None:
+            assert node["href"].startswith(("http://", "https://")), node
+            assert "noopener" in node["rel"], node
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["wide", "phone"])
+def test_texts_that_are_kept_stay_texts(server: Server, visitor: Visitor, *, phone: bool) -> None:
+    said = [
+        message
+        for text in HOSTILE.values()
+        for message in (
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": text, "reasoning": text, "spans": [[0, 5, "ngram"], [7, 9, text[:60]]]},
+        )
+    ]
+    with kept(server, "Hostile", said) as number:
+        page = visitor(server, phone=phone).open(f"/admin/chat#{number}")
+        expect(page.locator(".message")).to_have_count(len(said))
+        check_nodes(page)
+        width, room = page.evaluate(WIDTHS)
+        assert width <= room
+        page.get_by_role("button", name="Drafts", exact=True).click()
+        expect(page.locator("mark[data-method=ngram]").first).to_be_attached()
+        check_nodes(page)
+        bodies = page.evaluate(BODIES)
+        for index, text in enumerate(HOSTILE.values()):
+            assert bodies[2 * index] == text
+            if "<think>" not in text:
+                assert text in bodies[2 * index + 1]
+
+
+def test_titles_stay_texts_in_the_list_the_head_and_the_fields(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/chat")
+    for text in HOSTILE.values():
+        with kept(server, text, []) as number:
+            page.goto(f"/admin/chat#{number}")
+            expect(page.locator("#chat-title")).to_have_text(text[:200].strip(), use_inner_text=False)
+            expect(page.locator("#option-system")).to_have_value(text.replace("\r\n", "\n").replace("\r", "\n"))
+            entry = page.locator(".conversations li[data-current=true]")
+            entry.hover()
+            entry.get_by_title("Rename").click()
+            expect(page.locator(f"#title-{number}")).to_be_focused()
+            page.keyboard.press("Escape")
+            expect(page.locator(f"#title-{number}")).to_have_count(0)
+
+
+def test_replies_and_errors_stay_texts_while_they_stream(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/chat")
+    texts = iter(HOSTILE.values())
+
+    def answer(route: Route) -> None:
+        text = next(texts)
+        choice = {"index": 0, "delta": {"content": text}, "accepted_spans": [[0, 3]], "method": text[:60]}
+        call = {"index": 0, "delta": {"reasoning_content": text, "tool_calls": [{"function": {"name": text}}]}}
+        frames = [{"model": text, "choices": [each]} for each in (choice, call)]
+        told = [*frames, {"error": {"message": text, "code": text}}]
+        body = "".join(f"data: {json.dumps(each)}\n\n" for each in told)
+        route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    page.route(STREAM, answer)
+    for text in HOSTILE.values():
+        page.get_by_role("button", name="New chat").click()
+        page.locator("#draft").fill(text)
+        page.locator("#draft").press("Enter")
+        expect(page.locator(PROBLEM)).to_be_visible()
+        assert page.locator(PROBLEM).text_content() == text
+        check_nodes(page)
+        expect(page).to_have_url(re.compile(r"#\d+$"))
+
+
+def test_what_is_typed_stays_text_after_a_reload(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/chat")
+    for text in ("</textarea><script>alert(1)</script>", "{{7*7}}", "<img src=x onerror=alert(1)>"):
+        page.locator("#draft").fill(text)
+        page.reload()
+        expect(page.locator("#draft")).to_have_value(text)
