@@ -4,7 +4,6 @@ This is the one file that imports inside functions, so that `--help` answers at 
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +14,6 @@ from app.command import options
 from app.command.terminal import console, fail, show, told_errors
 
 if TYPE_CHECKING:
-    from app.command.listing import Row
     from app.settings import Settings
 
 application = typer.Typer(
@@ -59,7 +57,7 @@ def serve(
     """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
     from app.command.config import effective, given
     from app.command.greeting import greeting
-    from app.command.listing import models_as_chosen
+    from app.command.listing import check_named_drafts, models_as_chosen
     from app.main import run
 
     with told_errors():
@@ -72,9 +70,7 @@ def serve(
             acceptance=acceptance,
             speculative_config=speculative_config,
         )
-
-        rows = models_as_chosen(effective(wanted))
-        _refuse_wrong_drafts(draft or [], rows)
+        check_named_drafts(draft or (), models_as_chosen(effective(wanted)))
 
     def greet(url: str, setup: str) -> None:
         settings = effective(wanted)
@@ -290,18 +286,6 @@ def _settings() -> "Settings":
 
     with told_errors():
         return effective(given())
-
-
-def _refuse_wrong_drafts(drafts: list[str], rows: "Sequence[Row]") -> None:
-    """A drafter typed just now that cannot be used ends in one line; one that the environment names is left out."""
-    from app.settings import read_settings
-
-    problems = {row.id: row.problem for row in rows if row.kind == "main"}
-    for main_id in read_settings(drafts=",".join(drafts)).drafts if drafts else ():
-        if main_id not in problems:
-            fail(f'--draft names no main model of this computer: "{main_id}"; `paceline ls` shows which are here')
-        if problems[main_id]:
-            fail(f"{problems[main_id]} (or leave --draft out)")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from app.command.errors import CommandError
 from app.command.figures import bytes_text, count_text
 from app.hub import pairing
 from app.hub.catalog import CatalogModel, default_catalog
@@ -16,7 +17,7 @@ from app.serving.choosing import Chooser
 from app.serving.drafts import DraftFinder
 from app.serving.live_settings import LiveSettings
 from app.serving.unkept import Unkept
-from app.settings import Settings
+from app.settings import Settings, read_settings
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 
@@ -82,6 +83,18 @@ def choice_text(choice: ModelSettings) -> str:
     others = {name: value for name, value in choice.given().items() if name not in SPECULATION}
     parts += [f"{name} {'set' if name == 'system_prompt' else value}" for name, value in others.items()]
     return "; ".join(part for part in parts if part)
+
+
+def check_named_drafts(drafts: Sequence[str], rows: Sequence[Row]) -> None:
+    """Raise CommandError for a drafter typed just now, as main=a+b, that cannot be used."""
+    problems = {row.id: row.problem for row in rows if row.kind == "main"}
+    for main_id in read_settings(drafts=",".join(drafts)).drafts if drafts else ():
+        if main_id not in problems:
+            raise CommandError(
+                f'--draft names no main model of this computer: "{main_id}"; `paceline ls` shows which are here'
+            )
+        if problems[main_id]:
+            raise CommandError(f"{problems[main_id]} (or leave --draft out)")
 
 
 def _misfit(drafter: CatalogModel, models: Sequence[CatalogModel]) -> str:
