@@ -35,6 +35,7 @@ from app.serving.sweep.tasks import TOKENS
 from app.serving.sweep.turns import Budget, Sweep
 from app.serving.unkept import Unkept
 from app.settings import Settings
+from app.store.measurement_rows import KeptMeasurements
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.text.template import TextModel
@@ -139,7 +140,7 @@ def _write(file: Path | None, content: str) -> None:
 
 def _keep(store: Store, model_id: str, document: dict[str, Any], recommendation: Recommendation | None) -> None:
     measured = {name: value for name, value in document.items() if name not in {"machine", "versions"}}
-    store.save_benchmark(model_id, versions=document["versions"], machine=document["machine"], results=measured)
+    KeptMeasurements(store).keep(model_id, versions=document["versions"], machine=document["machine"], results=measured)
     if recommendation:
         kept = StoredSettings(store)
         settings = (kept.model(model_id) or ModelSettings()).with_speculation(recommendation.choice)

@@ -10,7 +10,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from typing import Any
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import ORMExecuteState
-from sqlmodel import Session, select
+from sqlmodel import Session
 
 from app.core.errors import StoreUnavailable
 from app.store import database, migrating, seal
 from app.store.database import LOCKED_DOWN
-from app.store.tables import BenchmarkRow, SettingRow
+from app.store.tables import SettingRow
 
 FILE_NAME = "paceline.sqlite3"
 CHECKPOINT_SECONDS = 0.5
@@ -119,28 +119,6 @@ class Store:
             row = session.get(SettingRow, LOCKED_DOWN)
             if row is not None:
                 session.delete(row)
-
-    def save_benchmark(
-        self, model_id: str, *, versions: Mapping[str, Any], machine: Mapping[str, Any], results: Mapping[str, Any]
-    ) -> None:
-        """Keep what was measured; all three are plain JSON values."""
-        row = BenchmarkRow(
-            model_id=model_id,
-            created_at=self._clock(),
-            versions=dict(versions),
-            machine=dict(machine),
-            results=dict(results),
-        )
-        with self.session() as session:
-            session.add(row)
-
-    def benchmarks(self, model_id: str) -> list[BenchmarkRow]:
-        """What was measured for a model, the latest first."""
-        if not self.exists:
-            return []
-        wanted = select(BenchmarkRow).where(BenchmarkRow.model_id == model_id)
-        with self.reading() as session:
-            return sorted(session.exec(wanted), key=lambda row: (row.created_at, row.id or 0), reverse=True)
 
     def close(self) -> None:
         """Let go of the file; the next call opens it again."""

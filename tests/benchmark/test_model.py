@@ -14,6 +14,7 @@ from app.core.errors import ModelNotFound
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
 from app.serving.sweep.tasks import TOKENS
 from app.settings import Settings
+from app.store.measurement_rows import KeptMeasurements
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.text.template import TextModel
@@ -44,7 +45,7 @@ def test_a_model_is_measured_told_drawn_and_kept(tmp_path: Path, settings: Setti
     assert document["options"]["prompts"] == ["Count from 1 to 20."]
     assert files["svg"].read_text(encoding="utf-8").startswith("<svg")
     store = Store(settings.home / FILE_NAME)
-    kept = store.benchmarks(DEMO)
+    kept = KeptMeasurements(store).of(DEMO)
     assert [row.results["model"] for row in kept] == [DEMO]
     assert (kept[0].versions, kept[0].machine) == (document["versions"], document["machine"])
     choice = StoredSettings(store).model(DEMO)

@@ -15,6 +15,7 @@ import pytest
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
 from app.store.accounts import Accounts
+from app.store.measurement_rows import KeptMeasurements
 from app.store.passwords import ScryptCost
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
@@ -49,7 +50,9 @@ def fill(store: Store) -> None:
     kept.change_settings(SETTINGS, source="test")
     kept.save_model("big", MODELS["big"], source="test")
     for number in range(60):
-        store.save_benchmark("big", versions={"mlx": "1"}, machine={}, results={"rate": number, "text": "x" * 300})
+        KeptMeasurements(store).keep(
+            "big", versions={"mlx": "1"}, machine={}, results={"rate": number, "text": "x" * 300}
+        )
     with store.session() as session:
         session.add_all([RequestRow(id=str(number), figures={"tokens": number}) for number in range(60)])
 

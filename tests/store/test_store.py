@@ -9,6 +9,7 @@ import pytest
 
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
+from app.store.measurement_rows import KeptMeasurements
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.store.tables import RequestRow
@@ -70,7 +71,7 @@ def test_a_name_that_another_version_set_is_left_alone(path: Path) -> None:
 def test_reading_makes_no_file(path: Path) -> None:
     store = Store(path)
     assert (kept(path).models(), kept(path).settings(), kept(path).has_keys()) == ({}, {}, False)
-    assert (store.benchmarks("big"), store.locked_down, store.version) == ([], False, 0)
+    assert (KeptMeasurements(store).of("big"), store.locked_down, store.version) == ([], False, 0)
     store.check()
     assert not path.parent.exists()
 
@@ -115,11 +116,11 @@ def test_a_change_by_anybody_is_seen_in_the_version(path: Path) -> None:
 
 def test_measurements_are_listed_from_the_latest(path: Path) -> None:
     times = iter([1.0, 2.0, 3.0])
-    store = Store(path, lambda: next(times))
+    kept = KeptMeasurements(Store(path), lambda: next(times))
     for rate in (10, 20):
-        store.save_benchmark("big", versions={"mlx": "1"}, machine={"cores": 2}, results={"rate": rate})
-    store.save_benchmark("other", versions={}, machine={}, results={})
-    found = store.benchmarks("big")
+        kept.keep("big", versions={"mlx": "1"}, machine={"cores": 2}, results={"rate": rate})
+    kept.keep("other", versions={}, machine={}, results={})
+    found = kept.of("big")
     assert [(row.created_at, row.results) for row in found] == [(2.0, {"rate": 20}), (1.0, {"rate": 10})]
     assert (found[0].versions, found[0].machine) == ({"mlx": "1"}, {"cores": 2})
 
@@ -129,7 +130,7 @@ def test_measurements_are_listed_from_the_latest(path: Path) -> None:
     [
         lambda path: kept(path).model("big"),
         lambda path: kept(path).save_model("big", CHOSEN, source="test"),
-        lambda path: Store(path).benchmarks("big"),
+        lambda path: KeptMeasurements(Store(path)).of("big"),
         lambda path: Store(path).check(),
     ],
 )
