@@ -159,9 +159,11 @@ class Downloads:
             return await self._settle(download_id)
 
     async def remove(self, download_id: int) -> None:
-        """Forget a finished download; the model stays."""
+        """Forget a finished download: a model that is whole stays, what had arrived of one that failed goes."""
         async with self._changing:
-            self._find(download_id, *FINISHED)
+            download = self._find(download_id, *FINISHED)
+            if download.state == "failed":
+                await asyncio.to_thread(forget_partials, self._configuration.folder(), download.repository)
             async with self._writing:
                 await asyncio.to_thread(self._rows.delete, download_id)
                 del self._downloads[download_id]

@@ -3,6 +3,7 @@
 MLX repositories come first, then others whose architecture mlx-lm knows. Raises `HubProblem` with words for a person.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +24,8 @@ PAGE = 30
 MAX_QUERY = 200
 MAX_CONFIG_BYTES = 1 << 20
 SHOWN_TAGS = 6
+ADDRESS = re.compile(r"^https?://[^/]+/")
+"""What is left of it when somebody pastes the page of a repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,13 @@ class Details:
 def search(hub: Hub, text: str, *, sort: Sort = "downloads", author: str = "") -> list[Found]:
     """The repositories whose names hold the words of `text`, MLX ones first, in each part by `sort`."""
     parameters: dict[str, Any] = {"sort": SORTS[sort], "limit": PAGE, "expand": list(EXPANDED)}
-    if text.strip():
-        parameters["search"] = text.strip()[:MAX_QUERY]
+    text = ADDRESS.sub("", text.strip()).strip("/")[:MAX_QUERY]
+    if text:
+        parameters["search"] = text
     if author.strip():
         parameters["author"] = author.strip()[:MAX_QUERY]
     ours = [_found(each) for each in hub.listing({**parameters, "filter": ["mlx"]})]
-    others = [_found(each) for each in hub.listing({**parameters, "filter": ["safetensors"]})] if text.strip() else []
+    others = [_found(each) for each in hub.listing({**parameters, "filter": ["safetensors"]})] if text else []
     known = {each.repository for each in ours}
     rest = [each for each in others if each.repository not in known and (each.method or is_loadable(each.model_type))]
     return [*ours, *rest]

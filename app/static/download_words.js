@@ -67,7 +67,7 @@ export function downloadRow(download) {
     canPause: state === "queued" || state === "running",
     canResume: state === "paused",
     canRetry: state === "failed" || state === "cancelled",
-    canCancel: isActive || state === "failed",
+    canCancel: isActive,
     canMove: state === "queued",
     isDone: state === "done",
     isFinished: !isActive,

@@ -122,7 +122,9 @@ component("pairs", () => ({
       const wanted = pair.missing.map((repository) => `/admin/api/hub/repository?id=${encodeURIComponent(repository)}`);
       const details = await Promise.all(wanted.map((address) => api("GET", address)));
       const total = details.reduce((sum, each) => sum + each.total_bytes, 0);
-      if (await confirm(pairQuestion(pair, total, details[0].free_bytes))) await order(pair);
+      const free = details[0].free_bytes;
+      if (total > free) toast(t("downloads.no_room", { amount: bytes(total - free) }), "bad");
+      else if (await confirm(pairQuestion(pair, total, free))) await order(pair);
     } catch (error) {
       toast(errorWords(error, pair.main), "bad");
     }

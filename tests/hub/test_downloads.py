@@ -146,6 +146,9 @@ async def test_a_small_file_is_checked_too(place: Place, hub: StandInHub) -> Non
     async with place.open() as downloads:
         await downloads.add(ID)
         assert (await until(downloads, lambda view: view["state"] == "failed"))["problem"] == "wrong_hash"
+        assert place.partial_bytes() > 0
+        await downloads.remove(1)
+        assert place.partial_bytes() == 0, "what nobody can go on with leaves no bytes behind"
 
 
 async def test_a_full_disk_is_told_before_the_first_byte(place: Place, hub: StandInHub) -> None:

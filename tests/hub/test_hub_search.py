@@ -34,6 +34,7 @@ def test_mlx_repositories_come_first_then_what_can_be_loaded(hub: StandInHub) ->
     assert names(hub, "qwen") == ["b/qwen-mlx", "a/qwen-mlx", "c/qwen", "f/qwen-dflash"]
     assert names(hub, "") == ["b/qwen-mlx", "a/qwen-mlx"], "without words only MLX ones are shown"
     assert names(hub, "nothing like it") == []
+    assert names(hub, "https://hub.example/b/qwen-mlx/") == ["b/qwen-mlx"], "a pasted address is a name"
 
 
 def test_results_can_be_sorted(hub: StandInHub) -> None:
