@@ -163,7 +163,16 @@ async def test_a_full_disk_is_told_before_the_first_byte(place: Place, hub: Stan
 
 async def test_a_process_that_hangs_is_restarted_without_the_chunk_store(place: Place, hub: StandInHub) -> None:
     hub.repositories[ID].xet = frozenset({"model.safetensors"})
-    patience = Patience(first_byte_seconds=2.5, stall_seconds=2.5, pauses_seconds=(0.01,))
+    hub.faults.xet_hangs = True
+    patience = Patience(first_byte_seconds=6, stall_seconds=6, pauses_seconds=(0.01,) * 5)
+    async with place.open(patience=patience, xet_from_bytes=1000) as downloads:
+        await downloads.add(ID)
+        await until_state(downloads, "done")
+    assert [each.range for each in hub.gets("model.safetensors")] == [""]
+
+
+async def test_a_process_that_hangs_halfway_is_restarted_where_it_was(place: Place, hub: StandInHub) -> None:
+    patience = Patience(first_byte_seconds=6, stall_seconds=2, pauses_seconds=(0.01,) * 5)
     hub.faults.stalls.extend([10_000_000, 10_000_000, 65_536])
     async with place.open(patience=patience, streams=1, read_timeout_seconds=60) as downloads:
         await downloads.add(ID)
