@@ -31,7 +31,8 @@ function gain(measured) {
 export function candidateRow(each, { view, chosen }) {
   const isText = each.origin === "text";
   const name = ORIGINS[each.origin]?.() ?? each.id;
-  const total = view.model.footprint ? view.model.footprint.total_bytes + each.extra.total_bytes : 0;
+  const alone = view.model.footprint;
+  const isCrowded = !each.has_room && !isText && alone.fits;
   const tokens = TOKENS[each.tokens];
   return {
     ...each,
@@ -48,7 +49,7 @@ export function candidateRow(each, { view, chosen }) {
     rollbackWords: isText ? t("drafts.no_rollback") : cacheWords(each.rollback),
     rollbackTitle: cacheTitle(each.rollback),
     liveWords: liveWords(view.counts[each.method]),
-    roomWords: each.has_room ? "" : t("drafts.no_room", { total: bytes(total), ceiling: bytes(view.ceiling_bytes) }),
+    roomWords: isCrowded ? t("drafts.no_room", { total: bytes(alone.total_bytes + each.extra.total_bytes), ceiling: bytes(view.ceiling_bytes) }) : "",
     unavailable: each.in_use || each.method in chosen ? (view.unavailable[each.method] ?? "") : "",
     isChosen: chosen[each.method] === each.id,
     cannotChoose: !each.has_room,

@@ -36,6 +36,7 @@ function row(model, now) {
     contextWords: contextWords(model.context),
     cacheWords: cacheWords(model.families),
     cacheTitle: cacheTitle(model.families),
+    hasDrafts: isMain && state !== "unusable",
     draftWords: drafts.length ? drafts.map((draft) => draft.id).join(", ") : t("models.choose_draft"),
     methodWords: isMain ? "" : t("models.drafts_by", { method: methodWords(model.method) }),
     roomWords: state === "too_large" ? tooLargeWords(model.footprint) : "",
