@@ -2,7 +2,7 @@
 
 import { attempt, component, data, live, t } from "./core.js";
 import { list } from "./chat_list.js";
-import { panel } from "./chat_options.js";
+import { byId, panel } from "./chat_options.js";
 import { thread } from "./chat_thread.js";
 
 const VIEW = "paceline.chat.view";
@@ -30,7 +30,7 @@ const page = {
     addEventListener("keydown", (event) => this.press(event));
     await Promise.all([attempt(() => this.readModels()), attempt(() => this.readList())]);
     addEventListener("hashchange", () => this.openNamed());
-    if (!(await this.openNamed()) && matchMedia("(pointer: fine)").matches) this.$refs.draft.focus();
+    if (!(await this.openNamed()) && matchMedia("(pointer: fine)").matches) byId("draft").focus();
   },
   // Opens the conversation that the address names.
   async openNamed() {
@@ -62,12 +62,12 @@ const page = {
   },
   toggleList() {
     this.isListOpen = !this.isListOpen;
-    if (this.isListOpen) this.$nextTick(() => this.$refs.search.focus());
+    if (this.isListOpen) this.$nextTick(() => byId("chat-search").focus());
   },
   togglePanel() {
     this.isPanelOpen = !this.isPanelOpen;
     if (matchMedia(WIDE).matches) localStorage.setItem(PANEL, this.isPanelOpen ? "open" : "closed");
-    else if (this.isPanelOpen) this.$nextTick(() => this.$refs.model.focus());
+    else if (this.isPanelOpen) this.$nextTick(() => byId("option-model").focus());
   },
   closeDrawers() {
     this.isListOpen = false;
@@ -90,29 +90,29 @@ const page = {
     if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
     if (this.isListOpen) {
       this.isListOpen = false;
-      this.$refs.menu.focus();
+      byId("chat-menu").focus();
     } else if (this.isPanelOpen && !matchMedia(WIDE).matches) {
       this.isPanelOpen = false;
-      this.$refs.options.focus();
+      byId("chat-more").focus();
     } else if (this.isBusy) {
       this.stop(this.current);
-      this.$refs.draft.focus();
+      byId("draft").focus();
     }
   },
 
   // The end stays in sight only for who is there already.
   scrolled() {
-    const { scrollTop, clientHeight, scrollHeight } = this.$refs.thread;
+    const { scrollTop, clientHeight, scrollHeight } = byId("chat-thread");
     this.isAtEnd = scrollTop + clientHeight > scrollHeight - NEAR_END;
   },
   follow(isWanted = false) {
     if (isWanted) this.isAtEnd = true;
     if (!this.isAtEnd) return;
-    this.$nextTick(() => (this.$refs.thread.scrollTop = this.$refs.thread.scrollHeight));
+    this.$nextTick(() => (byId("chat-thread").scrollTop = byId("chat-thread").scrollHeight));
   },
   toEnd() {
     this.follow(true);
-    this.$refs.draft.focus();
+    byId("draft").focus();
   },
 
   keepDraft() {

@@ -1,7 +1,7 @@
 // The conversations that are kept: open, search, rename, delete.
 
 import { ago, api, confirm, t } from "./core.js";
-import { formOf } from "./chat_options.js";
+import { byId, formOf } from "./chat_options.js";
 import { makeMessage } from "./chat_thread.js";
 
 const ADDRESS = "/admin/api/conversations";
@@ -66,7 +66,7 @@ export const list = {
     this.restoreDraft();
     this.$nextTick(() => {
       this.follow(true);
-      if (matchMedia("(pointer: fine)").matches) this.$refs.draft.focus();
+      if (matchMedia("(pointer: fine)").matches) byId("draft").focus();
     });
   },
   // The address names the open conversation, so that a reload finds it.
@@ -78,7 +78,7 @@ export const list = {
   deleteWords: ({ title }) => t("chat.delete_named", { title }),
   rename(conversation) {
     Object.assign(this, { renamed: conversation.id, newTitle: conversation.title });
-    this.$nextTick(() => document.getElementById(`title-${conversation.id}`)?.select());
+    this.$nextTick(() => byId(`title-${conversation.id}`)?.select());
   },
   async saveTitle(conversation) {
     const title = this.newTitle.trim().slice(0, 200);

@@ -3,6 +3,8 @@
 import { api, number, t } from "./core.js";
 import { liveStateOf, methodWords, stateOf } from "./model_words.js";
 
+export const byId = (id) => document.getElementById(id);
+
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "num_draft_tokens"];
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 const FIELDS = [...NUMBERS, "system", "method"];

@@ -1,7 +1,7 @@
 // Asking and answering: sends, streams, stops, edits, asks again, and keeps every message in the store.
 
 import { api, copy, number, percent, seconds, t } from "./core.js";
-import { optionsOf, requestOf } from "./chat_options.js";
+import { byId, optionsOf, requestOf } from "./chat_options.js";
 import { Painter, paint } from "./chat_paint.js";
 import { stream } from "./chat_stream.js";
 import { Reply } from "./chat_text.js";
@@ -102,7 +102,7 @@ export const thread = {
     const choice = chunk.choices[0];
     const { content = "", reasoning_content: reasoning = "", tool_calls: calls = [] } = choice?.delta ?? {};
     if ((content || reasoning) && !message.figures) {
-      message.figures = { timings: { first_token_ms: performance.now() - run.began }, model: chunk.model };
+      message.figures = { timings: { first_token_ms: performance.now() - run.began } };
     }
     run.reply.write(content ?? "", choice?.accepted_spans, choice?.method);
     run.reply.reasoning += reasoning ?? "";
@@ -110,7 +110,7 @@ export const thread = {
     if (chunk.timings) {
       const timings = partOf(chunk.timings, KEPT_TIMINGS);
       const speculation = partOf(chunk.speculation, KEPT_SPECULATION);
-      message.figures = { timings, speculation, model: chunk.model, seed: chunk.seed, finish: choice?.finish_reason };
+      message.figures = { timings, speculation, seed: chunk.seed, finish: choice?.finish_reason };
     }
     this.repaint(message, run);
   },
@@ -151,7 +151,7 @@ export const thread = {
   },
   edit(message) {
     Object.assign(message, { isEditing: true, edited: replyOf(message).content });
-    this.$nextTick(() => document.getElementById(`edit-${message.key}`).focus());
+    this.$nextTick(() => byId(`edit-${message.key}`).focus());
   },
   async resend(message) {
     const text = message.edited.toWellFormed().trim();

@@ -1,0 +1,187 @@
+"""Chatting in a real browser with the embedded model: replies, drafts, stopping, editing, asking again, reloading."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from tests.browser.conftest import Visitor
+from tests.browser.server import MODEL, Server, serving
+
+STREAM = "**/admin/api/v1/chat/completions"
+REPLIES = '.message[data-role="assistant"]'
+WRITING = ".message[aria-busy=true]"
+COUNTED = re.compile(r"1, 2, 3, 4, 5")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("chat")) as server:
+        yield server
+
+
+@pytest.fixture
+def chat(server: Server, visitor: Visitor) -> Page:
+    """The page, and no conversation yet; replies are the same each time."""
+    server.call("DELETE", "/admin/api/conversations")
+    page = visitor(server).open("/admin/chat")
+    page.get_by_label("Temperature").fill("0")
+    return page
+
+
+def ask(page: Page, text: str = "Count from 1 to 20.") -> None:
+    """Send, and wait for the end of the reply."""
+    page.locator("#draft").fill(text)
+    page.locator("#draft").press("Enter")
+    expect(page.locator(REPLIES).last.locator("footer dl")).to_be_visible()
+
+
+def body(page: Page, at: int = -1) -> str:
+    return page.locator(f"{REPLIES} .body").nth(at).text_content() or ""
+
+
+def test_a_reply_shows_who_drafted_it_and_what_it_cost_and_is_there_after_a_reload(server: Server, chat: Page) -> None:
+    chat.get_by_label("Drafting", exact=True).select_option("dflash")
+    ask(chat)
+    assert COUNTED.search(body(chat))
+    figures = chat.locator(f"{REPLIES} dl")
+    for words in ("tokens per second", "drafts accepted", "tokens per cycle", "to the first token", "DFlash"):
+        expect(figures).to_contain_text(words)
+    expect(chat.locator("mark[data-method]:visible")).to_have_count(1)  # of the drafter in the panel
+    chat.get_by_role("button", name="Drafts", exact=True).click()
+    expect(chat.locator(f"{REPLIES} mark[data-method=dflash]").first).to_be_visible()
+    expect(chat.locator(".legend")).to_contain_text("DFlash")
+    told = figures.text_content()
+    chat.wait_for_function("() => location.hash.length > 1")
+    stored = server.call("GET", f"/admin/api/conversations/{chat.url.partition('#')[2]}")
+    assert [message["role"] for message in stored["messages"]] == ["user", "assistant"]
+    assert stored["messages"][1]["spans"]
+    chat.reload()
+    expect(chat.locator(f"{REPLIES} mark[data-method=dflash]").first).to_be_visible()
+    assert chat.locator(f"{REPLIES} dl").text_content() == told
+    expect(chat.get_by_label("Temperature")).to_have_value("0")
+    expect(chat.get_by_label("Drafting", exact=True)).to_have_value("dflash")
+
+
+def test_a_reply_is_stopped_by_escape_and_what_was_written_is_kept(chat: Page) -> None:
+    chat.locator("#draft").fill("Count from 1 to 400.")
+    chat.locator("#draft").press("Enter")
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2")
+    chat.keyboard.press("Escape")
+    expect(chat.locator(WRITING)).to_have_count(0)
+    expect(chat.locator(REPLIES)).to_contain_text("Stopped.")
+    expect(chat.locator("#draft")).to_be_focused()
+    expect(chat.locator(".conversations li")).to_have_count(1)
+    written = body(chat)
+    expect(chat.locator(".conversations .when")).to_be_visible()
+    chat.reload()
+    expect(chat.locator(f"{REPLIES} .body")).to_have_text(written)
+    expect(chat.locator(REPLIES)).to_contain_text("Stopped.")
+
+
+def test_an_edited_question_drops_what_followed_and_a_reply_can_be_asked_for_again(server: Server, chat: Page) -> None:
+    ask(chat)
+    ask(chat, "Count from 1 to 3.")
+    expect(chat.locator(".message")).to_have_count(4)
+    chat.get_by_role("button", name="Edit this message").first.click()
+    chat.locator(".editing textarea:visible").fill("Count from 2 to 6.")
+    chat.get_by_role("button", name="Send again").and_(chat.locator(":visible")).click()
+    expect(chat.locator(".message")).to_have_count(2)
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("2, 3, 4")
+    expect(chat.locator(f"{REPLIES} footer dl")).to_be_visible()
+    before = body(chat)
+    chat.get_by_role("button", name="Ask again").and_(chat.locator(":visible")).click()
+    expect(chat.locator(WRITING)).to_have_count(0)
+    expect(chat.locator(f"{REPLIES} .body")).to_have_text(before)
+    chat.reload()
+    expect(chat.locator(".message")).to_have_count(2)
+
+
+def test_a_reply_that_breaks_off_says_why_keeps_its_beginning_and_can_be_tried_again(chat: Page) -> None:
+    def break_off(route: Route) -> None:
+        begun = {"choices": [{"index": 0, "delta": {"content": "One, "}}]}
+        error = {"error": {"message": "The worker ended.", "code": "worker_restarted"}}
+        told = "".join(f"data: {json.dumps(each)}\n\n" for each in (begun, error))
+        route.fulfill(status=200, content_type="text/event-stream", body=told)
+
+    chat.route(STREAM, break_off, times=1)
+    chat.locator("#draft").fill("Count from 1 to 20.")
+    chat.locator("#draft").press("Enter")
+    expect(chat.locator(f"{REPLIES} [role=alert]")).to_contain_text("The worker ended.")
+    assert body(chat).strip() == "One,"
+    chat.get_by_role("button", name="Try again").click()
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text(COUNTED)
+    expect(chat.locator(REPLIES)).to_have_count(1)
+
+
+def test_conversations_are_found_renamed_and_deleted(chat: Page) -> None:
+    entries = chat.locator(".conversations li")
+    for question in ("Count from 1 to 5.", "Spell the word river."):
+        chat.get_by_role("button", name="New chat").click()
+        ask(chat, question)
+    expect(entries).to_have_count(2)
+    chat.get_by_label("Search conversations").fill("RIVER")
+    expect(entries).to_have_count(1)
+    entries.first.hover()
+    entries.first.get_by_title("Rename").click()
+    chat.keyboard.type("Water")
+    chat.keyboard.press("Enter")
+    expect(entries.first).to_contain_text("Water")
+    expect(chat.locator("#chat-title")).to_have_text("Water")
+    chat.get_by_label("Search conversations").fill("")
+    expect(entries).to_have_count(2)
+    entries.first.hover()
+    entries.first.get_by_title("Delete").click()
+    chat.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(entries).to_have_count(1)
+    expect(chat.locator("#chat-title")).to_have_text("New chat")
+
+
+def test_two_conversations_are_answered_at_the_same_time(chat: Page) -> None:
+    chat.locator("#draft").fill("Count from 1 to 300.")
+    chat.locator("#draft").press("Enter")
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2")
+    chat.get_by_role("button", name="New chat").click()
+    ask(chat, "Count from 1 to 5.")
+    chat.locator(".conversations li", has_text="300").locator(".open").click()
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2")
+    expect(chat.locator(WRITING)).to_have_count(0)
+
+
+def test_thoughts_are_folded_and_code_can_be_copied(chat: Page) -> None:
+    text = "<think>\nHm.\n</think>\n\nSee:\n```python\nprint(1)\n```\n<tool_call>\n{}\n</tool_call>"
+    chunk = {"choices": [{"index": 0, "delta": {"content": text}}]}
+    told = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+    chat.route(STREAM, lambda route: route.fulfill(status=200, content_type="text/event-stream", body=told))
+    chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(chat)
+    expect(chat.get_by_text("Hm.")).to_be_hidden()
+    chat.get_by_text("Thoughts").click()
+    expect(chat.get_by_text("Hm.")).to_be_visible()
+    chat.locator(".code-head", has_text="python").get_by_role("button", name="Copy").click()
+    expect(chat.locator(".toast")).to_have_text("Copied")
+    assert chat.evaluate("() => navigator.clipboard.readText()") == "print(1)"
+    expect(chat.locator(".code-head", has_text="Tool call")).to_be_visible()
+
+
+def test_the_model_loads_while_the_first_reply_waits(server: Server, chat: Page) -> None:
+    server.call("POST", "/admin/api/models/unload", {"model": MODEL})
+    expect(chat.locator(".talk-head .badge")).to_have_text("on disk")
+    ask(chat)
+    expect(chat.locator(".talk-head .badge")).to_have_text("in memory")
+
+
+def test_on_a_phone_list_and_options_are_drawers(server: Server, visitor: Visitor) -> None:
+    page = visitor(server, phone=True).open("/admin/chat")
+    expect(page.locator("#chat-list")).to_be_hidden()
+    page.get_by_role("button", name="Conversations").click()
+    expect(page.get_by_label("Search conversations")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#chat-list")).to_be_hidden()
+    expect(page.get_by_role("button", name="Conversations")).to_be_focused()
+    page.get_by_role("button", name="Model and sampling").click()
+    expect(page.get_by_label("Model", exact=True)).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#chat-options")).to_be_hidden()
