@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak check format bench lock clean
+.PHONY: help serve test soak check format bench screenshots lock clean
 
 help: ## Show what each target does
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 $(VENV)/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Paceline needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -44,6 +44,9 @@ format: $(VENV)/installed-dev ## Format the code and apply safe lint fixes
 
 bench: $(VENV)/installed-dev ## Measure speed against mlx-lm, paired in one run
 	@$(BIN)/paceline bench $(ARGS)
+
+screenshots: $(VENV)/installed-dev ## Photograph every page into docs/screenshots (needs chromium)
+	@$(BIN)/python -m tests.browser.screenshots
 
 lock: ## Rewrite the lock files (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet pyproject.toml -o requirements.lock

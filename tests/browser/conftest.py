@@ -1,0 +1,64 @@
+"""One browser and one server with a life behind it for the whole folder; a context of its own for each test.
+
+The browser ends with the folder: Playwright's loop would be in the way of tests that run loops of their own.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.browser.scene import Scene, scene
+from tests.browser.server import Server
+from tests.browser.visit import WAIT_MS, Visit, visiting
+
+CHROMIUM = Path("/usr/bin/chromium")
+MISSING = "The browser tests need Debian's chromium: apt-get install -y chromium fonts-noto-cjk"
+Visitor = Callable[..., Visit]
+
+expect.set_options(timeout=WAIT_MS)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.fail(MISSING)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="package")
+def stage(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Scene]:
+    """For tests that leave it as they found it."""
+    with scene(tmp_path_factory.mktemp("stage"), browser) as made:
+        yield made
+
+
+@pytest.fixture
+def server(stage: Scene) -> Server:
+    return stage.server
+
+
+@pytest.fixture
+def visitor(browser: Browser) -> Iterator[Visitor]:
+    """`visitor(server, phone=True)` is one more person; after the test, none of them may have met a problem."""
+    visits: list[Visit] = []
+    with ExitStack() as stack:
+
+        def make(server: Server, **options: Any) -> Visit:
+            visits.append(stack.enter_context(visiting(browser, server, **options)))
+            return visits[-1]
+
+        yield make
+    assert [problem for visit in visits for problem in visit.witness.problems] == []
+
+
+@pytest.fixture
+def page(server: Server, visitor: Visitor) -> Page:
+    """The overview, signed in, on a wide screen."""
+    return visitor(server).open("/admin/")

@@ -1,0 +1,112 @@
+"""`make screenshots`: every page, light and dark, of a server with a life behind it, into `docs/screenshots/`."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.browser.conftest import CHROMIUM, MISSING
+from tests.browser.picture import smaller
+from tests.browser.places import PLACES, SET_UP, Place
+from tests.browser.scene import QUESTION, Scene, scene
+from tests.browser.server import Server, serving
+from tests.browser.test_pages import NEXT_FRAMES
+from tests.browser.visit import PHONE, WIDE, visiting
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "screenshots"
+SCHEMES = ("light", "dark")
+ON_A_PHONE = ("overview", "drafts", "chat")
+HIGHEST_PIXELS = 1300
+MOST_BYTES = 2_500_000
+
+
+def names() -> list[str]:
+    """Every file that `make screenshots` writes."""
+    wide = [f"{place.name}-{scheme}.png" for place in (*PLACES, SET_UP) for scheme in SCHEMES]
+    return sorted(wide + [f"{name}-phone-{scheme}.png" for name in ON_A_PHONE for scheme in SCHEMES])
+
+
+class Photographer:
+    """Takes pictures of pages."""
+
+    def __init__(self, browser: Browser, folder: Path) -> None:
+        self._browser = browser
+        self._folder = folder
+        self._desk = browser.new_page()
+
+    def take(self, server: Server, place: Place, *, phone: bool = False) -> None:
+        """One place, light and dark."""
+        with visiting(self._browser, server, signed_in=place.signed_in, phone=phone, reduced_motion="reduce") as visit:
+            page = visit.open(place.address(server))
+            prepare(page, place)
+            self._fit(page, PHONE if phone else WIDE)
+            for scheme in SCHEMES:
+                page.emulate_media(color_scheme=scheme)
+                page.evaluate(NEXT_FRAMES)
+                name = f"{place.name}{'-phone' if phone else ''}-{scheme}.png"
+                self._keep(name, page)
+            visit.check()
+
+    def _fit(self, page: Page, size: dict[str, int]) -> None:
+        """A window as high as the page, so that nothing sticks in the middle of it."""
+        height = min(page.evaluate("document.documentElement.scrollHeight"), HIGHEST_PIXELS)
+        page.set_viewport_size({**size, "height": max(height, size["height"])})
+        page.evaluate(NEXT_FRAMES)
+
+    def _keep(self, name: str, page: Page) -> None:
+        (self._folder / name).write_bytes(smaller(page.screenshot(), self._desk))
+
+
+def prepare(page: Page, place: Place) -> None:
+    """What somebody who shows the page would have opened."""
+    if place.name == "chat":
+        page.get_by_role("button", name=QUESTION).first.click()
+        expect(page.locator('article[data-role="assistant"] footer dl').first).to_be_visible()
+        page.locator("header .segments button").last.click()
+        expect(page.locator("article mark").first).to_be_visible()
+    if place.name == "models":
+        page.locator("#kind").select_option("all")
+    if place.name == "downloads":
+        page.locator("#query").fill("qwen3")
+        page.keyboard.press("Enter")
+        expect(page.locator("#search-title ~ ul > li").first).to_be_visible()
+
+
+def photograph(browser: Browser, folder: Path) -> None:
+    """Everything into `folder`."""
+    photographer = Photographer(browser, folder)
+    with tempfile.TemporaryDirectory(prefix="paceline-") as state:
+        with serving(Path(state) / "first", account=False) as fresh:
+            photographer.take(fresh, SET_UP)
+        with scene(Path(state) / "second", browser, is_under_way=True) as made:
+            show(photographer, made)
+
+
+def show(photographer: Photographer, made: Scene) -> None:
+    """The download first: it is under way."""
+    for place in sorted(PLACES, key=lambda place: place.name != "downloads"):
+        photographer.take(made.server, place)
+    for place in PLACES:
+        if place.name in ON_A_PHONE:
+            photographer.take(made.server, place, phone=True)
+
+
+def main() -> None:
+    if not CHROMIUM.exists():
+        sys.exit(MISSING)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        photograph(browser, FOLDER)
+        browser.close()
+    for each in FOLDER.glob("*.png"):
+        if each.name not in names():
+            each.unlink()
+    size = sum(each.stat().st_size for each in FOLDER.glob("*.png"))
+    print(f"{len(names())} pictures, {size / 1e6:.2f} MB, in {FOLDER}")
+    assert size < MOST_BYTES
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""A real server for a real browser: `paceline serve` with the embedded models, a home of its own and a free port."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from app.serving.auth import COOKIE
+
+PASSWORD = "correct horse battery"
+MODEL = "demo-assistant"
+READY = "Ctrl-C stops the server"
+CALL_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server. `setup` is the printed address where the first password is chosen."""
+
+    address: str
+    setup: str
+    home: Path
+    said: str
+    log: Path
+    client: httpx2.Client
+
+    def url(self, path: str) -> str:
+        return self.address + path
+
+    def set_up(self) -> None:
+        """Choose the password as the set-up page does; from then on `client` is signed in."""
+        token = self.setup.partition("#")[2]
+        self.call("POST", "/admin/api/setup", {"token": token, "password": PASSWORD})
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """A call of the dashboard's JSON, by `client`."""
+        json_type = {"content-type": "application/json"}
+        content = None if method == "GET" else json.dumps(body if body is not None else {})
+        response = self.client.request(method, path, content=content, headers=json_type)
+        assert response.is_success, f"{method} {path}: {response.status_code} {response.text}"
+        return response.json() if response.content else None
+
+    def until(self, topic: str, wanted: Callable[[Any], bool]) -> Any:
+        """Listen to the live feed until the value of a topic is as wanted."""
+        value, began = None, time.monotonic()
+        with self.client.stream("GET", f"/admin/api/live?topics={topic}") as response:
+            for line in response.iter_lines():
+                if line.startswith("data: ") and wanted(value := json.loads(line.removeprefix("data: "))):
+                    return value
+                assert time.monotonic() - began < CALL_SECONDS, value
+        raise AssertionError(f"the live feed ended before {topic} was as wanted: {value}")
+
+    @property
+    def cookie(self) -> str:
+        return self.client.cookies.get(COOKIE) or ""
+
+    def reply(self, text: str, model: str = MODEL, **body: Any) -> Any:
+        """A whole reply of a model."""
+        message = {"role": "user", "content": text}
+        return self.call("POST", "/admin/api/v1/chat/completions", {"model": model, "messages": [message], **body})
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *, account: bool = True, **environment: str) -> Iterator[Server]:
+    """A server whose state lies below `folder`; `environment` are more variables, such as `PACELINE_MODEL_DIRS`."""
+    variables = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "HF_"))},
+        "PACELINE_HOME": str(folder / "home"),
+        "HF_HOME": str(folder / "hub"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HOME": str(folder),
+        "COLUMNS": "200",
+        **environment,
+    }
+    command = [sys.executable, "-m", "app.cli", "serve", "--port", "0"]
+    folder.mkdir(parents=True, exist_ok=True)
+    log_path = folder / "log"
+    with (
+        log_path.open("wb") as log,
+        subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        try:
+            said = _greeting(process)
+            found = re.search(r"http://127\.0\.0\.1:\d+(?=/admin/\s)", said)
+            assert found, said + log_path.read_text(encoding="utf-8")
+            setup = re.search(r"http://\S+/admin/setup#\S+", said)
+            with httpx2.Client(base_url=found[0], timeout=CALL_SECONDS) as client:
+                server = Server(
+                    address=found[0],
+                    setup=setup[0] if setup else "",
+                    home=folder / "home",
+                    said=said,
+                    log=log_path,
+                    client=client,
+                )
+                if account:
+                    server.set_up()
+                yield server
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout is not None
+            process.stdout.read()
+
+
+def _greeting(process: subprocess.Popen[str]) -> str:
+    said = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        said += line
+        if READY in line:
+            break
+    return said

@@ -1,0 +1,90 @@
+"""A download from the stand-in hub: found, cut, resumed, paused, finished, and then a model among the others."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from app.i18n import read_words
+from tests.browser.conftest import Visitor
+from tests.browser.server import Server, serving
+from tests.hub.queue import model_files
+from tests.hub.stand_in import StandInHub, stand_in_hub
+
+words = read_words()
+REPOSITORY = "mlx-community/Tiny-1B-4bit"
+FILES = model_files(100_000)
+CUT_BYTES, STALL_BYTES = 200_000, 150_000
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[StandInHub]:
+    with stand_in_hub() as hub:
+        hub.add(REPOSITORY, FILES, config={"model_type": "qwen3"})
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory, hub: StandInHub) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("downloading"), PACELINE_HUB_ENDPOINT=hub.address) as running:
+        yield running
+
+
+def test_a_cut_download_goes_on_where_it_was_and_becomes_a_model(
+    own: Server, hub: StandInHub, visitor: Visitor
+) -> None:
+    page = visitor(own).open("/admin/downloads")
+    expect(page.get_by_text(words("downloads.none"))).to_be_visible()
+    page.locator("#query").fill("tiny")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name=words("downloads.look_named", repository=REPOSITORY)).click()
+    expect(page.get_by_text(words("downloads.size"), exact=True)).to_be_visible()
+
+    small = [len(each) for name, each in FILES.items() if name != "model.safetensors"]
+    assert max(small) < STALL_BYTES
+    hub.faults.cuts.extend([CUT_BYTES] * len(FILES))
+    hub.faults.stalls.extend([10 * CUT_BYTES] * len(FILES) + [STALL_BYTES])
+    page.get_by_role("button", name=re.compile(r"^Download [\d.,]+ kB$")).click()
+    row = page.locator("#queue-title ~ ul > li", has=page.get_by_text(REPOSITORY, exact=True))
+    bar = row.locator("progress")
+    expect(bar).to_be_visible()
+    pause = row.get_by_role("button", name=words("downloads.pause"), exact=True)
+    page.wait_for_function("(bar) => bar.value > 0.3 && bar.value < 1", arg=bar.element_handle())
+    assert [seen for seen in hub.gets("model.safetensors") if seen.range], "nothing was resumed after the cut"
+
+    pause.click()
+    expect(row.get_by_text(words("downloads.state_paused"), exact=True)).to_be_visible()
+    incomplete = visitor(own).open("/admin/models")
+    expect(incomplete.get_by_text(re.compile("Tiny-1B"))).to_have_count(0)
+    hub.release.set()
+    resumed = len(hub.gets("model.safetensors"))
+    row.get_by_role("button", name=words("downloads.resume"), exact=True).click()
+    expect(row.get_by_text(words("downloads.state_done"), exact=True)).to_be_visible()
+    assert all(seen.range for seen in hub.gets("model.safetensors")[resumed:])
+
+    folder = own.home / "models"
+    (weights,) = folder.rglob("model.safetensors")
+    assert weights.read_bytes() == FILES["model.safetensors"]
+    row.get_by_role("link", name=words("downloads.open")).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(REPOSITORY)
+    page.goto("/admin/models")
+    expect(page.get_by_role("rowheader").filter(has_text=REPOSITORY)).to_be_visible()
+
+
+def test_offline_is_said_in_words_with_a_next_action(
+    tmp_path: Path, own: Server, hub: StandInHub, visitor: Visitor
+) -> None:
+    hub.faults.api.extend([503] * 8)
+    visit = visitor(own)
+    visit.witness.expects(502, 503)
+    page = visit.open("/admin/downloads")
+    page.locator("#query").fill("tiny")
+    page.keyboard.press("Enter")
+    problem = page.locator("section", has=page.locator("#search-title")).get_by_role("alert").first
+    expect(problem).to_have_text(re.compile(r"\w+ \w+"))
+    hub.faults.api.clear()
+    page.get_by_role("button", name=words("downloads.again")).click()
+    expect(page.get_by_text(words.n("downloads.found", 1))).to_be_visible()

@@ -1,0 +1,112 @@
+"""The heart of it: pick a draft, measure it, apply what is recommended, chat, and see what was accepted."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from app.i18n import read_words
+from tests.browser.conftest import Visitor
+from tests.browser.folders import HUGE
+from tests.browser.scene import QUESTION
+from tests.browser.server import MODEL, Server, serving
+from tests.browser.witness import is_settled
+
+words = read_words()
+DRAFT = "demo-draft"
+MEASURING_MS = 60_000
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose choices are this story's."""
+    with serving(tmp_path_factory.mktemp("drafting")) as running:
+        yield running
+
+
+def candidate(page: Page, name: str) -> object:
+    return page.locator("article.candidate", has=page.get_by_role("heading", name=name, exact=True))
+
+
+def in_a_hurry(route: Route) -> None:
+    """The page's own call, with a budget that suits a test."""
+    if route.request.method != "POST":
+        route.continue_()
+        return
+    body = json.loads(route.request.post_data or "{}")
+    route.continue_(post_data=json.dumps(body | {"minutes": 0.05, "rounds": 1}))
+
+
+def test_pick_measure_apply_chat_and_see_it_again(own: Server, visitor: Visitor) -> None:
+    page = visitor(own).open(f"/admin/drafts/{MODEL}")
+    card = page.locator("article.candidate").filter(has=page.get_by_role("heading", name=DRAFT, exact=True))
+    card.get_by_role("checkbox").check()
+    expect(page.get_by_role("radio", name=words("drafts.who_chosen"))).to_be_checked()
+    page.get_by_role("button", name=words("drafts.save"), exact=True).click()
+    expect(page.locator(".toast.good")).to_be_visible()
+    expect(card.get_by_text(words("drafts.in_use"), exact=True)).to_be_visible()
+
+    page.locator("nav.tabs").get_by_role("link", name=words("model.tab_pays")).click()
+    is_settled(page)
+    expect(page.get_by_text(words("pays.empty"))).to_be_visible()
+    page.route("**/admin/api/measurements", in_a_hurry)
+    page.locator("#minutes").select_option("0.5")
+    page.get_by_role("checkbox", name=words("pays.several")).uncheck()
+    page.get_by_role("button", name=words("pays.begin"), exact=True).click()
+    expect(page.get_by_role("button", name=words("pays.stop"))).to_be_visible()
+    apply = page.get_by_role("button", name=words("pays.apply"))
+    expect(apply).to_be_visible(timeout=MEASURING_MS)
+    expect(page.locator("p.answer")).to_contain_text(re.compile(r"\d|fastest"))
+    expect(page.locator(".plot canvas")).to_be_visible()
+    assert page.locator("tbody tr").count() > 2
+    apply.click()
+    expect(page.locator(".toast.good").last).to_be_visible()
+    assert own.call("GET", f"/admin/api/models/{MODEL}/settings")["settings"]
+
+    page.goto("/admin/chat")
+    is_settled(page)
+    page.locator("#option-method").select_option("draft_model")
+    page.locator("#draft").fill(QUESTION)
+    page.keyboard.press("Enter")
+    reply = page.locator('article[data-role="assistant"]').last
+    acceptance = reply.locator("dl div", has=page.get_by_text(words("figure.acceptance"), exact=True)).locator("dd")
+    expect(acceptance).to_have_text(re.compile(r"^[1-9]\d?\d?%$"))
+    told = acceptance.inner_text()
+    page.get_by_role("button", name=words("chat.tokens"), exact=True).click()
+    expect(reply.locator('mark[data-method="draft_model"]').first).to_be_visible()
+    expect(page.locator(".legend mark")).to_have_text(words("method.draft_model"))
+
+    page.reload()
+    is_settled(page)
+    expect(acceptance).to_have_text(told)
+    expect(reply.locator('mark[data-method="draft_model"]').first).to_be_visible()
+
+    page.goto(f"/admin/drafts/{MODEL}")
+    is_settled(page)
+    live = card.locator("dl div", has=page.get_by_text(words("drafts.live"), exact=True)).locator("dd")
+    expect(live).to_have_text(re.compile(r"\d+%"))
+    expect(card.locator(".gain")).to_have_text(re.compile(r"\d"))
+
+
+def test_a_model_that_does_not_fit_says_why_and_cannot_be_loaded(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/models")
+    row = page.locator("tbody tr", has=page.get_by_role("link", name=HUGE))
+    expect(row.get_by_text(words("model.too_large"), exact=True)).to_be_visible()
+    expect(row.locator(".problem:visible")).to_contain_text(re.compile(r"\d TB.*\d [GM]B"))
+    expect(row.get_by_role("button", name=words("models.load_named", model=HUGE))).to_be_hidden()
+    row.get_by_role("link", name=HUGE).click()
+    is_settled(page)
+    expect(page.get_by_role("alert").filter(has_text=re.compile(r"\d TB"))).to_be_visible()
+    expect(page.get_by_role("button", name=words("models.load"), exact=True)).to_be_hidden()
+
+
+def test_a_drafter_that_does_not_fit_says_why(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open(f"/admin/drafts/{MODEL}")
+    page.locator("details.fold summary").click()
+    refused = page.locator("article.candidate.no")
+    expect(refused.first).to_be_visible()
+    for each in refused.all():
+        assert len(each.locator("p.small").last.inner_text()) > 20

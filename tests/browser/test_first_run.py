@@ -1,0 +1,81 @@
+"""The first minute: the printed address, a password, the dashboard; then out and in again."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from app.i18n import read_words
+from tests.browser.conftest import Visitor
+from tests.browser.server import PASSWORD, Server, serving
+from tests.browser.witness import is_settled
+
+words = read_words()
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that nobody has set up yet."""
+    with serving(tmp_path_factory.mktemp("fresh"), account=False) as running:
+        yield running
+
+
+def submit(page: Page, password: str) -> None:
+    page.locator("#password").fill(password)
+    page.locator("form button[type=submit]").click()
+
+
+def test_a_first_run_leads_from_the_printed_address_to_a_chosen_password(fresh: Server, visitor: Visitor) -> None:
+    visit = visitor(fresh, signed_in=False)
+    page = visit.open("/")
+    expect(page).to_have_url(re.compile("/admin/setup$"))
+    expect(page.locator("#code")).to_be_focused()
+    page.goto(fresh.setup)
+    page.reload()  # the same address with a fragment only is no new page
+    visit.witness.expects(400)
+    printed = visit.context.new_page()
+    printed.goto(fresh.setup)
+    is_settled(printed)
+    assert "#" not in printed.url
+    expect(printed.locator("#code")).to_be_hidden()
+    submit(printed, "short")
+    expect(printed.locator("#problem")).to_have_text(words("setup.short", characters=8))
+    submit(printed, PASSWORD)
+    expect(printed).to_have_url(fresh.url("/admin/"))
+    expect(printed.get_by_role("heading", level=1)).to_have_text(words("navigation.overview"))
+    expect(printed.locator(".status")).to_have_attribute("data-tone", "good")
+    printed.reload()
+    expect(printed).to_have_url(fresh.url("/admin/"))
+
+
+def test_one_signs_out_and_in_again(fresh: Server, visitor: Visitor) -> None:
+    visit = visitor(fresh, signed_in=False)
+    visit.witness.expects(401)
+    page = visit.open("/admin/models")
+    expect(page).to_have_url(re.compile("/admin/login"))
+    expect(page.locator("#password")).to_be_focused()
+    submit(page, "wrong wrong wrong")
+    expect(page.locator("#problem")).to_have_text(words("login.wrong"))
+    expect(page.locator("#password")).to_be_focused()
+    submit(page, PASSWORD)
+    expect(page).to_have_url(fresh.url("/admin/models"))
+    page.get_by_role("button", name=words("navigation.leave")).click()
+    expect(page).to_have_url(re.compile("/admin/login"))
+    page.goto("/admin/")
+    expect(page).to_have_url(re.compile("/admin/login"))
+    assert [cookie for cookie in visit.context.cookies() if cookie["value"]] == []
+
+
+def test_the_printed_address_is_worth_nothing_afterwards(fresh: Server, visitor: Visitor) -> None:
+    visit = visitor(fresh, signed_in=False)
+    page = visit.context.new_page()
+    page.goto(fresh.setup)
+    expect(page).to_have_url(re.compile("/admin/login"))
+
+
+def test_the_console_tells_the_way(fresh: Server) -> None:
+    assert f"{fresh.address}/v1" in fresh.said
+    assert f"{fresh.address}/admin/" in fresh.said
+    assert fresh.setup in fresh.said
+    assert fresh.setup.partition("#")[2] not in fresh.log.read_text(encoding="utf-8")

@@ -1,0 +1,125 @@
+"""By keyboard alone: every control can be reached and seen, menus and dialogs open and close, a chat is sent."""
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from app.i18n import read_words
+from tests.browser.conftest import Visitor
+from tests.browser.places import PLACES, Place
+from tests.browser.scene import QUESTION
+from tests.browser.server import Server
+
+words = read_words()
+MOST_STEPS = 150
+
+FOCUS = """() => {
+  const node = document.activeElement;
+  if (!node || node === document.body) return null;
+  const style = getComputedStyle(node);
+  const around = getComputedStyle(node.closest("label, .box, .choice") ?? node);
+  const hasLine = (each) => each.outlineStyle !== "none" && parseFloat(each.outlineWidth) >= 2;
+  const isSeen = (each) => hasLine(each) || each.boxShadow !== "none";
+  const box = node.getBoundingClientRect();
+  return {
+    name: node.outerHTML.slice(0, 140),
+    isSeen: isSeen(style) || isSeen(around),
+    isInView: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
+  };
+}"""
+
+PLACE = "() => [...document.querySelectorAll('*')].indexOf(document.activeElement)"
+
+REACHABLE = """() => {
+  const isReached = (each) => each.checkVisibility({ visibilityProperty: true }) && !each.disabled && each.tabIndex >= 0
+    && !each.closest(".hidden") && !(each.type === "radio" && !each.checked);
+  return [...document.querySelectorAll("a[href], button, input, select, textarea, summary")].filter(isReached).length;
+}"""
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_the_tab_key_reaches_every_control_and_shows_where_it_is(
+    server: Server, visitor: Visitor, place: Place
+) -> None:
+    page = visitor(server, signed_in=place.signed_in).open(place.address(server))
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    page.locator("body").evaluate("(body) => { body.tabIndex = -1; body.focus(); body.removeAttribute('tabindex'); }")
+    page.keyboard.press("Tab")
+    assert "skip" in page.evaluate(FOCUS)["name"]
+    seen = {}
+    wanted = page.evaluate(REACHABLE)
+    for _ in range(MOST_STEPS):
+        focus = page.evaluate(FOCUS)
+        if focus is None:
+            break
+        assert focus["isSeen"], focus["name"]
+        assert focus["isInView"], focus["name"]
+        seen[
+            page.evaluate(
+                "() => { const all = [...document.querySelectorAll('*')]; return all.indexOf(document.activeElement); }"
+            )
+        ] = focus
+        page.keyboard.press("Tab")
+    assert len(seen) >= wanted
+
+
+def test_the_first_key_skips_to_the_content(page: Page) -> None:
+    page.locator("body").evaluate("(body) => { body.tabIndex = -1; body.focus(); body.removeAttribute('tabindex'); }")
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name=words("page.skip"))
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("#content")).to_be_focused()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('main') !== null")
+
+
+def test_a_dialog_takes_the_focus_and_escape_gives_it_back(page: Page) -> None:
+    opener = page.get_by_role("button", name=words("overview.restart"), exact=True)
+    opener.focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    for _ in range(4):
+        assert page.evaluate("['BODY', 'BUTTON'].includes(document.activeElement.tagName)")
+        page.keyboard.press("Tab")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(opener).to_be_focused()
+    expect(page.locator(".status")).to_have_attribute("data-tone", "good")
+
+
+def test_the_menu_of_a_phone_opens_and_leads_on(server: Server, visitor: Visitor) -> None:
+    page = visitor(server, phone=True).open("/admin/")
+    more = page.get_by_role("button", name=words("navigation.more"))
+    settings = page.get_by_role("link", name=words("navigation.settings"), exact=True)
+    expect(settings).to_be_hidden()
+    more.focus()
+    page.keyboard.press("Enter")
+    expect(more).to_have_attribute("aria-expanded", "true")
+    expect(settings).to_be_visible()
+    settings.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text(words("settings.title"))
+
+
+def test_a_chat_is_sent_stopped_and_put_away_by_keyboard(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/chat")
+    expect(page.locator("#draft")).to_be_focused()
+    page.keyboard.type(QUESTION)
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("Slowly.")
+    expect(page.locator("#draft")).to_have_value(f"{QUESTION}\nSlowly.")
+    page.keyboard.press("Enter")
+    expect(page.locator('article[data-role="assistant"] footer dl')).to_be_visible()
+    expect(page.locator("#draft")).to_have_value("")
+    delete = page.get_by_role("button", name=words("chat.delete_named", title=QUESTION)).first
+    delete.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(delete).to_be_focused()
+    page.keyboard.press("Enter")
+    page.locator("#confirm-yes").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator('article[data-role="assistant"]')).to_have_count(0)

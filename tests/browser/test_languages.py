@@ -1,0 +1,72 @@
+"""Languages: switched on the page, kept by the server; a pseudo-locale finds what nobody translated and what breaks."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from app.admin.snippets import SNIPPETS
+from app.i18n import languages, read_words
+from tests.admin.pseudo import CLOSE, CODE, OPEN
+from tests.browser.conftest import Visitor
+from tests.browser.folders import HUGE
+from tests.browser.places import PLACES, Place
+from tests.browser.scene import QUESTION, REPOSITORY
+from tests.browser.server import Server
+from tests.browser.test_pages import LAYOUT_CALLS, NEXT_FRAMES, check, look
+from tests.browser.visit import PHONE
+from tests.browser.witness import is_settled
+
+UNITS = (
+    "byte|bytes|kB|MB|GB|TB|ms|sec|min|hr|day|days|hour|hours|minute|minutes|second|seconds|ago|now|yesterday|in|AM|PM|"
+    "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec|[KMB]"
+)
+FROM_INTL = re.compile(rf"(?:[\d.,:;%×–·/+()\s~≈−-]|(?<![A-Za-z])(?:{UNITS})(?![A-Za-z]))*")
+NAMES = re.compile(
+    rf"{re.escape(REPOSITORY)}|{re.escape(QUESTION)}|(?:~/)?[\w.-]*/[\w./-]+|demo-[\w-]+|{HUGE}|Pseudo|Paceline|MLX|mlx-lm|mlx|"
+    r"DFlash|EAGLE-?3|MTP|AMD[\w .-]*|cpu|" + "|".join(re.escape(each.name) for each in SNIPPETS)
+)
+MARKED = re.compile(rf"{re.escape(OPEN)}(?:(?!{re.escape(OPEN)}).)*?{re.escape(CLOSE)}", re.DOTALL)
+BARE = """(marks) => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    for (const mark of marks) node.data = node.data.replaceAll(mark, "");
+  }
+}"""
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_nothing_is_untranslated_and_longer_words_find_room(server: Server, visitor: Visitor, place: Place) -> None:
+    page = visitor(server, signed_in=place.signed_in, locale=CODE).open(place.address(server))
+    expect(page.locator("html")).to_have_attribute("lang", CODE)
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    check([text for text in look(page, "texts") if not is_translated(text)])
+    page.evaluate(BARE, [OPEN, CLOSE])  # what is left is 40 % longer than English, and no more
+    check(look(page, *LAYOUT_CALLS, "overflowing"))
+    page.set_viewport_size(PHONE)
+    page.evaluate(NEXT_FRAMES)
+    check(look(page, *LAYOUT_CALLS, "overflowing"))
+
+
+def is_translated(text: str) -> bool:
+    """Whether a text comes from the catalog, or is only a number, a date or a name."""
+    while (told := MARKED.sub("", text)) != text:
+        text = told
+    return FROM_INTL.fullmatch(NAMES.sub("", told)) is not None
+
+
+def test_languages_are_switched_on_the_page_and_stay(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/models")
+    try:
+        for language in (*languages(), CODE):
+            page.locator("#language").select_option(language)
+            expect(page.locator("html")).to_have_attribute("lang", language)
+            is_settled(page)
+            other = visitor(server).open("/admin/")
+            expect(other.locator("html")).to_have_attribute("lang", language)
+            if language != CODE:
+                words = read_words(language)
+                expect(other.get_by_role("heading", level=1)).to_have_text(words("navigation.overview"))
+                expect(page.get_by_role("heading", level=1)).to_have_text(words("navigation.models"))
+    finally:
+        server.call("PATCH", "/admin/api/settings", {"language": None})
