@@ -23,8 +23,8 @@ from app.store.store import FILE_NAME, Store
 SOURCE = "paceline config"
 FELT = {
     "now": "in effect now; a running server feels it within a second",
-    "reload": "felt when a model is next loaded (`paceline unload MODEL` unloads one)",
-    "restart": "felt after `paceline serve` is started again",
+    "reload": "takes effect when a model is next loaded (`paceline unload MODEL` unloads one)",
+    "restart": "takes effect after `paceline serve` is started again",
 }
 SHOWN_CHARACTERS = 60
 
@@ -94,7 +94,7 @@ def change(settings: Settings, name: str, value: str | None, model: str = "") ->
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
     """The settings for a person."""
     shown = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("Setting", "Value", "From", "Felt", "What it is"):
+    for column in ("Setting", "Value", "From", "Takes effect", "What it is"):
         shown.add_column(column, overflow="fold")
     for each in found:
         value = each["value"] if each["value"] is not None else each.get("inherited")

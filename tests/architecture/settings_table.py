@@ -7,7 +7,7 @@ from app.settings import describe_settings
 from tests.architecture.source import ROOT
 
 README = ROOT / "README.md"
-HEAD = "| Variable | Default | Felt | Meaning |\n|---|---|---|---|\n"
+HEAD = "| Variable | Default | Takes effect | Meaning |\n|---|---|---|---|\n"
 TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*?(?=\| `PACELINE_OPENBLAS`)")
 FELT = {"now": "now", "reload": "next load", "restart": "restart"}
 
