@@ -31,6 +31,8 @@ from app.serving.gate import Gate
 from app.serving.idle import IdleLimit
 from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
+from app.serving.log_outlets import WorkerLines, open_outlets, set_log_level
+from app.serving.log_ring import LogRing
 from app.serving.ports import Catalog, Worker
 from app.serving.resolver import Resolver
 from app.serving.server import AddressError, DrainingServer, bind, serve_config
@@ -54,7 +56,7 @@ def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
     return compose(LiveSettings(settings, StoredSettings(store)), store, client, catalog)
 
 
-def compose(live: LiveSettings, store: Store, client: Worker, catalog: Catalog) -> FastAPI:
+def compose(live: LiveSettings, store: Store, client: Worker, catalog: Catalog, logs: LogRing | None = None) -> FastAPI:
     """The same around settings and a store that are open already."""
     resolver = Resolver(live, catalog, client, pairing)
     context = Context(
@@ -69,10 +71,10 @@ def compose(live: LiveSettings, store: Store, client: Worker, catalog: Catalog) 
             keeps_texts=lambda: live.current.keep_texts,
         ),
     )
-    return build(admin_context(context, store))
+    return build(admin_context(context, store, logs))
 
 
-def admin_context(context: Context, store: Store) -> AdminContext:
+def admin_context(context: Context, store: Store, logs: LogRing | None = None) -> AdminContext:
     """What the dashboard needs besides; each area adds its own."""
     models = ModelTools.of(context, store)
     return AdminContext(
@@ -84,6 +86,7 @@ def admin_context(context: Context, store: Store) -> AdminContext:
         setup=SetupToken(context.clock),
         models=models,
         downloads=DownloadTools.of(context, store, models.attaching.arrived),
+        logs=logs or LogRing(),
     )
 
 
@@ -171,7 +174,8 @@ def run(given: Settings, *, announce: Announce | None = None) -> int:
     except AddressError as error:
         _complain(str(error))
         return EXIT_UNAVAILABLE
-    return asyncio.run(_serve(live, store, listener, announce or _announce, said))
+    with open_outlets(LogRing(secrets=_secrets(given)), given.home) as lines:
+        return asyncio.run(_serve(live, store, listener, announce or _announce, lines, said))
 
 
 def setup_address(admin: AdminContext, url: str) -> str:
@@ -181,13 +185,21 @@ def setup_address(admin: AdminContext, url: str) -> str:
     return f"{url}admin/setup#{admin.setup.issue()}" if is_near and not admin.accounts.has_account else ""
 
 
-async def _serve(live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, said: str = "") -> int:
+def _secrets(settings: Settings) -> tuple[str, ...]:
+    return () if settings.api_key is None else (settings.api_key.get_secret_value(),)
+
+
+async def _serve(
+    live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, said: str
+) -> int:
     """`said` is what was done about the store: it belongs in the log too."""
     settings = live.current
-    supervisor = Supervisor(memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs")
+    supervisor = Supervisor(
+        memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs", on_line=lines.take
+    )
     client = WorkerClient(supervisor)
     catalog = default_catalog(settings.model_folders)
-    app = compose(live, store, client, catalog)
+    app = compose(live, store, client, catalog, lines.ring)
     url = address_url(settings.host, listener.getsockname()[1])
 
     def feel() -> None:
@@ -224,12 +236,6 @@ def address_url(host: str, port: int) -> str:
     if host in UNSPECIFIED:
         host = "127.0.0.1"
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-
-
-def set_log_level(level: str) -> None:
-    """What our own log tells from now on."""
-    for name in ("app", "paceline"):
-        logging.getLogger(name).setLevel(level.upper())
 
 
 def _announce(url: str, setup: str) -> None:

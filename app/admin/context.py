@@ -8,6 +8,7 @@ from app.admin.model_tools import ModelTools
 from app.admin.setup_token import SetupToken
 from app.serving.context import Context
 from app.serving.live_settings import LiveSettings
+from app.serving.log_ring import LogRing
 from app.serving.pace import Pace
 from app.store.accounts import Accounts
 from app.store.store import Store
@@ -25,4 +26,5 @@ class AdminContext:
     setup: SetupToken
     models: ModelTools
     downloads: DownloadTools
+    logs: LogRing
     pace: Pace = field(default_factory=Pace)

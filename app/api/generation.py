@@ -116,7 +116,7 @@ class Generation:
         except PacelineError as error:
             self._fail(position, error)
         except Exception:
-            logger.exception("a generation failed in the server")
+            logger.exception("%s: a generation failed in the server", self._commands[position].id)
             self._fail(position, PacelineError("Internal error: the log of the server has the details."))
 
     async def _read(self, position: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import app
 from app.core.messages import Command, Event
 from app.worker.channel import ServerChannel
+from app.worker.stderr import StderrPipe
 
 WORKER_COMMAND = (sys.executable, "-m", "app.worker.process")
 PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent
@@ -44,16 +45,26 @@ def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 class Child:
     """The process and its channel. `end` leaves neither it nor its group behind."""
 
-    def __init__(self, process: Process, channel: ServerChannel) -> None:
+    def __init__(self, process: Process, channel: ServerChannel, pipe: StderrPipe | None = None) -> None:
         self._process = process
         self._channel = channel
+        self._pipe = pipe
 
     @classmethod
     async def spawn(
-        cls, command: Sequence[str], *, on_event: Callable[[Event], None], on_close: Callable[[str], None]
+        cls,
+        command: Sequence[str],
+        *,
+        on_event: Callable[[Event], None],
+        on_close: Callable[[str], None],
+        on_line: Callable[[str], None] | None = None,
     ) -> "Child":
-        """Start `command --channel-fd N` in its own session. Raises OSError when it cannot start."""
+        """Start `command --channel-fd N` in its own session. Raises OSError when it cannot start.
+
+        `on_line` gets the lines of its stderr; without it they go where ours go.
+        """
         ours, theirs = socket.socketpair()
+        pipe = None if on_line is None else StderrPipe(on_line)
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -61,6 +72,7 @@ class Child:
                 str(theirs.fileno()),
                 stdin=DEVNULL,
                 stdout=DEVNULL,
+                stderr=None if pipe is None else pipe.write_end,
                 cwd=PACKAGE_PARENT,
                 env=worker_environment(os.environ),
                 pass_fds=(theirs.fileno(),),
@@ -68,16 +80,20 @@ class Child:
             )
         except BaseException:
             ours.close()
+            if pipe is not None:
+                pipe.give_up()
             raise
         finally:
             theirs.close()
+        if pipe is not None:
+            pipe.listen()
         try:
             channel = await ServerChannel.open(ours, on_event, on_close)
         except BaseException:
             process.kill()
             ours.close()
             raise
-        return cls(process, channel)
+        return cls(process, channel, pipe)
 
     @property
     def process_id(self) -> int:
@@ -110,4 +126,6 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
         code = await self._process.wait()
         self._channel.close()
+        if self._pipe is not None:
+            await self._pipe.close()
         return code

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -68,6 +68,7 @@ class Supervisor:
         command: Sequence[str] = WORKER_COMMAND,
         memory_ceiling_bytes: int | None = None,
         costs_folder: Path | None = None,
+        on_line: Callable[[str], None] | None = None,
         timing: Timing | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -76,6 +77,7 @@ class Supervisor:
         self._command = (*command, *ceiling, *costs)
         self._timing = timing or Timing()
         self._clock = clock
+        self._on_line = on_line
         self._crashes = CrashLog(self._timing.crash_limit, self._timing.crash_window_seconds)
         self._listener: LinkListener | None = None
         self._task: asyncio.Task[None] | None = None
@@ -183,7 +185,9 @@ class Supervisor:
         self._wake.clear()
         self._watchdog = self._new_watchdog()
         try:
-            self._child = child = await Child.spawn(self._command, on_event=self._handle, on_close=self._handle_close)
+            self._child = child = await Child.spawn(
+                self._command, on_event=self._handle, on_close=self._handle_close, on_line=self._on_line
+            )
         except OSError as error:
             self._lose(f"it could not be started ({error})")
             return

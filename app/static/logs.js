@@ -1,0 +1,113 @@
+// The log as it grows: narrowed by level, logger and text, paused, copied. Lines are text and nothing else.
+
+import { api, component, copy, data, language, live, t } from "./core.js";
+
+const LEVELS = ["debug", "info", "warning", "error"];
+const KEPT = 2000;
+const SHOWN = 500;
+const NEAR_PIXELS = 40;
+const clock = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+const lineOf = (line) => {
+  const moment = new Date(line.at * 1000);
+  return {
+    ...line,
+    clock: clock.format(moment),
+    datetime: moment.toISOString(),
+    address: line.request ? `/admin/requests/${encodeURIComponent(line.request)}` : "",
+    found: `${line.text}\n${line.trace}`.toLowerCase(),
+  };
+};
+
+component("logs", () => ({
+  lines: data.lines.map(lineOf),
+  last: data.last,
+  loggers: data.loggers,
+  level: "debug",
+  logger: "",
+  text: "",
+  isPaused: false,
+  waiting: [],
+
+  init() {
+    live("logs", (news) => this.hear(news));
+    this.$nextTick(() => this.follow(true));
+  },
+
+  get shown() {
+    const lowest = LEVELS.indexOf(this.level);
+    const wanted = this.text.toLowerCase();
+    const passing = this.lines.filter(
+      (line) =>
+        LEVELS.indexOf(line.level) >= lowest && line.logger.startsWith(this.logger) && line.found.includes(wanted),
+    );
+    return passing.slice(-SHOWN);
+  },
+  get isFiltered() {
+    return this.lines.length > 0;
+  },
+  get emptyTitle() {
+    return this.isFiltered ? t("logs.no_match") : t("logs.empty");
+  },
+  get emptyText() {
+    return this.isFiltered ? t("logs.no_match_text") : t("logs.empty_text");
+  },
+  get summary() {
+    if (this.isPaused) return t.n("logs.held_back", this.waiting.length);
+    return t.n("logs.count", this.shown.length);
+  },
+  get pauseWords() {
+    return this.isPaused ? t("logs.resume") : t("logs.pause");
+  },
+  get file() {
+    return `/admin/api/logs/download?${new URLSearchParams({ level: this.level, logger: this.logger, text: this.text })}`;
+  },
+
+  // Lines that a slow tab missed are asked for; after a restart of the server the numbers begin anew.
+  async hear(news) {
+    const isNewServer = news.last < this.last;
+    const first = news.lines.length ? news.lines[0].number : news.last + 1;
+    const from = isNewServer ? 0 : this.last;
+    const lines = first > from + 1 ? (await this.missed(from)) ?? news.lines : news.lines;
+    const fresh = lines.filter((line) => line.number > from);
+    this.last = news.last;
+    if (isNewServer) this.lines = this.waiting = [];
+    this.waiting = [...this.waiting, ...fresh.map(lineOf)].slice(-KEPT);
+    if (!this.isPaused) this.show();
+  },
+
+  missed: (after) =>
+    api("GET", `/admin/api/logs?after=${after}&count=${KEPT}`).then((answer) => answer.lines, () => null),
+
+  show() {
+    if (!this.waiting.length) return;
+    const unknown = this.waiting.map((line) => line.logger).filter((name) => !this.loggers.includes(name));
+    if (unknown.length) this.loggers = [...new Set([...this.loggers, ...unknown])].sort();
+    const wasAtEnd = this.isAtEnd();
+    this.lines = [...this.lines, ...this.waiting].slice(-KEPT);
+    this.waiting = [];
+    this.$nextTick(() => this.follow(wasAtEnd));
+  },
+
+  isAtEnd() {
+    const box = this.$refs.lines;
+    return box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_PIXELS;
+  },
+  follow(wasAtEnd) {
+    if (wasAtEnd) this.$refs.lines.scrollTop = this.$refs.lines.scrollHeight;
+  },
+
+  pause() {
+    this.isPaused = !this.isPaused;
+    if (!this.isPaused) this.show();
+  },
+  showAll() {
+    Object.assign(this, { level: "debug", logger: "", text: "" });
+  },
+  take() {
+    const text = this.shown.map((line) =>
+      [`${line.datetime} ${line.level} ${line.logger} ${line.text}`, line.trace].filter(Boolean).join("\n"),
+    );
+    return copy(text.join("\n"));
+  },
+}));

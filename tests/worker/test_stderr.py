@@ -1,0 +1,52 @@
+"""What a worker writes to its stderr reaches the log, its last words too, whatever it looks like."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.worker.child import Child
+from app.worker.stderr import MAX_LINE_BYTES
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def lines_of(script: str) -> list[str]:
+    told: list[str] = []
+    child = await Child.spawn(
+        (sys.executable, "-c", script), on_event=lambda _event: None, on_close=lambda _why: None, on_line=told.append
+    )
+    await child.wait(20)
+    await child.end()
+    return told
+
+
+async def test_every_line_arrives_in_order_and_the_end_of_a_process_loses_none() -> None:
+    script = "import os, sys; [print(n, file=sys.stderr) for n in range(500)]; sys.stderr.write('half'); os._exit(3)"
+    assert await lines_of(script) == [*map(str, range(500)), "half"]
+
+
+async def test_bytes_that_are_no_text_and_endless_lines_do_no_harm() -> None:
+    size = 3 * MAX_LINE_BYTES
+    told = await lines_of(f"import sys; sys.stderr.buffer.write(b'\\xff\\xfe\\n' + b'x' * {size} + b'\\nend\\n')")
+    assert told[0] == "\ufffd\ufffd"
+    assert told[-1] == "end"
+    assert "".join(told[1:-1]) == "x" * size
+    assert max(map(len, told)) <= 2 * MAX_LINE_BYTES
+
+
+async def test_somebody_who_holds_the_pipe_open_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = (
+        "import os, subprocess, sys; print('last words', file=sys.stderr); sys.stderr.flush();"
+        f"subprocess.Popen(['/bin/cat', {str(gate)!r}], stdout=subprocess.DEVNULL); os._exit(0)"
+    )
+    assert await lines_of(script) == ["last words"]
+    os.close(os.open(gate, os.O_WRONLY))
