@@ -44,6 +44,7 @@ def body(page: Page, at: int = -1) -> str:
 
 def test_a_reply_shows_who_drafted_it_and_what_it_cost_and_is_there_after_a_reload(server: Server, chat: Page) -> None:
     chat.get_by_label("Drafting", exact=True).select_option("dflash")
+    chat.get_by_label("Tokens drafted per step").fill("4")
     ask(chat)
     assert COUNTED.search(body(chat))
     figures = chat.locator(f"{REPLIES} dl")
