@@ -97,7 +97,7 @@ def refusal_of(main: CatalogModel, name: str, candidate: Candidate | None) -> st
     """Why a drafter of that name cannot be chosen, and what to do."""
     if candidate is None:
         return f"{name} is not on this computer: download it, or choose another drafter for {main.id}"
-    return f"{name} cannot draft for {main.id}: {candidate.refusal}; choose another drafter"
+    return f"{name} cannot draft for {main.id}: {candidate.refusal}"
 
 
 def _named(main: CatalogModel, candidates: Sequence[Candidate], drafts: Sequence[str]) -> list[Candidate]:

@@ -6,6 +6,7 @@ badly: that costs time, never correctness, and the governor turns it off.
 """
 
 import filecmp
+import functools
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from app.core.drafter_folder import FEATURE_METHODS, check_drafter
 from app.core.errors import ModelUnavailable
 from app.hub.catalog import CatalogModel
 from app.hub.drafter_tensors import check_tensors
-from app.hub.tokens import fingerprint, first_difference, other_word, read_tokens
+from app.hub.tokens import Stamp, fingerprint, first_difference, other_word, read_tokens, tokenizer_stamp
 
 DEFAULT_SIZE_SHARE = 1 / 3
 """A draft model chosen without being asked for is at most this large, measured against the main model."""
@@ -122,6 +123,11 @@ def _misfit(main: CatalogModel, draft: CatalogModel) -> str:
 
 def _foreign_words(main: Path, draft: Path) -> str:
     """Why the tokenizer that a drafter brings along, though none is needed, is not the main model's; "" when it is."""
+    return _foreign_word(main, draft, tokenizer_stamp(main), tokenizer_stamp(draft))
+
+
+@functools.lru_cache(maxsize=4096)
+def _foreign_word(main: Path, draft: Path, ours_at: Stamp, theirs_at: Stamp) -> str:  # noqa: ARG001 - the key
     files = main / "tokenizer.json", draft / "tokenizer.json"
     if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
         return ""
@@ -130,7 +136,12 @@ def _foreign_words(main: Path, draft: Path) -> str:
 
 
 def token_difference(main: Path, draft: Path) -> str:
-    """Why the tokens differ; "" when they are the same. Equal files need no parsing."""
+    """Why the tokens differ; "" when they are the same. Equal files need no parsing; answers are remembered."""
+    return _token_difference(main, draft, tokenizer_stamp(main), tokenizer_stamp(draft))
+
+
+@functools.lru_cache(maxsize=4096)
+def _token_difference(main: Path, draft: Path, ours_at: Stamp, theirs_at: Stamp) -> str:  # noqa: ARG001 - the key
     files = main / "tokenizer.json", draft / "tokenizer.json"
     if all(file.is_file() for file in files) and filecmp.cmp(*files, shallow=False):
         return ""

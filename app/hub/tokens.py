@@ -16,6 +16,7 @@ from app.core.safe_files import DOWNLOAD_AGAIN, read_object
 MAX_TOKENIZER_BYTES = 128 * 1024 * 1024
 OPAQUE_FILES = ("tokenizer.model", "vocab.json", "tekken.json")
 """Compared byte by byte when there is no `tokenizer.json`."""
+Stamp = tuple[tuple[int, int], ...]
 
 
 def read_tokens(folder: Path) -> dict[int, str]:
@@ -27,6 +28,12 @@ def read_tokens(folder: Path) -> dict[int, str]:
     except (KeyError, TypeError, ValueError, IndexError):
         raise ModelUnavailable(f"tokenizer.json is not valid; {DOWNLOAD_AGAIN}") from None
     return tokens
+
+
+def tokenizer_stamp(folder: Path) -> Stamp:
+    """Sizes and times of the tokenizer's files: another value when any of them changed."""
+    found = [(folder / name).stat() for name in ("tokenizer.json", *OPAQUE_FILES) if (folder / name).is_file()]
+    return tuple((status.st_size, status.st_mtime_ns) for status in found)
 
 
 def fingerprint(folder: Path) -> str:
