@@ -8,13 +8,21 @@ const SHOWN = 500;
 const NEAR_PIXELS = 40;
 const clock = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
+// The id of a request within a line leads to it.
+function parted({ text, request }) {
+  const at = request ? text.indexOf(request) : -1;
+  if (at < 0) return { before: text, after: "", address: "" };
+  const address = `/admin/requests/${encodeURIComponent(request)}`;
+  return { before: text.slice(0, at), after: text.slice(at + request.length), address };
+}
+
 const lineOf = (line) => {
   const moment = new Date(line.at * 1000);
   return {
     ...line,
     clock: clock.format(moment),
     datetime: moment.toISOString(),
-    address: line.request ? `/admin/requests/${encodeURIComponent(line.request)}` : "",
+    ...parted(line),
     found: `${line.text}\n${line.trace}`.toLowerCase(),
   };
 };

@@ -17,15 +17,18 @@ const PARTS = {
   other: () => t("requests.part_host"),
 };
 
-// Pieces of a bar, as wide as their seconds.
+const SAMPLING = ["seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"];
+
+// Pieces of a bar in the order of `words`, as wide as their seconds; flex-grow fills the bar from a sum of 1 on.
 function pieces(words, lengths) {
-  const named = Object.entries(lengths).filter(([, length]) => length > 0);
-  return named.map(([name, length]) => ({
+  const total = Object.values(lengths).reduce((sum, length) => sum + length, 0);
+  const names = Object.keys(words).filter((name) => lengths[name] > 0);
+  return names.map((name) => ({
     name,
-    seconds: length,
+    seconds: lengths[name],
     words: words[name](),
     tone: `part-${name}`,
-    style: { "flex-grow": String(length) },
+    style: { "flex-grow": String((100 * lengths[name]) / total) },
   }));
 }
 
@@ -113,7 +116,7 @@ component("request", () => ({
       [t("requests.wanted"), asked.num_draft_tokens === null ? asked.method : `${asked.method} · ${number(asked.num_draft_tokens)}`],
       [t("requests.drafters"), asked.drafters.join(", ") || t("core.none")],
     ];
-    const sampling = Object.entries(asked.sampling).map(([name, value]) => [name, String(value)]);
+    const sampling = SAMPLING.filter((name) => name in asked.sampling).map((name) => [name, String(asked.sampling[name])]);
     return [...facts, ...sampling].map(([name, value]) => ({ name, value }));
   },
 
