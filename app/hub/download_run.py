@@ -9,15 +9,18 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+import app
 from app.core.download import TRANSIENT
 from app.core.safe_files import printable
 from app.hub.download_frames import Done, Event, Failed, Job, Progress, Waiting, read_event
 
 MAX_LINE_BYTES = 1 << 16
+PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent
 
 _logger = logging.getLogger("paceline.downloads")
 
@@ -53,7 +56,7 @@ class Patience:
 
 
 async def spawn_child(job: bytes) -> Child:
-    """`python -m app.hub.download_child`."""
+    """`python -m app.hub.download_child`, in a folder of ours: `-m` imports from the one that it is started in."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -61,6 +64,7 @@ async def spawn_child(job: bytes) -> Child:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=MAX_LINE_BYTES,
+        cwd=PACKAGE_PARENT,
         start_new_session=True,  # Ctrl-C at the terminal is for the parent, which ends it
     )
     if process.stdin is not None:

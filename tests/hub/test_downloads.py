@@ -226,6 +226,19 @@ async def test_cancel_removes_what_arrived_and_the_row_can_go(place: Place, hub:
         assert downloads.views() == []
 
 
+async def test_nothing_is_imported_from_the_folder_that_the_server_was_started_in(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app" / "hub").mkdir(parents=True)
+    for name in ("app/__init__.py", "app/hub/__init__.py", "app/hub/download_child.py", "msgspec.py"):
+        (tmp_path / name).write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        await until_state(downloads, "done")
+    assert not (tmp_path / "ran").exists()
+
+
 async def test_adding_twice_is_one_download(place: Place, hub: StandInHub) -> None:
     hub.faults.held = {ID}
     async with place.open() as downloads:
