@@ -1,0 +1,114 @@
+"""Requests of a real server with the embedded demo model: on the way, in the history, in the log, and not as text."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from tests.serving.conftest import Server, free_port
+
+KEY = {"authorization": "Bearer pl-test-0123456789"}
+SAID = "Count from 1 to 400, zanzibar."
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def demo(home: Path) -> Iterator[Server]:
+    """Only the embedded models, and a key that everything asks for."""
+    environment = os.environ | {
+        "PACELINE_PORT": str(free_port()),
+        "PACELINE_HOME": str(home),
+        "PACELINE_API_KEY": "pl-test-0123456789",
+        "PACELINE_OPEN": "0",
+    }
+    command = [sys.executable, "-m", "app.cli", "serve"]
+    process = psutil.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = Server(process, f"http://127.0.0.1:{environment['PACELINE_PORT']}")
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def chat(demo: Server, **changes: Any) -> httpx2.Response:
+    body = {"model": "demo-assistant", "messages": [{"role": "user", "content": SAID}], "max_tokens": 40} | changes
+    return httpx2.post(f"{demo.url}/v1/chat/completions", json=body, headers=KEY, timeout=60)
+
+
+def ask(demo: Server, path: str) -> Any:
+    response = httpx2.get(f"{demo.url}/admin/api/{path}", headers=KEY, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_a_request_is_in_the_history_with_the_numbers_that_its_client_got(demo: Server) -> None:
+    reply = chat(demo).json()
+    found = ask(demo, f"requests/{reply['id']}")["request"]
+    assert found["figures"]["timings"] == reply["timings"]
+    assert found["figures"]["speculation"] == reply["speculation"]
+    assert found["completion_tokens"] == reply["usage"]["completion_tokens"]
+    seconds = found["figures"]["seconds"]
+    parts = sum(value for name, value in seconds.items() if name != "total")
+    assert 0 < seconds["decode"] <= parts <= seconds["total"] * 1.05 + 0.05
+    assert (found["outcome"], found["prompt"], found["reply"]) == (reply["choices"][0]["finish_reason"], None, None)
+
+
+def test_one_that_runs_is_seen_and_cancelled(demo: Server) -> None:
+    answers: list[httpx2.Response] = []
+    client = threading.Thread(
+        target=lambda: answers.append(chat(demo, max_tokens=3_000, n=8, speculation={"method": "off"}))
+    )
+    client.start()
+    seen: dict[str, Any] = {}
+    while not seen.get("completion_tokens"):
+        assert client.is_alive()
+        running = ask(demo, "requests")["running"]
+        seen = running[0] if running else {}
+    assert (seen["phase"], seen["method"], seen["reason"]) == ("decode", "off", "the request asked for it")
+    path = f"{demo.url}/admin/api/requests/{seen['id']}/cancel"
+    assert httpx2.post(path, json={}, headers=KEY).status_code == 200
+    client.join(30)
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (499, "cancelled")
+    assert ask(demo, f"requests/{seen['id']}")["request"]["outcome"] == "cancelled"
+
+
+def test_the_log_has_the_line_of_the_worker_with_the_request_and_no_text_of_it_is_on_disk(
+    demo: Server, home: Path
+) -> None:
+    reply = chat(demo).json()
+    lines: list[Any] = []
+    while not lines:
+        lines = ask(demo, f"logs?text={reply['id']}")["lines"]
+    assert [(line["logger"], line["request"]) for line in lines] == [("paceline.request", reply["id"])]
+    written = (home / "logs" / "paceline.log").read_text().splitlines()
+    assert all({"time", "level", "logger", "text"} <= set(json.loads(line)) for line in written)
+    kept = [path for path in home.rglob("*") if path.is_file()]
+    assert {path.name for path in kept} >= {"paceline.log", "paceline.sqlite3"}
+    for path in kept:
+        assert b"zanzibar" not in path.read_bytes(), path.name
+        assert b"pl-test-0123456789" not in path.read_bytes(), path.name
+
+
+def test_the_log_level_is_felt_at_once(demo: Server) -> None:
+    changed = httpx2.patch(f"{demo.url}/admin/api/settings", json={"log_level": "error"}, headers=KEY)
+    assert changed.status_code == 200
+    while (reply := chat(demo).json()) and ask(demo, f"logs?text={reply['id']}")["lines"]:
+        pass
+    httpx2.patch(f"{demo.url}/admin/api/settings", json={"log_level": "info"}, headers=KEY)
+    while (reply := chat(demo).json()) and not ask(demo, f"logs?text={reply['id']}")["lines"]:
+        pass
