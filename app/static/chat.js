@@ -20,6 +20,7 @@ const page = {
   view: localStorage.getItem(VIEW) ?? "markdown",
   announcement: "",
   isAtEnd: true,
+  problem: "",
   preferred: new URLSearchParams(location.search).get("model") ?? data.model,
 
   async init() {
@@ -28,9 +29,17 @@ const page = {
     this.restoreDraft();
     addEventListener("pagehide", () => this.leave());
     addEventListener("keydown", (event) => this.press(event));
-    await Promise.all([attempt(() => this.readModels()), attempt(() => this.readList())]);
+    await this.read();
     addEventListener("hashchange", () => this.openNamed());
     if (!(await this.openNamed()) && matchMedia("(pointer: fine)").matches) byId("draft").focus();
+  },
+  async read() {
+    try {
+      await Promise.all([this.readModels(), this.readList()]);
+      this.problem = "";
+    } catch (error) {
+      this.problem = error.message;
+    }
   },
   // Opens the conversation that the address names.
   async openNamed() {

@@ -8,6 +8,7 @@ import { Reply } from "./chat_text.js";
 import { methodWords } from "./model_words.js";
 
 const TITLE_CHARACTERS = 60;
+const MAX_LAST_CHARACTERS = 20_000; // browsers finish calls of 64 KiB after the page is gone
 const runs = new Map(); // by the key of its message: {controller, painter, reply, began}
 const replies = new Map(); // by the key of a message: its text with who wrote what
 let keys = 0;
@@ -80,14 +81,14 @@ export const thread = {
     const run = { controller: new AbortController(), painter: new Painter(replyOf(message)), reply: replyOf(message), began: performance.now() };
     runs.set(message.key, run);
     this.follow(true);
-    await this.read(message, run, requestOf(this.model, optionsOf(this.form), history));
+    await this.receive(message, run, requestOf(this.model, optionsOf(this.form), history));
     runs.delete(message.key);
     message.version += 1;
     this.announcement = message.problem || t("chat.finished");
     this.follow();
     await this.save(conversation);
   },
-  async read(message, run, body) {
+  async receive(message, run, body) {
     try {
       for await (const chunk of stream(body, run.controller.signal)) this.take(message, run, chunk);
       message.status = "done";
@@ -133,13 +134,13 @@ export const thread = {
   stop(conversation) {
     for (const message of conversation.messages) runs.get(message.key)?.controller.abort();
   },
-  // For a page that goes away: the browser finishes small calls by itself.
+  // For a page that goes away.
   keepUnfinished(conversation) {
     const written = conversation.messages.filter((message) => message.status === "writing");
     for (const message of written) {
       Object.assign(message, { status: "stopped", figures: { ...message.figures, stopped: true } });
     }
-    if (written.length) this.keep(conversation, { keepalive: true }).catch(() => null);
+    if (written.length) this.keep(conversation).catch(() => null);
   },
   // Asks for a reply once more; what came after its question is dropped.
   async again(message) {
@@ -166,12 +167,12 @@ export const thread = {
   copyText: (message) => copy(replyOf(message).answer || replyOf(message).content),
 
   // Keeps what is not kept yet, in the place of everything behind what is. One call after the other.
-  save(conversation, options = {}) {
-    const work = () => this.attempt(() => this.keep(conversation, options));
+  save(conversation) {
+    const work = () => this.attempt(() => this.keep(conversation));
     conversation.saved = (conversation.saved ?? Promise.resolve()).then(work);
     return conversation.saved;
   },
-  async keep(conversation, options = {}) {
+  async keep(conversation) {
     if (conversation.isDeleted) return;
     if (!conversation.id) {
       const body = { title: conversation.title, model: this.model, options: optionsOf(this.form) };
@@ -183,7 +184,8 @@ export const thread = {
     const fresh = first < 0 ? [] : kept.slice(first);
     const after = (first < 0 ? kept.at(-1) : kept[first - 1])?.id ?? 0;
     const body = { after, messages: fresh.map(stored) };
-    const { messages } = await api("PUT", `${this.path(conversation)}/messages`, body, options);
+    const keepalive = JSON.stringify(body).length < MAX_LAST_CHARACTERS;
+    const { messages } = await api("PUT", `${this.path(conversation)}/messages`, body, { keepalive });
     messages.forEach(({ id }, index) => (fresh[index].id = id));
     await this.readList();
   },

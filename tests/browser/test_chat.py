@@ -82,6 +82,36 @@ def test_a_reply_is_stopped_by_escape_and_what_was_written_is_kept(chat: Page) -
     expect(chat.locator(REPLIES)).to_contain_text("Stopped.")
 
 
+def test_a_page_that_is_left_keeps_what_was_written(server: Server, chat: Page) -> None:
+    chat.locator("#draft").fill("Count from 1 to 400.")
+    chat.locator("#draft").press("Enter")
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2")
+    chat.wait_for_function("() => location.hash.length > 1")
+    number = chat.url.partition("#")[2]
+    chat.locator(".brand").click()
+    expect(chat.get_by_role("heading", name="Overview")).to_be_visible()
+    expect(chat.locator(".status[data-tone=good]")).to_be_visible()
+    chat.goto(f"/admin/chat#{number}")
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2")
+
+
+def test_a_list_that_cannot_be_read_says_so_and_can_be_read_again(server: Server, visitor: Visitor) -> None:
+    visit = visitor(server)
+    page = visit.open("/admin/")
+    visit.witness.expects(503)
+    error = json.dumps({"error": {"message": "The disk is full.", "code": "store_unavailable"}})
+    page.route(
+        "**/admin/api/conversations*",
+        lambda route: route.fulfill(status=503, content_type="application/json", body=error),
+        times=1,
+    )
+    page.goto("/admin/chat")
+    expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("The disk is full.")
+    page.get_by_role("button", name="Try again").filter(visible=True).click()
+    expect(page.get_by_role("alert").filter(visible=True)).to_have_count(0)
+    expect(page.locator(".conversations .skeleton").first).to_be_hidden()
+
+
 def test_an_edited_question_drops_what_followed_and_a_reply_can_be_asked_for_again(server: Server, chat: Page) -> None:
     ask(chat)
     ask(chat, "Count from 1 to 3.")
