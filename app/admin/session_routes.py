@@ -102,13 +102,13 @@ class _Gatekeeper:
 
     async def set_up(self, request: Request) -> Response:
         """Choose the first password with the token of `serve`; the browser is signed in at once."""
-        async with self._setting_up:
+        if not is_local(request):
+            advice = "Set up Paceline on the computer it runs on, or run `paceline password` there."
+            raise Rejected(403, advice, "not_local", close=True)
+        asked = await read_json(request, SetupRequest)
+        async with self._setting_up:  # after the body: whoever sends it slowly must not keep the owner out
             if await asyncio.to_thread(lambda: self._accounts.has_account):
                 raise HTTPException(404)
-            asked = await read_json(request, SetupRequest)
-            if not is_local(request):
-                advice = "Set up Paceline on the computer it runs on, or run `paceline password` there."
-                raise Rejected(403, advice, "not_local")
             if not self._token.matches(asked.token):
                 advice = "This set-up code is not valid (any more): start Paceline again, or run `paceline password`."
                 raise Rejected(403, advice, "invalid_setup_code")

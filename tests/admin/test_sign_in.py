@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from http.cookies import SimpleCookie
 from typing import Any
 
@@ -110,6 +111,24 @@ async def test_two_at_once_make_one_account() -> None:
     attempts = [post(site.browser(), "/admin/api/setup", token=token, password=PASSWORD) for _ in range(5)]
     statuses = [response.status_code for response in await asyncio.gather(*attempts)]
     assert sorted(statuses) == [200, 404, 404, 404, 404]
+
+
+async def test_a_stranger_who_sends_slowly_does_not_keep_the_owner_out() -> None:
+    site = first_run()
+    token, end = site.admin.setup.issue(), asyncio.Event()
+
+    async def slowly() -> AsyncGenerator[bytes, None]:
+        yield b'{"token": '
+        await end.wait()
+        yield b'"x", "password": "y"}'
+
+    json_type = {"content-type": "application/json"}
+    slow = asyncio.create_task(site.browser().post("/admin/api/setup", content=slowly(), headers=json_type))
+    async with asyncio.timeout(5):
+        done = await post(site.browser(), "/admin/api/setup", token=token, password=PASSWORD)
+    assert done.status_code == 200
+    end.set()
+    assert (await slow).status_code == 404
 
 
 def test_serve_prints_the_address_only_while_there_is_no_account() -> None:
