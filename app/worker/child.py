@@ -45,7 +45,7 @@ def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 class Child:
     """The process and its channel. `end` leaves neither it nor its group behind."""
 
-    def __init__(self, process: Process, channel: ServerChannel, pipe: StderrPipe | None = None) -> None:
+    def __init__(self, process: Process, channel: ServerChannel, pipe: StderrPipe) -> None:
         self._process = process
         self._channel = channel
         self._pipe = pipe
@@ -64,7 +64,7 @@ class Child:
         `on_line` gets the lines of its stderr; without it they go where ours go.
         """
         ours, theirs = socket.socketpair()
-        pipe = None if on_line is None else StderrPipe(on_line)
+        pipe = StderrPipe(on_line)
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -72,7 +72,7 @@ class Child:
                 str(theirs.fileno()),
                 stdin=DEVNULL,
                 stdout=DEVNULL,
-                stderr=None if pipe is None else pipe.write_end,
+                stderr=pipe.write_end,
                 cwd=PACKAGE_PARENT,
                 env=worker_environment(os.environ),
                 pass_fds=(theirs.fileno(),),
@@ -80,13 +80,11 @@ class Child:
             )
         except BaseException:
             ours.close()
-            if pipe is not None:
-                pipe.give_up()
+            pipe.give_up()
             raise
         finally:
             theirs.close()
-        if pipe is not None:
-            pipe.listen()
+        pipe.listen()
         try:
             channel = await ServerChannel.open(ours, on_event, on_close)
         except BaseException:
@@ -126,6 +124,5 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
         code = await self._process.wait()
         self._channel.close()
-        if self._pipe is not None:
-            await self._pipe.close()
+        await self._pipe.close()
         return code

@@ -13,23 +13,27 @@ LAST_WORDS_SECONDS = 1.0
 
 
 class StderrPipe:
-    """`write_end` is for the child; then `listen`, and `close` once the child has ended."""
+    """`write_end` is for the child; then `listen` or `give_up`, and `close` once the child has ended.
 
-    def __init__(self, on_line: Callable[[str], None]) -> None:
-        self._on_line = on_line
-        self._read_end, self.write_end = os.pipe()
+    Without `on_line` there is no pipe: the child writes where we do.
+    """
+
+    def __init__(self, on_line: Callable[[str], None] | None) -> None:
+        self._on_line = on_line or (lambda _line: None)
+        self._read_end, self.write_end = (None, None) if on_line is None else os.pipe()
         self._task: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
         """The child has its end: let go of ours, and hand over its lines from now on."""
-        os.close(self.write_end)
-        self.write_end = -1
-        self._task = asyncio.create_task(self._run(), name="stderr of the worker")
+        if self._read_end is not None and self.write_end is not None:
+            os.close(self.write_end)
+            self._task = asyncio.create_task(self._run(self._read_end), name="stderr of the worker")
 
     def give_up(self) -> None:
         """There will be no child."""
-        os.close(self.write_end)
-        os.close(self._read_end)
+        for end in (self._read_end, self.write_end):
+            if end is not None:
+                os.close(end)
 
     async def close(self) -> None:
         """Hand over the last words, then stop listening."""
@@ -37,11 +41,11 @@ class StderrPipe:
             await asyncio.wait({self._task}, timeout=LAST_WORDS_SECONDS)
             self._task.cancel()
 
-    async def _run(self) -> None:
+    async def _run(self, read_end: int) -> None:
         """An endless line comes in pieces."""
         stream = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(self._read_end, "rb")
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb")
         )
         rest = b""
         try:
