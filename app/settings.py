@@ -192,7 +192,7 @@ class Settings(BaseModel):
     @field_validator("home")
     @classmethod
     def _expand_home(cls, home: Path) -> Path:
-        return home.expanduser().absolute()
+        return setting_texts.absolute(str(home))
 
     @field_validator("api_key")
     @classmethod
@@ -206,7 +206,7 @@ class Settings(BaseModel):
     @classmethod
     def _bare_host(cls, host: str) -> str:
         host = host.strip().strip("[]")
-        if not host:
+        if not host or " " in host or not host.isprintable():
             raise ValueError("give an address, such as 127.0.0.1")
         return host
 
@@ -216,7 +216,7 @@ class Settings(BaseModel):
         for name in names:
             if hosts.NAME.fullmatch(name) is None:
                 raise ValueError("give names without scheme, port or wildcard, such as studio.local")
-        return names
+        return tuple(name.lower() for name in names)
 
     @property
     def is_loopback(self) -> bool:

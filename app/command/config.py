@@ -35,7 +35,7 @@ def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **word
         settings = read_settings(**{name: value for name, value in words.items() if value is not None})
         extra: dict[str, Any] = {}
         if model_dirs:
-            extra["model_dirs"] = (*(folder.expanduser() for folder in model_dirs), *settings.model_dirs)
+            extra["model_dirs"] = (*(folder.expanduser().absolute() for folder in model_dirs), *settings.model_dirs)
         if drafts:
             extra["drafts"] = {**settings.drafts, **read_settings(drafts=",".join(drafts)).drafts}
     except SettingsError as error:

@@ -25,11 +25,21 @@ def folders(value: object) -> object:
     parts = value.split(os.pathsep) if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         return value
-    return tuple(Path(part).expanduser() if isinstance(part, str) else part for part in parts if part)
+    return tuple(absolute(part) if isinstance(part, str) else part for part in parts if part)
 
 
 def folder(value: object) -> object:
-    return Path(value).expanduser().absolute() if isinstance(value, str) and value else value or None
+    return absolute(value) if isinstance(value, str) and value else value or None
+
+
+def absolute(text: str) -> Path:
+    """The worker and downloads run in other folders than whoever gave this one."""
+    if "\0" in text:
+        raise ValueError("no folder has a name with a NUL character")
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ValueError("there is no such user: give the whole path, beginning with /") from None
 
 
 def names(value: object) -> object:
@@ -42,7 +52,10 @@ def pairs(value: object) -> object:
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("{"):
-        return json.loads(value)
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError('this is not valid JSON: give an object like {"main": "draft"}') from None
     found = [part.partition("=") for part in value.split(",") if part.strip()]
     if any(not (main.strip() and equals and draft.strip()) for main, equals, draft in found):
         raise ValueError('give pairs like "main=draft,other=off", or a JSON object')

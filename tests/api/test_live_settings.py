@@ -54,7 +54,7 @@ def test_values_are_taken_as_text_and_as_json() -> None:
     live = make()
     for name, text, value, plain in (
         ("allowed_hosts", "Studio.local, mac", ("studio.local", "mac"), ["studio.local", "mac"]),
-        ("allowed_hosts", ["mac"], ("mac",), ["mac"]),
+        ("allowed_hosts", ["Mac"], ("mac",), ["mac"]),
         ("model_dirs", "/a:/b", (Path("/a"), Path("/b")), ["/a", "/b"]),
         ("model_dirs", ["/c"], (Path("/c"),), ["/c"]),
         ("downloads_folder", "/d", Path("/d"), "/d"),

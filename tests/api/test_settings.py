@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from app.command.config import given
 from app.settings import Settings, SettingsError, describe_settings, read_settings
 
 
@@ -58,6 +59,12 @@ def test_texts_as_the_environment_gives_them() -> None:
         ("port", "65536"),
         ("port", "http"),
         ("host", " "),
+        ("host", "a b"),
+        ("home", "~nobody-of-that-name/x"),
+        ("downloads_folder", "~nobody-of-that-name/x"),
+        ("downloads_folder", "a\0b"),
+        ("model_dirs", "/a:~nobody-of-that-name"),
+        ("model_dirs", "a\0b"),
         ("policy", "always"),
         ("max_rows", "0"),
         ("queue_limit", "-1"),
@@ -66,6 +73,7 @@ def test_texts_as_the_environment_gives_them() -> None:
         ("drafts", "main"),
         ("drafts", "{"),
         ("drafts", '{"a": 1}'),
+        ("drafts", '{"a":' * 100_000),
         ("num_draft_tokens", "65"),
         ("acceptance", "always"),
         ("speculative_config", '{"method": "medusa"}'),
@@ -87,6 +95,16 @@ def test_an_error_is_one_line_that_names_the_variable(name: str, value: str) -> 
     assert message.startswith(f"PACELINE_{name.upper()}: ")
     assert "\n" not in message
     assert value not in {"two words", "ключ"} or value not in message
+
+
+def test_a_folder_is_kept_with_its_whole_path_because_other_processes_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = make(model_dirs="models", downloads_folder="loads", home="state")
+    assert settings.model_dirs == (tmp_path / "models",)
+    assert (settings.downloads_folder, settings.home) == (tmp_path / "loads", tmp_path / "state")
+    assert given(model_dirs=[Path("more")]).model_dirs[0] == tmp_path / "more"
 
 
 @pytest.mark.parametrize(
