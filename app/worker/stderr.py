@@ -20,7 +20,10 @@ class StderrPipe:
 
     def __init__(self, on_line: Callable[[str], None] | None) -> None:
         self._on_line = on_line or (lambda _line: None)
-        self._read_end, self.write_end = (None, None) if on_line is None else os.pipe()
+        self._read_end: int | None = None
+        self.write_end: int | None = None
+        if on_line is not None:
+            self._read_end, self.write_end = os.pipe()
         self._task: asyncio.Task[None] | None = None
 
     def listen(self) -> None:
