@@ -67,9 +67,9 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
 
     @router.get("/admin/setup")
     def get_setup(request: Request) -> Response:
-        """The page that asks for the first password; not there once there is an account."""
+        """The page that asks for the first password; once there is an account, the sign-in."""
         if accounts.has_account:
-            raise HTTPException(404)
+            return RedirectResponse("/admin/login", 303)
         data = {
             "local": is_local(request),
             "minutes": VALID_SECONDS // 60,

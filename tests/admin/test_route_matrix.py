@@ -143,7 +143,8 @@ def check_stranger(response: httpx2.Response, route: str, access: Access) -> Non
         assert status == 401, route
         assert set(response.json()) == {"error"}, route
     elif access == "entrance":
-        assert route == "GET /admin/login" or status in {400, 403, 404}, route
+        is_sent_on = status == 303 and response.headers["location"] == "/admin/login"
+        assert route == "GET /admin/login" or is_sent_on or status in {400, 403, 404}, route
     else:
         assert status in {200, 303, 404, 503}, route
 
