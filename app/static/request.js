@@ -1,7 +1,7 @@
 // One request: where its seconds went, how its drafts fared by place and by method, and why. Live while it runs.
 
 import { api, attempt, component, confirm, data, live, number, percent, seconds, t } from "./core.js";
-import { requestWords } from "./running.js";
+import { callerWords, requestWords } from "./running.js";
 
 const PHASES = {
   queue: () => t("requests.phase_queue"),
@@ -109,7 +109,7 @@ component("request", () => ({
     const unlimited = t("requests.unlimited");
     const facts = [
       [t("requests.endpoint"), this.request.endpoint],
-      [t("requests.key"), this.request.key || t("requests.no_key")],
+      [t("requests.key"), callerWords(this.request.key) || t("requests.no_key")],
       [t("requests.streamed"), asked.streamed ? t("requests.yes") : t("requests.no")],
       [t("requests.choices"), number(asked.choices)],
       [t("requests.max_tokens"), asked.max_tokens === null ? unlimited : number(asked.max_tokens)],

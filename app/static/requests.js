@@ -1,7 +1,7 @@
 // Requests: what runs, live, above a list of what ran, which can be narrowed, read further back, and cleared.
 
 import { api, attempt, component, confirm, data, live, number, t } from "./core.js";
-import { requestWords } from "./running.js";
+import { callerWords, requestWords } from "./running.js";
 
 const ADDRESS = "/admin/api/requests";
 const FINE = ["stop", "length", "tool_calls"];
@@ -43,7 +43,8 @@ component("requests", () => ({
   },
   tokens: (request) =>
     t("requests.token_counts", { prompt: number(request.prompt_tokens), written: number(request.completion_tokens) }),
-  keyWords: (request) => t("requests.by_key", { name: request.key }),
+  keyWords: (request) => t("requests.by_key", { name: callerWords(request.key) }),
+  caller: (request) => callerWords(request.key),
   cancelWords: (request) => t("requests.cancel_named", { model: request.model }),
 
   // What ended meanwhile goes on top, unless the filter keeps it out.

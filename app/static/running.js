@@ -32,3 +32,6 @@ export const requestWords = {
     })[request.outcome] ?? request.outcome,
   outcomeTone: (request) => (FINE.includes(request.outcome) ? "good" : request.outcome === "cancelled" ? "" : "bad"),
 };
+
+// Who asked: a key by its name, and these pages.
+export const callerWords = (name) => (name === "dashboard" ? t("requests.dashboard") : name);
