@@ -61,11 +61,11 @@
       const found = [document.title];
       for (let node = walker.nextNode(); node; node = walker.nextNode()) {
         const parent = node.parentElement;
-        if (!node.data.trim() || parent.closest("script, style, template, code, pre, bdi, svg, noscript, [data-role], .u-wrap")) continue;
+        if (!node.data.trim() || parent.closest("body [lang], script, style, template, code, pre, bdi, svg, noscript, [data-role], .u-wrap")) continue;
         if (parent.checkVisibility() || parent.closest(".hidden")) found.push(node.data.trim());
       }
       for (const each of document.querySelectorAll("body [aria-label], body [title], body [placeholder], body [alt]")) {
-        if (!each.checkVisibility()) continue;
+        if (!each.checkVisibility() || each.closest("body [lang]")) continue;
         for (const name of ["aria-label", "title", "placeholder", "alt"]) {
           if (each.getAttribute(name)?.trim()) found.push(each.getAttribute(name).trim());
         }

@@ -32,6 +32,7 @@ PLACES = (
     Place("downloads", "/admin/downloads", "/admin/downloads"),
     Place("requests", "/admin/requests", "/admin/requests"),
     Place("request", "/admin/requests/{request}", "/admin/requests/{request_id}"),
+    Place("logs", "/admin/logs", "/admin/logs"),
     Place("settings", "/admin/settings", "/admin/settings"),
     Place("connect", "/admin/connect", "/admin/connect"),
     Place("login", "/admin/login", "/admin/login", signed_in=False),

@@ -42,7 +42,7 @@ def scene(folder: Path, browser: Browser, *, is_under_way: bool = False) -> Iter
         if is_under_way:
             hub.faults.pause_seconds = 0.03
         else:
-            hub.faults.stalls.extend([DOWNLOADED_BYTES] * 3)  # of three files only the weights are larger
+            hub.faults.stalls.extend([DOWNLOADED_BYTES] * 100)  # of three files only the weights are larger
         environment = {"PACELINE_MODEL_DIRS": str(folder / "models"), "PACELINE_HUB_ENDPOINT": hub.address}
         with serving(folder, **environment) as server:
             furnish(server, browser)

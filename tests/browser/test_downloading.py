@@ -16,7 +16,8 @@ from tests.hub.stand_in import StandInHub, stand_in_hub
 words = read_words()
 REPOSITORY = "mlx-community/Tiny-1B-4bit"
 FILES = model_files(100_000)
-CUT_BYTES, STALL_BYTES = 200_000, 150_000
+CUT_BYTES = 200_000
+SLICE_BYTES, PAUSE_SECONDS = 16_384, 0.25
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -43,16 +44,14 @@ def test_a_cut_download_goes_on_where_it_was_and_becomes_a_model(
     page.get_by_role("button", name=words("downloads.look_named", repository=REPOSITORY)).click()
     expect(page.get_by_text(words("downloads.size"), exact=True)).to_be_visible()
 
-    small = [len(each) for name, each in FILES.items() if name != "model.safetensors"]
-    assert max(small) < STALL_BYTES
-    hub.faults.cuts.extend([CUT_BYTES] * len(FILES))
-    hub.faults.stalls.extend([10 * CUT_BYTES] * len(FILES) + [STALL_BYTES])
+    hub.faults.cuts.extend([CUT_BYTES] * len(FILES))  # smaller files come whole
+    hub.faults.slices, hub.faults.pause_seconds = SLICE_BYTES, PAUSE_SECONDS
     page.get_by_role("button", name=re.compile(r"^Download [\d.,]+ kB$")).click()
     row = page.locator("#queue-title ~ ul > li", has=page.get_by_text(REPOSITORY, exact=True))
     bar = row.locator("progress")
     expect(bar).to_be_visible()
     pause = row.get_by_role("button", name=words("downloads.pause"), exact=True)
-    page.wait_for_function("(bar) => bar.value > 0.3 && bar.value < 1", arg=bar.element_handle())
+    page.wait_for_function("(bar) => bar.value > 0.3", arg=bar.element_handle())
     assert [seen for seen in hub.gets("model.safetensors") if seen.range], "nothing was resumed after the cut"
 
     pause.click()
