@@ -29,6 +29,9 @@ const page = {
     this.restoreDraft();
     addEventListener("pagehide", () => this.leave());
     addEventListener("keydown", (event) => this.press(event));
+    const navigation = document.querySelector(".side nav"); // at the bottom of a phone: the page ends above it
+    const measure = () => document.body.style.setProperty("--navigation", `${navigation.offsetHeight}px`);
+    new ResizeObserver(measure).observe(navigation);
     await this.read();
     addEventListener("hashchange", () => this.openNamed());
     if (!(await this.openNamed()) && matchMedia("(pointer: fine)").matches) byId("draft").focus();
