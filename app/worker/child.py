@@ -59,7 +59,7 @@ class Child:
         on_close: Callable[[str], None],
         on_line: Callable[[str], None] | None = None,
     ) -> "Child":
-        """Start `command --channel-fd N` in its own session; `on_line` hears its stderr. Raises OSError when it cannot."""
+        """Start `command --channel-fd N` in its own session; `on_line` hears its stderr. Raises OSError."""
         ours, theirs = socket.socketpair()
         pipe = StderrPipe(on_line)
         try:
