@@ -14,7 +14,7 @@ from app.admin.context import AdminContext
 from app.admin.model_page import render_model
 from app.admin.model_setting_words import SECTIONS, WORDS
 from app.admin.model_view import ModelView
-from app.admin.setting_words import FELT_WORDS
+from app.admin.setting_words import FELT_WORDS, OPTION_WORDS
 from app.admin.templating import Pages
 from app.serving.body import read_json
 from app.serving.described import describe_model
@@ -61,6 +61,7 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
             sections=[(title, [rows[name] for name in names]) for title, names in SECTIONS],
             words=WORDS,
             felt_words=FELT_WORDS,
+            option_words=OPTION_WORDS,
         )
 
 

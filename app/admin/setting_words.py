@@ -1,4 +1,4 @@
-"""The words of the settings page: for each setting its name and what it is, for each section its title."""
+"""The words of the settings page: a name and an explanation for each setting, its options, the titles of sections."""
 
 from collections.abc import Mapping
 
@@ -46,3 +46,15 @@ FELT_WORDS: Mapping[str, str] = {
     "reload": "settings.felt_reload",
     "restart": "settings.felt_restart",
 }
+OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
+    "theme": {"system": "theme.system", "light": "theme.light", "dark": "theme.dark"},
+    "policy": {"single": "drafts.policy_single", "auto": "drafts.policy_auto", "off": "drafts.policy_off"},
+    "acceptance": {"coupled": "drafts.coupled", "rejection": "drafts.rejection"},
+    "log_level": {
+        "debug": "settings.log_debug",
+        "info": "logs.from_info",
+        "warning": "logs.from_warning",
+        "error": "logs.from_error",
+    },
+}
+"""What there is to choose; languages say their own names."""

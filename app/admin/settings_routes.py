@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import RootModel
 
 from app.admin.context import AdminContext
-from app.admin.setting_words import FELT_WORDS, SECTION_WORDS, WORDS
+from app.admin.setting_words import FELT_WORDS, OPTION_WORDS, SECTION_WORDS, WORDS
 from app.admin.templating import Pages
 from app.core.errors import InvalidSetting, ModelUnavailable
 from app.hub.catalog import CatalogModel
@@ -51,6 +51,7 @@ def _add_page(router: APIRouter, context: AdminContext, pages: Pages) -> None:
             words=WORDS,
             section_words=SECTION_WORDS,
             felt_words=FELT_WORDS,
+            option_words=OPTION_WORDS,
             locked_down=context.store.locked_down,
         )
 

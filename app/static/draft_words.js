@@ -25,7 +25,7 @@ function gain(measured) {
   const gainTone = measured.gain >= PAYS ? "good" : "";
   const length = t.n("drafts.per_step", measured.num_draft_tokens);
   const speed = t("drafts.speed", { speed: number(measured.tokens_per_second, 0) });
-  return { gainTone, gainWords: times(measured.gain), measuredWords: `${speed}, ${length}` };
+  return { gainTone, gainWords: times(measured.gain), measuredWords: `${speed} · ${length}` };
 }
 
 export function candidateRow(each, { view, chosen }) {

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.admin.setting_words import FELT_WORDS, SECTION_WORDS, WORDS
+from app.admin.setting_words import FELT_WORDS, OPTION_WORDS, SECTION_WORDS, WORDS
 from app.core.errors import ModelUnavailable
 from app.core.messages import LoadedModel, Snapshot
 from app.model_settings import ALL_METHODS, ModelSettings
@@ -42,6 +42,8 @@ async def test_every_setting_is_told_with_all_that_a_form_needs(client: httpx2.A
         assert row["takes_effect"] in FELT_WORDS, name
         assert row["section"] in SECTIONS, name
         assert row["kind"] in {"switch", "number", "text", "choice", "list", "pairs", "json", "secret", "size"}, name
+        if row["kind"] == "choice" and name != "language":
+            assert list(OPTION_WORDS[name]) == row["options"], name
     assert set(SECTION_WORDS) == set(SECTIONS)
     assert (rows["port"]["least"], rows["port"]["most"], rows["port"]["whole"]) == (0, 65535, True)
     assert rows["theme"]["options"] == ["system", "light", "dark"]
