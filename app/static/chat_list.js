@@ -86,8 +86,9 @@ export const list = {
     this.renamed = 0;
     if (!title || title === conversation.title) return;
     const isDone = await this.attempt(() => api("PATCH", this.path(conversation), { title }));
-    if (isDone) conversation.title = title;
-    if (isDone && this.isCurrent(conversation)) this.current.title = title;
+    if (!isDone) return;
+    if (this.isCurrent(conversation)) this.current.title = title;
+    await this.attempt(() => this.readList());
   },
   keepTitle() {
     this.renamed = 0;

@@ -157,6 +157,7 @@ def test_conversations_are_found_renamed_and_deleted(chat: Page) -> None:
     expect(entries).to_have_count(1)
     entries.first.hover()
     entries.first.get_by_title("Rename").click()
+    expect(chat.get_by_label("Title", exact=True)).to_be_focused()
     chat.keyboard.type("Water")
     chat.keyboard.press("Enter")
     expect(entries.first).to_contain_text("Water")
