@@ -112,7 +112,7 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     watching = asyncio.create_task(context.live.watch())
     await admin.downloads.start()
     yield
-    await admin.downloads.queue.stop()
+    await admin.downloads.stop()
     await admin.models.close()
     watching.cancel()
     journalling.cancel()

@@ -44,7 +44,7 @@ def _add_queue(router: APIRouter, context: AdminContext) -> None:
     @router.get("/admin/api/downloads")
     async def list_downloads() -> dict[str, Any]:
         """Every download, and the room on the disk."""
-        return tools.snapshot()
+        return await tools.snapshot()
 
     @router.post("/admin/api/downloads", status_code=202)
     async def add_download(request: Request) -> dict[str, Any]:

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ from app.store.download_rows import DownloadRows
 from app.store.store import Store
 
 ANSWER_SECONDS = 25.0
+CONVERSATIONS = 4
+"""With the hub at the same time."""
 
 Answer = TypeVar("Answer")
 
@@ -35,6 +38,8 @@ class DownloadTools:
     token: HubToken
     folder: Callable[[], Path]
     endpoint: Callable[[], str]
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(CONVERSATIONS, "hub"))
+    """For the hub alone: one that does not answer must not take the threads that every request needs."""
 
     @classmethod
     def of(cls, context: Context, store: Store, arrived: Callable[[Download], None]) -> "DownloadTools":
@@ -51,7 +56,7 @@ class DownloadTools:
         configuration = Configuration(
             folder=lambda: live.current.downloads_path,
             parallel=lambda: live.current.parallel_downloads,
-            token=token.read,
+            token=lambda: token.read(endpoint()),
             endpoint=endpoint,
         )
         queue = Downloads(DownloadRows(store), configuration, arrived=list_and_tell)
@@ -64,21 +69,29 @@ class DownloadTools:
         except StoreUnavailable as error:
             logger.warning("Earlier downloads are not known: %s", error.message)
 
+    async def stop(self) -> None:
+        """The server ends."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        await self.queue.stop()
+
     async def ask(self, call: Callable[[Hub], Answer]) -> Answer:
         """One conversation with the hub, in a thread, for as long as a person waits. Raises `HubProblem`."""
-        token = await asyncio.to_thread(self.token.read)
+        endpoint = self.endpoint()
+        token = await asyncio.to_thread(self.token.read, endpoint)
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                return await asyncio.to_thread(call, Hub(self.endpoint() or None, token))
+                return await loop.run_in_executor(self.threads, call, Hub(endpoint or None, token))
         except TimeoutError:
             raise HubProblem("offline") from None
 
-    def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self) -> dict[str, Any]:
         """The queue and the disk, as the page and the topic `downloads` show them."""
-        return {"downloads": self.queue.views(), "free_bytes": self.free_bytes(), "folder": str(self.folder())}
+        free_bytes = await asyncio.to_thread(self.free_bytes)
+        return {"downloads": self.queue.views(), "free_bytes": free_bytes, "folder": str(self.folder())}
 
     def free_bytes(self) -> int:
-        """Room on the disk of the downloads folder, which need not be there yet."""
+        """Room on the disk of the downloads folder, which need not be there yet; a disk may take long to answer."""
         folder = self.folder()
         there = next((each for each in (folder, *folder.parents) if each.is_dir()), Path("/"))
         try:

@@ -55,7 +55,7 @@ def _add_search(router: APIRouter, context: AdminContext) -> None:
         return {
             **asdict(details),
             "files": [{"name": name, "size_bytes": size} for name, size in details.files],
-            "free_bytes": tools.free_bytes() - tools.queue.promised_bytes,
+            "free_bytes": await asyncio.to_thread(tools.free_bytes) - tools.queue.promised_bytes,
             "memory_ceiling_bytes": ceiling,
             "fits_memory": details.weights_bytes * ROOM_SHARE <= ceiling if ceiling else None,
             "is_here": await asyncio.to_thread(tools.commit_here, repository) == details.commit,
@@ -75,14 +75,14 @@ def _add_token(router: APIRouter, context: AdminContext) -> None:
     @router.get("/admin/api/hub/token")
     async def get_token() -> dict[str, Any]:
         """Where the token comes from: `paceline`, `hugging_face` or `none`."""
-        return {"origin": await asyncio.to_thread(tools.token.origin)}
+        return {"origin": await asyncio.to_thread(tools.token.origin, tools.endpoint())}
 
     @router.put("/admin/api/hub/token")
     async def put_token(request: Request) -> dict[str, Any]:
         """Store a token, or remove the stored one."""
         body = await read_json(request, TokenBody)
-        await asyncio.to_thread(tools.token.write, body.token)
-        return {"origin": await asyncio.to_thread(tools.token.origin)}
+        await asyncio.to_thread(tools.token.write, body.token, tools.endpoint())
+        return {"origin": await asyncio.to_thread(tools.token.origin, tools.endpoint())}
 
 
 def _pair_object(context: AdminContext, pair: Pair) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _pull_here(settings: Settings, repository: str, revision: str, bar: Bar) -> 
         repository=repository,
         revision=revision,
         downloads_folder=str(settings.downloads_path),
-        token=HubToken(settings.home).read(),
+        token=HubToken(settings.home).read(settings.hub_endpoint),
         endpoint=settings.hub_endpoint,
         reserve_bytes=RESERVE_BYTES,
     )

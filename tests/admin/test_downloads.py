@@ -1,5 +1,6 @@
 """Downloads through the dashboard's routes, against the stand-in hub: search, sizes, queue, files and the token."""
 
+import asyncio
 import dataclasses
 import re
 import stat
@@ -15,6 +16,8 @@ from app.admin.download_tools import DownloadTools
 from app.core.download import Download
 from app.core.messages import LoadedModel, Ready, Snapshot
 from app.hub.catalog import Catalog
+from app.hub.hub_files import Hub
+from app.hub.hub_search import Found, search
 from app.main import admin_context, build
 from app.serving.activity import Activity
 from app.serving.context import Context
@@ -142,6 +145,22 @@ async def test_offline_has_words_and_leaves_the_rest_alone(site: DownloadSite) -
     assert (await site.call("GET", "/admin/api/hub/recommended"))["pairs"]
 
 
+async def test_a_hub_that_does_not_answer_holds_up_nothing_else(site: DownloadSite) -> None:
+    site.hub.faults.searches_hang = True
+    searches = [asyncio.create_task(site.tools.ask(_search)) for _ in range(40)]
+    async with asyncio.timeout(10):
+        while not site.hub.seen:
+            await site.call("GET", "/admin/api/downloads")
+        await site.call("GET", "/admin/api/hub/token")
+    site.hub.faults.searches_hang = False
+    site.hub.release.set()
+    await asyncio.gather(*searches)
+
+
+def _search(hub: Hub) -> list[Found]:
+    return search(hub, "x")
+
+
 async def test_a_model_in_use_or_of_somebody_else_is_not_deleted(site: DownloadSite) -> None:
     await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
     await site.until("done")
@@ -169,7 +188,10 @@ async def test_the_token_is_written_and_never_read(site: DownloadSite) -> None:
     answer = await site.call("PUT", "/admin/api/hub/token", {"token": " hf_abcdefgh1234 "})
     assert answer == {"origin": "paceline"}
     file = site.home / "hub_token"
-    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("hf_abcdefgh1234", 0o600)
+    assert (file.read_text().split(), stat.S_IMODE(file.stat().st_mode)) == (
+        ["hf_abcdefgh1234", site.hub.address],
+        0o600,
+    )
     refused = await site.call("PUT", "/admin/api/hub/token", {"token": "hf_a b<script>"}, 400)
     assert "script" not in str(refused)
     site.hub.tokens.add("hf_abcdefgh1234")
@@ -179,6 +201,26 @@ async def test_the_token_is_written_and_never_read(site: DownloadSite) -> None:
         assert "hf_abcdefgh1234" not in (await site.client.get(path)).text
     assert await site.call("PUT", "/admin/api/hub/token", {"token": ""}) == {"origin": "none"}
     assert not file.exists()
+
+
+async def test_a_token_is_told_to_the_hub_that_it_is_for_and_to_no_other(
+    site: DownloadSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = site.hub.address
+    theirs = tmp_path / "theirs"
+    theirs.write_text("hf_of_other_tools")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(theirs))
+    site.tools.token.write("hf_of_the_hub", "")
+    assert (site.tools.token.read(""), site.tools.token.read(stranger)) == ("hf_of_the_hub", "")
+    assert (await site.call("GET", "/admin/api/hub/token"))["origin"] == "none"
+    await site.call("GET", "/admin/api/hub/search?q=tiny")
+    await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
+    await site.until("done")
+    assert {each.authorization for each in site.hub.seen} == {""}
+    site.tools.token.write("", "")
+    assert (site.tools.token.read(""), site.tools.token.origin("")) == ("hf_of_other_tools", "hugging_face")
+    (site.home / "hub_token").write_text("hf_as_once_written")
+    assert (site.tools.token.read(""), site.tools.token.read(stranger)) == ("hf_as_once_written", "")
 
 
 async def test_recommended_pairs_fit_the_memory_of_this_computer(site: DownloadSite) -> None:

@@ -93,6 +93,8 @@ class Faults:
     api: deque[int] = field(default_factory=deque)
     held: set[str] = field(default_factory=set)
     """Repositories whose files wait for `release`."""
+    searches_hang: bool = False
+    """They wait for `release`."""
     xet_hangs: bool = False
     """The chunk store's token never comes."""
     ignores_ranges: bool = False
@@ -200,6 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.faults.api:
             self._refuse(self.hub.faults.api.popleft())
         elif not path:
+            if self.hub.faults.searches_hang:
+                self.hub.release.wait()
             self._send(_search(self.hub.repositories.values(), query))
         else:
             name, _, revision = path.partition("/revision/")
