@@ -9,8 +9,9 @@ import numpy as np
 from playwright.sync_api import Page
 
 COLOURS = 256
-KEPT_BITS = 0xF8
-"""Of each channel, where a picture has more colours than a palette holds."""
+FREQUENT = 160
+"""Of the palette; what is left of it goes to colours that differ more, of which these bits of each channel count."""
+KEPT_BITS = 0xF0
 READ_PIXELS = """async (encoded) => {
   const bytes = Uint8Array.from(atob(encoded), (each) => each.charCodeAt(0));
   const picture = await createImageBitmap(new Blob([bytes], { type: "image/png" }));
@@ -32,7 +33,7 @@ def smaller(picture: bytes, desk: Page) -> bytes:
 
 
 def with_palette(pixels: Any) -> tuple[Any, Any]:
-    """Which colour each pixel has, and the colours: the most frequent ones, for others the nearest of these."""
+    """Which colour each pixel has, and the colours: the most frequent ones, and some of every other kind."""
     flat = pixels.reshape(-1, 3).astype(np.uint32)
     codes = flat[:, 0] << 16 | flat[:, 1] << 8 | flat[:, 2]
     colours, which, counts = np.unique(codes, return_inverse=True, return_counts=True)
@@ -40,7 +41,8 @@ def with_palette(pixels: Any) -> tuple[Any, Any]:
         order = np.argsort(-counts)
         channels = np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1).astype(np.int32)
         _, first = np.unique(channels[order] & KEPT_BITS, axis=0, return_index=True)
-        kept = order[np.sort(first)[:COLOURS]]
+        ranked = np.concatenate([order[:FREQUENT], order[np.sort(first)]])
+        kept = ranked[np.sort(np.unique(ranked, return_index=True)[1])][:COLOURS]
         distances = ((channels[:, None, :] - channels[kept][None, :, :]) ** 2).sum(axis=2)
         which, colours = distances.argmin(axis=1)[which], colours[kept]
     palette = np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1).astype(np.uint8)

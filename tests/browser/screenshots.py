@@ -1,7 +1,11 @@
 """`make screenshots`: every page, light and dark, of a server with a life behind it, into `docs/screenshots/`."""
 
+import itertools
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -10,11 +14,18 @@ from tests.browser.conftest import CHROMIUM, MISSING
 from tests.browser.picture import smaller
 from tests.browser.places import PLACES, SET_UP, Place
 from tests.browser.scene import QUESTION, Scene, scene
-from tests.browser.server import Server, serving
+from tests.browser.server import MODEL, Server, serving
 from tests.browser.test_pages import NEXT_FRAMES
 from tests.browser.visit import PHONE, WIDE, visiting
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "screenshots"
+ASKED = (
+    "Write a markdown table of the squares from 1 to 20.",
+    "Count from 1 to 60.",
+    "Write a Python function that adds two numbers.",
+    "Return a JSON object with the keys name, age and city.",
+)
+ANSWERED_BEFORE = 30
 SCHEMES = ("light", "dark")
 ON_A_PHONE = ("overview", "drafts", "chat")
 HIGHEST_PIXELS = 1300
@@ -84,12 +95,44 @@ def photograph(browser: Browser, folder: Path) -> None:
 
 
 def show(photographer: Photographer, made: Scene) -> None:
-    """The download first: it is under way."""
+    """The download first, since it is under way; what tells of requests last, while somebody asks."""
+    busy = ("overview", "requests")
     for place in sorted(PLACES, key=lambda place: place.name != "downloads"):
-        photographer.take(made.server, place)
-    for place in PLACES:
-        if place.name in ON_A_PHONE:
-            photographer.take(made.server, place, phone=True)
+        if place.name not in busy:
+            photographer.take(made.server, place)
+    for name in ("chat", "drafts"):
+        photographer.take(made.server, named(name), phone=True)
+    with asking(made.server):
+        for name in busy:
+            photographer.take(made.server, named(name))
+        photographer.take(made.server, named("overview"), phone=True)
+
+
+def named(name: str) -> Place:
+    return next(place for place in PLACES if place.name == name)
+
+
+@contextmanager
+def asking(server: Server) -> Iterator[None]:
+    """Somebody asks one thing after another, long enough already for the course of the speed to show it."""
+    ended, begun = threading.Event(), threading.Semaphore(0)
+
+    def ask() -> None:
+        with server.another_client() as client:
+            for number in itertools.count():
+                if ended.is_set():
+                    return
+                asked = {"model": MODEL, "messages": [{"role": "user", "content": ASKED[number % len(ASKED)]}]}
+                client.post("/admin/api/v1/chat/completions", json=asked)
+                begun.release()
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    for _ in range(ANSWERED_BEFORE):
+        begun.acquire()
+    yield
+    ended.set()
+    asker.join()
 
 
 def main() -> None:

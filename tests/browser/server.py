@@ -60,6 +60,10 @@ class Server:
                 assert time.monotonic() - began < CALL_SECONDS, value
         raise AssertionError(f"the live feed ended before {topic} was as wanted: {value}")
 
+    def another_client(self) -> httpx2.Client:
+        """The same session for another thread."""
+        return httpx2.Client(base_url=self.address, cookies={COOKIE: self.cookie}, timeout=CALL_SECONDS)
+
     @property
     def cookie(self) -> str:
         return self.client.cookies.get(COOKIE) or ""

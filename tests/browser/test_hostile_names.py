@@ -1,0 +1,127 @@
+"""Sixty hostile strings as names of models, keys and repositories, as settings and in the log: all of them stay text.
+
+The witness of each visit fails a test that opened a dialog, asked another host or broke the policy. Titles and texts
+of the chat are in `test_hostile.py`.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.admin.hostile import HOSTILE
+from tests.browser.conftest import Visitor
+from tests.browser.server import Server, serving
+from tests.hub.folders import write_model
+from tests.hub.queue import model_files
+from tests.hub.stand_in import stand_in_hub
+
+NAME_BYTES = 200
+FOREIGN = """() => [...document.querySelectorAll(
+  "iframe, object, embed, base, form[action^=http], [onerror], [onload], [onfocus], [onmouseover], [style*=url], img"
+)].filter((each) => each.localName !== "img" || !each.src.startsWith(location.origin)).map((each) => each.outerHTML)"""
+ALERT = "alert(document.domain)"
+
+
+def as_folder(text: str) -> str:
+    """The nearest name that a folder may have: without `/`, control characters and surrogates, not too long."""
+    named = "".join(each for each in text.replace("/", "\N{FRACTION SLASH}") if each.isprintable())
+    return named.encode("utf-8", "ignore")[:NAME_BYTES].decode("utf-8", "ignore").strip(" .")
+
+
+NAMES = sorted({name for text in HOSTILE.values() if (name := as_folder(text))})
+ALL = "\n".join(HOSTILE.values())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose world means ill."""
+    folder = tmp_path_factory.mktemp("names")
+    for name in NAMES:
+        write_model(folder / "models" / name)
+    with stand_in_hub() as hub:
+        for name in NAMES:
+            hub.add(f"evil/{name}", model_files(8), tags=["mlx", f"license:{name}", name], library=name)
+        environment = {"PACELINE_MODEL_DIRS": str(folder / "models"), "PACELINE_HUB_ENDPOINT": hub.address}
+        with serving(folder, **environment) as running:
+            say_everything(running)
+            yield running
+
+
+def say_everything(server: Server) -> None:
+    """Where words of others get in besides; refusals are fine, too."""
+    for text in HOSTILE.values():
+        printable = text.encode("utf-8", "ignore").decode()
+        for path, body in (
+            ("/admin/api/keys", {"name": printable[:80], "scope": "inference"}),
+            ("/admin/api/v1/chat/completions", {"model": printable[:300], "messages": [], "user": printable}),
+            ("/admin/api/downloads", {"repository": printable[:300], "drafts_for": printable[:300]}),
+            ("/admin/api/models/load", {"model": printable[:300]}),
+        ):
+            response = server.client.post(path, json=body)
+            assert response.status_code < 500, (path, text, response.text)
+        response = server.client.patch("/admin/api/settings", json={"default_model": printable[:300]})
+        assert response.status_code < 500, response.text
+
+
+def check(page: Page) -> None:
+    assert page.evaluate(FOREIGN) == []
+    assert "49" not in page.locator("h1").first.inner_text()
+
+
+def test_names_of_models_stay_text_on_every_page_that_lists_them(server: Server, visitor: Visitor) -> None:
+    visit = visitor(server)
+    page = visit.open("/admin/models")
+    page.locator("#kind").select_option("all")
+    ids = {each["id"] for each in server.call("GET", "/admin/api/models")["models"]}
+    assert len(ids & set(NAMES)) > 50, "most hostile names are names of folders, too"
+    expect(page.locator("tbody tr")).to_have_count(len(ids))
+    listed = {each.strip() for each in page.locator("tbody th > a").all_text_contents()}
+    assert ids <= listed
+    check(page)
+    for path in ("/admin/", "/admin/chat", "/admin/connect", "/admin/requests"):
+        check(visit.open(path))
+
+
+@pytest.mark.parametrize("kind", ["drafts", "pays", "models"])
+def test_a_page_about_a_hostile_name_is_about_nothing_else(server: Server, visitor: Visitor, kind: str) -> None:
+    visit = visitor(server)
+    page = visit.open("/admin/models")
+    chosen = [name for name in NAMES if ALERT in name][:: len(NAMES) // 5]
+    for name in chosen:
+        row = page.get_by_role("link", name=name, exact=True).first
+        address = row.get_attribute("href") or ""
+        opened = visit.open(address.replace("/admin/drafts/", f"/admin/{kind}/"))
+        expect(opened.locator("h1")).to_have_text(name)
+        check(opened)
+        opened.close()
+
+
+def test_settings_and_keys_stay_text(server: Server, visitor: Visitor) -> None:
+    server.call("PATCH", "/admin/api/models/demo-assistant/settings", {"system_prompt": ALL})
+    visit = visitor(server)
+    page = visit.open("/admin/models/demo-assistant")
+    expect(page.locator("#setting-system_prompt")).to_have_value(ALL.replace("\r\n", "\n").replace("\r", "\n"))
+    check(page)
+    page = visit.open("/admin/settings")
+    keys = server.call("GET", "/admin/api/keys")["keys"]
+    assert len(keys) > 50
+    expect(page.locator("#keys .list > li")).to_have_count(len(keys))
+    assert page.locator("#keys .list b").all_text_contents() == [each["name"] for each in keys]
+    check(page)
+
+
+def test_lines_of_the_log_and_problems_stay_text(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/logs")
+    expect(page.locator(".lines")).to_contain_text(ALERT)
+    check(page)
+
+
+def test_what_the_hub_says_stays_text(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/downloads")
+    page.locator("#query").fill("evil")
+    page.keyboard.press("Enter")
+    found = page.locator("#search-title ~ ul > li")
+    expect(found.first).to_be_visible()
+    assert ALERT in " ".join(found.all_text_contents())
+    check(page)
