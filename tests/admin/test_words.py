@@ -23,6 +23,28 @@ from tests.admin.sources import APP, quoted_keys, scripts, templates
 KEY = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+")
 USE = re.compile(r"(?<![\w.])\$?(?:t|words)(\.n)?\(\s*[\"'`]([^\"'`]+)[\"'`]")
 ENGLISH = read_words().entries
+SCRIPTS = {
+    "ja": re.compile("[\u3040-\u30ff\u4e00-\u9fff]"),
+    "ko": re.compile("[\uac00-\ud7a3]"),
+    "zh-Hans": re.compile("[\u4e00-\u9fff]"),
+}
+NAMES = {
+    "DFlash",
+    "EAGLE",
+    "Hub",
+    "MLX",
+    "MTP",
+    "Min-p",
+    "N-gram",
+    "Paceline",
+    "Qwen",
+    "Top-k",
+    "Top-p",
+    "bit",
+    "mlx",
+    "mlx-lm",
+}
+UNITS = {"B", "s", "token"}
 
 
 def stem(key: str) -> str:
@@ -66,6 +88,16 @@ def test_every_language_has_the_same_keys_and_placeholders(language: str) -> Non
         assert set(PLACEHOLDER.findall(words)) == set(PLACEHOLDER.findall(english)), key
     for base in {stem(key) for key in ENGLISH} - set(ENGLISH):
         assert f"{base}.other" in entries, base
+
+
+@pytest.mark.parametrize("language", SCRIPTS)
+def test_a_translation_is_in_the_script_of_its_language_or_a_name(language: str) -> None:
+    foreign = [
+        PLACEHOLDER.sub("", words)
+        for words in read_words(language).entries.values()
+        if not SCRIPTS[language].search(words)
+    ]
+    assert {name for words in foreign for name in re.findall(r"[A-Za-z]+(?:-[A-Za-z]+)*", words)} <= NAMES | UNITS
 
 
 def test_values_fill_placeholders_and_nothing_else() -> None:
