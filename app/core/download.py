@@ -51,6 +51,11 @@ class Download:
     created_at: float = 0.0
     changed_at: float = 0.0
 
+    @property
+    def missing_bytes(self) -> int:
+        """What is still to arrive; 0 also while nobody knows."""
+        return max(0, self.total_bytes - self.done_bytes)
+
 
 def problem_text(repository: str, problem: str) -> str:
     """The words of a problem, with its detail behind them; "" for none."""

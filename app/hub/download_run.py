@@ -121,6 +121,8 @@ class DownloadRun:
                     line = await child.stdout.readline() if child.stdout is not None else b""
             except TimeoutError:
                 return Failed("stalled")
+            except ValueError:
+                return Failed("interrupted: a line without an end")
             if not line:
                 return Failed(f"interrupted: exit code {await child.wait()}")
             try:

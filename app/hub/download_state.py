@@ -74,8 +74,7 @@ def view_of(download: Download, running: Running | None) -> dict[str, Any]:
     """A download as plain values: the kept ones, how fast it is, and its problem in words."""
     view = asdict(download) | {"phase": "", "bytes_per_second": 0.0, "seconds_left": None}
     if running is not None:
-        missing = max(0, download.total_bytes - download.done_bytes)
-        seconds = running.rate.seconds_left(missing)
+        seconds = running.rate.seconds_left(download.missing_bytes)
         view |= {
             "phase": running.phase,
             "bytes_per_second": round(running.rate.bytes_per_second()),

@@ -6,6 +6,7 @@ paused. A repository has one download: asking again goes on with it.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 from app.core.download import FINISHED, Download
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.ports import Clock
-from app.hub.download_frames import Done, Event, Job, Listed, Progress, Verifying, Waiting
+from app.hub.download_frames import Done, Event, Failed, Job, Listed, Progress, Verifying, Waiting
 from app.hub.download_run import DownloadRun, Patience, Spawn, spawn_child
 from app.hub.download_state import Configuration, DownloadRows, Running, in_order, next_waiting, view_of
 from app.hub.partial_folder import forget_partials
@@ -67,13 +68,16 @@ class Downloads:
 
     async def stop(self) -> None:
         """End the processes; what ran is kept as running."""
+        saver, self._saver = self._saver, None
         running, self._running = list(self._running.values()), {}
-        if self._saver is not None:
-            self._saver.cancel()
-        for each in running:
-            each.task.cancel()
-        await asyncio.gather(*(each.task for each in running), return_exceptions=True)
-        await self._save()
+        tasks = [saver, *(each.task for each in running)] if saver is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self._save()
+        except PacelineError as error:
+            _logger.warning("how far downloads are was not kept: %s", error.message)
 
     def subscribe(self, arrived: Callable[[Download], None]) -> None:
         """Call `arrived` for each download that is done from now on."""
@@ -93,11 +97,7 @@ class Downloads:
     @property
     def promised_bytes(self) -> int:
         """What is still to arrive of everything that runs or waits."""
-        return sum(
-            max(0, each.total_bytes - each.done_bytes)
-            for each in self._downloads.values()
-            if each.state in {"queued", "running"}
-        )
+        return sum(each.missing_bytes for each in self._downloads.values() if each.state in {"queued", "running"})
 
     async def changed(self) -> None:
         """Return at the next change of any download."""
@@ -171,7 +171,7 @@ class Downloads:
 
     def fill(self) -> None:
         """Start the next ones while there is room for them."""
-        if self._saver is None or self._saver.cancelled():
+        if self._saver is None:
             return
         room = max(0, self._configuration.parallel() - len(self._running))
         for download in next_waiting(self._downloads.values())[:room]:
@@ -180,30 +180,32 @@ class Downloads:
             self._running[download.id] = Running(task, TransferRate(self._clock))
 
     async def _run(self, download_id: int) -> None:
-        download = self._downloads[download_id]
-        others = (self._downloads[each] for each in self._running if each != download_id)
-        promised = sum(max(0, other.total_bytes - other.done_bytes) for other in others)
-        job = Job(
-            repository=download.repository,
-            revision=download.revision,
-            downloads_folder=str(self._configuration.folder()),
-            token=self._configuration.token(),
-            endpoint=self._configuration.endpoint(),
-            reserve_bytes=self._configuration.reserve_bytes + promised,
-            **(self._configuration.job or {}),
-        )
-        run = DownloadRun(job, lambda event: self._hear(download_id, event), spawn=self._spawn, patience=self._patience)
+        hear = functools.partial(self._hear, download_id)
         try:
-            end = await run.run()
-        except OSError as error:
+            job = await self._job(download_id)
+            end = await DownloadRun(job, hear, spawn=self._spawn, patience=self._patience).run()
+        except Exception as error:  # whatever it is, the queue goes on
             _logger.exception("no downloading process could be started")
-            self._finish(download_id, state="failed", problem=f"interrupted: {error.strerror}")
-            return
+            end = Failed(f"interrupted: {getattr(error, 'strerror', None) or type(error).__name__}")
         if isinstance(end, Done):
             total = self._downloads[download_id].total_bytes
             self._finish(download_id, state="done", problem="", folder=end.folder, done_bytes=total)
         else:
             self._finish(download_id, state="failed", problem=end.problem)
+
+    async def _job(self, download_id: int) -> Job:
+        download = self._downloads[download_id]
+        others = (self._downloads[each] for each in self._running if each != download_id)
+        promised = sum(other.missing_bytes for other in others)
+        return Job(
+            repository=download.repository,
+            revision=download.revision,
+            downloads_folder=str(self._configuration.folder()),
+            token=await asyncio.to_thread(self._configuration.token),
+            endpoint=self._configuration.endpoint(),
+            reserve_bytes=self._configuration.reserve_bytes + promised,
+            **(self._configuration.job or {}),
+        )
 
     def _hear(self, download_id: int, event: Event) -> None:
         download, running = self._downloads[download_id], self._running.get(download_id)
@@ -234,7 +236,10 @@ class Downloads:
 
     def _arrive(self, download: Download) -> None:
         for arrived in self._listeners:
-            arrived(download)
+            try:
+                arrived(download)
+            except Exception:
+                _logger.exception("the arrival of %s was not felt everywhere", download.repository)
 
     async def _end(self, download_id: int) -> None:
         running = self._running.pop(download_id, None)

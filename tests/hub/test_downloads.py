@@ -2,13 +2,15 @@
 
 import asyncio
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from app.core.download import Download
 from app.core.errors import InvalidRequest
-from app.hub.download_run import Patience
+from app.hub.download_run import Child, Patience, spawn_child
 from tests.hub.queue import Place, model_files, until, until_state
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
@@ -224,6 +226,39 @@ async def test_cancel_removes_what_arrived_and_the_row_can_go(place: Place, hub:
         assert downloads.views() == []
     async with place.open() as downloads:
         assert downloads.views() == []
+
+
+async def test_whatever_becomes_of_a_process_the_queue_goes_on(place: Place, hub: StandInHub) -> None:
+    hub.add("a/noisy", model_files())
+
+    async def spawn(job: bytes) -> Child:
+        if b"a/noisy" not in job:
+            return await spawn_child(job)
+        if not is_noisy:
+            raise RuntimeError("nobody expected this")
+        endless = [sys.executable, "-c", "print('x' * 200_000)"]
+        return await asyncio.create_subprocess_exec(*endless, stdout=asyncio.subprocess.PIPE)
+
+    async with place.open(spawn=spawn) as downloads:
+        downloads.subscribe(_broken)
+        is_noisy = True
+        await downloads.add("a/noisy")
+        await downloads.add(ID)
+        await until_state(downloads, "done", 2)
+        assert downloads.view(1)["problem"] == "interrupted"
+        is_noisy = False
+        await downloads.resume(1)
+        await until(downloads, lambda view: view["state"] == "failed" and "RuntimeError" in view["problem_text"])
+
+
+def _broken(_download: Download) -> None:
+    raise ValueError("nobody expected this either")
+
+
+async def test_a_store_that_cannot_be_written_at_the_end_is_no_crash(place: Place) -> None:
+    async with place.open() as downloads:
+        await downloads.add("no/such")
+        place.store_file.write_bytes(b"no database")
 
 
 async def test_nothing_is_imported_from_the_folder_that_the_server_was_started_in(
