@@ -5,6 +5,7 @@ import contextlib
 import logging
 import socket
 import sys
+import threading
 import webbrowser
 from collections.abc import AsyncGenerator, Callable
 
@@ -215,7 +216,8 @@ async def _serve(
         setup = setup_address(app.state.admin, url)
         announce(url, setup)
         if settings.open:
-            webbrowser.open(setup or url)
+            # in a thread: some browsers, and some scripts that start one, return when they end
+            threading.Thread(target=webbrowser.open, args=(setup or url,), daemon=True).start()
 
     server = DrainingServer(
         serve_config(app),

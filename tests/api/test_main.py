@@ -112,6 +112,16 @@ def test_it_serves_and_ends_with_0_on_sigterm(tmp_path: Path) -> None:
     assert time.monotonic() - began < 20
 
 
+def test_a_browser_that_stays_in_the_foreground_holds_nothing_up(tmp_path: Path) -> None:
+    browser, is_open = tmp_path / "browser", tmp_path / "is-open"
+    browser.write_text(f'#!/bin/sh\nwhile [ -e "{is_open}" ]; do sleep 0.1; done\n')
+    browser.chmod(0o700)
+    is_open.touch()
+    with running(tmp_path, PACELINE_OPEN="1", BROWSER=f"{browser} %s") as (_, url):
+        assert status_of(f"{url}health/live") == 200
+        is_open.unlink()
+
+
 def test_stored_settings_are_read_at_the_start_and_felt_while_it_runs(tmp_path: Path) -> None:
     store = Store(tmp_path / "state" / FILE_NAME)
     kept = StoredSettings(store)
