@@ -4,6 +4,9 @@ The witness of each visit fails a test that opened a dialog, asked another host 
 of the chat are in `test_hostile.py`.
 """
 
+import json
+import re
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +14,7 @@ from playwright.sync_api import Page, expect
 
 from tests.admin.hostile import HOSTILE
 from tests.browser.conftest import Visitor
+from tests.browser.folders import EMBEDDED
 from tests.browser.server import Server, serving
 from tests.hub.folders import write_model
 from tests.hub.queue import model_files
@@ -21,6 +25,8 @@ FOREIGN = """() => [...document.querySelectorAll(
   "iframe, object, embed, base, form[action^=http], [onerror], [onload], [onfocus], [onmouseover], [style*=url], img"
 )].filter((each) => each.localName !== "img" || !each.src.startsWith(location.origin)).map((each) => each.outerHTML)"""
 ALERT = "alert(document.domain)"
+WORKING = f"<img src=x onerror={ALERT}>"
+"""The name of a model that can answer."""
 
 
 def as_folder(text: str) -> str:
@@ -38,7 +44,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose world means ill."""
     folder = tmp_path_factory.mktemp("names")
     for name in NAMES:
-        write_model(folder / "models" / name)
+        if name == WORKING:
+            shutil.copytree(EMBEDDED / "demo-draft", folder / "models" / name)
+        else:
+            write_model(folder / "models" / name)
     with stand_in_hub() as hub:
         for name in NAMES:
             hub.add(f"evil/{name}", model_files(8), tags=["mlx", f"license:{name}", name], library=name)
@@ -59,9 +68,9 @@ def say_everything(server: Server) -> None:
             ("/admin/api/models/load", {"model": printable[:300]}),
         ):
             response = server.client.post(path, json=body)
-            assert response.status_code < 500, (path, text, response.text)
+            assert response.status_code != 500, (path, text, response.text)
         response = server.client.patch("/admin/api/settings", json={"default_model": printable[:300]})
-        assert response.status_code < 500, response.text
+        assert response.status_code != 500, response.text
 
 
 def check(page: Page) -> None:
@@ -111,9 +120,43 @@ def test_settings_and_keys_stay_text(server: Server, visitor: Visitor) -> None:
     check(page)
 
 
-def test_lines_of_the_log_and_problems_stay_text(server: Server, visitor: Visitor) -> None:
-    page = visitor(server).open("/admin/logs")
-    expect(page.locator(".lines")).to_contain_text(ALERT)
+def test_the_log_of_a_model_with_a_hostile_name_stays_text(server: Server, visitor: Visitor) -> None:
+    server.reply("Hello", model=WORKING, max_tokens=4)
+    visit = visitor(server)
+    for path, place in (("/admin/logs", ".lines"), ("/admin/requests", "tbody"), ("/admin/", "main")):
+        page = visit.open(path)
+        expect(page.locator(place).first).to_contain_text(WORKING)
+        check(page)
+
+
+def test_lines_of_the_log_stay_text_as_they_come(server: Server, visitor: Visitor) -> None:
+    first = 1_000_000
+    lines = [
+        {
+            "number": first + at,
+            "at": 1.8e9,
+            "level": "error",
+            "logger": text,
+            "text": text,
+            "trace": text,
+            "request": text,
+        }
+        for at, text in enumerate(HOSTILE.values())
+    ]
+    told = json.dumps({"last": first + len(lines), "lines": lines})
+    page = visitor(server).open("/admin/connect")
+    page.route(
+        re.compile("/admin/api/live[?]"),
+        lambda route: route.fulfill(content_type="text/event-stream", body=f"event: logs\ndata: {told}\n\n"),
+    )
+    page.route(
+        re.compile("/admin/api/logs[?]"), lambda route: route.fulfill(content_type="application/json", body=told)
+    )
+    page.goto("/admin/logs")
+    page.locator("#level").select_option("error")
+    expect(page.locator(".lines .line.error")).to_have_count(len(lines))
+    shown = page.locator(".lines .line.error .said").all_text_contents()
+    assert [each.strip() for each in shown] == [text.strip() for text in HOSTILE.values()]
     check(page)
 
 
