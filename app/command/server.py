@@ -110,6 +110,8 @@ class Server:
                 body = response.json()
             except ValueError:
                 body = {}
+            if _code(body) == "insufficient_scope":
+                raise NoKey(_message(body))
             raise CommandError(_message(body) or f"{self.address} answered {response.status_code}; is it Paceline?")
 
     @contextmanager
@@ -127,6 +129,11 @@ class Server:
             raise CommandError(
                 f"{self.address} did not answer in JSON; is it Paceline? try `paceline doctor`"
             ) from None
+
+
+def _code(body: Any) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    return str(error.get("code", "")) if isinstance(error, dict) else ""
 
 
 def _message(body: Any) -> str:

@@ -61,8 +61,13 @@ def test_without_a_server_it_downloads_itself(alone: Mapping[str, str]) -> None:
 
 
 def test_a_server_that_does_not_let_it_in_is_no_obstacle(alone: Mapping[str, str], fake: FakeServer) -> None:
+    there = {**alone, "PACELINE_PORT": str(fake.port)}
     fake.answers["/admin/api/downloads"] = (401, {"error": {"message": "sign in"}})
-    assert pull({**alone, "PACELINE_PORT": str(fake.port)}, ID).exit_code == 0
+    assert pull(there, ID).exit_code == 0
+    fake.answers["/admin/api/downloads"] = (403, {"error": {"message": "only", "code": "insufficient_scope"}})
+    assert pull(there, ID).exit_code == 0
+    fake.answers["/admin/api/downloads"] = (403, {"error": {"message": "the hub refused", "code": "hub_refused"}})
+    assert "the hub refused" in pull(there, ID).stderr
 
 
 def test_a_server_gets_it_into_its_queue(environment: Mapping[str, str], fake: FakeServer) -> None:
