@@ -3,12 +3,15 @@
 None is unset: the setting of the server, or the usual way, decides. `takes_effect` is as in `app.settings`.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.core.conflict import Conflict
+
+logger = logging.getLogger(__name__)
 
 Method = Literal["dflash", "eagle3", "mtp", "draft_model", "ngram"]
 ALL_METHODS: tuple[Method, ...] = get_args(Method)
@@ -69,8 +72,14 @@ class ModelSettings(BaseModel):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "ModelSettings":
-        """What was kept, perhaps by another version: names that mean nothing here are left out."""
-        return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
+        """What was kept, perhaps by another version: names and values that mean nothing here are left out."""
+        known = {name: value for name, value in values.items() if name in cls.model_fields}
+        try:
+            return cls.model_validate(known)
+        except ValidationError as error:
+            strange = {str(each["loc"][0]) for each in error.errors()}
+            logger.warning("stored settings of a model are left out: %s", ", ".join(sorted(strange)))
+            return cls.model_validate({name: value for name, value in known.items() if name not in strange})
 
     def with_speculation(self, other: "ModelSettings") -> "ModelSettings":
         """This model, drafting as `other` says and as nothing else."""

@@ -59,13 +59,14 @@ def test_settings_of_the_server_are_kept_all_or_none(path: Path) -> None:
     assert kept(path).settings() == {"port": 9001, "allowed_hosts": ["studio.local"]}
 
 
-def test_a_name_that_another_version_set_is_left_alone(path: Path) -> None:
+@pytest.mark.parametrize(("name", "value"), [("horoscope", 1), ("top_k", -5), ("methods", '"telepathy"')])
+def test_what_another_version_set_and_this_one_does_not_know_is_left_out(path: Path, name: str, value: object) -> None:
     kept(path).save_model("big", CHOSEN, source="test")
     with Store(path).session() as session:
         connection = session.connection()
-        connection.exec_driver_sql('UPDATE model_settings SET "values" = json_set("values", \'$.horoscope\', 1)')
+        connection.exec_driver_sql(f"""UPDATE model_settings SET "values" = json_set("values", '$.{name}', {value})""")  # noqa: S608
         session.info["guarded"] = True
-    assert kept(path).model("big") == CHOSEN
+    assert kept(path).model("big") == CHOSEN.model_copy(update={name: None} if name in CHOSEN.given() else {})
 
 
 def test_reading_makes_no_file(path: Path) -> None:
