@@ -26,6 +26,8 @@ from app.store.sessions import ABSOLUTE_SECONDS
 logger = logging.getLogger(__name__)
 
 MAX_SECRET_CHARACTERS = 4096
+MAX_BODY_BYTES = 1 << 20
+"""Nobody has signed in yet: who sends more gets no memory for it."""
 
 
 class SetupRequest(BaseModel):
@@ -105,7 +107,7 @@ class _Gatekeeper:
         if not is_local(request):
             advice = "Set up Paceline on the computer it runs on, or run `paceline password` there."
             raise Rejected(403, advice, "not_local", close=True)
-        asked = await read_json(request, SetupRequest)
+        asked = await read_json(request, SetupRequest, max_bytes=MAX_BODY_BYTES)
         async with self._setting_up:  # after the body: whoever sends it slowly must not keep the owner out
             if await asyncio.to_thread(lambda: self._accounts.has_account):
                 raise HTTPException(404)
@@ -120,7 +122,7 @@ class _Gatekeeper:
 
     async def log_in(self, request: Request) -> Response:
         """Sign this browser in."""
-        asked = await read_json(request, LoginRequest)
+        asked = await read_json(request, LoginRequest, max_bytes=MAX_BODY_BYTES)
         await self._check(request, asked.password)
         logger.info("A browser signed in from %s.", place_of(_address(request)))
         return await self._signed_in(request)

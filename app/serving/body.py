@@ -25,9 +25,9 @@ THREAD_FROM_BYTES = 256 * 1024
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
-async def read_json(request: Request, schema: type[BodyModel]) -> BodyModel:
+async def read_json(request: Request, schema: type[BodyModel], *, max_bytes: int = MAX_BODY_BYTES) -> BodyModel:
     """The body as `schema`. Raises `InvalidRequest`, or `Rejected` with 408 (too slow) or 413 (too large)."""
-    raw = await _read(request, context_of(request).body_timeout_seconds)
+    raw = await _read(request, context_of(request).body_timeout_seconds, max_bytes)
     if len(raw) < THREAD_FROM_BYTES:
         return parse(raw, schema)
     return await asyncio.to_thread(parse, raw, schema)
@@ -80,7 +80,7 @@ def _children(container: Any) -> Iterable[Any]:
     return container if isinstance(container, list) else ()
 
 
-async def _read(request: Request, timeout_seconds: float) -> bytes:
+async def _read(request: Request, timeout_seconds: float, max_bytes: int) -> bytes:
     chunks = bytearray()
     stream = request.stream()
     while True:
@@ -92,11 +92,11 @@ async def _read(request: Request, timeout_seconds: float) -> bytes:
         if chunk is None:
             return bytes(chunks)
         chunks += chunk
-        if len(chunks) > MAX_BODY_BYTES:
-            raise too_large()
+        if len(chunks) > max_bytes:
+            raise too_large(max_bytes)
 
 
-def too_large() -> Rejected:
+def too_large(max_bytes: int = MAX_BODY_BYTES) -> Rejected:
     """The refusal of a body over the cap."""
-    limit = MAX_BODY_BYTES // 1024 // 1024
+    limit = max_bytes // 1024 // 1024
     return Rejected(413, f"The body is larger than {limit} MiB.", "request_too_large", close=True)

@@ -131,6 +131,12 @@ async def test_a_stranger_who_sends_slowly_does_not_keep_the_owner_out() -> None
     assert (await slow).status_code == 404
 
 
+async def test_before_anybody_signed_in_bodies_are_small() -> None:
+    for site, path in ((first_run(), "/admin/api/setup"), (make_sign_in_site(), "/admin/api/login")):
+        response = await post(site.browser(), path, token="x", password="y" * (1 << 20))
+        assert (response.status_code, code_of(response)) == (413, "request_too_large")
+
+
 def test_serve_prints_the_address_only_while_there_is_no_account() -> None:
     site = first_run()
     url = "http://127.0.0.1:8710/"
