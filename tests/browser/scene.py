@@ -1,9 +1,10 @@
 """A server with a life behind it: a loaded model, a conversation, a measurement, a download under way, requests."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, expect
 
@@ -17,6 +18,7 @@ from tests.hub.stand_in import StandInHub, stand_in_hub
 REPOSITORY = "mlx-community/Qwen3-4B-4bit"
 QUESTION = "Count from 1 to 20."
 QUICK = {"model": MODEL, "minutes": 0.05, "rounds": 1, "several": False}
+THOROUGH = {"model": MODEL, "minutes": 0.7, "rounds": 2, "several": True}
 DOWNLOADED_BYTES = 700_000
 ROWS = 200_000
 LARGE_ROWS = 12_000_000
@@ -45,7 +47,7 @@ def scene(folder: Path, browser: Browser, *, is_under_way: bool = False) -> Iter
             hub.faults.stalls.extend([DOWNLOADED_BYTES] * 100)  # of three files only the weights are larger
         environment = {"PACELINE_MODEL_DIRS": str(folder / "models"), "PACELINE_HUB_ENDPOINT": hub.address}
         with serving(folder, **environment) as server:
-            furnish(server, browser)
+            furnish(server, browser, THOROUGH if is_under_way else QUICK)
             yield Scene(server, hub)
 
 
@@ -59,12 +61,12 @@ def publish(hub: StandInHub, rows: int) -> None:
         )
 
 
-def furnish(server: Server, browser: Browser) -> None:
+def furnish(server: Server, browser: Browser, measurement: Mapping[str, Any]) -> None:
     """Let happen what the pages tell of."""
     server.call("POST", "/admin/api/models/load", {"model": MODEL})
     server.reply(QUESTION, max_tokens=60)
     server.reply("Write a table of the squares of 1 to 5.", max_tokens=80, temperature=0.7)
-    server.call("POST", "/admin/api/measurements", QUICK)
+    server.call("POST", "/admin/api/measurements", measurement)
     ended = server.until("measuring", lambda value: value["active"] is None and value["last"] is not None)
     assert ended["last"]["outcome"] == "done", ended
     server.call("POST", "/admin/api/downloads", {"repository": REPOSITORY})

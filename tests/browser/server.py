@@ -20,7 +20,7 @@ from app.serving.auth import COOKIE
 PASSWORD = "correct horse battery"
 MODEL = "demo-assistant"
 READY = "Ctrl-C stops the server"
-CALL_SECONDS = 60
+CALL_SECONDS = 90
 
 
 @dataclass(frozen=True)

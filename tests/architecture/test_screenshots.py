@@ -1,0 +1,23 @@
+"""The pictures of the pages: `make screenshots` makes them, the README shows two."""
+
+import re
+
+from tests.architecture.source import ROOT
+from tests.browser.screenshots import FOLDER, MOST_BYTES, names
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_every_page_has_its_pictures_and_no_other_one_lies_there() -> None:
+    assert sorted(each.name for each in FOLDER.iterdir()) == names()
+    assert all(each.read_bytes().startswith(PNG) for each in FOLDER.iterdir())
+    assert sum(each.stat().st_size for each in FOLDER.iterdir()) < MOST_BYTES
+
+
+def test_the_readme_shows_two_pages_and_every_picture_that_documents_show_exists() -> None:
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len([each for each in shown if each.startswith("docs/screenshots/")]) == 2
+    for document in ("README.md", "docs/dashboard.md"):
+        folder = (ROOT / document).parent
+        pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (ROOT / document).read_text(encoding="utf-8"))
+        assert [each for each in pictures if not (folder / each).is_file()] == []
