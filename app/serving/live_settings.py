@@ -47,6 +47,7 @@ class LiveSettings:
         self._listeners: list[Listener] = []
         self._changes = self._told = 0
         self._wake: Callable[[], None] = lambda: None
+        self._problem = ""
         self._version = keeper.version
         self._stored = dict(keeper.settings())
         self._models = dict(keeper.models())
@@ -148,10 +149,18 @@ class LiveSettings:
             self._wake = lambda: None
 
     async def _look(self) -> None:
+        """Whatever keeps it from looking is told once, and it looks again."""
         try:
             await asyncio.to_thread(self.refresh)
         except StoreUnavailable as error:
-            logger.warning("the settings stay as they are: %s", error.message)
+            problem = error.message
+        except Exception as error:  # noqa: BLE001 - a watch that ended would leave every later change unfelt
+            problem = repr(error)
+        else:
+            problem = ""
+        if problem and problem != self._problem:
+            logger.warning("the settings stay as they are: %s", problem)
+        self._problem = problem
 
     def _tell(self) -> None:
         for listener in tuple(self._listeners):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.core.errors import InvalidSetting
+from app.core.errors import InvalidSetting, StoreUnavailable
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import ModelSettings
 from app.serving.conflicts import CONFLICTS
@@ -196,6 +196,33 @@ async def test_what_another_process_stores_is_felt_and_told_within_a_second(tmp_
     assert told == ["dark", "light"]
     unsubscribe()
     watching.cancel()
+
+
+async def test_a_store_that_cannot_be_read_is_told_once_and_looked_at_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(FakeKeeper):
+        @property
+        def version(self) -> int:
+            looked.append(1)
+            if len(looked) in {3, 4, 5}:
+                raise StoreUnavailable("the disk is gone")
+            if len(looked) == 6:
+                raise RuntimeError("nobody expected this")
+            if len(looked) == 7:
+                loop.call_soon_threadsafe(recovered.set)
+            return super().version
+
+    looked: list[int] = []
+    loop, recovered = asyncio.get_running_loop(), asyncio.Event()
+    live, felt = make(keeper := Failing()), asyncio.Event()
+    live.subscribe(felt.set)
+    watching = asyncio.create_task(live.watch(every_seconds=0.001))
+    async with asyncio.timeout(5):
+        await recovered.wait()
+        keeper.change_settings({"theme": "dark"}, source="somebody else")
+        await felt.wait()
+    watching.cancel()
+    assert caplog.text.count("the disk is gone") == 1
+    assert caplog.text.count("nobody expected this") == 1
 
 
 async def test_a_listener_that_fails_does_not_keep_others_from_hearing(caplog: pytest.LogCaptureFixture) -> None:
