@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 
 from app.core.setting_texts import plain
 from app.core.speculative_config import SpeculativeConfig
-from app.i18n import languages
 from app.model_settings import ModelSettings
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
@@ -45,7 +44,7 @@ def describe_one(live: LiveSettings, name: str) -> dict[str, Any]:
     row = _row(name, field)
     value = getattr(live.wanted, name)
     if name == "language":
-        row |= {"kind": "choice", "options": ["", *languages()]}
+        row |= {"kind": "choice", "options": ["", *live.languages]}
     return row | {
         "default": plain(field.get_default(call_default_factory=True)),
         "value": plain(value),

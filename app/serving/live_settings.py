@@ -11,7 +11,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -78,8 +77,8 @@ class LiveSettings:
 
     def change(self, changes: Mapping[str, Any], source: str) -> None:
         """Keep all of these values or none. Raises `InvalidSetting` for an unknown name, a bad value or a conflict."""
-        catalogs = self._given.home / OWN_CATALOGS
-        checked = {name: checked_value(name, value, catalogs) for name, value in changes.items()}
+        known = self.languages
+        checked = {name: checked_value(name, value, known) for name, value in changes.items()}
         with self._lock:
             self.refresh()
             after = {name: value for name, value in {**self._stored, **checked}.items() if value is not None}
@@ -87,6 +86,11 @@ class LiveSettings:
             _refuse(find_conflict(situation, [each for each in CONFLICTS if set(each.names) & set(changes)]))
             self._keeper.change_settings(checked, source=source)
             self._read()
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """What the setting `language` may say: the package's, and the user's own."""
+        return tuple(sorted({*languages(), *languages(self._given.home / OWN_CATALOGS)}))
 
     def model(self, model_id: str) -> ModelSettings:
         """What is set for a model; nothing is set for an unknown one."""
@@ -203,7 +207,7 @@ def waits(name: str) -> bool:
     return bool(property_of(name, "takes_effect") == "restart")
 
 
-def checked_value(name: str, value: Any, own_catalogs: Path) -> Any:
+def checked_value(name: str, value: Any, known_languages: Collection[str]) -> Any:
     """A value to store, as plain JSON; None stays None. Raises `InvalidSetting`."""
     if name not in Settings.model_fields:
         raise InvalidSetting(f"there is no setting called {name[:60]}", parameter="name")
@@ -215,9 +219,8 @@ def checked_value(name: str, value: Any, own_catalogs: Path) -> Any:
         checked = plain(check_setting(name, value))
     except SettingsError as error:
         raise InvalidSetting(f"{name}: {str(error).partition(': ')[2]}", parameter=name) from None
-    known = {*languages(), *languages(own_catalogs)} if name == "language" else set()
-    if known and checked and checked not in known:
-        raise InvalidSetting(f"language: use one of {', '.join(sorted(known))}, or nothing", parameter=name)
+    if name == "language" and checked and checked not in known_languages:
+        raise InvalidSetting(f"language: use one of {', '.join(known_languages)}, or nothing", parameter=name)
     return checked
 
 

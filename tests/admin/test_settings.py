@@ -11,6 +11,7 @@ from app.core.errors import ModelUnavailable
 from app.core.messages import LoadedModel, Snapshot
 from app.model_settings import ALL_METHODS, ModelSettings
 from app.serving.described import describe, describe_model
+from app.serving.live_settings import OWN_CATALOGS
 from app.settings import SECTIONS, Settings
 from tests.admin.signing import SignInSite, make_sign_in_site
 from tests.api.fakes import chat_body
@@ -49,6 +50,16 @@ async def test_every_setting_is_told_with_all_that_a_form_needs(client: httpx2.A
     assert rows["theme"]["options"] == ["system", "light", "dark"]
     assert rows["drain_seconds"]["unit"] == "seconds"
     assert not rows["api_key"]["may_be_stored"]
+
+
+async def test_a_language_of_the_users_own_can_be_chosen(site: SignInSite, client: httpx2.AsyncClient) -> None:
+    own = site.admin.settings.current.home / OWN_CATALOGS
+    own.mkdir(parents=True, exist_ok=True)
+    (own / "tlh.json").write_text('{"language.name": "tlhIngan Hol"}')
+    row = by_name((await client.get(ADDRESS)).json()["settings"])["language"]
+    assert {"", "en", "tlh"} <= set(row["options"])
+    assert (await client.patch(ADDRESS, json={"language": "tlh"})).status_code == 200
+    assert (await client.patch(ADDRESS, json={"language": "xx"})).status_code == 422
 
 
 async def test_a_change_is_kept_felt_and_answered(site: SignInSite, client: httpx2.AsyncClient) -> None:
