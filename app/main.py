@@ -216,8 +216,7 @@ async def _serve(
         setup = setup_address(app.state.admin, url)
         announce(url, setup)
         if settings.open:
-            # in a thread: some browsers, and some scripts that start one, return when they end
-            threading.Thread(target=webbrowser.open, args=(setup or url,), daemon=True).start()
+            _open_browser(setup or url)
 
     server = DrainingServer(
         serve_config(app),
@@ -231,6 +230,16 @@ async def _serve(
     finally:
         await supervisor.stop()
     return 0
+
+
+def _open_browser(address: str) -> None:
+    """In a thread: some browsers, and some scripts that start one, return when they end."""
+    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+
+def _open_browser(address: str) -> None:
+    """In a thread: some browsers return only when they are closed."""
+    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 def address_url(host: str, port: int) -> str:
