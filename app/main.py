@@ -237,11 +237,6 @@ def _open_browser(address: str) -> None:
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
-def _open_browser(address: str) -> None:
-    """In a thread: some browsers return only when they are closed."""
-    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-
-
 def address_url(host: str, port: int) -> str:
     """Where a browser on this machine finds a server that listens on `host`."""
     if host in UNSPECIFIED:
