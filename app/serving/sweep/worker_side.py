@@ -56,7 +56,7 @@ class WorkerSide:
         usages = [task.result() for task in asked]
         tokens = sum(usage.completion_tokens for usage in usages)
         prompt_seconds = max(0.0, clock.started - began)
-        rate = clock.tokens_per_second or (tokens / seconds if seconds > 0 else 0.0)
+        rate = rate_of(usages, arrived=clock.tokens_per_second, seconds=seconds)
         return turn_of(usages, rate=rate, seconds=seconds, prompt_seconds=prompt_seconds), tokens
 
     async def _row(self, command: Generate, row: int, clock: DecodeClock) -> Usage:
@@ -88,6 +88,18 @@ def first_of(errors: ExceptionGroup[PacelineError]) -> PacelineError:
     """One error out of those that ended the rows of a turn."""
     first = errors.exceptions[0]
     return first_of(first) if isinstance(first, ExceptionGroup) else first
+
+
+def rate_of(usages: Sequence[Usage], *, arrived: float, seconds: float) -> float:
+    """Tokens a second as they arrived, and never more than the worker decoded by its own clock.
+
+    Deltas that wait on their way, for a server that is busy, arrive in one lump and would look immensely fast.
+    """
+    tokens = sum(usage.completion_tokens for usage in usages)
+    shortest = min(usage.decode_seconds for usage in usages)
+    if shortest > 0:
+        return min(arrived, tokens / shortest) if arrived else tokens / shortest
+    return arrived or (tokens / seconds if seconds > 0 else 0.0)
 
 
 def turn_of(usages: Sequence[Usage], *, rate: float, seconds: float, prompt_seconds: float) -> Turn:
