@@ -5,23 +5,29 @@ and sent to those tabs that have not seen this very JSON. A tab that reads slowl
 """
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from app.core.errors import InvalidRequest
+from app.core.ports import Clock
+from app.serving.auth import is_let_in
 from app.serving.sse import EventStream, comment
 
 PERIOD_SECONDS = 1.0
 SILENCE_SECONDS = 15.0
 """A silent stream gets a comment this often."""
 WRITE_TIMEOUT_SECONDS = 30.0
+WELCOME_SECONDS = 5.0
+"""A stream asks again after so long whether its browser is still signed in."""
 
 _logger = logging.getLogger("paceline.live")
 
@@ -137,12 +143,26 @@ class LiveFeed:
             listener.end()
 
 
+async def while_welcome(
+    frames: AsyncGenerator[bytes, None], is_welcome: Callable[[], Awaitable[bool]], clock: Clock = time.monotonic
+) -> AsyncGenerator[bytes, None]:
+    """The frames, until a look before one of them says that this caller may not come in any more."""
+    looked_at = clock()
+    async with contextlib.aclosing(frames):
+        async for frame in frames:
+            if clock() - looked_at >= WELCOME_SECONDS:
+                if not await is_welcome():
+                    return
+                looked_at = clock()
+            yield frame
+
+
 def make_router(feed: LiveFeed) -> APIRouter:
     """The route of the stream."""
     router = APIRouter()
 
     @router.get("/admin/api/live")
-    async def get_live(topics: str = "") -> Response:
+    async def get_live(request: Request, topics: str = "") -> Response:
         """Events of these topics until the tab leaves or the server ends; unknown ones are refused."""
         wanted = {topic for topic in topics.split(",") if topic}
         unknown = wanted - set(feed.topics)
@@ -151,7 +171,8 @@ def make_router(feed: LiveFeed) -> APIRouter:
             raise InvalidRequest(f"Name topics out of: {listed}.", parameter="topics")
         listener = feed.join(wanted)
         leave = functools.partial(feed.leave, listener)
-        return EventStream(listener.frames(), on_close=leave, write_timeout_seconds=WRITE_TIMEOUT_SECONDS)
+        frames = while_welcome(listener.frames(), functools.partial(is_let_in, request))
+        return EventStream(frames, on_close=leave, write_timeout_seconds=WRITE_TIMEOUT_SECONDS)
 
     @router.get("/admin/api/live/topics")
     async def get_topics() -> dict[str, Any]:

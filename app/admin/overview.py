@@ -62,6 +62,11 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages, view: Sta
         """The dashboard is what a browser finds here."""
         return RedirectResponse("/admin/", 303)
 
+    @router.get("/admin")
+    async def get_without_slash() -> RedirectResponse:
+        """What people type."""
+        return RedirectResponse("/admin/", 303)
+
     @router.get("/admin/", response_class=HTMLResponse)
     async def get_overview(request: Request) -> HTMLResponse:
         """The page."""

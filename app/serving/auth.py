@@ -101,6 +101,15 @@ async def authorize(request: Request) -> None:
     request.state.identity = await asyncio.to_thread(_admit, door, path, keys, cookie, is_admin=is_admin)
 
 
+async def is_let_in(request: Request) -> bool:
+    """Whether `authorize` would let the request in now: a session may have ended since."""
+    try:
+        await authorize(request)
+    except (Rejected, HTTPException):
+        return False
+    return True
+
+
 def is_public(template: str, path: str) -> bool:
     """Whether a route is for everybody: its template and the path that was asked for must both say so.
 

@@ -86,7 +86,6 @@ class RequestHistory:
         if not self._store.exists:
             return
         with self._store.session() as session:
-            session.connection().exec_driver_sql("PRAGMA secure_delete = ON")
             session.exec(delete(RequestRow))
 
 

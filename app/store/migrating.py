@@ -51,7 +51,8 @@ def open_engine(path: Path, *, pooled: bool = False, busy_timeout_milliseconds: 
     def configure(connection: Any, _record: Any) -> None:
         """What every connection needs: the waiting time first, since switching to WAL may have to wait."""
         connection.isolation_level = None  # we say BEGIN ourselves, so that tables change within a transaction too
-        for pragma in (f"busy_timeout = {busy_timeout_milliseconds}", "journal_mode = WAL", "foreign_keys = ON"):
+        always = "journal_mode = WAL", "foreign_keys = ON", "secure_delete = ON"  # what is deleted is overwritten
+        for pragma in (f"busy_timeout = {busy_timeout_milliseconds}", *always):
             connection.execute(f"PRAGMA {pragma}")
 
     def begin(connection: Connection) -> None:

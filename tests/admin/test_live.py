@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from app.admin.live import Listener, LiveFeed
+from app.admin.live import Listener, LiveFeed, while_welcome
 from tests.api.fakes import make_site, served
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +103,20 @@ async def test_a_topic_may_be_awaited_and_one_that_fails_spoils_no_other(feed: L
     await feed.tick()
     assert pending(tab) == {"waits": [1]}
     feed.leave(tab)
+
+
+async def test_a_stream_ends_soon_after_its_session() -> None:
+    async def frames() -> AsyncGenerator[bytes, None]:
+        for number in range(8):
+            now[0] = 2.0 * number
+            yield str(number).encode()
+
+    async def is_welcome() -> bool:
+        return now[0] < 10
+
+    now = [0.0]
+    told = [frame async for frame in while_welcome(frames(), is_welcome, lambda: now[0])]
+    assert b"".join(told) == b"012345", "asked at 6 seconds, and again when five more had passed, at 12"
 
 
 def test_a_topic_is_registered_once(feed: LiveFeed) -> None:

@@ -45,6 +45,7 @@ ROUTES: dict[str, Access] = {
     "DELETE /admin/api/keys/{key_id}": "admin",
     "GET /static/{version}/{name:path}": "public",
     # overview, connect, live
+    "GET /admin": "page",
     "GET /admin/": "page",
     "GET /admin/connect": "page",
     "GET /admin/api/state": "admin",
