@@ -18,6 +18,7 @@ from app.benchmark.workloads import ASSISTANT, HYBRID, LONGEST_ANSWER_TOKENS, WO
 from app.benchmark.workshop import DEMO_MODELS
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import SpeculationRequest
+from app.engine.engine import Engine
 from app.serving.sweep.grid import GOVERNOR, LENGTHS, PLAIN, Setting
 from app.text.template import TextModel
 
@@ -62,6 +63,7 @@ class LoadedModel:
     """One embedded model with all its drafters: the scheduler of the fixed settings and that of the governor."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         folder = DEMO_MODELS / name
         drafts = (
             DraftSpecification(draft, str(DEMO_MODELS / draft), method) for method, draft in DRAFTERS[name].items()
@@ -71,6 +73,11 @@ class LoadedModel:
         )
         self._governor = self._fixed.beside()
         self.text = TextModel.load(folder)
+
+    @property
+    def engine(self) -> Engine:
+        """What all of them run on."""
+        return self._fixed.engine
 
     def close(self) -> None:
         """Free it."""
@@ -103,7 +110,7 @@ class Turns:
         prompts = workload.prompts(model.text, model.text.vocabulary_size)
         groups = [prompts] if workload.together else [[prompt] for prompt in prompts]
         stops = frozenset[int]() if workload.noise_tokens else model.text.stop_token_ids
-        self._groups = [
+        self.groups: Sequence[tuple[list[list[int]], int]] = [
             (group, self._natural_length(group, most_tokens, stops))
             for group in (groups[:QUICK_REQUESTS] if quick else groups)
         ]
@@ -115,7 +122,7 @@ class Turns:
 
     def warm_up(self, setting: Setting) -> None:
         """The beginning of the first answer."""
-        prompts, tokens = self._groups[0]
+        prompts, tokens = self.groups[0]
         self.model.side(setting).run(
             prompts, min(tokens, WARM_UP_TOKENS), speculation_of(setting), sampling=self._sampling
         )
@@ -123,7 +130,7 @@ class Turns:
     def take(self, setting: Setting) -> Answered:
         """All requests, one group after the other."""
         answered, side = Answered(), self.model.side(setting)
-        for prompts, tokens in self._groups:
+        for prompts, tokens in self.groups:
             run = side.run(prompts, tokens, speculation_of(setting), sampling=self._sampling)
             answered.tokens += run.tokens
             answered.seconds += run.seconds

@@ -48,6 +48,7 @@ class _Cost(Average):
 
     origin: float = 0.0
     step: int = -STALE_STEPS
+    last: tuple[float, ...] = ()
 
 
 class Curve:
@@ -68,10 +69,16 @@ class Curve:
             return points[known[0]]
         place = min(bisect_left(known, at), len(known) - 1)
         left, right = known[place - 1], known[place]
-        slope = (points[right] - points[left]) / (right - left) if left < right else 0.0
         if at > right:
-            slope = max(self._beyond * slope, UNKNOWN_SLOPE * points[known[0]])
-        return points[right] + slope * (at - right)
+            slope = (points[right] - points[known[0]]) / max(1, right - known[0])
+            return points[right] + max(self._beyond * slope, UNKNOWN_SLOPE * points[known[0]]) * (at - right)
+        return points[right] + (points[right] - points[left]) / (right - left) * (at - right)
+
+    def least(self, at: float) -> float:
+        """What it may cost there: as much as the nearest measured point below."""
+        return min(
+            self.seconds(at), self.points[max((each for each in self._known if each <= at), default=self._known[0])]
+        )
 
 
 class CostTable:
@@ -107,7 +114,7 @@ class CostTable:
         self._untimed = self._untimed + 1 if draft_seconds is None else 0
         shape = Shape(method, rows, width - 1)
         warm = self._previous == PLAIN if method == PLAIN else shape in self._seen
-        self._previous = method
+        self._previous = method if seconds > 0 else ""
         self._seen.add(shape)
         if seconds <= 0:
             return
@@ -166,7 +173,9 @@ class CostTable:
     def _learn(self, table: dict[Shape, _Cost], shape: Shape, sample: float) -> _Cost:
         sample = max(sample, SHORTEST_SECONDS)
         cost = table.setdefault(shape, _Cost(sample))
-        cost.learn(min(sample, 2 * cost.value), MEMORY)  # no outlier (a compilation, a pause) moves it by much
+        cost.last = (*cost.last[-2:], sample)
+        middle = sorted(cost.last)[(len(cost.last) - 1) // 2]
+        cost.learn(min(max(middle, cost.value / 2), 2 * cost.value), MEMORY)  # no outlier (a pause) moves it by much
         cost.step = self._step
         return cost
 

@@ -11,8 +11,14 @@ MODEL_WEIGHT, REQUEST_WEIGHT = 4.0, 2.0
 """Cycles that outweigh what was believed before."""
 MODEL_MEMORY, REQUEST_MEMORY = 256.0, 48.0
 """Evidence of a request is worth half after 33 further cycles, so that a new kind of text is noticed."""
+HOPE, HOPE_OF_PROPOSAL = 6.0, 0.5
+"""Cycles that all go well and are added to the evidence of a request to tell what a method may be worth."""
+HALF_LIFE_STEPS = 32
+"""After which evidence of a method that was not asked again counts for half of that."""
 NEIGHBOUR_SHARE = 0.25
 """How far a position that was not tried moves towards the one before it, at each observation."""
+PROPOSAL_WEIGHT = 0.5
+"""Of a request: whether n-grams match changes from one stretch of a text to the next."""
 FIRST_BELIEFS = {"ngram": (0.5, 0.6)}
 """How likely a proposal is, and each position's draft, before the first observation: others always propose, at 0.8."""
 CONTEXTS = (1_024, 4_096, 16_384)
@@ -54,28 +60,48 @@ class History:
 
     def __init__(self) -> None:
         self._beliefs: dict[tuple[str, int | str], list[Average]] = {}
+        self._last_asked: dict[tuple[str, int | str], int] = {}
+        self.steps = 0
+        """Decode steps so far, whatever they asked for."""
 
     def observe(self, draft: DraftObservation) -> None:
         """One row was asked for drafts. A proposal shorter than asked counts as a miss where it ended."""
         levels = _levels(draft.method, draft.row)
-        for level, weight, memory in ((-2, MODEL_WEIGHT, MODEL_MEMORY), (-1, REQUEST_WEIGHT, REQUEST_MEMORY)):
-            if levels[level] not in self._beliefs:
-                inherited = self._chances(draft.method, levels[:level])
-                self._beliefs[levels[level]] = [Average(chance, weight) for chance in inherited]
-            _learn(self._beliefs[levels[level]], draft, memory)
+        for belief in self._beliefs.get(levels[-1], ()):
+            belief.weight = max(min(belief.weight, 1.0), belief.weight * self._fading(levels[-1]))
+        self._last_asked[levels[-1]] = self.steps
+        first = [MODEL_WEIGHT] * (1 + POSITIONS), _first_weights(draft.method)
+        for level, weights, memory in zip(levels[-2:], first, (MODEL_MEMORY, REQUEST_MEMORY), strict=True):
+            if level not in self._beliefs:
+                inherited = self._chances(draft.method, levels[: levels.index(level)])
+                self._beliefs[level] = [Average(*each) for each in zip(inherited, weights, strict=True)]
+            _learn(self._beliefs[level], draft, memory)
 
     def chances(self, method: str, row: Drafting) -> Chances:
         """What to expect of the method's next proposal for this row."""
         return self._chances(method, _levels(method, row))
 
-    def doubt(self, method: str, row: Drafting) -> None:
-        """Let the next few observations of this request decide about the method."""
-        for belief in self._beliefs.get((method, row.request_id), ()):
-            belief.weight = min(belief.weight, REQUEST_WEIGHT)
+    def hopes(self, method: str, row: Drafting) -> Chances:
+        """What to expect should it go well: the more, the less was tried for this request and the longer ago."""
+        level = (method, row.request_id)
+        known = self._beliefs.get(level)
+        weights = [self._fading(level) * each.weight for each in known] if known else _first_weights(method)
+        hopes = (HOPE_OF_PROPOSAL if method in FIRST_BELIEFS else HOPE, *(HOPE,) * POSITIONS)
+        return tuple(
+            (weight * chance + hope) / (weight + hope)
+            for weight, chance, hope in zip(weights, self.chances(method, row), hopes, strict=True)
+        )
+
+    def _fading(self, level: tuple[str, int | str]) -> float:
+        """What evidence is still worth."""
+        idle = self.steps - self._last_asked.get(level, self.steps)
+        return float(0.5 ** (idle / HALF_LIFE_STEPS))
 
     def forget(self, request_id: str) -> None:
         """The request is over; what it taught the model stays."""
-        self._beliefs = {level: beliefs for level, beliefs in self._beliefs.items() if level[1] != request_id}
+        for table in (self._beliefs, self._last_asked):
+            for level in [level for level in table if level[1] == request_id]:
+                del table[level]
 
     def _chances(self, method: str, levels: Sequence[tuple[str, int | str]]) -> Chances:
         known = next((level for level in reversed(levels) if level in self._beliefs), None)
@@ -95,6 +121,11 @@ def _learn(beliefs: Sequence[Average], draft: DraftObservation, memory: float) -
             belief.learn(float(place < survived), memory)
         else:
             belief.value += NEIGHBOUR_SHARE * (beliefs[place - 1].value - belief.value)
+
+
+def _first_weights(method: str) -> list[float]:
+    """Of what a request inherits."""
+    return [PROPOSAL_WEIGHT if method in FIRST_BELIEFS else REQUEST_WEIGHT, *(REQUEST_WEIGHT,) * POSITIONS]
 
 
 def _levels(method: str, row: Drafting) -> list[tuple[str, int | str]]:

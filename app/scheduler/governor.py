@@ -7,21 +7,27 @@ Pure decisions: no clock and no I/O. Tokens never depend on them, so a wrong gue
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import prod, sqrt
 from typing import NamedTuple
 
 from app.core.step import DRAFT_LENGTHS, Decision, StepCost
 from app.scheduler.costs import PLAIN, CostTable
-from app.scheduler.estimates import Drafting, DraftObservation, History, expected_tokens
+from app.scheduler.estimates import Chances, Drafting, DraftObservation, History, expected_tokens
 
-FIRST_STEPS, TRIAL_STEPS = 3, 2
-"""Steps of a trial in which nothing is accepted: of plain decoding before it was ever measured, and of later ones."""
-PAUSE_STEPS, PLAIN_PAUSE_STEPS = 16, 192
-"""Between trials, and since plain decoding: what that costs depends on the machine, not on the text."""
-FIRST_CREDIT_STEPS, TRIAL_SHARE = 3, 0.005
-"""Trials may lose so many plain steps when a request starts, and then this part of the time."""
-START_DRAFTING_GAIN, CHANGE_GAIN, STOP_DRAFTING_GAIN = 1.05, 1.03, 1.01
-"""A change must promise this much: leaving plain decoding the most, returning to it the least (never slower)."""
+FIRST_STEPS, PLAIN_STEPS = 3, 2
+"""In which plain decoding is measured: when nothing is known of it, and again."""
+PLAIN_PAUSE_STEPS, PLAIN_DOUBT = 192, 1.5
+"""After so many steps without it, plain decoding is measured again, unless drafting is that much better."""
+FIRST_CREDIT, MOST_CREDIT, LEAST_LOSS = 0.7, 1.5, 0.05
+"""Plain steps that trials may lose when a request starts and that can be saved for them; a trial counts as one of at
+least the last."""
+EARLY_SHARE, ROOT_SHARE, LATE_SHARE = 0.3, 0.25, 0.005
+"""Of the time may be lost: the second divided by the root of the plain steps since the last request started, at most
+the first and at least the third. What is learnt early pays longest."""
+HOPE_GAIN = 1.25
+"""A trial must promise this much, should it go as well as it may."""
+START_DRAFTING_GAIN, CHANGE_GAIN, STAY_GAIN = 1.05, 1.03, 1.0
+"""A change must promise this much, from plain decoding the most; what promises less than the last goes back to it."""
 MEASURING = "measuring what a plain step costs, to compare"
 
 
@@ -68,30 +74,32 @@ class StepObservation:
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """Of one option, with a plain step as the unit of time: tokens of all rows in it, and what a step of the option
-    costs in which something is proposed."""
+    """Of one option, with a plain step as the unit of time: `rate` and `hope` in tokens of all rows, as believed and
+    should it go well; `tokens` and `seconds` of a step. `cost_ratio` is that of one in which something is proposed."""
 
     rate: float
+    tokens: float
+    hope: float = 0.0
+    seconds: float = 1.0
     cost_ratio: float = 1.0
     acceptance: float = 0.0
+
+    def loss(self, rate: float) -> float:
+        """What a step of it probably loses where `rate` is earned."""
+        return max(LEAST_LOSS, self.seconds - self.tokens / rate)
 
 
 @dataclass(slots=True)
 class _Seat:
-    """What the governor remembers of one situation: so many rows, so many of them drafting, with these methods."""
+    """What the governor remembers of the requests that may use the same methods."""
 
-    steps_left: int
-    """Of the trial of `rival`, which goes on while its drafts hit."""
-    rival: str = PLAIN
     current: Option = OFF
-    since_trial: int = 0
+    measuring_steps: int = 0
     credit_steps: float = 0.0
-    speakers: tuple[str, ...] = ()
+    age_steps: float = 0.0
+    trial_seconds: float = 0.0
+    speakers: frozenset[str] = frozenset()
     estimates: Mapping[Option, _Estimate] = field(default_factory=dict)
-
-    def best(self, method: str) -> Option:
-        """The length that promises most."""
-        return max((each for each in self.estimates if each.method == method), key=self.rate)
 
     def rate(self, option: Option) -> float:
         """Tokens per second that it promises."""
@@ -99,15 +107,41 @@ class _Seat:
 
     def settle(self) -> None:
         """Move to the best option when it is better by more than noise."""
+        if self.rate(self.current) < STAY_GAIN * self.rate(OFF):
+            self.current = OFF
         best = max(self.estimates, key=self.rate)
-        gain = STOP_DRAFTING_GAIN if best == OFF else CHANGE_GAIN
-        if self.current == OFF:
-            gain = START_DRAFTING_GAIN
-        if self.rate(best) <= gain * self.rate(self.current):
-            return
-        self.current = best
-        if best.method == self.rival:
-            self.steps_left = 0
+        gain = START_DRAFTING_GAIN if self.current == OFF else CHANGE_GAIN
+        if self.rate(best) > gain * self.rate(self.current):
+            self.current = best
+
+    def earn(self, rows: int) -> None:
+        """Credit for the coming step. A trial tells about all its rows, so a batch needs fewer."""
+        seconds = self.estimates[self.current].seconds
+        self.age_steps += seconds
+        share = min(EARLY_SHARE, max(LATE_SHARE, ROOT_SHARE / sqrt(self.age_steps)))
+        self.credit_steps = min(MOST_CREDIT, self.credit_steps + share * seconds / rows)
+
+    def trial(self) -> Option | None:
+        """What may gain most for what it probably loses, among what the credit pays for."""
+        current = self.estimates[self.current].rate
+        losses = {option: each.loss(current) for option, each in self.estimates.items()}
+        rivals = [
+            option
+            for option, each in self.estimates.items()
+            if option not in {OFF, self.current}
+            and each.hope > HOPE_GAIN * current
+            and losses[option] <= self.credit_steps
+        ]
+        best = max(rivals, key=lambda each: (self.estimates[each].hope - current) / sqrt(losses[each]), default=None)
+        self.trial_seconds = self.estimates[best].cost_ratio if best else 0.0
+        return best
+
+    def pay(self, step: StepObservation) -> None:
+        """For a trial, what it lost. A step that only delivered an earlier forward was none: it is still to come."""
+        if step.widest.asked:
+            tokens = step.rows + sum(draft.accepted for draft in step.drafts)
+            seconds = self.trial_seconds if step.widest.drafted else 1.0
+            self.credit_steps -= max(LEAST_LOSS, seconds - tokens / self.rate(self.current))
 
 
 class Governor:
@@ -120,38 +154,39 @@ class Governor:
         self._longest = longest or {}
         self.costs = CostTable(measured)
         self._history = History()
-        self._last_use = {PLAIN: 0}
-        self._steps = 0
-        self._seats: dict[tuple[int, int, tuple[str, ...]], _Seat] = {}
+        self._steps_since_plain = 0
         self._trying: _Seat | None = None
+        self._seats: dict[tuple[str, ...], _Seat] = {}
 
     def choose(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Choice:
         """The choice for the next step of `rows` rows, of which `drafting` may use `methods`. Ask once per step."""
         seat = self._seat(rows, drafting, methods)
         seat.settle()
-        self._consider_trial(seat, rows, drafting)
+        seat.earn(rows)
         option, kind, detail = seat.current, "draft", ""
-        if seat.steps_left:
+        if self._measures(seat):
+            option = OFF
+        elif trial := seat.trial():
+            option, kind = trial, "probe"
             self._trying = seat
-            option, kind = seat.best(seat.rival), "probe"
         weighed = option
         if option == OFF:
-            kind, detail = ("measuring", MEASURING) if seat.steps_left else ("plain", "")
+            kind, detail = ("measuring", MEASURING) if seat.measuring_steps else ("plain", "")
+            seat.measuring_steps = max(0, seat.measuring_steps - 1)
             weighed = max((each for each in seat.estimates if each != OFF), key=seat.rate)
         why = seat.estimates[weighed]
         return Choice(*option, Decision(kind, *weighed, why.cost_ratio, why.acceptance, detail))
 
     def observe(self, step: StepObservation) -> None:
         """Learn from a finished decode step, whoever chose it."""
-        self._steps += 1
+        self._history.steps += 1
         for draft in step.drafts:
-            self._last_use[draft.method] = self._steps
             if draft.asked:
                 self._history.observe(draft)
-        trying, self._trying = self._trying, None
-        if trying and not any(draft.accepted for draft in step.drafts if draft.method == trying.rival):
-            trying.steps_left = max(0, trying.steps_left - 1)
-        widest = step.widest
+        widest, trying, self._trying = step.widest, self._trying, None
+        if trying:
+            trying.pay(step)
+        self._steps_since_plain = self._steps_since_plain + 1 if widest.asked else 0
         # A step whose drafter had nothing to propose is no plain step: nothing could be launched ahead of it.
         self.costs.observe(
             widest.method if widest.asked else PLAIN,
@@ -165,50 +200,48 @@ class Governor:
         """The request is over."""
         self._history.forget(request_id)
 
+    def _measures(self, seat: _Seat) -> bool:
+        """Whether plain decoding is to be measured now: nothing is known of it, or it may be better than is thought."""
+        if self._steps_since_plain > PLAIN_PAUSE_STEPS and not seat.measuring_steps:
+            self._steps_since_plain = 0
+            if seat.rate(seat.current) < PLAIN_DOUBT * seat.rate(OFF):
+                seat.measuring_steps = PLAIN_STEPS
+        return seat.measuring_steps > 0
+
     def _seat(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Seat:
         """Where these rows sit, weighed anew; new ones keep what pays, and may try its rivals."""
-        key, speakers = (rows, len(drafting), methods), tuple(row.request_id for row in drafting)
-        if key not in self._seats:
-            known = self.costs.knows_plain(rows, FIRST_STEPS - 1)
-            self._seats[key] = _Seat(0 if known else FIRST_STEPS)
-        seat = self._seats[key]
-        if seat.speakers != speakers:
-            seat.speakers, seat.credit_steps = speakers, max(seat.credit_steps, FIRST_CREDIT_STEPS)
+        seat, speakers = self._seats.setdefault(methods, _Seat()), frozenset(row.request_id for row in drafting)
+        if not speakers <= seat.speakers:
+            seat.credit_steps, seat.age_steps = max(seat.credit_steps, FIRST_CREDIT), 0.0
+            if not any(self.costs.knows_plain(each, FIRST_STEPS - 1) for each in (1, rows)):
+                seat.measuring_steps = FIRST_STEPS
+        seat.speakers = speakers
         seat.estimates = self._estimates(rows, drafting, methods)
         return seat
 
-    def _consider_trial(self, seat: _Seat, rows: int, drafting: Sequence[Drafting]) -> None:
-        """Begin to try what is not in use when that is due and the credit pays for it, however little is accepted."""
-        current = seat.estimates[seat.current]
-        seat.credit_steps += TRIAL_SHARE * current.cost_ratio
-        seat.since_trial += 1
-        rivals = {option.method for option in seat.estimates} - {seat.current.method}
-        if self._steps - self._last_use[PLAIN] <= PLAIN_PAUSE_STEPS:
-            rivals -= {PLAIN}
-        if seat.steps_left or not rivals or seat.since_trial <= PAUSE_STEPS:
-            return
-        rival = min(sorted(rivals), key=lambda method: self._last_use.get(method, -1))
-        loss = TRIAL_STEPS * max(0.0, seat.estimates[seat.best(rival)].cost_ratio - rows / current.rate)
-        if loss > seat.credit_steps:
-            return
-        seat.credit_steps -= loss
-        seat.rival, seat.steps_left, seat.since_trial = rival, TRIAL_STEPS, 0
-        for row in drafting:
-            self._history.doubt(rival, row)
-
     def _estimates(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> dict[Option, _Estimate]:
         plain = self.costs.forward(PLAIN, rows=rows).seconds(1)
-        estimates = {OFF: _Estimate(rows)}
+        estimates = {OFF: _Estimate(rows, rows)}
         for method in methods:
             forward, drafted = self.costs.forward(method, rows=rows), self.costs.drafting(method, rows=rows)
             chances = [self._history.chances(method, row) for row in drafting]
-            proposes = 1 - prod(1 - proposal for proposal, *_ in chances)
+            hopes = [self._history.hopes(method, row) for row in drafting]
             first = sum(each[1] for each in chances) / len(chances)
-            expected = [sum(column) for column in zip(*map(expected_tokens, chances), strict=True)]
+            idle = max(1.0, forward.seconds(1) / plain)
             longest = self._longest.get(method, DRAFT_LENGTHS[-1])
             for length in sorted({min(length, longest) for length in DRAFT_LENGTHS}):
-                cycle = drafted.seconds(length) + forward.seconds(1 + length)
-                seconds = proposes * cycle + (1 - proposes) * forward.seconds(1)
-                tokens = rows - len(drafting) + expected[length]
-                estimates[Option(method, length)] = _Estimate(plain * tokens / seconds, cycle / plain, first)
+                cycle = (drafted.seconds(length) + forward.seconds(1 + length)) / plain
+                least = (drafted.seconds(length) + forward.least(1 + length)) / plain
+                tokens, seconds = _promise(chances, rows, length, cycle, idle)
+                most_tokens, least_seconds = _promise(hopes, rows, length, least, idle)
+                estimates[Option(method, length)] = _Estimate(
+                    tokens / seconds, tokens, most_tokens / least_seconds, seconds, cycle, first
+                )
         return estimates
+
+
+def _promise(chances: Sequence[Chances], rows: int, length: int, cycle: float, idle: float) -> tuple[float, float]:
+    """Tokens of a step and its seconds: those of a cycle, unless nobody proposes anything."""
+    proposes = 1 - prod(1 - proposal for proposal, *_ in chances)
+    tokens = rows - len(chances) + sum(expected_tokens(each)[length] for each in chances)
+    return tokens, proposes * cycle + (1 - proposes) * idle

@@ -110,16 +110,18 @@ def _drafting(sequence: Sequence) -> Drafting:
 def _observation(
     planned: Mapping[str, DecodeRow], running: Mapping[str, Sequence], result: StepResult
 ) -> StepObservation:
-    """What the governor may learn. An undrafted row without a reason delivered an earlier plain forward."""
+    """What the governor may learn. An undrafted row without a reason delivered an earlier plain forward; when it was to
+    draft, nothing was launched in that step, so that it took no time."""
     drafts, typical = [], True
     for outcome in result.outcomes:
         row, sequence = planned.get(outcome.sequence_id), running.get(outcome.sequence_id)
         if row and sequence and (outcome.drafted or outcome.why_not_drafted):
             asked = row.num_draft_tokens
             drafts.append(DraftObservation(row.method, asked, outcome.drafted, outcome.accepted, _drafting(sequence)))
-            typical &= not outcome.drafted or sequence.counters.cycles > 0
+            typical &= not outcome.drafted or outcome.method in sequence.counters.by_method
         else:
             drafts.append(DraftObservation())
+            typical &= not row or not row.num_draft_tokens
     return StepObservation(
         rows=len(drafts),
         width=result.width,

@@ -166,5 +166,6 @@ TestPoolInEveryOrder = PoolMachine.TestCase
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_the_pool_in_thousands_of_orders() -> None:
     run_state_machine_as_test(PoolMachine, settings=settings(max_examples=2000, stateful_step_count=80, deadline=None))

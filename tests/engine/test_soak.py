@@ -11,7 +11,7 @@ SCHEDULES = 5000
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3600)
 @settings(
     max_examples=SCHEDULES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )

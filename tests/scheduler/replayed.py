@@ -1,0 +1,251 @@
+"""Ten real workloads without their models: what each drafter proposed and had accepted at every position of the texts,
+and what steps cost, as `bench/record_traces.py` wrote them down. The real scheduler decides; only the seconds that it
+is told are noisy, what it is measured by is not."""
+
+import json
+import random
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from app.benchmark.verdict import Rates
+from app.core.ports import EngineLimits
+from app.core.request import Request, SpeculationRequest
+from app.core.step import DRAFT_LENGTHS, DecodeRow, DecodeStep, RowOutcome, StepCost, StepPlan, StepResult
+from app.scheduler.scheduler import Scheduler
+from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
+
+TRACES = Path(__file__).parent / "traces.json"
+FIXED_LENGTHS = (1, 2, 4, 7, 15)
+DELIVERY_SECONDS = 0.0001
+"""Of a step that only reads what was launched before it."""
+NOISE, PAUSE_RATE, PAUSE = 0.08, 0.01, 5.0
+
+
+@cache
+def recorded() -> dict[str, Any]:
+    """The whole file."""
+    found: dict[str, Any] = json.loads(TRACES.read_text())
+    return found
+
+
+class Prices:
+    """Seconds of the steps of one model, joined by lines."""
+
+    def __init__(self, model: Mapping[str, Any]) -> None:
+        self.reading: Mapping[str, float] = model["reading"]
+        self._points: dict[tuple[str, int], dict[int, tuple[float, float]]] = {}
+        for method, rows, drafts, seconds, draft_seconds in model["steps"]:
+            self._points.setdefault((method, rows), {})[drafts] = (seconds, draft_seconds)
+
+    def plain(self, rows: int, *, alone: bool = False) -> float:
+        """Of one in a run, or of one that nothing was launched ahead of."""
+        return self._points["off", self._rows("off", rows)][-1 if alone else 0][0]
+
+    def forward(self, method: str, rows: int, drafts: int) -> float:
+        return self._between(method, rows, drafts, 0)
+
+    def drafting(self, method: str, rows: int, drafts: int) -> float:
+        return self._between(method, rows, drafts, 1)
+
+    def _rows(self, method: str, rows: int) -> int:
+        return min((known for name, known in self._points if name == method), key=lambda known: abs(known - rows))
+
+    def _between(self, method: str, rows: int, drafts: int, part: int) -> float:
+        points = self._points[method, self._rows(method, rows)]
+        known = sorted(points)
+        place = min(max(1, bisect_left(known, drafts)), len(known) - 1)
+        left, right = known[place - 1], known[place]
+        share = min(1.0, max(0.0, (drafts - left) / (right - left)))
+        return points[left][part] + share * (points[right][part] - points[left][part])
+
+
+@dataclass
+class TraceEngine:
+    """`seconds` adds up what the steps cost without noise; `traces` are those of the requests that run."""
+
+    model: Mapping[str, Any]
+    chance: random.Random | None = None
+    seconds: float = 0.0
+    traces: dict[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.prices = Prices(self.model)
+        longest, drafters = self.model["longest"], tuple(self.model["drafters"])
+        self.limits = EngineLimits(8_192, 8, drafters=drafters, longest_drafts=longest)
+        self._ahead: set[str] = set()
+        self._read: dict[tuple[str, str], int] = {}
+
+    def measured(self) -> tuple[StepCost, ...]:
+        """What a load would have found out about one row."""
+        shapes = [("off", 0)]
+        for method in self.limits.drafters:
+            longest = self.limits.longest_drafts.get(method, DRAFT_LENGTHS[-1])
+            shapes += [(method, length) for length in (DRAFT_LENGTHS if method == "ngram" else (1, longest))]
+        return tuple(
+            StepCost(
+                method,
+                1,
+                drafts,
+                self._noisy(self.prices.forward(method, 1, drafts) if drafts else self.prices.plain(1)),
+                self._noisy(self.prices.drafting(method, 1, drafts)) if drafts else 0.0,
+            )
+            for method, drafts in shapes
+        )
+
+    def step(self, plan: StepPlan) -> StepResult:
+        assert isinstance(plan, DecodeStep)
+        rows = plan.rows
+        if self._ahead:
+            delivered = [row for row in rows if row.sequence_id in self._ahead]
+            self._ahead = set()
+            return self._plain(rows, delivered, DELIVERY_SECONDS)
+        drafted = [self._drafted(row) for row in rows]
+        if not any(drafted):
+            wanted = any(row.num_draft_tokens for row in rows)
+            return self._plain(rows, rows, self.prices.plain(len(rows), alone=wanted))
+        return self._verify(rows, drafted, timed=plan.timed)
+
+    def _plain(self, rows: Sequence[DecodeRow], told: Sequence[DecodeRow], seconds: float) -> StepResult:
+        if not any(row.num_draft_tokens for row in rows):
+            self._ahead = {row.sequence_id for row in rows if row.remaining > 1}
+            seconds += self.prices.plain(len(rows)) * bool(self._ahead)
+        reasons = {row.sequence_id: "nothing matches" for row in told if row.num_draft_tokens and seconds > 0.001}
+        outcomes = (
+            RowOutcome(row.sequence_id, (0,), len(row.tokens), why_not_drafted=reasons.get(row.sequence_id, ""))
+            for row in told
+        )
+        return StepResult(tuple(outcomes), seconds=self._spend(seconds))
+
+    def _verify(self, rows: Sequence[DecodeRow], drafted: Sequence[int], *, timed: bool) -> StepResult:
+        widest = max(rows, key=lambda row: row.num_draft_tokens)
+        drafting = self.prices.drafting(widest.method, len(rows), max(drafted))
+        for row in (row for row, count in zip(rows, drafted, strict=True) if count):
+            unread = len(row.tokens) - self._read.get((row.sequence_id, row.method), 0)
+            drafting += self.prices.reading[row.method] * unread
+            self._read[row.sequence_id, row.method] = len(row.tokens)
+        accepted = [min(count, self._trace(row, 1)) if count else 0 for row, count in zip(rows, drafted, strict=True)]
+        outcomes = tuple(
+            RowOutcome(
+                row.sequence_id,
+                (0,) * (right + 1),
+                len(row.tokens) + right,
+                drafted=count,
+                accepted=right,
+                method=row.method if count else "off",
+            )
+            for row, count, right in zip(rows, drafted, accepted, strict=True)
+        )
+        told_drafting = self._spend(drafting)
+        rest = self._spend(self.prices.forward(widest.method, len(rows), max(drafted)))
+        return StepResult(
+            outcomes,
+            seconds=told_drafting + rest,
+            width=1 + max(drafted),
+            timed=timed,
+            draft_seconds=told_drafting if timed else 0.0,
+            verify_seconds=rest if timed else 0.0,
+        )
+
+    def _drafted(self, row: DecodeRow) -> int:
+        if not row.num_draft_tokens:
+            return 0
+        return min(row.num_draft_tokens, self._trace(row, 0), row.remaining - 1)
+
+    def _trace(self, row: DecodeRow, part: int) -> int:
+        return int(self.traces[row.sequence_id][row.method][part][len(row.tokens) - row.prompt_length], 36)
+
+    def _spend(self, seconds: float) -> float:
+        """What the scheduler is told."""
+        self.seconds += seconds
+        return self._noisy(seconds)
+
+    def _noisy(self, seconds: float) -> float:
+        if self.chance is None:
+            return seconds
+        pause = PAUSE if self.chance.random() < PAUSE_RATE else 1.0
+        return seconds * pause * (1 + NOISE * abs(self.chance.gauss(0, 1)))
+
+
+class Server:
+    """One model with its scheduler, which lives through all workloads."""
+
+    def __init__(self, name: str, chance: random.Random | None) -> None:
+        self.engine = TraceEngine(recorded()["models"][name], chance)
+        self.scheduler = Scheduler(self.engine.limits, policy="auto", measured=self.engine.measured())
+        self._number = 0
+
+    def answer(self, workload: Mapping[str, Any], setting: Setting) -> float:
+        """Tokens per second of decoding."""
+        before, requests = self.engine.seconds, workload["requests"]
+        for group in [requests] if workload["together"] else [[each] for each in requests]:
+            self._run(group, setting)
+        return sum(each["tokens"] for each in requests) / (self.engine.seconds - before)
+
+    def _run(self, group: Sequence[Mapping[str, Any]], setting: Setting) -> None:
+        scheduler, engine = self.scheduler, self.engine
+        for each in group:
+            self._number += 1
+            speculation = SpeculationRequest(method=setting.method, num_draft_tokens=setting.drafts or None)
+            request = Request(
+                id=f"r{self._number}",
+                prompt_tokens=(0,) * each["prompt"],
+                max_tokens=each["tokens"],
+                speculation=speculation,
+            )
+            engine.traces = {**(engine.traces if len(group) > 1 else {}), request.id: each["traces"]}
+            scheduler.submit(request)
+        while scheduler.has_work:
+            while (admitted := scheduler.next_admission()) is not None:
+                scheduler.admitted(admitted.id, len(admitted.prompt_tokens) - 1)
+            plan = scheduler.plan()
+            if plan is not None:
+                scheduler.commit(engine.step(plan))
+            scheduler.drain_released()
+
+
+def settings_of(name: str) -> list[Setting]:
+    """Plain decoding, and every method at these lengths, as far as it can draft."""
+    model = recorded()["models"][name]
+    return [
+        PLAIN,
+        *(
+            Setting(method, length)
+            for method in model["drafters"]
+            for length in sorted({min(length, model["longest"].get(method, length)) for length in FIXED_LENGTHS})
+        ),
+    ]
+
+
+@cache
+def fixed_rates() -> dict[str, dict[Setting, float]]:
+    """By workload and setting."""
+    return {
+        workload["name"]: {
+            setting: Server(workload["model"], None).answer(workload, setting)
+            for setting in settings_of(workload["model"])
+        }
+        for workload in recorded()["workloads"]
+    }
+
+
+def governed_rates(seed: int) -> dict[str, float]:
+    """One life: the workloads in an order of its own."""
+    chance = random.Random(seed)
+    workloads = list(recorded()["workloads"])
+    if seed:
+        chance.shuffle(workloads)
+    servers = {name: Server(name, chance) for name in recorded()["models"]}
+    return {each["name"]: servers[each["model"]].answer(each, GOVERNOR) for each in workloads}
+
+
+def rates(seeds: Iterable[int]) -> list[Rates]:
+    """Of all workloads; a round is a life."""
+    lives = [governed_rates(seed) for seed in seeds]
+    return [
+        Rates(name, {setting: (rate,) * len(lives) for setting, rate in fixed.items()}, [life[name] for life in lives])
+        for name, fixed in fixed_rates().items()
+    ]
