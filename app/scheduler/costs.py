@@ -70,7 +70,7 @@ class Curve:
         place = min(bisect_left(known, at), len(known) - 1)
         left, right = known[place - 1], known[place]
         if at > right:
-            slope = (points[right] - points[known[0]]) / max(1, right - known[0])
+            slope = (points[right] - points[left]) / max(1, right - left)
             return points[right] + max(self._beyond * slope, UNKNOWN_SLOPE * points[known[0]]) * (at - right)
         return points[right] + (points[right] - points[left]) / (right - left) * (at - right)
 

@@ -15,6 +15,11 @@ HOPE, HOPE_OF_PROPOSAL = 6.0, 0.5
 """Cycles that all go well and are added to the evidence of a request to tell what a method may be worth."""
 HALF_LIFE_STEPS = 32
 """After which evidence of a method that was not asked again counts for half of that."""
+FREE_MISSES, MOST_MISSES, MISSES_PER_HALF_LIFE = 8, 32, 4
+"""Of a request, one after the other: so many count as evidence alone, each further one takes away as much hope as a
+cycle gives, up to so many; and so many let that last for one half-life more."""
+TAUGHT = 64.0
+"""Cycles that the model saw; from there on what a request inherits counts twice for what it hopes."""
 NEIGHBOUR_SHARE = 0.25
 """How far a position that was not tried moves towards the one before it, at each observation."""
 PROPOSAL_WEIGHT = 0.5
@@ -61,6 +66,7 @@ class History:
     def __init__(self) -> None:
         self._beliefs: dict[tuple[str, int | str], list[Average]] = {}
         self._last_asked: dict[tuple[str, int | str], int] = {}
+        self._misses: dict[tuple[str, int | str], int] = {}
         self.steps = 0
         """Decode steps so far, whatever they asked for."""
 
@@ -70,6 +76,8 @@ class History:
         for belief in self._beliefs.get(levels[-1], ()):
             belief.weight = max(min(belief.weight, 1.0), belief.weight * self._fading(levels[-1]))
         self._last_asked[levels[-1]] = self.steps
+        if draft.drafted:
+            self._misses[levels[-1]] = 0 if draft.accepted else min(MOST_MISSES, self._misses.get(levels[-1], 0) + 1)
         first = [MODEL_WEIGHT] * (1 + POSITIONS), _first_weights(draft.method)
         for level, weights, memory in zip(levels[-2:], first, (MODEL_MEMORY, REQUEST_MEMORY), strict=True):
             if level not in self._beliefs:
@@ -85,21 +93,29 @@ class History:
         """What to expect should it go well: the more, the less was tried for this request and the longer ago."""
         level = (method, row.request_id)
         known = self._beliefs.get(level)
-        weights = [self._fading(level) * each.weight for each in known] if known else _first_weights(method)
+        weights = [self._fading(level) * each.weight for each in known] if known else self._inherited(method, row)
+        misses = self._misses.get(level, 0)
+        doubt = max(0, misses - FREE_MISSES) * self._fading(level, max(1.0, misses / MISSES_PER_HALF_LIFE))
         hopes = (HOPE_OF_PROPOSAL if method in FIRST_BELIEFS else HOPE, *(HOPE,) * POSITIONS)
         return tuple(
-            (weight * chance + hope) / (weight + hope)
-            for weight, chance, hope in zip(weights, self.chances(method, row), hopes, strict=True)
+            (weight * chance + hope) / (weight + hope + doubt * (place > 0))
+            for place, (weight, chance, hope) in enumerate(zip(weights, self.chances(method, row), hopes, strict=True))
         )
 
-    def _fading(self, level: tuple[str, int | str]) -> float:
+    def _inherited(self, method: str, row: Drafting) -> list[float]:
+        """What the beliefs of the model count for before this request tried the method."""
+        taught = self._beliefs.get(_levels(method, row)[-2])
+        times = 2 if taught and taught[1].weight >= TAUGHT else 1
+        return [times * weight for weight in _first_weights(method)]
+
+    def _fading(self, level: tuple[str, int | str], slowness: float = 1.0) -> float:
         """What evidence is still worth."""
         idle = self.steps - self._last_asked.get(level, self.steps)
-        return float(0.5 ** (idle / HALF_LIFE_STEPS))
+        return float(0.5 ** (idle / (slowness * HALF_LIFE_STEPS)))
 
     def forget(self, request_id: str) -> None:
         """The request is over; what it taught the model stays."""
-        for table in (self._beliefs, self._last_asked):
+        for table in (self._beliefs, self._last_asked, self._misses):
             for level in [level for level in table if level[1] == request_id]:
                 del table[level]
 

@@ -25,7 +25,8 @@ EARLY_SHARE, ROOT_SHARE, LATE_SHARE = 0.3, 0.25, 0.005
 """Of the time may be lost: the second divided by the root of the plain steps since the last request started, at most
 the first and at least the third. What is learnt early pays longest."""
 HOPE_GAIN = 1.25
-"""A trial must promise this much, should it go as well as it may."""
+"""A trial must promise this much, should it go as well as it may; should only its cost be the least, which one trial
+tells, as much as a start of drafting."""
 START_DRAFTING_GAIN, CHANGE_GAIN, STAY_GAIN = 1.05, 1.03, 1.0
 """A change must promise this much, from plain decoding the most; what promises less than the last goes back to it."""
 MEASURING = "measuring what a plain step costs, to compare"
@@ -74,8 +75,9 @@ class StepObservation:
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """Of one option, with a plain step as the unit of time: `rate` and `hope` in tokens of all rows, as believed and
-    should it go well; `tokens` and `seconds` of a step. `cost_ratio` is that of one in which something is proposed."""
+    """Of one option, with a plain step as the unit of time: `rate`, `hope` and `bargain` in tokens of all rows, as
+    believed, should it go well and should it be cheap; `tokens` and `seconds` of a step. `cost_ratio` is that of one in
+    which something is proposed."""
 
     rate: float
     tokens: float
@@ -83,6 +85,7 @@ class _Estimate:
     seconds: float = 1.0
     cost_ratio: float = 1.0
     acceptance: float = 0.0
+    bargain: float = 0.0
 
     def loss(self, rate: float) -> float:
         """What a step of it probably loses where `rate` is earned."""
@@ -129,7 +132,7 @@ class _Seat:
             option
             for option, each in self.estimates.items()
             if option not in {OFF, self.current}
-            and each.hope > HOPE_GAIN * current
+            and (each.hope > HOPE_GAIN * current or each.bargain > START_DRAFTING_GAIN * current)
             and losses[option] <= self.credit_steps
         ]
         best = max(rivals, key=lambda each: (self.estimates[each].hope - current) / sqrt(losses[each]), default=None)
@@ -234,8 +237,9 @@ class Governor:
                 least = (drafted.seconds(length) + forward.least(1 + length)) / plain
                 tokens, seconds = _promise(chances, rows, length, cycle, idle)
                 most_tokens, least_seconds = _promise(hopes, rows, length, least, idle)
+                hope, bargain = most_tokens / least_seconds, tokens / _promise(chances, rows, length, least, idle)[1]
                 estimates[Option(method, length)] = _Estimate(
-                    tokens / seconds, tokens, most_tokens / least_seconds, seconds, cycle, first
+                    tokens / seconds, tokens, hope, seconds, cycle, first, bargain
                 )
         return estimates
 

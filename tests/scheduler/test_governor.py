@@ -135,7 +135,7 @@ def test_the_length_found_earns_what_the_best_fixed_one_earns(cost: str, accepta
 @pytest.mark.parametrize("cost", COSTS)
 def test_without_a_warm_up_the_length_is_found_too(cost: str) -> None:
     machine = Machine(COSTS[cost], {"draft_model": Drafter(0.8, 0.001)}, noise=0.05)
-    assert governed_rate(machine, 4_000) >= 0.8 * best_fixed_rate(machine)
+    assert governed_rate(machine, 4_000) >= 0.93 * best_fixed_rate(machine)
 
 
 @pytest.mark.parametrize("machine_costs", ["flat", "linear"])
@@ -187,7 +187,7 @@ def test_acceptance_in_short_texts_says_little_about_long_ones() -> None:
             governor.observe(StepObservation(1, 8, 0.0, None, (draft,)))
     assert governor.choose(1, (Drafting("short", 600),), ("dflash",)).why.kind == "draft"
     governor.choose(1, (Drafting("long", 30_000),), ("dflash",))
-    assert governor.choose(1, (Drafting("longer", 30_000),), ("dflash",)).why.kind in {"plain", "probe"}
+    assert governor.choose(1, (Drafting("longer", 30_000),), ("dflash",)).why.kind == "plain"
 
 
 def test_a_block_drafter_is_never_asked_for_more_than_its_block() -> None:
@@ -251,8 +251,7 @@ def test_a_plain_choice_is_a_value_and_says_why_with_numbers() -> None:
     machine = Machine(COSTS["steep"], {"draft_model": Drafter(0.0, 0.001)})
     governor = Governor(machine.measured())
     drain(governor, machine, 500)
-    choices = (governor.choose(1, (ROW,), ("draft_model",)) for _ in range(8))
-    choice = next(choice for choice in choices if choice.method == "off")
+    choice = governor.choose(1, (ROW,), ("draft_model",))
     why = choice.why
     assert (choice.method, choice.num_draft_tokens) == ("off", 0)
     assert (why.kind, why.method, why.num_draft_tokens) == ("plain", "draft_model", 1)
@@ -261,15 +260,15 @@ def test_a_plain_choice_is_a_value_and_says_why_with_numbers() -> None:
     assert why.text == f"verify of 2 costs {why.cost_ratio:.1f}x, acceptance {why.acceptance:.2f}: plain is faster"
 
 
-def test_probes_become_rare_while_they_lose() -> None:
+def test_probes_become_rare_while_they_lose_and_take_turns() -> None:
     drafters = {"draft_model": Drafter(0.0, 0.001), "ngram": Drafter(0.0), "dflash": block(0.0)}
     machine = Machine(COSTS["linear"], drafters)
     governor = Governor(machine.measured())
     probed = [option.method for option in drain(governor, machine, 3_000)]
     early, late = probed[16:200], probed[-1_840:]
     assert sum(method != "off" for method in late) / 10 < sum(method != "off" for method in early)
-    assert 0 < sum(method != "off" for method in late) <= 0.04 * len(late)
-    assert set(late) <= {"off", *drafters}
+    assert 0 < sum(method != "off" for method in late) <= 0.02 * len(late)
+    assert set(late) == {"off", *drafters}
 
 
 def test_a_probe_goes_on_while_it_hits() -> None:
@@ -321,8 +320,7 @@ def test_lengths_still_compare_on_an_engine_that_measures_no_time() -> None:
         choice = governor.choose(1, (ROW,), ("ngram",))
         drafts = (DraftObservation(choice.method, choice.num_draft_tokens, choice.num_draft_tokens, 0, ROW),)
         governor.observe(StepObservation(1, 1 + choice.num_draft_tokens, 0.0, None, drafts))
-    choice = governor.choose(1, (ROW,), ("ngram",))
-    assert choice.num_draft_tokens <= 1 or choice.why.kind == "probe"
+    assert governor.choose(1, (ROW,), ("ngram",)).num_draft_tokens <= 1
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,14 +8,14 @@ from app.benchmark.verdict import judge
 from app.serving.sweep.grid import GOVERNOR, PLAIN
 from tests.scheduler.replayed import Server, fixed_rates, rates, recorded
 
-LIVES = 5
+LIVES = 8
 
 
 def test_ten_recorded_workloads_earn_nearly_what_the_best_setting_for_each_would() -> None:
     verdict = judge(rates(range(LIVES)))
-    assert verdict.mean >= 0.88  # promised are 0.95 and 0.9: docs/governor.md says what is missing
-    assert verdict.worst >= 0.7, verdict.worst_name
-    assert verdict.lead >= 1.1, f"{verdict.single.name} for all ten would be nearly as good"
+    assert verdict.mean >= 0.93  # promised are 0.95 and 0.9: docs/governor.md says what is missing
+    assert verdict.worst >= 0.8, verdict.worst_name
+    assert verdict.lead >= 1.2, f"{verdict.single.name} for all ten would be nearly as good"
 
 
 @pytest.mark.parametrize("model", ["demo-assistant", "demo-hybrid"])
