@@ -41,7 +41,7 @@ class Handed(QueueHandler):
     def __init__(self, handler: logging.Handler) -> None:
         super().__init__(queue.SimpleQueue())
         self._writer = handler
-        self._thread = QueueListener(self.queue, handler)
+        self._thread: QueueListener | None = QueueListener(self.queue, handler)
         self._thread.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
@@ -49,9 +49,11 @@ class Handed(QueueHandler):
         return record
 
     def close(self) -> None:
-        """Write what is left, then stop."""
-        self._thread.stop()
-        self._writer.close()
+        """Write what is left, then stop. Logging closes every handler once more when the program ends."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+            self._writer.close()
         super().close()
 
 

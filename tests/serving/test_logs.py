@@ -10,7 +10,7 @@ import pytest
 
 from app.core.log_text import redact
 from app.serving.log_file import FILE, FOLDER, PrivateLogFile
-from app.serving.log_outlets import open_outlets, set_log_level
+from app.serving.log_outlets import Handed, open_outlets, set_log_level
 from app.serving.log_ring import LogRing, level_of
 
 HOSTILE = (
@@ -183,3 +183,11 @@ def test_a_folder_that_cannot_be_written_leaves_the_log_in_memory(tmp_path: Path
         logging.getLogger("paceline.test").warning("still told")
     assert [line.text for line in ring.lines()][-1] == "still told"
     assert "in memory only" in ring.lines()[0].text
+
+
+def test_an_outlet_may_be_closed_again_when_the_program_ends(tmp_path: Path) -> None:
+    outlet = Handed(logging.FileHandler(tmp_path / "log"))
+    outlet.emit(logging.makeLogRecord({"msg": "last words"}))
+    outlet.close()
+    outlet.close()
+    assert (tmp_path / "log").read_text() == "last words\n"
