@@ -5,7 +5,6 @@ paused. A repository has one download: asking again goes on with it.
 """
 
 import asyncio
-import contextlib
 import functools
 import logging
 import time
@@ -185,7 +184,7 @@ class Downloads:
             job = await self._job(download_id)
             end = await DownloadRun(job, hear, spawn=self._spawn, patience=self._patience).run()
         except Exception as error:  # whatever it is, the queue goes on
-            _logger.exception("no downloading process could be started")
+            _logger.exception("the download of %s was interrupted", self._downloads[download_id].repository)
             end = Failed(f"interrupted: {getattr(error, 'strerror', None) or type(error).__name__}")
         if isinstance(end, Done):
             total = self._downloads[download_id].total_bytes
@@ -276,10 +275,17 @@ class Downloads:
                 raise
 
     async def _save_often(self) -> None:
+        """What cannot be written is said once and waits: the files on the disk are what counts."""
+        problem = ""
         while True:
             await asyncio.sleep(SAVE_SECONDS)
-            with contextlib.suppress(PacelineError):  # the store says so itself; the files on the disk are what counts
+            before, problem = problem, ""
+            try:
                 await self._save()
+            except PacelineError as error:
+                problem = error.message
+            if problem and problem != before:
+                _logger.warning("the list of downloads cannot be written: %s", problem)
 
     def _find(self, download_id: int, *states: str) -> Download:
         download = self._downloads.get(download_id)

@@ -5,7 +5,6 @@ entries of the history and nothing else; `limit` says how many may be remembered
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import deque
@@ -174,8 +173,10 @@ class Journal:
 
     async def _remember(self) -> None:
         """The last requests of earlier starts."""
-        with contextlib.suppress(PacelineError):
+        try:
             self._recent.extend(await asyncio.to_thread(self._history.latest, RING))
+        except PacelineError as error:
+            logger.warning("the history of requests cannot be read: %s", error.message)
 
     def _put_back(self, batch: Iterable[Past]) -> None:
         """Try again later; what has failed too often is dropped, lest it keeps others out."""

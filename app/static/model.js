@@ -1,24 +1,17 @@
 // The settings of one model: each row saves its change at once; what waits for a load says so, with a button for it.
 
 import { api, component, data, live, seconds, t, toast } from "./core.js";
+import { lines, settingRow } from "./setting_form.js";
 import { liveStateOf, settingsCall } from "./model_words.js";
 
-const rows = new Map(data.settings.map((row) => [row.name, row]));
 const RELOAD = "model-needs-reload";
 
-const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
-const show = ({ kind, value }) => {
-  if (kind === "switch") return value === true;
-  if (kind === "list") return (value ?? []).join("\n");
-  return value === null ? "" : String(value);
-};
 const READ = {
   switch: (value) => value || null,
   list: (text) => (lines(text).length ? lines(text) : null),
   number: (text) => (text === "" ? null : Number(text)),
   long_text: (text) => text || null,
 };
-const read = (row, value) => (READ[row.kind] ?? ((text) => text.trim() || null))(value);
 
 component("modelSettings", () => ({
   mustReload: false,
@@ -46,53 +39,28 @@ component("modelSettings", () => ({
   },
 }));
 
-component("modelSetting", () => ({
-  row: null,
-  value: "",
-  problem: "",
-  isBusy: false,
-
-  init() {
-    this.take(rows.get(this.$el.dataset.name));
+component("modelSetting", () => settingRow({
+  show({ kind, value }) {
+    if (kind === "switch") return value === true;
+    if (kind === "list") return (value ?? []).join("\n");
+    return value === null ? "" : String(value);
   },
-  take(row) {
-    this.row = row;
-    this.value = show(row);
-    this.problem = "";
+  read: (row, value) => (READ[row.kind] ?? ((text) => text.trim() || null))(value),
+
+  async send(value) {
+    const { settings, reload } = await api("PATCH", settingsCall(data.model.id), { [this.row.name]: value });
+    this.take(settings.find((row) => row.name === this.row.name));
+    toast(this.row.takes_effect === "now" ? t("settings.saved_now") : t("settings.saved_reload"), "good");
+    if (reload === "needed") dispatchEvent(new Event(RELOAD));
   },
 
   get isStored() {
     return this.row.value !== null;
   },
-  get isWrong() {
-    return this.problem !== "";
-  },
-  get switchWords() {
-    return this.value ? t("settings.on") : t("settings.off");
-  },
+
   get usual() {
     const { inherited, unit } = this.row;
     if (inherited === null || inherited === "") return t("model_settings.unset");
     return unit === "seconds" ? seconds(inherited) : String(inherited);
-  },
-
-  save() {
-    return this.keep(read(this.row, this.value));
-  },
-  reset() {
-    return this.keep(null);
-  },
-  async keep(value) {
-    if (this.isBusy) return;
-    this.isBusy = true;
-    try {
-      const { settings, reload } = await api("PATCH", settingsCall(data.model.id), { [this.row.name]: value });
-      this.take(settings.find((row) => row.name === this.row.name));
-      toast(this.row.takes_effect === "now" ? t("settings.saved_now") : t("settings.saved_reload"), "good");
-      if (reload === "needed") dispatchEvent(new Event(RELOAD));
-    } catch (error) {
-      this.problem = error.message;
-    }
-    this.isBusy = false;
   },
 }));

@@ -204,12 +204,10 @@ async def test_the_token_is_written_and_never_read(site: DownloadSite) -> None:
 
 
 async def test_a_token_is_told_to_the_hub_that_it_is_for_and_to_no_other(
-    site: DownloadSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: DownloadSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stranger = site.hub.address
-    theirs = tmp_path / "theirs"
-    theirs.write_text("hf_of_other_tools")
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(theirs))
+    monkeypatch.setenv("HF_TOKEN", "hf_of_other_tools")
     site.tools.token.write("hf_of_the_hub", "")
     assert (site.tools.token.read(""), site.tools.token.read(stranger)) == ("hf_of_the_hub", "")
     assert (await site.call("GET", "/admin/api/hub/token"))["origin"] == "none"
