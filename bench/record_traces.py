@@ -21,7 +21,7 @@ PREPARATION = platform.prepare()
 from app.benchmark.governor_case import DRAFTERS, LoadedModel, Turns
 from app.benchmark.workloads import ASSISTANT, LONGEST_ANSWER_TOKENS, WORKLOADS
 from app.core.request import Request, SamplingParameters
-from app.core.step import DRAFT_LENGTHS, DecodeRow, DecodeStep, PrefillRow, PrefillStep, RowOutcome, StepResult
+from app.core.step import DRAFT_LENGTHS, DecodeRow, DecodeStep, Offer, PrefillRow, PrefillStep, RowOutcome, StepResult
 from app.engine.engine import Engine
 
 TRACES = Path(__file__).resolve().parents[1] / "tests" / "scheduler" / "traces.json"
@@ -64,8 +64,8 @@ class Text:
 
 
 def trace(engine: Engine, method: str, prompt: Sequence[int], count: int, sampling: SamplingParameters) -> list[str]:
-    """By position: drafts proposed and accepted, a digit each."""
-    proposed, accepted = [-1] * count, [0] * count
+    """By position, a digit each: drafts proposed and accepted, and how many tokens an offer matches (0: it is none)."""
+    proposed, accepted, matched = [-1] * count, [0] * count, [0] * count
     while -1 in proposed:
         text = Text(engine, "trace", prompt, sampling)
         text.read()
@@ -73,10 +73,12 @@ def trace(engine: Engine, method: str, prompt: Sequence[int], count: int, sampli
             if proposed[place] >= 0:
                 text.step("off", 0)
                 continue
+            offer = engine.drafters.offers(text.name, text.tokens, ()).get(method, Offer())
             outcome = text.step(method, LONGEST)
             proposed[place], accepted[place] = outcome.drafted, outcome.accepted
+            matched[place] = offer.matched_tokens
         text.end()
-    return ["".join(DIGITS[value] for value in values) for values in (proposed, accepted)]
+    return ["".join(DIGITS[value] for value in values) for values in (proposed, accepted, matched)]
 
 
 def record(model: LoadedModel) -> Iterator[dict[str, Any]]:

@@ -9,9 +9,9 @@ from mlx_lm.models import qwen3_next
 from app.core.drafter_config import DFlashConfig, Eagle3Config, MtpConfig
 from app.engine.drafters.dflash import DFlash, DFlashModel
 from app.engine.drafters.eagle3 import Eagle3, Eagle3Model
+from app.engine.drafters.feature_module import Target
 from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.mtp import Mtp, MtpModel
-from app.engine.drafters.target import Target
 from app.engine.runner import Runner
 from tests.tiny import fill_at_random, tiny_config
 
@@ -72,7 +72,7 @@ def tiny_dflash_module(family: str, *, seed: int = 3, **changes: Any) -> DFlashM
 
 
 def tiny_eagle3_module(family: str, *, seed: int = 4, **changes: Any) -> Eagle3Model:
-    module: Eagle3Model = filled(Eagle3Model(eagle3_config(family, **changes), own_embedding=False, own_map=True), seed)
+    module: Eagle3Model = filled(Eagle3Model(eagle3_config(family, **changes), {"d2t"}), seed)
     module.d2t = mx.arange(40, dtype=mx.int32)  # its token i is the target's 2 i
     return module
 
@@ -82,7 +82,7 @@ def tiny_mtp_module(*, seed: int = 5) -> MtpModel:
     config = tiny_config("qwen3_next")
     arguments = qwen3_next.ModelArgs.from_dict({**config, "mlp_only_layers": []})
     layer = qwen3_next.Qwen3NextDecoderLayer(arguments, arguments.full_attention_interval - 1)
-    module: MtpModel = filled(MtpModel(MtpConfig.read({}, config), layer, zero_first_embedding=False), seed)
+    module: MtpModel = filled(MtpModel(MtpConfig.read({}, config), layer), seed)
     return module
 
 

@@ -4,11 +4,11 @@ There are no phases, only counters: `computed` counts the tokens of a sequence t
 prefill, a prefix hit, rejected drafts and carried-over tokens are all `computed` lagging behind `len(tokens)`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-DRAFT_LENGTHS = (1, 2, 3, 4, 5, 7, 10, 15)
+DRAFT_LENGTHS = (1, 2, 3, 5, 7, 15)
 """The draft lengths that are weighed, and warmed up: with the token before them, blocks of 8 and 16 are among them."""
 
 
@@ -68,6 +68,14 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """What a drafter that only looks up would draft next: `tokens`, behind a match of the last `matched_tokens`."""
+
+    tokens: tuple[int, ...] = ()
+    matched_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RowOutcome:
     """What one row gained: `emitted` = accepted drafts and then one recovered or bonus token of the target.
 
@@ -91,6 +99,8 @@ class StepResult:
     outcomes: tuple[RowOutcome, ...] = ()
     prefilled: tuple[tuple[str, int], ...] = ()
     """(sequence id, new computed) of the rows that a prefill step fed."""
+    offers: Mapping[str, Mapping[str, Offer]] = field(default_factory=dict)
+    """By sequence id and method, of those that can tell for nothing; without tokens where they find nothing."""
     seconds: float = 0.0
     width: int = 1
     timed: bool = False

@@ -5,10 +5,9 @@ accepted iff it equals x_i, and x_i is emitted either way. So the text is the ta
 proposes, and the rule needs no draft probabilities. It is the best rule where a draft was the drafter's only choice.
 
 `rejection` (Leviathan et al. 2211.17192, Chen et al. 2302.01318): a draft d ~ q is accepted with probability
-min(1, p(d) / q(d)); the first rejected one is replaced by a draw from max(p - q, 0), renormalised; after full
-acceptance a bonus is drawn from p. It accepts sum(min(p, q)), the most that is possible, but only the distribution is
-that of plain decoding: the text of one seed is another one. The drafts must be drawn with `DRAFT_SALT`, independently
-of p's noise, and none may be dropped for what it is.
+min(1, p(d) / q(d)), the first rejected one replaced by a draw from max(p - q, 0); a bonus is drawn from p. It accepts
+sum(min(p, q)), the most that is possible, but only the distribution is that of plain decoding: a seed has another text.
+The drafts must be drawn with `DRAFT_SALT`, independently of p's noise, and none may be dropped for what it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,17 +29,10 @@ def residual(target: mx.array, draft: mx.array) -> mx.array:
     return mx.where(mx.any(left > 0, axis=-1, keepdims=True), left, target)
 
 
-def count_accepted(drafts: mx.array, drawn: mx.array, limits: Sequence[int]) -> mx.array:
-    """int32 [rows]: length of the longest prefix of `drafts` [rows, K] that equals `drawn` [rows, 1 + K].
-
-    `limits[row]` says how many of the K drafts are real; padding is always rejected.
-    """
-    return _leading(drafts == drawn[:, : drafts.shape[1]], limits)
-
-
-def _leading(passes: mx.array, limits: Sequence[int]) -> mx.array:
-    """int32 [rows]: how many of the first `limits[row]` of `passes` [rows, K] hold without a gap."""
-    real = mx.arange(passes.shape[1]) < mx.array(list(limits), dtype=mx.int32)[:, None]
+def count_accepted(passes: mx.array, counts: Sequence[int]) -> mx.array:
+    """int32 [rows]: how many of `passes` [rows, K] hold before the first that does not. Of the K drafts of a row
+    `counts[row]` are real; padding is always rejected."""
+    real = mx.arange(passes.shape[1]) < mx.array(list(counts), dtype=mx.int32)[:, None]
     return mx.sum(mx.cumprod((passes & real).astype(mx.int32), axis=1), axis=1)
 
 
@@ -51,65 +43,36 @@ def accept(
     counts: Sequence[int],
     *,
     draft_logits: mx.array | None = None,
+    remainder: Residual = residual,
 ) -> tuple[mx.array, mx.array]:
     """(drawn int32 [rows, 1 + K], accepted int32 [rows]): a row emits `drawn[: accepted + 1]`. Nothing is evaluated.
 
     `drafts` int32 [rows, K], of which `counts[row]` are real; `logits` float32 [rows, 1 + K, vocabulary] are the
     target's after bias and penalties, `draft_logits` [rows, K, vocabulary] what the drafts were drawn from, with a salt
-    of their own. Without them, and where every row is greedy, the rule is `coupled`, else `rejection`.
+    of their own. Without them, and for rows at temperature 0, the rule is `coupled`, else `rejection`.
     """
-    if draft_logits is not None and any(row.parameters.temperature > 0 for row in rows):
-        return reject(drafts, logits, rows, counts, draft_logits)
-    drawn = draw(logits, rows)
-    return drawn, count_accepted(drafts, drawn, counts)
-
-
-def reject(
-    drafts: mx.array,
-    logits: mx.array,
-    rows: Sequence[SampledRow],
-    counts: Sequence[int],
-    draft_logits: mx.array,
-    *,
-    remainder: Residual = residual,
-) -> tuple[mx.array, mx.array]:
-    """Rejection sampling as `accept` says; rows at temperature 0 keep the rule of equality."""
-    width, vocabulary = drafts.shape[1], logits.shape[-1]
-    greedy = mx.argmax(logits, axis=-1).astype(mx.int32)
-    sampling = mx.array([row.parameters.temperature > 0 for row in rows])[:, None]
-    target = mx.softmax(shape_logits(logits, rows), axis=-1, precise=True)
-    draft = mx.softmax(shape_logits(fit_vocabulary(draft_logits, vocabulary), rows), axis=-1, precise=True)
+    width, sampling = drafts.shape[1], [row.parameters.temperature > 0 for row in rows]
+    if draft_logits is None or not any(sampling):
+        drawn = draw(logits, rows)
+        return drawn, count_accepted(drafts == drawn[:, :width], counts)
+    greedy, chance = mx.argmax(logits, axis=-1).astype(mx.int32), mx.array(sampling)[:, None]
+    proposals = fit_vocabulary(draft_logits, logits.shape[-1])
+    target, draft = (mx.softmax(shape_logits(each, rows), axis=-1, precise=True) for each in (logits, proposals))
     likely, proposed = (
-        mx.take_along_axis(values[:, :width], drafts[..., None], axis=-1)[..., 0] for values in (target, draft)
+        mx.take_along_axis(values, drafts[..., None], axis=-1)[..., 0] for values in (target[:, :width], draft)
     )
     uniform = unit_noise(noise_keys(rows, width, salt=ACCEPTANCE_SALT))
     passes = (likely > 0) & (likely >= uniform * proposed)
-    accepted = _leading(mx.where(sampling, passes, drafts == greedy[:, :width]), counts)
-    last = _recover(target, draft, accepted, rows, counts, remainder)
-    drawn = mx.where(mx.arange(1 + width) < accepted[:, None], mx.concatenate([drafts, last], axis=1), last)
-    return mx.where(sampling, drawn, greedy), accepted
-
-
-def _recover(
-    target: mx.array,
-    draft: mx.array,
-    accepted: mx.array,
-    rows: Sequence[SampledRow],
-    counts: Sequence[int],
-    remainder: Residual,
-) -> mx.array:
-    """int32 [rows, 1]: the recovered token after a rejection, the bonus after none.
-
-    A row needs one of them, at one slot; so noise, the target's own of that position, is made for this slot alone.
-    """
+    accepted = count_accepted(mx.where(chance, passes, drafts == greedy[:, :width]), counts)
+    # One token more, recovered or bonus: noise, the target's own of that position, is made for its slot alone.
     place = accepted[:, None, None]
     rejected = place < mx.array(list(counts), dtype=mx.int32)[:, None, None]
-    there = mx.take_along_axis(target, place, axis=1)
-    instead = mx.take_along_axis(draft, mx.minimum(place, draft.shape[1] - 1), axis=1)
-    weights = remainder(there, mx.where(rejected, instead, 0.0))
-    keys = mx.take_along_axis(noise_keys(rows, target.shape[1]), place, axis=1)
-    noise = gumbel_noise(keys, target.shape[-1])
-    return mx.argmax(mx.log(weights) + noise, axis=-1).astype(mx.int32)
+    instead = mx.take_along_axis(draft, mx.minimum(place, width - 1), axis=1)
+    weights = remainder(mx.take_along_axis(target, place, axis=1), mx.where(rejected, instead, 0.0))
+    noise = gumbel_noise(mx.take_along_axis(noise_keys(rows, 1 + width), place, axis=1), logits.shape[-1])
+    last = mx.argmax(mx.log(weights) + noise, axis=-1).astype(mx.int32)
+    drawn = mx.where(mx.arange(1 + width) < accepted[:, None], mx.concatenate([drafts, last], axis=1), last)
+    return mx.where(chance, drawn, greedy), accepted
 
 
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:

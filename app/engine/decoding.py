@@ -5,13 +5,14 @@ host. A launched forward belongs to its rows: whatever is planned next, its toke
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from app.core.request import Request
-from app.core.step import DecodeRow, RowOutcome, TokenLogprobs
-from app.engine.acceptance import MODES, accept, fit_vocabulary
+from app.core.step import DecodeRow, RowOutcome
+from app.engine.acceptance import MODES, accept
 from app.engine.alone import AloneRunner
 from app.engine.drafters import Outcome, Proposal
 from app.engine.drafters.registry import Drafters
@@ -27,16 +28,11 @@ class Decoder:
     one of the rules in `acceptance.py`."""
 
     def __init__(
-        self,
-        runner: Runner | AloneRunner,
-        drafters: Drafters,
-        requests: Mapping[str, Request],
-        *,
-        acceptance: str = "coupled",
+        self, runner: Runner | AloneRunner, drafters: Drafters, requests: Mapping[str, Request], *, acceptance: str
     ) -> None:
         if acceptance not in MODES:
             raise ValueError(f"acceptance must be one of {', '.join(MODES)}, not {acceptance}")
-        self._rejects = acceptance == "rejection"
+        self._salt = DRAFT_SALT if acceptance == "rejection" else 0
         self.runner = runner
         self.drafters = drafters
         self.requests = requests
@@ -60,15 +56,12 @@ class Decoder:
             check_length(self.runner, row.sequence_id, row.computed)
         proposal = self._propose(rows)
         if proposal.tokens is None:
-            width = max(len(row.tokens) - row.computed for row in rows)
-            return self._plain(rows, proposal.reasons), width
+            return self._plain(rows, proposal.reasons), max(len(row.tokens) - row.computed for row in rows)
         return self._verify(rows, proposal, proposal.tokens), 1 + max(proposal.counts)
 
     def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[str]) -> tuple[RowOutcome, ...]:
         """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first."""
-        current, self.ahead = self.ahead, None
-        if current is None:
-            current = self._launch(rows, None)
+        current, self.ahead = self.ahead or self._launch(rows, None), None
         if all(row.num_draft_tokens == 0 for row in rows):
             beyond = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
             if beyond:
@@ -79,15 +72,9 @@ class Decoder:
         tokens: Any = current.tokens.tolist()
         index = {name: place for place, name in enumerate(current.sequence_ids)}
         return tuple(
-            RowOutcome(
-                sequence_id=row.sequence_id,
-                emitted=(tokens[index[row.sequence_id]],),
-                computed=len(row.tokens),
-                logprobs=self._logprobs(current.scores, index[row.sequence_id], row.sequence_id, 1),
-                why_not_drafted=reason,
-            )
+            self._outcome(row, tokens[place : place + 1], current.scores, place, reason)
             for row, reason in zip(rows, reasons, strict=True)
-            if row.sequence_id in index
+            if (place := index.get(row.sequence_id)) is not None
         )
 
     def _launch(self, rows: Sequence[DecodeRow], launched: Launched | None) -> Launched:
@@ -96,7 +83,7 @@ class Decoder:
         fed, widths = feed(rows, launched)
         logits, forward = self.runner.forward(names, fed, widths)
         kept = self.runner.commit(forward, widths)
-        self.drafters.observe(Outcome.of(forward, tokens=[row.tokens for row in rows], kept=kept))
+        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept))
         pending = () if launched is None else launched.sequence_ids
         sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
         logits = last_of(logits, widths).astype(mx.float32)
@@ -105,7 +92,7 @@ class Decoder:
 
     def _cached(self) -> list[mx.array]:
         """All that the caches hold."""
-        runners = [self.runner, *(one.runner for one in self.drafters.available.values() if one.runner is not None)]
+        runners = (self.runner, *self.drafters.runners.values())
         return [array for runner in runners for array in runner.caches.arrays()]
 
     def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
@@ -116,24 +103,24 @@ class Decoder:
         top = [value for value in wanted if value is not None]
         return score(logits, drawn, max(top)) if top else None
 
-    def _logprobs(self, scores: Scores | None, row: int, name: str, count: int) -> tuple[TokenLogprobs, ...]:
-        top = self.requests[name].sampling.top_logprobs
-        return () if scores is None or top is None else scores.read(row, count, top)
+    def _outcome(
+        self, row: DecodeRow, emitted: Sequence[int], scores: Scores | None, place: int, reason: str
+    ) -> RowOutcome:
+        """What a row gained without drafts, and why; in `scores` it lies at `place`."""
+        top = self.requests[row.sequence_id].sampling.top_logprobs
+        logprobs = () if scores is None or top is None else scores.read(place, len(emitted), top)
+        computed = len(row.tokens)
+        return RowOutcome(row.sequence_id, tuple(emitted), computed, logprobs=logprobs, why_not_drafted=reason)
 
     def _propose(self, rows: Sequence[DecodeRow]) -> Proposal:
         """Ask each row's drafter; one rectangle of drafts [rows, K] comes back."""
-        parts: dict[str, list[int]] = {}
-        for index, row in enumerate(rows):
-            if row.num_draft_tokens and row.method in self.drafters.available:
-                parts.setdefault(row.method, []).append(index)
-        salt = DRAFT_SALT if self._rejects else 0
-        proposals = {
-            method: self.drafters.available[method].propose(
-                [rows[index] for index in members], [self._sampled(rows[index], salt=salt) for index in members]
-            )
-            for method, members in parts.items()
-        }
-        proposal = _merged(len(rows), [(parts[method], proposals[method]) for method in parts])
+        proposals = []
+        for method, drafter in self.drafters.available.items():
+            members = [index for index, row in enumerate(rows) if row.num_draft_tokens and row.method == method]
+            if members:
+                sampled = [self._sampled(rows[index], salt=self._salt) for index in members]
+                proposals.append((members, drafter.propose([rows[index] for index in members], sampled)))
+        proposal = _merged(len(rows), proposals)
         if proposal.tokens is not None:
             mx.async_eval(proposal.tokens)  # the device drafts while the host builds the verify forward
             self.watch.drafted([proposal.tokens])
@@ -141,19 +128,21 @@ class Decoder:
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
         """One forward over known tokens and drafts; the only read brings drawn tokens and accepted counts."""
-        names = [row.sequence_id for row in rows]
         known = [len(row.tokens) - row.computed for row in rows]
         widths = [size + count for size, count in zip(known, proposal.counts, strict=True)]
-        fed = _fed(rows, known, drafts)
-        logits, forward = self.runner.forward(names, fed, widths, record=True)
         slots = drafts.shape[1] + 1
+        behind = mx.array(known, dtype=mx.int32)[:, None] + mx.arange(slots - 1)
+        fed = padded([row.tokens[row.computed :] for row in rows], max(known) + slots - 1)
+        fed = mx.put_along_axis(fed, behind, drafts, axis=1)
+        logits, forward = self.runner.forward([row.sequence_id for row in rows], fed, widths, record=True)
         if logits.shape[1] != slots:
             first = mx.array(known, dtype=mx.int32)[:, None] - 1
             places = mx.minimum(first + mx.arange(slots), logits.shape[1] - 1)
             logits = mx.take_along_axis(logits, places[..., None], axis=1)
         logits = logits.astype(mx.float32)
         sampled = [self._sampled(row) for row in rows]
-        drawn, accepted = self._accept(logits, sampled, proposal, drafts)
+        adjusted, draft_logits = adjust(logits, sampled, drafts), proposal.logits if self._salt else None
+        drawn, accepted = accept(drafts, adjusted, sampled, proposal.counts, draft_logits=draft_logits)
         scores = self._scores(logits, drawn, rows)
         packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
         mx.async_eval(packed, *(scores.arrays() if scores else ()))
@@ -162,29 +151,18 @@ class Decoder:
         self.watch.verified()
         counts = [values[-1] for values in read]
         kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
-        tokens = [row.tokens for row in rows]
-        self.drafters.observe(Outcome.of(forward, tokens=tokens, kept=kept, drafted=proposal.counts, accepted=counts))
+        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, proposal.counts, counts))
         self.watch.rewound(self._cached)
         return tuple(
-            RowOutcome(
-                sequence_id=row.sequence_id,
-                emitted=tuple(read[index][: counts[index] + 1]),
+            replace(
+                self._outcome(row, read[index][: counts[index] + 1], scores, index, proposal.reasons[index]),
                 computed=row.computed + kept[index],
                 drafted=proposal.counts[index],
                 accepted=counts[index],
-                logprobs=self._logprobs(scores, index, row.sequence_id, counts[index] + 1),
                 method=row.method if proposal.counts[index] else "off",
-                why_not_drafted=proposal.reasons[index],
             )
             for index, row in enumerate(rows)
         )
-
-    def _accept(
-        self, logits: mx.array, sampled: Sequence[SampledRow], proposal: Proposal, drafts: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        """Drawn int32 [rows, 1 + K] and accepted int32 [rows] by the rule of this model, still on the device."""
-        draft_logits = proposal.logits if self._rejects else None
-        return accept(drafts, adjust(logits, sampled, drafts), sampled, proposal.counts, draft_logits=draft_logits)
 
 
 def check_length(runner: Runner | AloneRunner, name: str, computed: int) -> None:
@@ -194,36 +172,26 @@ def check_length(runner: Runner | AloneRunner, name: str, computed: int) -> None
 
 
 def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
-    """One proposal for all rows from those of some rows each; the usual one, by one drafter for all rows, as it is."""
+    """One proposal for all rows from those of some rows each; the usual one, by one drafter for all rows, as it is.
+
+    A row without logits beside rows with some, whose drafts were the only choice, gets certainty of them.
+    """
     if len(proposals) == 1 and len(proposals[0][0]) == rows:
         return proposals[0][1]
     counts, reasons = [0] * rows, [""] * rows
     for members, proposal in proposals:
-        for place, index in enumerate(members):
-            counts[index], reasons[index] = proposal.counts[place], proposal.reasons[place]
+        for index, count, reason in zip(members, proposal.counts, proposal.reasons, strict=True):
+            counts[index], reasons[index] = count, reason
     if not any(counts):
         return Proposal(None, tuple(counts), tuple(reasons))
     tokens = mx.zeros((rows, max(counts)), dtype=mx.int32)
     for members, proposal in proposals:
         if proposal.tokens is not None:
             tokens[mx.array(list(members)), : proposal.tokens.shape[1]] = proposal.tokens
-    return Proposal(tokens, tuple(counts), tuple(reasons), _merged_logits(tokens, proposals))
-
-
-def _merged_logits(tokens: mx.array, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> mx.array | None:
-    """float32 [rows, K, vocabulary]: a row without any, whose drafts were the only choice, gets certainty of them."""
     drawn = [(members, proposal.logits) for members, proposal in proposals if proposal.logits is not None]
     if not drawn:
-        return None
-    vocabulary = max(logits.shape[-1] for _, logits in drawn)
-    merged = mx.where(tokens[..., None] == mx.arange(vocabulary), 0.0, -mx.inf)
+        return Proposal(tokens, tuple(counts), tuple(reasons))
+    merged = mx.where(tokens[..., None] == mx.arange(drawn[0][1].shape[-1]), 0.0, -mx.inf)
     for members, logits in drawn:
-        merged[mx.array(list(members)), : logits.shape[1]] = fit_vocabulary(logits, vocabulary)
-    return merged
-
-
-def _fed(rows: Sequence[DecodeRow], known: Sequence[int], drafts: mx.array) -> mx.array:
-    """int32 [rows, known + K]: each row's uncached tokens, then its drafts, then padding."""
-    fed = padded([row.tokens[row.computed :] for row in rows], max(known) + drafts.shape[1])
-    places = mx.array(list(known), dtype=mx.int32)[:, None] + mx.arange(drafts.shape[1], dtype=mx.int32)
-    return mx.put_along_axis(fed, places, drafts, axis=1)
+        merged[mx.array(list(members)), : logits.shape[1]] = logits
+    return Proposal(tokens, tuple(counts), tuple(reasons), merged)

@@ -4,12 +4,13 @@ knows a queue.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
 from app.core.ports import EngineLimits
 from app.core.request import Request
-from app.core.step import PrefillRow, PrefillStep, StepCost, StepPlan, StepResult
+from app.core.step import DecodeStep, PrefillRow, PrefillStep, StepCost, StepPlan, StepResult
 from app.engine.alone import AloneRunner
 from app.engine.decoding import Decoder, check_length
 from app.engine.drafters import Outcome
@@ -52,7 +53,7 @@ class Engine:
 
     @property
     def cache_bytes(self) -> int:
-        return self.runner.caches.nbytes + self.drafters.nbytes
+        return sum(runner.caches.nbytes for runner in (self.runner, *self.drafters.runners.values()))
 
     @property
     def prefix_cache_bytes(self) -> int:
@@ -67,10 +68,7 @@ class Engine:
         if isinstance(self.runner, AloneRunner):
             return 0
         self.drafters.admit(request)
-        return self.prefixes.restore(request.id, request.prompt_tokens, self.runner, self._drafter_runners())
-
-    def _drafter_runners(self) -> dict[str, Runner]:
-        return {name: one.runner for name, one in self.drafters.available.items() if one.runner is not None}
+        return self.prefixes.restore(request.id, request.prompt_tokens, self.runner, self.drafters.runners)
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         if self._requests.pop(request_id, None) is None:
@@ -87,7 +85,7 @@ class Engine:
         checkpoints = {point: row for point, row in self._checkpoints.get(request_id, {}).items() if point <= length}
         if runner.caches.states and runner.length(request_id) == length:
             checkpoints[length] = runner.state_row(request_id)
-        self.prefixes.store(request_id, tokens[:length], checkpoints, runner, self._drafter_runners())
+        self.prefixes.store(request_id, tokens[:length], checkpoints, runner, self.drafters.runners)
 
     def close(self) -> None:
         """Drop every row, cache and drafter state."""
@@ -105,18 +103,20 @@ class Engine:
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         try:
-            if isinstance(plan, PrefillStep):
-                width = self._prefill(plan.rows)
-                prefilled = tuple((row.sequence_id, row.end) for row in plan.rows)
-                return StepResult(prefilled=prefilled, seconds=time.perf_counter() - started, width=width)
-            outcomes, width = self._decoder.decode(plan.rows, timed=plan.timed)
+            result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decode(plan)
+            emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
+            names = {row.sequence_id: row.tokens for row in plan.rows}
+            offers = {name: self.drafters.offers(name, tokens, emitted.get(name, ())) for name, tokens in names.items()}
         except BaseException:
             self._reset()
             raise
+        return replace(result, offers=offers, seconds=time.perf_counter() - started)
+
+    def _decode(self, plan: DecodeStep) -> StepResult:
+        outcomes, width = self._decoder.decode(plan.rows, timed=plan.timed)
         watch = self._decoder.watch
         return StepResult(
             outcomes=outcomes,
-            seconds=time.perf_counter() - started,
             width=width,
             timed=watch.timed,
             draft_seconds=watch.draft_seconds,
@@ -124,8 +124,8 @@ class Engine:
             rewind_seconds=watch.rewind_seconds,
         )
 
-    def _prefill(self, rows: Sequence[PrefillRow]) -> int:
-        """One forward over pieces of prompts; the answer is its width."""
+    def _prefill(self, rows: Sequence[PrefillRow]) -> StepResult:
+        """One forward over pieces of prompts."""
         by_id = {row.sequence_id: row for row in rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         for row in rows:
@@ -134,7 +134,7 @@ class Engine:
         tokens = padded([row.tokens[row.start : row.end] for row in rows])
         _, forward = self.runner.forward([row.sequence_id for row in rows], tokens, widths)
         self.runner.commit(forward, widths)
-        self.drafters.observe(Outcome.of(forward, tokens=[row.tokens for row in rows], kept=widths))
+        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
         if isinstance(self.runner, AloneRunner):
             mx.eval([layer.state for layer in self.runner.caches.layers])
         else:
@@ -142,7 +142,7 @@ class Engine:
             self._note_checkpoints(self.runner, rows)
         del forward
         mx.clear_cache()
-        return max(widths)
+        return StepResult(prefilled=tuple((row.sequence_id, row.end) for row in rows), width=max(widths))
 
     def _note_checkpoints(self, runner: Runner, rows: Sequence[PrefillRow]) -> None:
         """The end of a prompt is where a recurrent model's states can be put back."""

@@ -40,24 +40,19 @@ class SlotTable:
         self.lengths: list[int] = []
         self.selection = Selection(0, 1, 1, (0,))
 
-    def claim(self, sequence_id: str) -> int:
+    def claim(self, sequence_id: str) -> None:
         """Take the next slot. Occupied slots are always 0 … n-1."""
-        slot = len(self.slots)
-        self.slots[sequence_id] = slot
-        if slot == len(self.lengths):
-            self.lengths.append(0)
-        self.lengths[slot] = 0
-        return slot
+        self.slots[sequence_id] = len(self.slots)
+        self.lengths.append(0)
 
-    def release(self, sequence_id: str) -> tuple[int, int] | None:
-        """Free the slot; the answer is the (source, destination) of the row that must move into the hole."""
-        hole = self.slots.pop(sequence_id)
+    def release(self, sequence_id: str) -> tuple[int, int]:
+        """Free the slot; the answer is the last slot and the hole that its row must move into, often the same."""
+        hole, length = self.slots.pop(sequence_id), self.lengths.pop()
         last = len(self.slots)
-        if hole == last:
-            return None
-        mover = next(name for name, slot in self.slots.items() if slot == last)
-        self.slots[mover] = hole
-        self.lengths[hole] = self.lengths[last]
+        if hole != last:
+            mover = next(name for name, slot in self.slots.items() if slot == last)
+            self.slots[mover] = hole
+            self.lengths[hole] = length
         return last, hole
 
     def length(self, sequence_id: str) -> int:

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from app.engine.lanes import Selection
 from app.engine.layers import Taps
-from app.engine.recording import Recording, attach, recording
+from app.engine.recording import Recording, attach, recording, replay
 from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
 
 StateRow = tuple[tuple[mx.array, ...], ...]
@@ -84,7 +84,7 @@ class Runner:
         self._taps = Taps(self.model, layer_ids)
 
     def claim(self, sequence_id: str) -> None:
-        self.caches.claim(sequence_id)
+        self.caches.table.claim(sequence_id)
 
     def claim_once(self, sequence_id: str) -> None:
         """Claim a row unless the sequence has one."""
@@ -155,20 +155,18 @@ class Runner:
         return kept
 
     def _commit_states(self, forward: Forward, keep: list[int]) -> list[int]:
-        selection = forward.selection
-        rows = selection.stop - selection.first
-        slots = [self.caches.table.slots[name] - selection.first for name in forward.sequence_ids]
-        live, padded_keep = [False] * rows, [0] * rows
-        for slot, size in zip(slots, keep, strict=True):
-            live[slot], padded_keep[slot] = True, size
-        if tuple(keep) != forward.widths:
-            if self.caches.commit_states(selection, live, padded_keep, forward.record):
-                return keep
+        selection, record, states = forward.selection, forward.record, self.caches.states
+        partly = tuple(keep) != forward.widths
+        again = partly and len(record.scans) == len(record.convolutions) == len(states)
+        if partly and not again:
             keep = [size if size == width else 0 for size, width in zip(keep, forward.widths, strict=True)]
-            for slot, size in zip(slots, keep, strict=True):
-                live[slot] = size > 0
-        for state in self.caches.states:
-            state.commit(selection, live, [array for array in state.cache if array is not None])
+        padded_keep = [0] * (selection.stop - selection.first)
+        for name, size in zip(forward.sequence_ids, keep, strict=True):
+            padded_keep[self.caches.table.slots[name] - selection.first] = size
+        live = [size > 0 for size in padded_keep]
+        for layer, state in enumerate(states):
+            fed = [array for array in state.cache if array is not None]
+            state.commit(selection, live, replay(record, layer, padded_keep) if again else fed)
         return keep
 
     def skip(self, sequence_id: str, length: int) -> None:
@@ -180,7 +178,7 @@ class Runner:
         table.lengths[slot] = length
 
     def rewind(self, sequence_id: str, length: int) -> None:
-        """Forget the row's tokens from `length` on. Only for models without recurrent states."""
+        """Forget the row's tokens from `length` on; recurrent states stay as they are until `restore_rows`."""
         table = self.caches.table
         slot = table.slots[sequence_id]
         table.lengths[slot] = min(table.lengths[slot], length)
@@ -189,25 +187,22 @@ class Runner:
         """Drop every row and buffer."""
         for name in list(self.caches.table.slots):
             self.caches.release(name)
-        self.caches.clear()
 
     def state_row(self, sequence_id: str) -> StateRow:
         """A copy of the row's recurrent states."""
         slot = self.caches.table.slots[sequence_id]
-        return tuple(state.read_row(slot) or () for state in self.caches.states)
+        return tuple(state.read_row(slot) for state in self.caches.states)
 
-    def state_rows(self) -> list[list[mx.array | None]]:
-        """References to all recurrent states: a free snapshot."""
-        return [list(state.store) for state in self.caches.states]
+    def state_rows(self) -> list[tuple[mx.array, ...]]:
+        """References to all recurrent states, by layer: a free snapshot."""
+        return [state.store for state in self.caches.states]
 
-    def restore_rows(self, snapshots: Sequence[list[list[mx.array | None]]], choice: dict[int, int]) -> None:
+    def restore_rows(self, snapshots: Sequence[Sequence[tuple[mx.array, ...]]], choice: Mapping[int, int]) -> None:
         """Give each slot the states of the snapshot that `choice` names for it."""
         for layer, state in enumerate(self.caches.states):
-            for index, current in enumerate(state.store):
-                if current is None:
-                    continue
-                rows = []
-                for slot in range(current.shape[0]):
-                    held: Any = snapshots[choice[slot]][layer][index] if slot in choice else current
-                    rows.append(held[slot : slot + 1])
-                state.store[index] = rows[0] if len(rows) == 1 else mx.concatenate(rows)
+            stores = [snapshot[layer] for snapshot in snapshots]
+            chosen = [stores[choice[slot]] if slot in choice else state.store for slot in range(len(state.store[0]))]
+            state.store = tuple(
+                mx.concatenate([rows[index][slot : slot + 1] for slot, rows in enumerate(chosen)])
+                for index in range(len(state.store))
+            )

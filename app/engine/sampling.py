@@ -115,10 +115,11 @@ def _adjust_row(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.a
             logits = mx.where((counts + prompt) > 0, penalised, logits)
         logits = logits - parameters.frequency_penalty * counts
         logits = logits - parameters.presence_penalty * (counts > 0)
-    if parameters.logit_bias:
+    # An id that is no token of this model must never be an index: mlx does not check them.
+    wanted = {token: bias for token, bias in parameters.logit_bias.items() if 0 <= token < vocabulary}
+    if wanted:
         bias = mx.zeros((vocabulary,), dtype=mx.float32)
-        ids = mx.array(list(parameters.logit_bias))
-        bias[ids] = mx.array(list(parameters.logit_bias.values()), dtype=mx.float32)
+        bias[mx.array(list(wanted))] = mx.array(list(wanted.values()), dtype=mx.float32)
         logits = logits + bias
     return logits
 
@@ -137,17 +138,14 @@ def _fed_counts(fed: mx.array | None, pending: int, slots: int, vocabulary: int)
     return mx.concatenate([none, mx.cumsum(hot, axis=0)])[pending : pending + slots]
 
 
-def draw(logits: mx.array, rows: Sequence[SampledRow], *, noise_vocabulary: int | None = None) -> mx.array:
-    """int32 [rows, slots]: the token of every slot of `logits` float32 [rows, slots, vocabulary].
-
-    `noise_vocabulary` is the target's vocabulary, so that a drafter with another padding sees the same noise.
-    """
+def draw(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
+    """int32 [rows, slots]: the token of every slot of `logits` float32 [rows, slots, vocabulary]."""
     greedy = mx.argmax(logits, axis=-1).astype(mx.int32)
     sampling = [row.parameters.temperature > 0 for row in rows]
     if not any(sampling):
         return greedy
     slots, vocabulary = logits.shape[1:]
-    noise = gumbel_noise(noise_keys(rows, slots), max(vocabulary, noise_vocabulary or 0))[..., :vocabulary]
+    noise = gumbel_noise(noise_keys(rows, slots), vocabulary)
     drawn = mx.argmax(shape_logits(logits, rows) + noise, axis=-1).astype(mx.int32)
     if all(sampling):
         return drawn

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlx import nn
 
+from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 
 
@@ -33,8 +34,11 @@ class LoadedUnit:
     vocabulary_size: int
     drafts: tuple[LoadedDraft, ...] = ()
 
-    def draft(self, method: str) -> LoadedDraft | str:
-        """The drafter of that method, or why there is none."""
+    def draft(self, method: str) -> LoadedDraft:
+        """The drafter of that method. Raises ModelUnavailable, which says why there is none."""
+        for draft in self.drafts:
+            if draft.method == method:
+                return draft
         kind = "draft model" if method == "draft_model" else f"{method} drafter"
         missing = f"no {kind} is loaded with this model: pass one with `--draft` or `draft_model`"
-        return next((draft for draft in self.drafts if draft.method == method), self.spec.draft_unavailable or missing)
+        raise ModelUnavailable(self.spec.draft_unavailable or missing)

@@ -22,7 +22,7 @@ from app.hub.partial_folder import forget_partials
 from app.hub.repository import checked_repository, checked_revision
 from app.hub.transfer_rate import TransferRate
 
-SAVE_SECONDS = 1.0
+SAVE_SECONDS, UNWRITTEN_SECONDS = 1.0, 60.0
 
 _logger = logging.getLogger("paceline.downloads")
 
@@ -275,17 +275,14 @@ class Downloads:
                 raise
 
     async def _save_often(self) -> None:
-        """What cannot be written is said once and waits: the files on the disk are what counts."""
-        problem = ""
+        """What cannot be written is told and waits: the files on the disk are what counts."""
         while True:
             await asyncio.sleep(SAVE_SECONDS)
-            before, problem = problem, ""
             try:
                 await self._save()
             except PacelineError as error:
-                problem = error.message
-            if problem and problem != before:
-                _logger.warning("the list of downloads cannot be written: %s", problem)
+                _logger.warning("the list of downloads cannot be written: %s", error.message)
+                await asyncio.sleep(UNWRITTEN_SECONDS)
 
     def _find(self, download_id: int, *states: str) -> Download:
         download = self._downloads.get(download_id)

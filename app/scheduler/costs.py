@@ -3,10 +3,13 @@
 Measured points, never a formula: kernels change at certain widths, and one drafter pays for each draft, another once.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from app.core.step import DRAFT_LENGTHS, StepCost
 
@@ -16,9 +19,17 @@ MEASURED_WEIGHT, MEMORY = 2, 10
 """Samples that an earlier measurement counts for, and that all former ones count for at most."""
 TIMING_INTERVAL = 32
 """Cycles after which the drafting is timed again; in between, the last figures stand for it."""
+DRAWN_STEPS = 8
+"""So long a drawn curve is believed, while nothing new is known."""
 SHORTEST_SECONDS = 1e-7
-UNKNOWN_SLOPE = 0.02
-"""Cost of one more column, in plain steps, beyond what was measured: optimistic, so that it is tried."""
+BEYOND, UNKNOWN_SLOPE = 0.5, 0.02
+"""Beyond the last measured width this part of the last slope is believed, it may end there, and at least so many plain
+steps a column: optimistic, so that it is tried."""
+
+Curve = list[float]
+"""By number of drafts."""
+DRAFTS = np.arange(96)
+"""More than any request may ask for, with what rides along after a rewind."""
 
 
 class Shape(NamedTuple):
@@ -51,34 +62,17 @@ class _Cost(Average):
     last: tuple[float, ...] = ()
 
 
-class Curve:
-    """Seconds by width or by number of drafts: measured points, joined by lines.
+def _drawn(draw: Callable[["CostTable", str, int], Curve]) -> Callable[["CostTable", str, int], Curve]:
+    """Drawing costs more than a step should: what was drawn is believed until something new is known."""
 
-    Beyond the last point only the part `beyond` of the last line's slope is believed: it may end there.
-    """
+    @wraps(draw)
+    def once(table: "CostTable", method: str, rows: int) -> Curve:
+        key = draw.__name__, method, rows
+        if key not in table.drawn:
+            table.drawn[key] = draw(table, method, rows)
+        return table.drawn[key]
 
-    def __init__(self, points: Mapping[int, float], *, beyond: float) -> None:
-        self.points = dict(sorted(points.items()))
-        self._known = list(self.points)
-        self._beyond = beyond
-
-    def seconds(self, at: float) -> float:
-        """The cost there; below the first point, what is known of that."""
-        points, known = self.points, self._known
-        if at <= known[0]:
-            return points[known[0]]
-        place = min(bisect_left(known, at), len(known) - 1)
-        left, right = known[place - 1], known[place]
-        if at > right:
-            slope = (points[right] - points[left]) / max(1, right - left)
-            return points[right] + max(self._beyond * slope, UNKNOWN_SLOPE * points[known[0]]) * (at - right)
-        return points[right] + (points[right] - points[left]) / (right - left) * (at - right)
-
-    def least(self, at: float) -> float:
-        """What it may cost there: as much as the nearest measured point below."""
-        return min(
-            self.seconds(at), self.points[max((each for each in self._known if each <= at), default=self._known[0])]
-        )
+    return once
 
 
 class CostTable:
@@ -92,6 +86,9 @@ class CostTable:
         self._step = 0
         self._untimed = 0
         self._pace = Average(1.0, MEMORY)
+        self.version = 0
+        """Changes with what is told."""
+        self.drawn: dict[tuple[str, str, int], Curve] = {}
         for cost in measured:
             shape = Shape(cost.method, cost.rows, cost.drafts)
             self._seen.add(shape)
@@ -115,15 +112,20 @@ class CostTable:
         shape = Shape(method, rows, width - 1)
         warm = self._previous == PLAIN if method == PLAIN else shape in self._seen
         self._previous = method if seconds > 0 else ""
+        if shape not in self._forwards or self._step % DRAWN_STEPS == 0:
+            self.version += 1
+            self.drawn.clear()
         self._seen.add(shape)
         if seconds <= 0:
             return
         if draft_seconds is None:
-            draft_seconds = self.drafting(method, rows=rows).seconds(shape.drafts)
+            draft_seconds = self.drafting(method, rows)[shape.drafts]
         elif shape.drafts:
             self._learn(self._drafts, shape, draft_seconds)
         if warm:
-            forward = self._learn(self._forwards, shape, seconds - draft_seconds)
+            fresh = self._forwards and shape not in self._forwards
+            expected = self.forward(method, rows)[shape.drafts] if fresh else 0.0
+            forward = self._learn(self._forwards, shape, seconds - draft_seconds, expected=expected)
             if forward.origin:
                 self._pace.learn(min(4.0, max(0.25, (seconds - draft_seconds) / forward.origin)), MEMORY)
 
@@ -137,42 +139,55 @@ class CostTable:
         known = self._forwards.get(Shape(PLAIN, rows, 0))
         return known is not None and known.weight >= samples
 
-    def drafting(self, method: str, *, rows: int) -> Curve:
-        """By number of drafts, of the nearest number of rows. A method that nobody timed costs nothing, and beyond the
-        longest that was timed nothing more."""
+    def plain(self, rows: int) -> float:
+        """Seconds of a step without drafts."""
+        return self.forward(PLAIN, rows)[0]
+
+    @_drawn
+    def cycles(self, method: str, rows: int) -> Curve:
+        """Of drafting and verifying together, in plain steps."""
+        parts = zip(self.drafting(method, rows), self.forward(method, rows), strict=True)
+        return [(drafting + forward) / self.plain(rows) for drafting, forward in parts]
+
+    @_drawn
+    def drafting(self, method: str, rows: int) -> Curve:
+        """Seconds of drafting, with the nearest number of rows. A method that nobody timed costs nothing, and beyond
+        the longest that was timed nothing more."""
         known = [shape for shape in self._drafts if shape.method == method]
         nearest = min((shape.rows for shape in known), key=lambda each: abs(each - rows), default=rows)
         costs = {shape.drafts: self._drafts[shape] for shape in known if shape.rows == nearest}
         points = {drafts: self._now(cost) or cost.value for drafts, cost in costs.items()}
-        return Curve({0: 0.0} | points, beyond=0.0)
+        return _curve({0: 0.0} | points, DRAFTS, beyond=0.0)
 
-    def forward(self, method: str, *, rows: int) -> Curve:
-        """By width: this method's own forwards, else other methods', else those of as many tokens of one row.
+    @_drawn
+    def forward(self, method: str, rows: int) -> Curve:
+        """Seconds of verifying: this method's own, else other methods', else those of as many tokens of one row.
 
         Wide ones that nobody ran for long are forgotten, or as they were measured long ago.
         """
+        return _curve(self._points(method, rows), DRAFTS, beyond=BEYOND)
+
+    def _points(self, method: str, rows: int) -> Mapping[int, float]:
+        """Seconds of forwards, by number of drafts."""
         known = []
         for shape, cost in self._forwards.items():
             own, wide = shape.method == method, shape.drafts > 0
             seconds = self._now(cost) or (0.0 if wide else cost.value)
             if seconds and shape.rows == rows and (own or wide or shape.method == PLAIN):
-                known.append((own, -seconds, 1 + shape.drafts))
-        points = {width: -seconds for _, seconds, width in sorted(known)}  # the last one counts: own, else cheapest
-        if rows > 1:
-            points = self._of_one_row(method, rows, points.get(1)) | points
-        return Curve(points or {1: 1.0}, beyond=0.5)
+                known.append((own, -seconds, shape.drafts))
+        points = {drafts: -seconds for _, seconds, drafts in sorted(known)}  # the last one counts: own, else cheapest
+        if rows > 1 and len(one := self._points(method, 1)) > 1:
+            # What a batch should cost by the forwards of one row that feed as many tokens.
+            lengths = np.array((0, *DRAFT_LENGTHS))
+            batch = _curve(one, rows * (1 + lengths) - 1, beyond=BEYOND)
+            scale = points[0] / batch[0] if 0 in points else 1.0
+            points = {drafts: scale * each for drafts, each in zip(lengths.tolist(), batch, strict=True)} | points
+        return points or {0: 1.0}
 
-    def _of_one_row(self, method: str, rows: int, plain: float | None) -> dict[int, float]:
-        """What a batch should cost by the forwards of one row that feed as many tokens."""
-        one = self.forward(method, rows=1)
-        if len(one.points) < 2:
-            return {}
-        scale = 1.0 if plain is None else plain / one.seconds(rows)
-        return {1 + drafts: scale * one.seconds(rows * (1 + drafts)) for drafts in (0, *DRAFT_LENGTHS)}
-
-    def _learn(self, table: dict[Shape, _Cost], shape: Shape, sample: float) -> _Cost:
+    def _learn(self, table: dict[Shape, _Cost], shape: Shape, sample: float, *, expected: float = 0.0) -> _Cost:
+        """The first sample of a shape counts as much as what was expected of it."""
         sample = max(sample, SHORTEST_SECONDS)
-        cost = table.setdefault(shape, _Cost(sample))
+        cost = table.setdefault(shape, _Cost(expected or sample, 1.0))
         cost.last = (*cost.last[-2:], sample)
         middle = sorted(cost.last)[(len(cost.last) - 1) // 2]
         cost.learn(min(max(middle, cost.value / 2), 2 * cost.value), MEMORY)  # no outlier (a pause) moves it by much
@@ -182,3 +197,12 @@ class CostTable:
     def _now(self, cost: _Cost) -> float:
         """What it costs now; 0 when that is unknown."""
         return cost.value if cost.step > self._step - STALE_STEPS else cost.origin * self._pace.value
+
+
+def _curve(points: Mapping[int, float], at: npt.NDArray[np.int64], *, beyond: float) -> Curve:
+    """Measured points, joined by lines; beyond the last one that part of its slope."""
+    places, seconds = zip(*sorted(points.items()), strict=True)
+    slope = (seconds[-1] - seconds[-2]) / (places[-1] - places[-2]) if len(points) > 1 else 0.0
+    further = np.maximum(0, at - places[-1])
+    curve: Curve = (np.interp(at, places, seconds) + max(beyond * slope, UNKNOWN_SLOPE * seconds[0]) * further).tolist()
+    return curve

@@ -1,150 +1,214 @@
-"""How likely drafts are accepted: by position, by method, by context length, and for each request on its own."""
+"""How likely drafts are accepted: by position, method and context length, and by how this request fared of late."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
+from app.core.step import Offer
 from app.scheduler.costs import PLAIN, Average
 
-MODEL_WEIGHT, REQUEST_WEIGHT = 4.0, 2.0
-"""Cycles that outweigh what was believed before."""
-MODEL_MEMORY, REQUEST_MEMORY = 256.0, 48.0
-"""Evidence of a request is worth half after 33 further cycles, so that a new kind of text is noticed."""
-HOPE, HOPE_OF_PROPOSAL = 6.0, 0.5
-"""Cycles that all go well and are added to the evidence of a request to tell what a method may be worth."""
-HALF_LIFE_STEPS = 32
-"""After which evidence of a method that was not asked again counts for half of that."""
-FREE_MISSES, MOST_MISSES, MISSES_PER_HALF_LIFE = 8, 32, 4
-"""Of a request, one after the other: so many count as evidence alone, each further one takes away as much hope as a
-cycle gives, up to so many; and so many let that last for one half-life more."""
-TAUGHT = 64.0
-"""Cycles that the model saw; from there on what a request inherits counts twice for what it hopes."""
-NEIGHBOUR_SHARE = 0.25
-"""How far a position that was not tried moves towards the one before it, at each observation."""
-PROPOSAL_WEIGHT = 0.5
-"""Of a request: whether n-grams match changes from one stretch of a text to the next."""
-FIRST_BELIEFS = {"ngram": (0.5, 0.6)}
-"""How likely a proposal is, and each position's draft, before the first observation: others always propose, at 0.8."""
+FIRST_WEIGHT, MEMORY = 3.0, 256.0
+"""Cycles that outweigh what was believed before, and that all former ones count for at most."""
+OWN_WEIGHT = 10.0
+"""Cycles of a request that count as much as all that is known of such situations."""
+HALF_LIFE_STEPS = 64
+"""After which evidence of a situation that was not met again counts for half of that."""
+LATELY, SO_FAR = 0.6, 0.95
+"""What a cycle of a request counts for once the next one was seen: for its mood, and for its record."""
+MOODS = (0.15, 0.4, 0.65, 0.85)
+"""Shares of drafts that are right; texts between two of them are alike."""
+FIRST_BELIEF = 0.7
+"""How likely a draft is, before the first observation."""
 CONTEXTS = (1_024, 4_096, 16_384)
 """A drafter gets worse with the context; lengths up to each of these, and beyond the last, are told apart."""
 POSITIONS = 16
+CYCLE_TOKENS = 17
+"""Any cycle may leave so many tokens unread."""
 
 Chances = tuple[float, ...]
-"""That anything is proposed when asked, then of each position that its draft is accepted like those before it."""
+"""Of each position, that its draft is accepted like those before it."""
+
+
+class Kind(NamedTuple):
+    """Whose drafts; `match`: of an offer, how long the match behind it is: 1 token, 2-3, 4-7, ..."""
+
+    method: str
+    match: int = 0
+
+    @classmethod
+    def of(cls, method: str, offer: Offer | None) -> "Kind":
+        """An offer is as good as the match behind it is long."""
+        return cls(method, offer.matched_tokens.bit_length() if offer else 0)
+
+    @property
+    def first_belief(self) -> float:
+        """How likely a draft is before anything was seen: a match that held so often (the rule of succession)."""
+        held = 1 << self.match - 1 if self.match else 0
+        return (held + 1) / (held + 2) if held else FIRST_BELIEF
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A row that may draft."""
+    """A row that may draft. `offered`: by the methods that tell it for nothing."""
 
     request_id: str = ""
     context_tokens: int = 0
+    offered: Mapping[str, Offer] = field(default_factory=dict)
+
+    def kind(self, method: str) -> Kind:
+        """What the method would draft now."""
+        return Kind.of(method, self.offered.get(method))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftObservation:
-    """One row of a step: drafts asked of `method`, verified ones, accepted ones. `asked` 0: the method had no say."""
+    """One row of a step: drafts asked of `method`, verified ones, accepted ones. `asked` 0: the method had no say.
+
+    What is asked for and not drafted counts as missed. `match`: of an offer, the class of its match; `first`: so many
+    drafts of the same proposal were told before.
+    """
 
     method: str = PLAIN
     asked: int = 0
     drafted: int = 0
     accepted: int = 0
     row: Drafting = Drafting()
+    match: int = 0
+    first: int = 0
 
 
 def expected_tokens(chances: Chances) -> list[float]:
     """Tokens per step, by draft length 0, 1, 2, ...: the target's own one plus the drafts that survive."""
-    _, *reached = accumulate(chances, mul)
-    return list(accumulate(reached, initial=1.0))
+    return list(accumulate(accumulate(chances, mul), initial=1.0))
+
+
+class _Record(NamedTuple):
+    """What one request had of one kind of drafts: right and wrong ones lately and so far, earlier ones faded, in how
+    many cycles, and the context when it was asked last."""
+
+    lately_right: float = 1.0
+    lately_wrong: float = 1.0
+    right: float = 0.0
+    wrong: float = 0.0
+    cycles: float = 0.0
+    context_tokens: int = 0
+
+    @property
+    def mood(self) -> int:
+        share = self.lately_right / (self.lately_right + self.lately_wrong)
+        return sum(share >= limit for limit in MOODS)
+
+    def after(self, draft: DraftObservation) -> "_Record":
+        """The record with one observation more."""
+        lately, so_far = (LATELY, SO_FAR) if not draft.first else (1.0, 1.0)
+        wrong = draft.accepted < draft.asked
+        return _Record(
+            lately * self.lately_right + draft.accepted,
+            lately * self.lately_wrong + wrong,
+            so_far * self.right + draft.accepted,
+            so_far * self.wrong + wrong,
+            so_far * self.cycles + (not draft.first),
+            draft.row.context_tokens,
+        )
+
+
+class _Situation(NamedTuple):
+    """What evidence is about: a kind of drafts, a range of context lengths, and the mood of the request: of its own
+    drafts, of the drafter that was asked last, or none yet. Without `whose`: all of them."""
+
+    kind: Kind
+    context: int
+    whose: str = ""
+    mood: int = 0
+
+
+@dataclass(slots=True)
+class _Belief:
+    positions: list[Average] = field(default_factory=lambda: [Average(0.0) for _ in range(POSITIONS)])
+    step: int = 0
 
 
 class History:
-    """Beliefs by method, in each context length (the model's) and for each request. Each starts as a copy of the next
-    more general one."""
+    """Beliefs by situation, and the records of the requests that run."""
 
     def __init__(self) -> None:
-        self._beliefs: dict[tuple[str, int | str], list[Average]] = {}
-        self._last_asked: dict[tuple[str, int | str], int] = {}
-        self._misses: dict[tuple[str, int | str], int] = {}
+        self._beliefs: dict[_Situation, _Belief] = {}
+        self._records: dict[str, dict[Kind, _Record]] = {}
         self.steps = 0
         """Decode steps so far, whatever they asked for."""
+        self.version = 0
+        """Changes with everything that is learnt."""
 
     def observe(self, draft: DraftObservation) -> None:
-        """One row was asked for drafts. A proposal shorter than asked counts as a miss where it ended."""
-        levels = _levels(draft.method, draft.row)
-        for belief in self._beliefs.get(levels[-1], ()):
-            belief.weight = max(min(belief.weight, 1.0), belief.weight * self._fading(levels[-1]))
-        self._last_asked[levels[-1]] = self.steps
-        if draft.drafted:
-            self._misses[levels[-1]] = 0 if draft.accepted else min(MOST_MISSES, self._misses.get(levels[-1], 0) + 1)
-        first = [MODEL_WEIGHT] * (1 + POSITIONS), _first_weights(draft.method)
-        for level, weights, memory in zip(levels[-2:], first, (MODEL_MEMORY, REQUEST_MEMORY), strict=True):
-            if level not in self._beliefs:
-                inherited = self._chances(draft.method, levels[: levels.index(level)])
-                self._beliefs[level] = [Average(*each) for each in zip(inherited, weights, strict=True)]
-            _learn(self._beliefs[level], draft, memory)
+        """What one row had accepted of a proposal, or would have."""
+        kind, records = Kind(draft.method, draft.match), self._records.setdefault(draft.row.request_id, {})
+        situation = self._situation(kind, draft.row)
+        for each in (situation, situation._replace(whose="", mood=0)):
+            belief = self._beliefs.setdefault(each, _Belief())
+            belief.step = self.steps
+            survived = draft.first + draft.accepted
+            for place in range(draft.first, min(survived + 1, draft.first + draft.asked, POSITIONS)):
+                belief.positions[place].learn(float(place < survived), MEMORY)
+        records[kind] = records.pop(kind, _Record()).after(draft)
+        self.version += 1
 
     def chances(self, method: str, row: Drafting) -> Chances:
         """What to expect of the method's next proposal for this row."""
-        return self._chances(method, _levels(method, row))
+        kind = row.kind(method)
+        chances = self._chances(self._situation(kind, row))
+        record = self._records.get(row.request_id, {}).get(kind)
+        if record is None:
+            return chances
+        share = record.right / (record.right + record.wrong)
+        weight = record.cycles / (record.cycles + OWN_WEIGHT)
+        return tuple((1 - weight) * chance + weight * share for chance in chances)
 
-    def hopes(self, method: str, row: Drafting) -> Chances:
-        """What to expect should it go well: the more, the less was tried for this request and the longer ago."""
-        level = (method, row.request_id)
-        known = self._beliefs.get(level)
-        weights = [self._fading(level) * each.weight for each in known] if known else self._inherited(method, row)
-        misses = self._misses.get(level, 0)
-        doubt = max(0, misses - FREE_MISSES) * self._fading(level, max(1.0, misses / MISSES_PER_HALF_LIFE))
-        hopes = (HOPE_OF_PROPOSAL if method in FIRST_BELIEFS else HOPE, *(HOPE,) * POSITIONS)
-        return tuple(
-            (weight * chance + hope) / (weight + hope + doubt * (place > 0))
-            for place, (weight, chance, hope) in enumerate(zip(weights, self.chances(method, row), hopes, strict=True))
-        )
+    def weight(self, method: str, row: Drafting) -> float:
+        """How many cycles are behind that: the more, the oftener and the more recently this situation was met."""
+        belief = self._beliefs.get(self._situation(row.kind(method), row), _Belief())
+        return self._fading(belief) * belief.positions[0].weight
 
-    def _inherited(self, method: str, row: Drafting) -> list[float]:
-        """What the beliefs of the model count for before this request tried the method."""
-        taught = self._beliefs.get(_levels(method, row)[-2])
-        times = 2 if taught and taught[1].weight >= TAUGHT else 1
-        return [times * weight for weight in _first_weights(method)]
-
-    def _fading(self, level: tuple[str, int | str], slowness: float = 1.0) -> float:
-        """What evidence is still worth."""
-        idle = self.steps - self._last_asked.get(level, self.steps)
-        return float(0.5 ** (idle / (slowness * HALF_LIFE_STEPS)))
+    def unread(self, method: str, row: Drafting) -> int:
+        """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""
+        if method in row.offered:
+            return 0
+        record = self._records.get(row.request_id, {}).get(Kind(method), _Record())
+        behind = row.context_tokens - record.context_tokens
+        return behind if behind > CYCLE_TOKENS else 0
 
     def forget(self, request_id: str) -> None:
-        """The request is over; what it taught the model stays."""
-        for table in (self._beliefs, self._last_asked, self._misses):
-            for level in [level for level in table if level[1] == request_id]:
-                del table[level]
+        """The request is over; what it taught stays."""
+        self._records.pop(request_id, None)
 
-    def _chances(self, method: str, levels: Sequence[tuple[str, int | str]]) -> Chances:
-        known = next((level for level in reversed(levels) if level in self._beliefs), None)
-        if known:
-            return tuple(belief.value for belief in self._beliefs[known])
-        proposal, position = FIRST_BELIEFS.get(method, (1.0, 0.8))
-        return proposal, *(position,) * POSITIONS
+    def _situation(self, kind: Kind, row: Drafting) -> _Situation:
+        context = sum(row.context_tokens >= limit for limit in CONTEXTS)
+        records = self._records.get(row.request_id, {})
+        if kind in records:
+            return _Situation(kind, context, "own", records[kind].mood)
+        other = next((record for each, record in reversed(records.items()) if not each.match), None)
+        return _Situation(kind, context, "other", other.mood) if other else _Situation(kind, context, "none")
 
+    def _chances(self, situation: _Situation) -> Chances:
+        """Evidence, and as much as `FIRST_WEIGHT` cycles of what is believed anyway: that a position is like the one
+        before it, and for the other half what is known in general."""
+        general = None
+        if situation.whose:
+            general = self._chances(situation._replace(whose="", mood=0))
+        elif situation.context:
+            general = self._chances(situation._replace(context=situation.context - 1))
+        belief = self._beliefs.get(situation)
+        if belief is None:
+            return general or (situation.kind.first_belief,) * POSITIONS
+        chances, before, fading = [], general[0] if general else situation.kind.first_belief, self._fading(belief)
+        for place, each in enumerate(belief.positions):
+            weight = fading * each.weight
+            believed = (general[place] + before) / 2 if general else before
+            before = (weight * each.value + FIRST_WEIGHT * believed) / (weight + FIRST_WEIGHT)
+            chances.append(before)
+        return tuple(chances)
 
-def _learn(beliefs: Sequence[Average], draft: DraftObservation, memory: float) -> None:
-    """Where nothing was tried, a position becomes as likely as the one before it: what is better or worse there should
-    be so here."""
-    survived = 1 + draft.accepted if draft.drafted else 0
-    tried = min(survived, draft.asked, POSITIONS)
-    for place, belief in enumerate(beliefs if draft.drafted else beliefs[:1]):
-        if place <= tried:
-            belief.learn(float(place < survived), memory)
-        else:
-            belief.value += NEIGHBOUR_SHARE * (beliefs[place - 1].value - belief.value)
-
-
-def _first_weights(method: str) -> list[float]:
-    """Of what a request inherits."""
-    return [PROPOSAL_WEIGHT if method in FIRST_BELIEFS else REQUEST_WEIGHT, *(REQUEST_WEIGHT,) * POSITIONS]
-
-
-def _levels(method: str, row: Drafting) -> list[tuple[str, int | str]]:
-    """Where evidence counts, the most particular last."""
-    bucket = sum(row.context_tokens >= limit for limit in CONTEXTS)
-    return [*((method, each) for each in range(bucket + 1)), (method, row.request_id)]
+    def _fading(self, belief: _Belief) -> float:
+        """What evidence is still worth."""
+        return float(0.5 ** ((self.steps - belief.step) / HALF_LIFE_STEPS))

@@ -195,6 +195,7 @@ class Scheduler:
         parts = Parts()
         if planned and result.outcomes:
             parts = self._speculation.observe(planned, self._active, result)
+        self._speculation.look_back(self._active, result)
         events = [
             event for sequence_id, computed in result.prefilled for event in self._prefilled(sequence_id, computed)
         ]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from app.core.request import Request
 from app.core.step import Decision, FinishReason, RowOutcome, Statistics
+from app.scheduler.hindsight import Hindsight
 from app.scheduler.stats import Counters, Parts, Refusals
 
 CARRY_LIMIT_TOKENS = 17
@@ -36,6 +37,7 @@ class Sequence:
     refusals: Refusals = field(default_factory=Refusals)
     decision: Decision | None = None
     """What the governor decided for it last."""
+    hindsight: Hindsight = field(default_factory=Hindsight)
     admitted_at: float | None = None
     decode_started_at: float | None = None
     first_token_at: float | None = None

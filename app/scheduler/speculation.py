@@ -94,9 +94,19 @@ class Speculation:
         """Learn from a step. The answer: where its seconds went."""
         step = _observation(planned, running, result)
         widest = step.widest
-        drafting = self._governor.costs.drafting(widest.method, rows=step.rows).seconds(widest.drafted)
+        drafting = 0.0
+        if widest.drafted:
+            drafting = self._governor.costs.drafting(widest.method, step.rows)[widest.drafted]
         self._governor.observe(step)
         return self._splitter.split(result, widest.method if widest.drafted else PLAIN, drafting)
+
+    def look_back(self, running: Mapping[str, Sequence], result: StepResult) -> None:
+        """Learn what earlier offers would have been worth, and note the new ones."""
+        emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
+        for name, offers in result.offers.items():
+            if sequence := running.get(name):
+                told = sequence.hindsight.look_back(emitted.get(name, ()), offers, _drafting(sequence))
+                self._governor.look_back(told)
 
     def forget(self, request_id: str) -> None:
         """The request is over."""
@@ -104,7 +114,7 @@ class Speculation:
 
 
 def _drafting(sequence: Sequence) -> Drafting:
-    return Drafting(sequence.request.id, len(sequence.tokens))
+    return Drafting(sequence.request.id, len(sequence.tokens), sequence.hindsight.offered)
 
 
 def _observation(
@@ -118,7 +128,6 @@ def _observation(
         if row and sequence and (outcome.drafted or outcome.why_not_drafted):
             asked = row.num_draft_tokens
             drafts.append(DraftObservation(row.method, asked, outcome.drafted, outcome.accepted, _drafting(sequence)))
-            typical &= not outcome.drafted or outcome.method in sequence.counters.by_method
         else:
             drafts.append(DraftObservation())
             typical &= not row or not row.num_draft_tokens

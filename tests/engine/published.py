@@ -53,7 +53,7 @@ def write_eagle3(folder: Path, family: str = "qwen3", **changes: Any) -> Path:
         "draft_vocab_size": DRAFT_TOKENS,
         "eagle_aux_hidden_state_layer_ids": [1, target["num_hidden_layers"]],
     }
-    weights = _weights(Eagle3Model(Eagle3Config.read(config, target), own_embedding=False, own_map=True), seed=4)
+    weights = _weights(Eagle3Model(Eagle3Config.read(config, target), {"d2t"}), seed=4)
     weights["d2t"] = mx.arange(DRAFT_TOKENS, dtype=mx.int64) * 5
     weights["t2d"] = mx.arange(BYTE_VOCABULARY_SIZE) % 6 == 0
     return _write(folder, {**config, **changes}, weights)
@@ -70,7 +70,7 @@ def mtp_weights(**changes: Any) -> dict[str, mx.array]:
     config = {**target_config("qwen3_next"), **changes}
     arguments = qwen3_next.ModelArgs.from_dict({**config, "mlp_only_layers": []})
     layer = qwen3_next.Qwen3NextDecoderLayer(arguments, arguments.full_attention_interval - 1)
-    module = MtpModel(MtpConfig.read({}, config), layer, zero_first_embedding=False)
+    module = MtpModel(MtpConfig.read({}, config), layer)
     return {_mtp_name(name): value for name, value in _weights(module, seed=5).items()}
 
 

@@ -1,6 +1,7 @@
 """Drafters of every method loaded beside one main model, and broken ones refused before a weight is read."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import mlx.core as mx
@@ -8,11 +9,12 @@ import msgspec
 import pytest
 from mlx.utils import tree_flatten
 
+from app.core.drafter_config import MtpConfig
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import inspect_folder
 from app.engine import memory
-from app.engine.drafters.mtp import MtpModel
+from app.engine.drafters.mtp import MtpModel, _layer
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
 from app.engine.unit import LoadedUnit
@@ -136,6 +138,14 @@ def test_experts_and_norms_of_a_head_become_what_mlx_lm_keeps(tmp_path: Path, *,
     )
     assert plain.keys() == stacked.keys() >= {"layer.mlp.switch_mlp.gate_proj.weight"}
     assert all(mx.allclose(value, stacked[name], atol=1e-6) for name, value in plain.items())
+
+
+def test_a_head_leaves_the_config_of_its_target_as_it_was() -> None:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    config = {**target_config("qwen3_next"), "model_type": "qwen3_5", "rope_parameters": rope}
+    before = deepcopy(config)
+    _layer(MtpConfig.read({}, config), config, ())
+    assert config == before
 
 
 def test_a_head_with_a_tensor_too_many_is_refused(tmp_path: Path) -> None:

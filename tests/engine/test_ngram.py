@@ -7,39 +7,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 from app.core.request import Request
-from app.core.step import DecodeRow
-from app.engine.drafters import Outcome
-from app.engine.drafters.ngram import OWNERS, Ngram
+from app.core.step import DecodeRow, Offer
+from app.engine.drafters.ngram import ACROSS_TOKENS, END, OWNERS, Ngram, Text
 from app.engine.drafters.registry import open_drafters
-from app.engine.drafters.suffixes import Suffixes
 from app.engine.unit import LoadedUnit
 from tests.tiny import tiny_model
 
+Texts = Sequence[Sequence[int]]
 
-def naive_next(texts: Sequence[Sequence[int]], known: Sequence[int], shortest: int, longest: int) -> int | None:
-    """The most frequent token behind the longest end of `known` that any text goes on from; the latest on ties."""
+
+def naive_places(texts: Texts, known: Sequence[int], shortest: int, longest: int) -> list[tuple[int, int]]:
+    """(text, place) behind every occurrence of the longest end of `known` that any text goes on from."""
     for size in range(min(longest, len(known)), shortest - 1, -1):
         context = list(known[-size:])
-        followers = [
-            text[end] for text in texts for end in range(size, len(text)) if list(text[end - size : end]) == context
+        places = [
+            (number, end)
+            for number, text in enumerate(texts)
+            for end in range(size, len(text))
+            if list(text[end - size : end]) == context
         ]
-        if followers:
-            most = max(followers.count(token) for token in followers)
-            return next(token for token in reversed(followers) if followers.count(token) == most)
-    return None
+        if places:
+            return places
+    return []
 
 
-def naive_continuation(
-    texts: Sequence[Sequence[int]], known: Sequence[int], limit: int, shortest: int, longest: int
-) -> list[int]:
+def naive_continuation(texts: Texts, known: Sequence[int], limit: int, shortest: int, longest: int) -> list[int]:
+    """The most frequent token where the occurrences go on (the latest on ties), and again where that stands."""
     drafts: list[int] = []
-    while len(drafts) < limit:
-        token = naive_next(texts, [*known, *drafts], shortest, longest)
-        if token is None:
-            break
-        drafts.append(token)
+    places = naive_places(texts, known, shortest, longest)
+    while places and len(drafts) < limit:
+        followers = [texts[number][place] for number, place in places]
+        most = max(followers.count(token) for token in followers)
+        drafts.append(next(token for token in reversed(followers) if followers.count(token) == most))
+        stay = [(number, place + 1) for number, place in places if texts[number][place] == drafts[-1]]
+        places = [(number, place) for number, place in stay if place < len(texts[number])]
+        places = places or naive_places(texts, [*known, *drafts], shortest, longest)
     return drafts
 
 
@@ -47,7 +52,13 @@ def row(name: str, tokens: Sequence[int], drafts: int = 6) -> DecodeRow:
     return DecodeRow(name, tokens, 1, len(tokens) - 1, 50, method="ngram", num_draft_tokens=drafts)
 
 
+def start(drafter: Ngram, name: str, owner: str = "") -> None:
+    drafter.admit(Request(id=name, owner=owner, prompt_tokens=(), max_tokens=1))
+
+
 def drafts_of(drafter: Ngram, name: str, tokens: Sequence[int], drafts: int = 6) -> list[int]:
+    if name not in drafter._texts:
+        start(drafter, name)
     proposal = drafter.propose([row(name, tokens, drafts)], [])
     return [] if proposal.tokens is None else proposal.tokens[0].tolist()  # type: ignore[return-value]
 
@@ -66,7 +77,7 @@ def few_tokens(alphabet: int, longest: int = 60) -> st.SearchStrategy[list[int]]
 def test_it_says_what_the_plain_search_says_while_the_text_grows(
     text: list[int], shortest: int, more: int, step: int
 ) -> None:
-    drafter = Ngram(prompt_lookup_min=shortest, prompt_lookup_max=shortest + more)
+    drafter = Ngram(shortest, shortest + more)
     for length in range(1, len(text) + 1, step):
         told = drafts_of(drafter, "a", text[:length])
         assert told == naive_continuation([text[:length]], text[:length], 6, shortest, shortest + more)
@@ -79,15 +90,14 @@ def test_it_says_what_the_plain_search_says_while_the_text_grows(
     shortest=st.integers(1, 3),
     more=st.integers(0, 5),
 )
-def test_an_index_over_several_texts_equals_the_search_through_all(
+def test_a_search_through_several_texts_never_reaches_from_one_into_the_next(
     texts: list[list[int]], known: list[int], shortest: int, more: int
 ) -> None:
-    index = Suffixes(shortest=shortest, longest=shortest + more)
+    whole = Text(shortest)
     for text in texts:
-        index.begin()
-        index.extend(text)
-    told = index.continuation(index.match(known), 5)
-    assert told == naive_continuation(texts, known, 5, shortest, shortest + more)
+        whole.extend([*text, END])
+    told = whole.continuation(known, 5, shortest + more)
+    assert list(told.tokens) == naive_continuation(texts, known, 5, shortest, shortest + more)
 
 
 def test_the_most_frequent_continuation_wins_over_the_latest() -> None:
@@ -95,12 +105,18 @@ def test_the_most_frequent_continuation_wins_over_the_latest() -> None:
     assert drafts_of(Ngram(), "a", [1, 2, 3, 9, 1, 2, 4, 8, 1, 2], drafts=1) == [4], "the latest on ties"
 
 
-def test_a_long_run_of_one_token_costs_no_more_per_token_than_any_text() -> None:
-    index = Suffixes(shortest=2, longest=8)
-    index.extend([7] * 5000)
-    assert index.continuation(index.end, 3) == [7, 7, 7]
-    counted = [len(counts) for counts in index._counts if counts]
-    assert len(counted) <= 8, "longer contexts than `longest` are not counted"
+def test_an_offer_knows_what_was_just_said_and_how_much_of_it_matches() -> None:
+    drafter = Ngram()
+    start(drafter, "a")
+    told = [5, 1, 2, 3, 4, 6, 5, 1]
+    assert drafter.offer("a", told, (2,), 3) == Offer((3, 4, 6), 3)
+    assert drafter.offer("a", told, (2, 3), 2) == Offer((4, 6), 4)
+    assert drafter.offer("a", told, (9,), 3) == Offer()
+    assert drafter.offer("a", [*told, 2], (), 1) == Offer((3,), 3), "nothing of it was kept"
+
+
+def test_of_a_request_that_it_does_not_follow_it_can_tell_nothing() -> None:
+    assert Ngram().offer("a", [1, 2, 3, 1, 2], (), 3) is None
 
 
 def test_two_rows_never_see_each_other() -> None:
@@ -110,8 +126,8 @@ def test_two_rows_never_see_each_other() -> None:
 
 
 def finish(drafter: Ngram, name: str, tokens: list[int], owner: str = "") -> None:
-    drafter.admit(Request(id=name, owner=owner, prompt_tokens=(), max_tokens=1))
-    drafter.observe(Outcome((name,), tokens=(tokens,), starts=(0,), kept=(len(tokens),), drafted=(0,), accepted=(0,)))
+    start(drafter, name, owner)
+    drafter.offer(name, tokens, (), 1)
     drafter.release(name)
 
 
@@ -122,7 +138,7 @@ def test_earlier_requests_are_forgotten_unless_it_was_asked_for() -> None:
 
 
 def test_across_requests_an_earlier_text_drafts_where_its_match_is_longer() -> None:
-    drafter = Ngram(across_requests=True)
+    drafter = Ngram(across_tokens=ACROSS_TOKENS)
     finish(drafter, "a", [5, 1, 2, 3, 4])
     assert drafts_of(drafter, "b", [9, 1, 2]) == [3, 4]
     assert drafts_of(drafter, "c", [1, 2, 8, 0, 1, 2], drafts=1) == [8], "its own text comes first on ties"
@@ -130,16 +146,16 @@ def test_across_requests_an_earlier_text_drafts_where_its_match_is_longer() -> N
 
 
 def test_nobody_drafts_from_the_earlier_requests_of_another_owner() -> None:
-    drafter = Ngram(across_requests=True)
+    drafter = Ngram(across_tokens=ACROSS_TOKENS)
     finish(drafter, "a", [5, 1, 2, 3, 4], owner="alice")
     for name, owner in (("b", "bob"), ("c", "alice")):
-        drafter.admit(Request(id=name, owner=owner, prompt_tokens=(), max_tokens=1))
+        start(drafter, name, owner)
     assert drafts_of(drafter, "b", [9, 1, 2]) == []
     assert drafts_of(drafter, "c", [9, 1, 2]) == [3, 4]
 
 
 def test_the_owners_that_asked_longest_ago_are_forgotten() -> None:
-    drafter = Ngram(across_requests=True)
+    drafter = Ngram(across_tokens=ACROSS_TOKENS)
     for number in range(OWNERS):
         finish(drafter, str(number), [1, 2, 3], owner=str(number))
     finish(drafter, "again", [4, 5, 6], owner="0")
@@ -148,24 +164,26 @@ def test_the_owners_that_asked_longest_ago_are_forgotten() -> None:
 
 
 def test_the_oldest_requests_leave_when_the_index_is_full() -> None:
-    drafter = Ngram(across_requests=True, across_tokens=20)
-    for start in range(0, 400, 10):
-        finish(drafter, str(start), list(range(start, start + 5)))
-        assert sum(index.tokens for index in drafter._earlier[""]) <= 20
-        assert drafts_of(drafter, "x", [start, start + 1], drafts=1) == [start + 2], "the latest is always there"
-        drafter._own.clear()
+    drafter = Ngram(across_tokens=20)
+    for first in range(0, 400, 10):
+        finish(drafter, str(first), list(range(first, first + 5)))
+        assert len(drafter._earlier[""].tokens) <= 20
+        assert drafts_of(drafter, f"x{first}", [first, first + 1], drafts=1) == [first + 2], "the latest is there"
     assert drafts_of(drafter, "x", [0, 1]) == []
 
 
 def test_of_a_very_long_text_the_end_is_kept() -> None:
-    drafter = Ngram(across_requests=True, across_tokens=20)
+    drafter = Ngram(across_tokens=20)
     finish(drafter, "a", list(range(100)))
     assert drafts_of(drafter, "b", [95, 96], drafts=2) == [97, 98]
     assert drafts_of(drafter, "c", [5, 6]) == []
 
 
 def test_rows_with_and_without_a_match_share_one_rectangle() -> None:
-    proposal = Ngram().propose([row("a", [1, 2, 3, 1, 2], 3), row("b", [1, 2, 3]), row("c", [4, 4, 4], 2)], [])
+    drafter = Ngram()
+    for name in "abc":
+        start(drafter, name)
+    proposal = drafter.propose([row("a", [1, 2, 3, 1, 2], 3), row("b", [1, 2, 3]), row("c", [4, 4, 4], 2)], [])
     assert proposal.tokens is not None
     assert mx.array_equal(proposal.tokens, mx.array([[3, 1, 2], [0, 0, 0], [4, 4, 0]]))
     assert proposal.counts == (3, 0, 2)
@@ -173,8 +191,8 @@ def test_rows_with_and_without_a_match_share_one_rectangle() -> None:
 
 
 def test_bounds_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="between 1 and 4"):
-        Ngram(prompt_lookup_min=5, prompt_lookup_max=4)
+    with pytest.raises(ModelUnavailable, match="between 1 and 4"):
+        Ngram(shortest=5, longest=4)
 
 
 @pytest.mark.parametrize(

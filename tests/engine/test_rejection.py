@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
-from app.engine.acceptance import Residual, accept, reject, residual
+from app.engine.acceptance import Residual, accept, residual
 from app.engine.decoding import _merged
 from app.engine.drafters import Drafter, Proposal
-from app.engine.drafters.chain import Chain
+from app.engine.drafters.draft_model import drawn_behind
 from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
 from app.engine.sampling import DRAFT_SALT, SampledRow
@@ -88,13 +88,16 @@ def cycle(pair: Pair, before: mx.array, position: int, width: int, remainder: Re
     """One cycle of all rows with `width` drafts from output position `position`: drawn and accepted."""
     count = before.shape[0]
     rows = [SampledRow(msgspec.structs.replace(pair.parameters, seed=seed), [0] * position, 0) for seed in range(count)]
-    chain = Chain([SampledRow(row.parameters, row.tokens, 0, salt=DRAFT_SALT) for row in rows], SIZE)
-    fed = [before]
+    salted = [SampledRow(row.parameters, row.tokens, 0, salt=DRAFT_SALT) for row in rows]
+    fed, drafts, drawn_from = [before], [], []
     for _ in range(width):
-        fed.append(chain.pick(logits_after(pair.draft, fed[-1]))[:, 0])
-    drafts, draft_logits = chain.result()
+        draft, draft_logits = drawn_behind(drafts, logits_after(pair.draft, fed[-1]), salted, SIZE)
+        drafts.append(draft)
+        drawn_from.append(draft_logits)
+        fed.append(draft[:, 0])
+    guesses, draft_logits = mx.concatenate(drafts, axis=1), mx.concatenate(drawn_from, axis=1)
     logits = mx.concatenate([logits_after(pair.target, token) for token in fed], axis=1)
-    drawn, accepted = reject(drafts, logits, rows, [width] * count, draft_logits, remainder=remainder)
+    drawn, accepted = accept(guesses, logits, rows, [width] * count, draft_logits=draft_logits, remainder=remainder)
     mx.eval(drawn, accepted)
     return drawn, accepted
 
@@ -146,12 +149,10 @@ def test_the_same_test_fails_when_the_residual_is_wrong(wrong: Callable[[mx.arra
 def test_the_same_test_fails_when_drafts_share_the_noise_of_the_target() -> None:
     pair = pairs()["near"]
     rows = [SampledRow(SamplingParameters(seed=seed), [], 0) for seed in range(FEWER)]
-    chain = Chain(rows, SIZE)
     before = mx.full((FEWER,), START, dtype=mx.int32)
-    chain.pick(logits_after(pair.draft, before))
-    drafts, draft_logits = chain.result()
+    drafts, draft_logits = drawn_behind((), logits_after(pair.draft, before), rows, SIZE)
     logits = mx.broadcast_to(logits_after(pair.target, before), (FEWER, 2, SIZE))
-    drawn, _ = reject(drafts, logits, rows, [1] * FEWER, draft_logits)
+    drawn, _ = accept(drafts, logits, rows, [1] * FEWER, draft_logits=draft_logits)
     counts = np.bincount(np.array(drawn[:, 0]), minlength=SIZE)
     assert not fits(counts, pair.exact(pair.target)[START])
 
@@ -164,7 +165,7 @@ def test_a_token_that_the_target_excludes_is_never_accepted() -> None:
     logits = mx.array([[[0.0, -mx.inf, 0.0]] * 2])
     certain = mx.array([[[-mx.inf, 0.0, -mx.inf]]])
     for seed in range(200):
-        drawn, accepted = reject(mx.array([[1]]), logits, [row(1.0, seed)], [1], certain)
+        drawn, accepted = accept(mx.array([[1]]), logits, [row(1.0, seed)], [1], draft_logits=certain)
         assert accepted.item() == 0
         assert drawn[0, 0].item() != 1
 
@@ -195,6 +196,27 @@ def test_a_draft_with_fewer_tokens_than_the_target_is_padded() -> None:
     logits = mx.random.normal((1, 2, 12), key=mx.random.key(4))
     _, accepted = accept(mx.array([[2]]), logits, [row(1.0)], [1], draft_logits=mx.array([[[-9.0, -9.0, 9.0]]]))
     assert accepted.tolist() in ([0], [1])
+
+
+@pytest.mark.parametrize("kind", [mx.float32, mx.bfloat16])
+def test_what_a_smaller_draft_does_not_know_is_never_drafted(kind: mx.Dtype) -> None:
+    draft, draft_logits = drawn_behind((), mx.array([[[-9.0, -9.0, 9.0]]], dtype=kind), [row(1.0)], 12)
+    assert draft.tolist() == [[2]]
+    assert draft_logits.dtype == mx.float32
+    assert draft_logits.tolist() == [[[-9.0, -9.0, 9.0, *[-float("inf")] * 9]]]
+
+
+def test_a_draft_with_more_tokens_than_the_target_is_cut_and_shares_its_noise() -> None:
+    wide = mx.random.normal((1, 1, 20), key=mx.random.key(8))
+    draft, draft_logits = drawn_behind((), wide, [row(1.0)], 12)
+    assert mx.array_equal(draft_logits, wide[..., :12])
+    assert mx.array_equal(draft, drawn_behind((), wide[..., :12], [row(1.0)], 12)[0])
+
+
+def test_a_bias_for_a_token_that_only_the_target_knows_does_not_touch_the_draft() -> None:
+    biased = SampledRow(SamplingParameters(temperature=0.0, logit_bias={11: 100.0}), [1, 11], 1)
+    draft, _ = drawn_behind((), mx.array([[[0.0, 3.0, 1.0]]]), [biased], 12)
+    assert draft.tolist() == [[1]]
 
 
 def test_without_draft_probabilities_the_rule_is_the_coupled_one() -> None:

@@ -2,21 +2,23 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from app.core.step import DRAFT_LENGTHS, StepCost
+from app.core.step import DRAFT_LENGTHS, Offer, StepCost
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import OFF, Governor, Option, StepObservation
 
 PLAIN_SECONDS = 0.020
+MATCHED_TOKENS = 3
 
 
 @dataclass(frozen=True)
 class Drafter:
     """`acceptance` of each draft given those before it; drafting costs `seconds` and `seconds_per_token`.
 
-    `proposal_rate`: how often it has anything to propose. `block`: it never proposes more.
+    `proposal_rate`: how often it has anything to propose; one that has not always looks up, and offers what it has.
+    `block`: it never proposes more.
     """
 
     acceptance: float
@@ -25,8 +27,16 @@ class Drafter:
     seconds: float = 0.0
     block: int = 16
 
+    @property
+    def looks_up(self) -> bool:
+        return self.proposal_rate < 1
+
     def draft_seconds(self, drafts: int) -> float:
         return self.seconds + self.seconds_per_token * drafts if drafts else 0.0
+
+    def hits(self, most: int, chance: random.Random) -> int:
+        """Of so many drafts, those that are right before the first wrong one."""
+        return next((place for place in range(most) if chance.random() >= self.acceptance), most)
 
 
 @dataclass
@@ -40,14 +50,32 @@ class Machine:
     def step(self, choice: Option, chance: random.Random, *, row: Drafting, timed: bool = False) -> StepObservation:
         drafter = self.drafters.get(choice.method)
         asked = choice.num_draft_tokens
-        drafted = min(asked, drafter.block) if drafter and chance.random() < drafter.proposal_rate else 0
-        accepted = 0
-        while drafter and accepted < drafted and chance.random() < drafter.acceptance:
-            accepted += 1
+        has = len(row.offered[choice.method].tokens) if choice.method in row.offered else asked
+        drafted = min(asked, has, drafter.block) if drafter else 0
+        accepted = drafter.hits(drafted, chance) if drafter else 0
         drafting = drafter.draft_seconds(drafted) if drafter else 0.0
         seconds = self.verify_seconds(1 + drafted) * (1 + self.noise * chance.random()) + drafting
         drafts = (DraftObservation(choice.method, asked, drafted, accepted, row),)
         return StepObservation(1, 1 + drafted, seconds, drafting if timed and drafted else None, drafts)
+
+    def offers(self, chance: random.Random) -> dict[str, Offer]:
+        """What the drafters that look up have now."""
+        found = Offer((0,) * DRAFT_LENGTHS[-1], MATCHED_TOKENS)
+        lookups = {name: each.proposal_rate for name, each in self.drafters.items() if each.looks_up}
+        return {name: found if chance.random() < rate else Offer() for name, rate in lookups.items()}
+
+    def hindsight(self, step: StepObservation, chance: random.Random) -> list[DraftObservation]:
+        """What the offers before that step turned out to be worth."""
+        ran, told = step.drafts[0], []
+        for name, offer in ran.row.offered.items():
+            tokens = 1 + ran.accepted
+            if offer.tokens and name == ran.method:
+                told.append(replace(ran, match=MATCHED_TOKENS.bit_length()))
+            elif offer.tokens:
+                hits = self.drafters[name].hits(tokens, chance)
+                tried = min(hits + 1, tokens)
+                told.append(DraftObservation(name, tried, tried, hits, ran.row, MATCHED_TOKENS.bit_length()))
+        return told
 
     def measured(self) -> tuple[StepCost, ...]:
         """What a warm-up would have found."""
@@ -79,13 +107,14 @@ def governed_seconds(
     """Seconds of one row that says so many tokens."""
     seconds, told = 0.0, 0
     while told < tokens:
-        row = Drafting(request_id, told)
+        row = Drafting(request_id, told, machine.offers(chance))
         choice = governor.choose(1, (row,), tuple(machine.drafters))
         timed = choice.num_draft_tokens > 0 and governor.costs.must_time(
             choice.method, rows=1, drafts=choice.num_draft_tokens
         )
         step = machine.step(Option(choice.method, choice.num_draft_tokens), chance, row=row, timed=timed)
         governor.observe(step)
+        governor.look_back(machine.hindsight(step, chance))
         told += 1 + step.drafts[0].accepted
         seconds += step.seconds
     return seconds

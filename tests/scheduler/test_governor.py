@@ -315,12 +315,15 @@ def test_a_step_in_which_the_drafter_read_a_prompt_says_nothing_about_costs() ->
 
 
 def test_lengths_still_compare_on_an_engine_that_measures_no_time() -> None:
-    governor = Governor()
-    for _ in range(50):
+    governor, choices = Governor(), []
+    for _ in range(80):
         choice = governor.choose(1, (ROW,), ("ngram",))
         drafts = (DraftObservation(choice.method, choice.num_draft_tokens, choice.num_draft_tokens, 0, ROW),)
         governor.observe(StepObservation(1, 1 + choice.num_draft_tokens, 0.0, None, drafts))
-    assert governor.choose(1, (ROW,), ("ngram",)).num_draft_tokens <= 1
+        choices.append(choice)
+    settled = [choice.num_draft_tokens for choice in choices[30:] if choice.why.kind != "probe"]
+    assert len(settled) >= 20
+    assert max(settled) <= 1
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,16 +13,25 @@ LIVES = 8
 
 def test_ten_recorded_workloads_earn_nearly_what_the_best_setting_for_each_would() -> None:
     verdict = judge(rates(range(LIVES)))
-    assert verdict.mean >= 0.93  # promised are 0.95 and 0.9: docs/governor.md says what is missing
-    assert verdict.worst >= 0.8, verdict.worst_name
+    assert verdict.mean >= 0.95
+    assert verdict.worst >= 0.9, verdict.worst_name
     assert verdict.lead >= 1.2, f"{verdict.single.name} for all ten would be nearly as good"
+
+
+def test_who_meets_them_for_the_first_time_loses_little() -> None:
+    verdict = judge(rates(range(LIVES), rounds=1))
+    assert verdict.mean >= 0.93
+    assert verdict.worst >= 0.8, verdict.worst_name
 
 
 @pytest.mark.parametrize("model", ["demo-assistant", "demo-hybrid"])
 def test_where_nothing_is_accepted_a_recorded_text_loses_at_most_three_percent(model: str) -> None:
     workload = max((each for each in recorded()["workloads"] if each["model"] == model), key=lambda each: each["name"])
     request = max(workload["requests"], key=lambda each: each["tokens"])
-    traces = {method: [proposed * 8, "0" * 8 * len(proposed)] for method, (proposed, _) in request["traces"].items()}
+    traces = {
+        method: [proposed * 8, "0" * 8 * len(proposed), matched * 8]
+        for method, (proposed, _, matched) in request["traces"].items()
+    }
     silent = {"together": False, "requests": [{**request, "tokens": 8 * request["tokens"], "traces": traces}]}
     plain = Server(model, None).answer(silent, PLAIN)
     assert Server(model, random.Random(1)).answer(silent, GOVERNOR) >= 0.97 * plain

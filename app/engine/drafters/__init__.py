@@ -1,11 +1,11 @@
 """Drafters: two verbs, `propose` and `observe`, between `admit` and `release`. A wrong draft costs time, never
-correctness.
+correctness. One that only looks up has a third, `offer`, so that nobody has to try what it is worth.
 
 To add one: write a file with a subclass of `Drafter` and name it in `REGISTRY` of `registry.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -13,7 +13,7 @@ from mlx import nn
 
 from app.core.model_folder import ModelFolder
 from app.core.request import Request
-from app.core.step import DecodeRow
+from app.core.step import DecodeRow, Offer
 from app.engine.runner import Forward, Runner
 from app.engine.sampling import SampledRow
 from app.engine.unit import LoadedUnit
@@ -35,34 +35,17 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one forward of the target left in its cache, row by row, prefill and plain steps included.
+    """What one `forward` of the target left in its cache, row by row, prefill and plain steps included.
 
-    `kept[row]` of the tokens fed from position `starts[row]` on stayed; of `drafted[row]` drafts the first
-    `accepted[row]` were the target's own. `tokens[row]` is a live view of prompt and output. `features[tap]`
-    [rows, width, hidden] is what the target's layer `tap` put out (taps that some drafter named).
+    `kept[row]` of the tokens that it was fed stayed. `tokens[row]` is a live view of prompt and output. Of
+    `drafted[row]` drafts the first `accepted[row]` were the target's own; both are empty where nothing was drafted.
     """
 
-    sequence_ids: Sequence[str]
+    forward: Forward
     tokens: Sequence[Sequence[int]]
-    starts: Sequence[int]
     kept: Sequence[int]
-    drafted: Sequence[int]
-    accepted: Sequence[int]
-    features: Mapping[int, mx.array] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        forward: Forward,
-        *,
-        tokens: Sequence[Sequence[int]],
-        kept: Sequence[int],
-        drafted: Sequence[int] = (),
-        accepted: Sequence[int] = (),
-    ) -> "Outcome":
-        """The outcome of a committed forward; without drafts unless they are told."""
-        names, starts, none = forward.sequence_ids, forward.starts, (0,) * len(forward.sequence_ids)
-        return cls(names, tokens, starts, kept, drafted or none, accepted or none, forward.features)
+    drafted: Sequence[int] = ()
+    accepted: Sequence[int] = ()
 
 
 class Drafter:
@@ -82,8 +65,8 @@ class Drafter:
         raise NotImplementedError
 
     @classmethod
-    def open(cls, unit: LoadedUnit) -> "Drafter | str":  # noqa: ARG003
-        """The drafter of a loaded model, or one line why it cannot run."""
+    def open(cls, unit: LoadedUnit) -> "Drafter":  # noqa: ARG003
+        """The drafter of a loaded model. Raises ModelUnavailable where it cannot run."""
         return cls()
 
     def admit(self, request: Request) -> None:
@@ -93,6 +76,11 @@ class Drafter:
         """Up to `row.num_draft_tokens` tokens that continue `row.tokens`, for each row."""
         raise NotImplementedError
 
+    def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:  # noqa: ARG002
+        """Up to `limit` tokens that it would propose once `tokens` go on with `emitted`, at hardly any cost; None: it
+        has to be asked."""
+        return None
+
     def observe(self, outcome: Outcome) -> None:
         """Learn what the target has read, and which drafts stayed."""
 
@@ -100,8 +88,3 @@ class Drafter:
         """The sequence is over. Unknown ids are fine."""
         if self.runner is not None:
             self.runner.release(sequence_id)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of cache that the drafter holds."""
-        return 0 if self.runner is None else self.runner.caches.nbytes

@@ -17,11 +17,10 @@ from app.core.config_values import Config
 from app.core.drafter_config import SLIDING, DFlashConfig
 from app.core.model_folder import ModelFolder
 from app.core.step import DecodeRow
+from app.engine.drafters.draft_model import drawn_behind
 from app.engine.drafters.feature_module import Attention, FeatureModule, own_tensors
 from app.engine.drafters.features import FeatureDrafter
-from app.engine.drafters.target import Target
-from app.engine.runner import Runner
-from app.engine.sampling import SampledRow, adjust, draw
+from app.engine.sampling import SampledRow
 
 BORROWED = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")
 """What a checkpoint may carry beside its own layers: the target's copies are used."""
@@ -36,9 +35,9 @@ class DFlashModel(FeatureModule):
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
         self.hidden_norm = nn.RMSNorm(size, eps=config.rms_norm_eps)
         self.layers = [TransformerBlock(config) for _ in config.layer_types]
+        self.longest = config.block_size - 1
         for layer in self.layers:
-            layer.self_attn = Attention(config, size, norms=True)
-        self.norm = nn.RMSNorm(size, eps=config.rms_norm_eps)
+            layer.self_attn = Attention(config, size)
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
@@ -71,15 +70,9 @@ class DFlash(FeatureDrafter):
     name = "dflash"
     load = DFlashModel.load
 
-    def __init__(self, runner: Runner, target: Target) -> None:
-        super().__init__(runner, target)
-        self.longest = runner.model.config.block_size - 1
-
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
-        self._catch_up(rows)
-        mask = self._module.config.mask_token_id
+        names, mask = [row.sequence_id for row in rows], self._module.config.mask_token_id
+        self._catch_up(names, [row.tokens for row in rows])
         block = mx.array([[row.tokens[-1], *[mask] * width] for row in rows], dtype=mx.int32)
-        names = [row.sequence_id for row in rows]
         hidden, _ = self.runner.forward(names, self._target.embed(block), [1 + width] * len(rows))
-        logits = adjust(self._target.logits(hidden[:, 1:]), sampled, None)
-        return draw(logits, sampled, noise_vocabulary=self._target.vocabulary_size), logits
+        return drawn_behind((), self._target.logits(hidden[:, 1:]), sampled, self._target_vocabulary)

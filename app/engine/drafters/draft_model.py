@@ -1,19 +1,23 @@
-"""A smaller model of the same tokenizer drafts token by token, all K forwards in one lazy graph.
+"""Drafters with a model of their own, such as a smaller one of the same tokenizer: it drafts token by token, each with
+those before it as its prefix, all K forwards in one lazy graph.
 
 Its cache lags lazily: after a stretch without drafts (several requests in a batch) the first proposal feeds what it
 missed, and after full acceptance the next first forward is two tokens wide.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
+from app.core.errors import ModelUnavailable
 from app.core.step import DecodeRow
-from app.engine.drafters import Drafter, Outcome
-from app.engine.drafters.chain import ModelDrafter
-from app.engine.rectangle import padded
+from app.engine.acceptance import fit_vocabulary
+from app.engine.drafters import Drafter, Outcome, Proposal
+from app.engine.rectangle import last_of, padded
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner
+from app.engine.sampling import SampledRow, adjust, draw
 from app.engine.unit import LoadedUnit
 
 CATCH_UP_CHUNK_TOKENS = 512
@@ -21,34 +25,114 @@ CATCH_UP_WIDTH_TOKENS = 16
 """Up to this lag the missed tokens ride in the first draft forward; beyond, they are prefilled in chunks."""
 
 
-class DraftModel(ModelDrafter):
-    """Drafts with a second model."""
+def drawn_behind(
+    drafts: Sequence[mx.array], logits: mx.array, sampled: Sequence[SampledRow], vocabulary: int
+) -> tuple[mx.array, mx.array]:
+    """int32 [rows, slots], the drafts behind `drafts` ([rows, 1] each), and float32 [rows, slots, vocabulary], what
+    they are drawn from: `logits` [rows, slots, any] with the target's `vocabulary`, tokens that only it knows at -inf.
+
+    The noise is that of the target at the same position (Gumbel coupling, arXiv 2408.07978), unless a salt is asked.
+    """
+    ahead = [replace(row, pending=row.pending + len(drafts)) for row in sampled]
+    logits = fit_vocabulary(logits, vocabulary).astype(mx.float32)
+    logits = adjust(logits, ahead, mx.concatenate(list(drafts), axis=1) if drafts else None)
+    return draw(logits, ahead), logits
+
+
+class DraftModel(Drafter):
+    """Drafts with the model of `runner`, or with its verb `extend` where it has one, up to `max_context_tokens` a row.
+
+    `target_vocabulary` is the width of the target's logits.
+    """
 
     name = "draft_model"
+    runner: Runner
+
+    def __init__(self, runner: Runner, *, target_vocabulary: int, max_context_tokens: int) -> None:
+        self.runner = runner
+        self._target_vocabulary = target_vocabulary
+        self._max_context_tokens = max_context_tokens
+        self._states: list[list[tuple[mx.array, ...]]] = []
+        """Recurrent states of the last chain, without its drafts and after each of them."""
 
     @classmethod
-    def open(cls, unit: LoadedUnit) -> Drafter | str:
+    def open(cls, unit: LoadedUnit) -> Drafter:
         draft = unit.draft(cls.name)
-        if isinstance(draft, str):
-            return draft
         try:
             runner = Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens)
         except UnknownCacheError as error:
-            return f"the draft model's cache cannot be rolled back: {error}"
+            raise ModelUnavailable(f"the draft model's cache cannot be rolled back: {error}") from error
         return cls(runner, target_vocabulary=unit.vocabulary_size, max_context_tokens=draft.max_context_tokens)
 
-    def _catch_up(self, rows: Sequence[DecodeRow]) -> tuple[mx.array, list[int]]:
-        """Long gaps are prefilled row by row; the few tokens that are left then go in together."""
+    def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
+        limits = [min(row.num_draft_tokens, self.longest or row.num_draft_tokens) for row in rows]
+        reasons = tuple(self._refusal(row, limit) for row, limit in zip(rows, limits, strict=True))
+        counts = tuple(0 if reason else limit for reason, limit in zip(reasons, limits, strict=True))
+        places = {row.sequence_id: place for place, row in enumerate(rows) if counts[place]}
+        if not places:
+            return Proposal(None, counts, reasons)
+        for name in places:
+            self.runner.claim_once(name)
+        order = [places[name] for name in self.runner.ordered(list(places))]
+        tokens, logits = self._draft([rows[place] for place in order], [sampled[place] for place in order], max(counts))
+        if order != list(range(len(rows))):  # the answer lies as it was asked, with anything for the other rows
+            back = mx.array([order.index(place) if place in order else 0 for place in range(len(rows))])
+            tokens, logits = tokens[back], logits[back]
+        return Proposal(tokens, counts, reasons, logits)
+
+    def _refusal(self, row: DecodeRow, limit: int) -> str:
+        """Why a row gets no drafts now; "" when it gets up to `limit` of them."""
+        return "the drafter's context is full" if len(row.tokens) + limit > self._max_context_tokens else ""
+
+    def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
+        """int32 [rows, width] and the logits they were drawn from, for `rows` in slot order; nothing is read here."""
         names = [row.sequence_id for row in rows]
-        for name, row in zip(names, rows, strict=True):
-            while len(row.tokens) - (start := self.runner.length(name)) > CATCH_UP_WIDTH_TOKENS:
-                chunk = row.tokens[start : min(len(row.tokens) - 1, start + CATCH_UP_CHUNK_TOKENS)]
-                self._feed([name], mx.array([list(chunk)], dtype=mx.int32), [len(chunk)])
+        output = self._catch_up(names, [row.tokens for row in rows])
+        self._states = []
+        chain: list[tuple[mx.array, mx.array]] = []
+        for _ in range(width):
+            drafts = [draft for draft, _ in chain]
+            if drafts:
+                output = self._feed(names, self._inputs(drafts[-1], output), [1] * len(names))
+            self._states.append(self.runner.state_rows())
+            chain.append(drawn_behind(drafts, self._logits(output), sampled, self._target_vocabulary))
+            mx.async_eval(chain[-1][0])  # the device drafts while the host builds the next forward
+        tokens, logits = (mx.concatenate(list(parts), axis=1) for parts in zip(*chain, strict=True))
+        return tokens, logits
+
+    def _catch_up(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> mx.array:
+        """Feed what the model has not read yet of the rows' `tokens`; its last output of each [rows, 1, …].
+
+        Long gaps are prefilled row by row; the few tokens that are left then go in together.
+        """
+        for name, row in zip(names, tokens, strict=True):
+            while len(row) - (start := self.runner.length(name)) > CATCH_UP_WIDTH_TOKENS:
+                chunk = row[start : min(len(row) - 1, start + CATCH_UP_CHUNK_TOKENS)]
+                self._feed([name], padded([chunk]), [len(chunk)])
                 mx.async_eval(self.runner.caches.arrays())
-        missed = [row.tokens[self.runner.length(row.sequence_id) :] for row in rows]
-        widths = [len(tokens) for tokens in missed]
-        return self._feed(names, padded(missed), widths), widths
+        missed = [row[self.runner.length(name) :] for name, row in zip(names, tokens, strict=True)]
+        return self._feed(names, padded(missed), [len(row) for row in missed])
+
+    def _inputs(self, drafts: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
+        """What the model reads for `drafts` int32 [rows, 1], which its last `output` [rows, 1, …] led to."""
+        return drafts
+
+    def _logits(self, output: mx.array) -> mx.array:
+        return output
+
+    def _feed(self, names: Sequence[str], inputs: mx.array, widths: Sequence[int]) -> mx.array:
+        """Run the model over `inputs` [rows, width, …] and keep all that is real of them; its last output of each."""
+        output, forward = self.runner.forward(names, inputs, widths, call=getattr(self.runner.model, "extend", None))
+        self.runner.commit(forward, widths)
+        return last_of(output, widths)
 
     def observe(self, outcome: Outcome) -> None:
-        """What was accepted stays in the cache, so that it need not be fed again."""
-        self._rewind(dict(zip(outcome.sequence_ids, outcome.accepted, strict=True)))
+        """What was accepted stays in the cache, so that it need not be fed again; without drafts nothing has to go."""
+        slots, rejected = self.runner.caches.table.slots, {}
+        for name, tokens, accepted in zip(outcome.forward.sequence_ids, outcome.tokens, outcome.accepted, strict=False):
+            if name in slots and self.runner.length(name) > len(tokens) + accepted:
+                self.runner.rewind(name, len(tokens) + accepted)
+                rejected[slots[name]] = accepted
+        if rejected:
+            self.runner.restore_rows(self._states, rejected)
+        self._states = []

@@ -4,7 +4,7 @@ Attention reads [norm(embedding) ‖ norm(hidden)], twice as wide; the residual 
 token to the target's: target id = draft id + d2t[draft id]. Its state before the final norm is fed back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
@@ -14,9 +14,8 @@ from mlx_lm.models.qwen3 import TransformerBlock
 from app.core.config_values import Config
 from app.core.drafter_config import Eagle3Config
 from app.core.model_folder import ModelFolder
-from app.engine.drafters.feature_module import Attention, FeatureModule, own_tensors
+from app.engine.drafters.feature_module import Attention, FeatureModule, Target, own_tensors
 from app.engine.drafters.features import RecurrentDrafter
-from app.engine.drafters.target import Target
 
 
 class Layer(TransformerBlock):
@@ -24,7 +23,8 @@ class Layer(TransformerBlock):
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__(config)
-        self.self_attn = Attention(config, 2 * config.hidden_size, norms=False)
+        self.self_attn = Attention(config, 2 * config.hidden_size)
+        self.self_attn.q_norm = self.self_attn.k_norm = nn.Identity()
         self.norm_before_residual = config.norm_before_residual
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -37,17 +37,18 @@ class Layer(TransformerBlock):
 
 
 class Eagle3Model(FeatureModule):
-    """The checkpoint. `d2t` int [draft vocabulary]; `embed_tokens` only when the checkpoint brings its own."""
+    """The checkpoint. `d2t` int [draft vocabulary] and `embed_tokens` only when they are among the `given` tensors."""
 
-    def __init__(self, config: Eagle3Config, *, own_embedding: bool, own_map: bool) -> None:
+    longest = 16
+
+    def __init__(self, config: Eagle3Config, given: Container[str]) -> None:
         super().__init__(config)
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = Layer(config)
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        if own_embedding:
+        if "embed_tokens.weight" in given:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        if own_map:
+        if "d2t" in given:
             self.d2t = mx.zeros((config.draft_vocab_size,), dtype=mx.int32)
 
     @classmethod
@@ -55,9 +56,7 @@ class Eagle3Model(FeatureModule):
         """The module of a folder that `check_drafter` let pass, with lazy weights. Raises ModelUnavailable."""
         tensors = own_tensors(folder)
         weights = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items() if name != "t2d"}
-        config = Eagle3Config.read(folder.config, target_config)
-        model = cls(config, own_embedding="embed_tokens.weight" in weights, own_map="d2t" in weights)
-        return model.fill(weights)
+        return cls(Eagle3Config.read(folder.config, target_config), weights).fill(weights)
 
     def embed(self, tokens: mx.array, target: Target) -> mx.array:
         return self.embed_tokens(tokens) if "embed_tokens" in self else target.embed(tokens)
@@ -86,4 +85,3 @@ class Eagle3(RecurrentDrafter):
 
     name = "eagle3"
     load = Eagle3Model.load
-    longest = 16

@@ -1,4 +1,6 @@
-"""What the modules of feature drafters share: how they are read from a folder, what they borrow, their attention."""
+"""What the modules of feature drafters share: how they are read from a folder, their attention, and what they borrow
+from the target: its token embedding and its head.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -9,12 +11,36 @@ from mlx_lm.models import qwen3
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
+from app.core.config_values import text_part
 from app.core.drafter_config import DrafterConfig
 from app.core.errors import ModelUnavailable
 from app.core.model_folder import ModelFolder
-from app.engine.drafters.target import Target
+from app.engine.layers import embedding_of, head_of
 
 Tensors = Mapping[str, mx.array]
+
+
+class Target:
+    """Embedding and head of a loaded model. Raises ValueError when they are in no known place."""
+
+    def __init__(self, model: nn.Module, config: Mapping[str, Any], vocabulary_size: int) -> None:
+        self.vocabulary_size = vocabulary_size
+        self._embedding = embedding_of(model)
+        self._head = head_of(model)
+        settings = text_part(config)
+        scaled = str(config.get("model_type", "")).startswith("gemma")
+        self._scale = float(settings["hidden_size"]) ** 0.5 if scaled else 1.0
+        self._cap = float(settings.get("final_logit_softcapping") or 0.0)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Embeddings [rows, width, hidden] of int32 `tokens` [rows, width], as the target's first layer reads them."""
+        embedded: mx.array = self._embedding(tokens)
+        return embedded if self._scale == 1.0 else embedded * self._scale
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """float32 logits [rows, width, vocabulary] of hidden states behind the final norm."""
+        logits: mx.array = self._head(hidden)[..., : self.vocabulary_size].astype(mx.float32)
+        return mx.tanh(logits / self._cap) * self._cap if self._cap else logits
 
 
 class FeatureModule(nn.Module):
@@ -22,10 +48,13 @@ class FeatureModule(nn.Module):
     a subclass says otherwise. Its verb `extend(inputs, cache)` lets the context grow."""
 
     config: Any
+    longest: int
+    """Tokens that one proposal can hold at most."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def fill(self, weights: Tensors) -> Self:
         """Take these weights, every one of them and nothing else. Raises ModelUnavailable."""
@@ -54,23 +83,18 @@ class FeatureModule(nn.Module):
 
 
 class Attention(qwen3.Attention):
-    """Qwen3's over inputs of `input_size`, with the biases and rotary positions of the config, or without `norms`."""
+    """Qwen3's over inputs of `input_size`, with the biases and rotary positions of the config."""
 
-    def __init__(self, config: DrafterConfig, input_size: int, *, norms: bool) -> None:
+    def __init__(self, config: DrafterConfig, input_size: int) -> None:
         super().__init__(config)
         size, bias = config.head_dim, config.attention_bias
         self.q_proj = nn.Linear(input_size, config.num_attention_heads * size, bias=bias)
         self.k_proj = nn.Linear(input_size, config.num_key_value_heads * size, bias=bias)
         self.v_proj = nn.Linear(input_size, config.num_key_value_heads * size, bias=bias)
         self.o_proj = nn.Linear(config.num_attention_heads * size, config.hidden_size, bias=bias)
-        if not norms:
-            self.q_norm = self.k_norm = nn.Identity()
+        turned, scaling = int(size * config.partial_rotary_factor), dict(config.rope_scaling or {}) or None
         self.rope = initialize_rope(
-            int(size * config.partial_rotary_factor),
-            config.rope_theta,
-            config.rope_traditional,
-            dict(config.rope_scaling) if config.rope_scaling else None,
-            config.max_position_embeddings,
+            turned, config.rope_theta, config.rope_traditional, scaling, config.max_position_embeddings
         )
 
     def extend(self, x: mx.array, cache: Any) -> None:
@@ -83,8 +107,5 @@ class Attention(qwen3.Attention):
 
 def own_tensors(folder: ModelFolder) -> dict[str, mx.array]:
     """The (lazy) tensors of a folder by name, less a leading `model.`."""
-    tensors: dict[str, mx.array] = {}
-    for name in folder.weight_files:
-        loaded: Any = mx.load(str(folder.path / name))
-        tensors.update({name.removeprefix("model."): value for name, value in loaded.items()})
-    return tensors
+    files: list[Any] = [mx.load(str(folder.path / name)) for name in folder.weight_files]
+    return {name.removeprefix("model."): value for tensors in files for name, value in tensors.items()}

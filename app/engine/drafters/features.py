@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from app.core.errors import ModelUnavailable
 from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Outcome
-from app.engine.drafters.chain import ModelDrafter
-from app.engine.drafters.target import Target
+from app.engine.drafters.draft_model import DraftModel
+from app.engine.drafters.feature_module import FeatureModule, Target
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
 from app.engine.unit import LoadedUnit
@@ -40,37 +41,35 @@ class Waiting:
 
     def take(self, count: int) -> mx.array:
         """The oldest `count` features [1, count, size]."""
-        joined = self._parts[0] if len(self._parts) == 1 else mx.concatenate(self._parts, axis=1)
+        joined = mx.concatenate(self._parts, axis=1)
         self._parts = [joined[:, count:]] if count < joined.shape[1] else []
         self.start += count
         return joined[:, :count]
 
 
-class FeatureDrafter(ModelDrafter):
-    """A drafter over a `FeatureModule`, whose context is extended by what the target put out.
+class FeatureDrafter(DraftModel):
+    """A draft model that is a `FeatureModule`, whose context is extended by what the target put out.
 
     `shift` 1: a feature enters together with the token behind it (EAGLE, MTP); 0: alone (DFlash).
     """
 
-    longest: int
     shift = 0
 
     def __init__(self, runner: Runner, target: Target) -> None:
-        self._module, self._target = runner.model, target
+        self._module: FeatureModule = runner.model
+        self._target = target
         context, vocabulary = self._module.config.max_position_embeddings, target.vocabulary_size
         super().__init__(runner, target_vocabulary=vocabulary, max_context_tokens=context)
-        self.taps = self._module.config.taps
+        self.taps, self.longest = self._module.config.taps, self._module.longest
         self._waiting: dict[str, Waiting] = {}
 
     @classmethod
-    def open(cls, unit: LoadedUnit) -> Drafter | str:
+    def open(cls, unit: LoadedUnit) -> Drafter:
         draft = unit.draft(cls.name)
-        if isinstance(draft, str):
-            return draft
         try:
             target = Target(unit.target, unit.config, unit.vocabulary_size)
         except ValueError as error:
-            return f"the model's hidden states cannot be read: {error}"
+            raise ModelUnavailable(f"the model's hidden states cannot be read: {error}") from error
         return cls(Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens, probe=False), target)
 
     def admit(self, request: Request) -> None:
@@ -83,45 +82,39 @@ class FeatureDrafter(ModelDrafter):
 
     def observe(self, outcome: Outcome) -> None:
         """Keep the features of what stayed; a prompt's go into the context at once."""
-        members = [row for row, name in enumerate(outcome.sequence_ids) if name in self._waiting and outcome.kept[row]]
-        if not members or not outcome.features:
+        forward, kept = outcome.forward, outcome.kept
+        members = {row: name for row, name in enumerate(forward.sequence_ids) if name in self._waiting and kept[row]}
+        if not members or not forward.features:
             return
-        features = mx.concatenate([outcome.features[tap] for tap in self.taps], axis=-1)
-        for row in members:
-            name, kept = outcome.sequence_ids[row], outcome.kept[row]
-            self._waiting[name].add(outcome.starts[row], features[row : row + 1, :kept])
-            if kept >= EXTEND_AT_ONCE_TOKENS:
-                self._extend([name], [outcome.tokens[row]])
+        features = mx.concatenate([forward.features[tap] for tap in self.taps], axis=-1)
+        for row, name in members.items():
+            self._waiting[name].add(forward.starts[row], features[row : row + 1, : kept[row]])
+            if kept[row] >= EXTEND_AT_ONCE_TOKENS:
+                self._catch_up([name], [outcome.tokens[row]])
                 mx.async_eval(self.runner.caches.arrays())
 
-    def _refusal(self, row: DecodeRow) -> str:
+    def _refusal(self, row: DecodeRow, limit: int) -> str:
         waiting = self._waiting.get(row.sequence_id)
         if waiting is None:
             return "the drafter does not follow this request"
         if waiting.stop != len(row.tokens) - 1 or waiting.start == waiting.stop:
             return "the hidden states of the last tokens are still to come"
-        return super()._refusal(row)
+        return super()._refusal(row, limit)
 
-    def _catch_up(self, rows: Sequence[DecodeRow]) -> tuple[mx.array, list[int]]:
-        return self._extend([row.sequence_id for row in rows], [row.tokens for row in rows])
-
-    def _extend(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> tuple[mx.array, list[int]]:
-        """Let the context take all waiting features that can enter; the module's output [rows, width, …] and widths."""
-        widths, parts = [], []
+    def _catch_up(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> mx.array:
+        """Let the context take all waiting features that can enter."""
+        parts = []
         for name, row in zip(names, tokens, strict=True):
             waiting = self._waiting[name]
-            if self.runner.length(name) != waiting.start:
-                self.runner.skip(name, waiting.start)
             start, stop = waiting.start, min(waiting.stop, len(row) - self.shift)
-            widths.append(stop - start)
+            self.runner.skip(name, start)
             part = self._module.fuse(waiting.take(stop - start))
             if self.shift:
                 part = self._inputs(mx.array([list(row[start + 1 : stop + 1])], dtype=mx.int32), part)
             parts.append(part)
-        width = max(widths)
-        padded = [mx.pad(part, [(0, 0), (0, width - part.shape[1]), (0, 0)]) for part in parts]
-        inputs = padded[0] if len(padded) == 1 else mx.concatenate(padded)
-        return self._feed(names, inputs, widths), widths
+        widths = [part.shape[1] for part in parts]
+        padded = [mx.pad(part, [(0, 0), (0, max(widths) - part.shape[1]), (0, 0)]) for part in parts]
+        return self._feed(names, mx.concatenate(padded), widths)
 
 
 class RecurrentDrafter(FeatureDrafter):
@@ -137,10 +130,10 @@ class RecurrentDrafter(FeatureDrafter):
         return mx.concatenate([self._module.embed(drafts, self._target), output], axis=-1)
 
     def _logits(self, output: mx.array) -> mx.array:
-        logits: mx.array = self._module.logits(output, self._target)
-        return logits
+        return self._module.logits(output, self._target)
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
         drawn = super()._draft(rows, sampled, width)
-        self._rewind({row.sequence_id: 0 for row in rows})
+        for row in rows:
+            self.runner.rewind(row.sequence_id, len(row.tokens) - self.shift)
         return drawn

@@ -7,6 +7,7 @@ qwen3_next_mtp.py, qwen3_5_mtp.py, deepseek_mtp.py). The decoder layer is mlx-lm
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -21,8 +22,7 @@ from app.engine.drafters.feature_module import FeatureModule, Tensors, own_tenso
 from app.engine.drafters.features import RecurrentDrafter
 
 NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "shared_head.norm": "norm"}
-AROUND = ("enorm", "hnorm", "eh_proj", "norm")
-"""What surrounds the layer, by DeepSeek's names; `NAMES` leads there from Qwen's."""
+"""Of what surrounds the layer: DeepSeek's, by Qwen's."""
 BORROWED = ("embed_tokens.", "shared_head.head.")
 CENTRED_NORM_MEAN = 0.5
 """Below it, over all norms, they are stored as their distance from 1, as Hugging Face's Qwen checkpoints do."""
@@ -31,14 +31,15 @@ CENTRED_NORM_MEAN = 0.5
 class MtpModel(FeatureModule):
     """Two norms, a projection, one decoder layer and a final norm."""
 
-    def __init__(self, config: MtpConfig, layer: nn.Module, *, zero_first_embedding: bool) -> None:
+    longest = 8
+
+    def __init__(self, config: MtpConfig, layer: nn.Module) -> None:
         super().__init__(config)
-        self.zero_first_embedding = zero_first_embedding
+        self.zero_first_embedding = config.layout == "deepseek"
         self.enorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hnorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layer = layer
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
@@ -46,13 +47,11 @@ class MtpModel(FeatureModule):
         config = MtpConfig.read(folder.config, target_config)
         deepseek = config.layout == "deepseek"
         prefix = f"layers.{config.target_layers}." if deepseek else "mtp."
-        inside = {name.partition(prefix)[2]: value for name, value in own_tensors(folder).items() if prefix in name}
-        mine = {
-            name.removeprefix("layers.0."): value for name, value in inside.items() if not name.startswith(BORROWED)
-        }
-        layer, arguments = _layer(config, dict(text_part(target_config)), mine)
+        inside = ((name.partition(prefix)[2], value) for name, value in own_tensors(folder).items() if prefix in name)
+        mine = {name.removeprefix("layers.0."): value for name, value in inside if not name.startswith(BORROWED)}
+        layer, arguments = _layer(config, text_part(target_config), mine)
         weights = _weights(mine, arguments)
-        return cls(config, layer, zero_first_embedding=deepseek).fill(weights if deepseek else _shifted(weights))
+        return cls(config, layer).fill(weights if deepseek else _shifted(weights))
 
     def extend(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
         """Hidden states behind the final norm [rows, width, hidden], from [embedding ‖ hidden]."""
@@ -70,11 +69,11 @@ class Mtp(RecurrentDrafter):
 
     name = "mtp"
     load = MtpModel.load
-    longest = 8
 
 
-def _layer(config: MtpConfig, settings: dict[str, Any], tensors: Iterable[str]) -> tuple[nn.Module, dict[str, Any]]:
+def _layer(config: MtpConfig, target: Config, tensors: Iterable[str]) -> tuple[nn.Module, dict[str, Any]]:
     """An empty layer of the target's own kind, with full attention and experts if it has some; its settings."""
+    settings: dict[str, Any] = deepcopy(dict(target))  # mlx-lm renames keys inside it
     if config.layout == "deepseek":
         arguments: Any = deepseek_v3.ModelArgs.from_dict(settings)
         return deepseek_v3.DeepseekV3DecoderLayer(arguments, arguments.num_hidden_layers), vars(arguments)
@@ -101,7 +100,7 @@ def _weights(tensors: Tensors, arguments: Mapping[str, Any]) -> dict[str, mx.arr
     for name, value in clean.items():
         stem, _, leaf = name.removeprefix("model.layers.0.").rpartition(".")
         stem = NAMES.get(stem, stem)
-        weights[f"{stem}.{leaf}" if stem in AROUND else f"layer.{stem}.{leaf}"] = value
+        weights[f"{stem}.{leaf}" if stem in NAMES.values() else f"layer.{stem}.{leaf}"] = value
     return weights
 
 

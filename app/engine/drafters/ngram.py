@@ -2,111 +2,144 @@
 
 Free of any model; it pays on copying, editing and code (after prompt lookup decoding, A. Saxena 2023, and vLLM's n-gram
 proposer: the longest match wins). Of several continuations the most frequent one is taken, the latest on ties, and the
-drafts before it belong to the context of the next (SuffixDecoding, arXiv 2411.04975). `suffixes.py` holds the index.
+drafts before it belong to the context of the next (SuffixDecoding, arXiv 2411.04975).
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
+from app.core.errors import ModelUnavailable
 from app.core.request import Request
-from app.core.step import DecodeRow
-from app.engine.drafters import Drafter, Outcome, Proposal
-from app.engine.drafters.suffixes import Suffixes
+from app.core.step import DecodeRow, Offer
+from app.engine.drafters import Drafter, Proposal
 from app.engine.rectangle import padded
 from app.engine.sampling import SampledRow
 from app.engine.unit import LoadedUnit
 
 SHORTEST_MATCH_TOKENS = 2
 LONGEST_MATCH_TOKENS = 32
+MOST_MATCHES = 32
+"""Of a context that is found oftener, the latest ones count."""
 ACROSS_TOKENS = 32_768
 OWNERS = 8
 """Of whom earlier requests are kept; whoever asked longest ago goes."""
+END = -1
+"""Stands between texts, so that no match reaches from one into the next."""
+
+
+class Text:
+    """Tokens that grow, and the places behind each context of `shortest` of them."""
+
+    def __init__(self, shortest: int) -> None:
+        self.tokens: list[int] = []
+        self._shortest = shortest
+        self._places: dict[tuple[int, ...], list[int]] = {}
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Go on."""
+        for token in tokens:
+            self.tokens.append(token)
+            self._here().append(len(self.tokens))
+
+    def cut(self, count: int) -> None:
+        """Forget the last `count` tokens."""
+        for _ in range(count):
+            self._here().pop()
+            self.tokens.pop()
+
+    def _here(self) -> list[int]:
+        """The places behind the last tokens; fewer than `shortest` are a context that nobody asks for."""
+        return self._places.setdefault(tuple(self.tokens[-self._shortest :]), [])
+
+    def behind(self, known: Sequence[int], longest: int) -> tuple[list[int], int]:
+        """The places that follow the longest end of `known` that anything follows, the latest first, and how many
+        tokens it has: `shortest` to `longest`, or 0 when there is none."""
+        best: list[int] = []
+        size = 0
+        found = self._places.get(tuple(known[-self._shortest :]), []) if len(known) >= self._shortest else []
+        for place in filter(self._goes_on, reversed(found[-MOST_MATCHES:])):
+            most, same = min(longest, len(known), place), self._shortest
+            while same < most and self.tokens[place - 1 - same] == known[-1 - same]:
+                same += 1
+            if same >= size:
+                best = [*best, place] if same == size else [place]
+                size = same
+        return best, size
+
+    def continuation(self, known: Sequence[int], limit: int, longest: int) -> Offer:
+        """Up to `limit` tokens, each the most frequent one (the latest on ties) where the drafts before it stand too;
+        where that is nowhere any more, behind the longest end of `known` and the drafts."""
+        drafts: list[int] = []
+        places, matched_tokens = self.behind(known, longest)
+        while places and len(drafts) < limit:
+            followers = [self.tokens[place] for place in places]
+            drafts.append(followers[0] if len(places) == 1 else max(dict.fromkeys(followers), key=followers.count))
+            stay = [place + 1 for place in places if self.tokens[place] == drafts[-1]]
+            places = list(filter(self._goes_on, stay)) or self.behind([*known[-longest:], *drafts], longest)[0]
+        return Offer(tuple(drafts), matched_tokens)
+
+    def _goes_on(self, place: int) -> bool:
+        return place < len(self.tokens) and self.tokens[place] != END
 
 
 class Ngram(Drafter):
-    """Drafts from the sequence's own prompt and output; matches have `prompt_lookup_min` tokens at least and count up
-    to `prompt_lookup_max`. A bound that is not given is the usual one, or what the other bound allows.
+    """Drafts from the sequence's own prompt and output; matches have `shortest` tokens at least and count up to
+    `longest`. A bound that is not given is the usual one, or what the other bound allows.
 
-    With `across_requests` also from earlier requests of the same owner, the last `across_tokens` tokens of them. Nobody
-    else's: how fast an answer comes tells what was said before.
+    Earlier requests of the same owner draft too, with the last `across_tokens` of their tokens. Nobody else's: how fast
+    an answer comes tells what was said before.
     """
 
     name = "ngram"
 
-    def __init__(
-        self,
-        *,
-        prompt_lookup_min: int | None = None,
-        prompt_lookup_max: int | None = None,
-        across_requests: bool = False,
-        across_tokens: int = ACROSS_TOKENS,
-    ) -> None:
-        shortest = prompt_lookup_min or min(SHORTEST_MATCH_TOKENS, prompt_lookup_max or SHORTEST_MATCH_TOKENS)
-        self._longest = prompt_lookup_max or max(LONGEST_MATCH_TOKENS, shortest)
-        if not 1 <= shortest <= self._longest:
-            raise ValueError(f"prompt_lookup_min must lie between 1 and {self._longest}, not {shortest}")
-        self._index = partial(Suffixes, shortest=shortest, longest=self._longest)
-        self._own: dict[str, Suffixes] = {}
-        self._across = across_requests
-        self._half_tokens = max(1, across_tokens // 2)
-        self._owners: dict[str, str] = {}
-        self._texts: dict[str, Sequence[int]] = {}
-        self._earlier: dict[str, list[Suffixes]] = {}
-        """By owner, earlier requests in two halves, the newer one first: when it is full, the older one goes."""
+    def __init__(self, shortest: int | None = None, longest: int | None = None, *, across_tokens: int = 0) -> None:
+        self._shortest = shortest or min(SHORTEST_MATCH_TOKENS, longest or SHORTEST_MATCH_TOKENS)
+        self._longest = longest or max(LONGEST_MATCH_TOKENS, self._shortest)
+        if not 1 <= self._shortest <= self._longest:
+            raise ModelUnavailable(f"prompt_lookup_min must lie between 1 and {self._longest}, not {self._shortest}")
+        self._across_tokens = across_tokens
+        self._texts: dict[str, tuple[str, Text]] = {}
+        """Owner and text of each request."""
+        self._earlier: dict[str, Text] = {}
+        """By owner; when one is full, its older half goes."""
 
     @classmethod
-    def open(cls, unit: LoadedUnit) -> Drafter | str:
-        try:
-            return cls(
-                prompt_lookup_min=unit.spec.prompt_lookup_min,
-                prompt_lookup_max=unit.spec.prompt_lookup_max,
-                across_requests=unit.spec.ngram_across_requests,
-            )
-        except ValueError as error:
-            return str(error)
+    def open(cls, unit: LoadedUnit) -> Drafter:
+        across_tokens = ACROSS_TOKENS if unit.spec.ngram_across_requests else 0
+        return cls(unit.spec.prompt_lookup_min, unit.spec.prompt_lookup_max, across_tokens=across_tokens)
 
     def admit(self, request: Request) -> None:
-        if self._across:
-            self._owners[request.id] = request.owner
+        self._texts[request.id] = request.owner, Text(self._shortest)
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:  # noqa: ARG002  drafts do not depend on sampling
-        found = [self._continuation(row) for row in rows]
+        offers = [self.offer(row.sequence_id, row.tokens, (), row.num_draft_tokens) for row in rows]
+        found = [offer.tokens if offer else () for offer in offers]
         counts = tuple(len(tokens) for tokens in found)
         reasons = tuple("" if count else "no earlier text matches" for count in counts)
-        if not any(counts):
-            return Proposal(None, counts, reasons)
-        return Proposal(padded(found), counts, reasons)
+        return Proposal(padded(found) if any(counts) else None, counts, reasons)
 
-    def _continuation(self, row: DecodeRow) -> list[int]:
-        """Up to `row.num_draft_tokens` tokens; of several texts the one with the longest match says them."""
-        if row.sequence_id not in self._own:
-            self._own[row.sequence_id] = self._index()
-        best = self._own[row.sequence_id]
-        best.extend(row.tokens[best.tokens :])
-        context = best.followed(best.end)
-        for index in self._earlier.get(self._owners.get(row.sequence_id, ""), ()):
-            found = index.followed(index.match(row.tokens[-self._longest :]))
-            if found.size > context.size:
-                best, context = index, found
-        return best.continuation(context, row.num_draft_tokens)
-
-    def observe(self, outcome: Outcome) -> None:
-        """Keep a view of each text, for the requests after it."""
-        texts = zip(outcome.sequence_ids, outcome.tokens, strict=True)
-        self._texts.update((name, text) for name, text in texts if name in self._owners)
+    def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:
+        if sequence_id not in self._texts:
+            return None
+        owner, own = self._texts[sequence_id]
+        own.extend(tokens[len(own.tokens) :])
+        own.extend(emitted)
+        known = own.tokens[-self._longest :]
+        told = own.continuation(known, limit, self._longest)
+        own.cut(len(emitted))
+        earlier = self._earlier.get(owner)
+        other = earlier.continuation(known, limit, self._longest) if earlier else told
+        return other if other.matched_tokens > told.matched_tokens else told
 
     def release(self, sequence_id: str) -> None:
-        """The text joins the earlier ones; of a very long one only the end."""
-        self._own.pop(sequence_id, None)
-        owner = self._owners.pop(sequence_id, "")
-        text = self._texts.pop(sequence_id, ())[-self._half_tokens :]
-        if not text:
+        """The text joins the earlier ones."""
+        owner, text = self._texts.pop(sequence_id, ("", None))
+        if text is None or not self._across_tokens:
             return
-        halves = self._earlier.pop(owner, [])
-        if not halves or halves[0].tokens + len(text) > self._half_tokens:
-            halves = [self._index(), *halves[:1]]
-        halves[0].begin()
-        halves[0].extend(text)
-        self._earlier[owner] = halves
+        earlier = self._earlier.pop(owner, Text(self._shortest))
+        if len(earlier.tokens) + len(text.tokens) >= self._across_tokens:
+            kept, earlier = earlier.tokens[-self._across_tokens // 2 :], Text(self._shortest)
+            earlier.extend(kept)
+        earlier.extend([*text.tokens[-self._across_tokens // 2 + 1 :], END])
+        self._earlier[owner] = earlier
         if len(self._earlier) > OWNERS:
             del self._earlier[next(iter(self._earlier))]

@@ -1,15 +1,18 @@
 """Which drafters a loaded unit gets, best first, and why the others cannot run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from app.core.errors import ModelUnavailable
 from app.core.request import Request
+from app.core.step import DRAFT_LENGTHS, Offer
 from app.engine.drafters import Drafter, Outcome
 from app.engine.drafters.dflash import DFlash
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.eagle3 import Eagle3
 from app.engine.drafters.mtp import Mtp
 from app.engine.drafters.ngram import Ngram
+from app.engine.runner import Runner
 from app.engine.unit import LoadedUnit
 
 REGISTRY: Mapping[str, type[Drafter]] = {kind.name: kind for kind in (DFlash, Mtp, Eagle3, DraftModel, Ngram)}
@@ -34,15 +37,21 @@ class Drafters:
         return {name: one.longest for name, one in self.available.items() if one.longest is not None}
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of cache that they hold."""
-        return sum(drafter.nbytes for drafter in self.available.values())
+    def runners(self) -> dict[str, Runner]:
+        """Those with tensors of their own: method → model and caches."""
+        return {name: one.runner for name, one in self.available.items() if one.runner is not None}
 
     def admit(self, request: Request) -> None:
         """A request starts; the drafters that it does not want never hear of it."""
         for name, drafter in self.available.items():
             if request.speculation.method in {"auto", name}:
                 drafter.admit(request)
+
+    def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:
+        """What those that can tell would draft next, once `tokens` go on with `emitted`."""
+        limit = DRAFT_LENGTHS[-1]
+        told = {name: one.offer(sequence_id, tokens, emitted, limit) for name, one in self.available.items()}
+        return {name: offer for name, offer in told.items() if offer is not None}
 
     def observe(self, outcome: Outcome) -> None:
         for drafter in self.available.values():
@@ -56,9 +65,14 @@ class Drafters:
 def open_drafters(unit: LoadedUnit) -> Drafters:
     """Build every drafter that fits and may run."""
     chosen = unit.spec.methods or tuple(REGISTRY)
-    not_chosen = f"only {' and '.join(chosen)} may draft for this model: that was chosen for it"
-    opened = {name: kind.open(unit) if name in chosen else not_chosen for name, kind in REGISTRY.items()}
-    return Drafters(
-        available={name: value for name, value in opened.items() if not isinstance(value, str)},
-        unavailable={name: value for name, value in opened.items() if isinstance(value, str)},
-    )
+    available: dict[str, Drafter] = {}
+    unavailable: dict[str, str] = {}
+    for name, kind in REGISTRY.items():
+        if name not in chosen:
+            unavailable[name] = f"only {' and '.join(chosen)} may draft for this model: that was chosen for it"
+            continue
+        try:
+            available[name] = kind.open(unit)
+        except ModelUnavailable as error:
+            unavailable[name] = error.message
+    return Drafters(available, unavailable)

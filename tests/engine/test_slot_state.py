@@ -1,0 +1,63 @@
+"""Recurrent states by slot: rows come, leave and move, and a newcomer starts from nothing."""
+
+import mlx.core as mx
+
+from app.engine.lanes import Selection
+from app.engine.rollback import SlotState
+
+
+def row(value: float, count: int = 1) -> list[mx.array]:
+    """`count` rows of two arrays, as a convolution and a scan keep them."""
+    return [mx.full((count, 2, 3), value), mx.full((count, 4), value)]
+
+
+def held(state: SlotState) -> list[list[float]]:
+    """The first number of each row, by array."""
+    return [rows.reshape(len(rows), -1)[:, 0].tolist() for rows in state.store]  # type: ignore[misc]
+
+
+def test_rows_that_were_never_written_are_zero_and_not_there_to_read() -> None:
+    state = SlotState(2)
+    state.write_row(2, row(7.0))
+    assert held(state) == [[0.0, 0.0, 7.0]] * 2
+    assert state.read_row(3) == ()
+    assert [array.tolist() for array in state.read_row(2)] == [array.tolist() for array in row(7.0)]
+
+
+def test_the_last_row_moves_into_the_hole_and_nothing_is_left_behind() -> None:
+    state = SlotState(2)
+    for slot, value in enumerate((1.0, 2.0, 3.0)):
+        state.write_row(slot, row(value))
+    state.release(hole=0, last=2)
+    assert held(state) == [[3.0, 2.0]] * 2
+    state.release(hole=1, last=1)
+    assert held(state) == [[3.0]] * 2
+    state.begin(Selection(0, 2, 1, (5, 0)), [1, 1])
+    assert held(state) == [[3.0, 0.0]] * 2, "a newcomer starts from nothing"
+
+
+def test_a_last_row_that_has_not_run_takes_nothing_over() -> None:
+    state = SlotState(2)
+    state.write_row(0, row(1.0, 2))
+    state.release(hole=0, last=2)
+    assert held(state) == [[0.0, 1.0]] * 2
+
+
+def test_an_inert_row_keeps_what_it_had_and_a_snapshot_stays() -> None:
+    state = SlotState(2)
+    state.write_row(0, row(1.0, 4))
+    before = state.store
+    state.begin(Selection(1, 4, 1, (3, 3, 3)), [1, 0, 1])
+    state.commit(Selection(1, 4, 1, (3, 3, 3)), [True, False, True], row(9.0, 3))
+    assert held(state) == [[1.0, 9.0, 1.0, 9.0]] * 2
+    assert [rows[:, 0].tolist() for rows in before][1] == [1.0] * 4
+
+
+def test_the_first_forward_may_skip_rows() -> None:
+    state = SlotState(2)
+    state.begin(Selection(1, 4, 1, (0, 0, 0)), [1, 0, 1])
+    assert state.cache == [None, None]
+    state.commit(Selection(1, 4, 1, (0, 0, 0)), [True, False, True], row(9.0, 3))
+    assert held(state) == [[0.0, 9.0, 0.0, 9.0]] * 2
+    state.clear()
+    assert (state.store, state.cache) == ((), [None, None])
