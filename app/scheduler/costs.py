@@ -146,8 +146,8 @@ class CostTable:
     @_drawn
     def cycles(self, method: str, rows: int) -> Curve:
         """Of drafting and verifying together, in plain steps."""
-        parts = zip(self.drafting(method, rows), self.forward(method, rows), strict=True)
-        return [(drafting + forward) / self.plain(rows) for drafting, forward in parts]
+        parts, plain = zip(self.drafting(method, rows), self.forward(method, rows), strict=True), self.plain(rows)
+        return [(drafting + forward) / plain for drafting, forward in parts]
 
     @_drawn
     def drafting(self, method: str, rows: int) -> Curve:

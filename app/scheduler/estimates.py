@@ -146,7 +146,9 @@ class History:
         kind, records = Kind(draft.method, draft.match), self._records.setdefault(draft.row.request_id, {})
         situation = self._situation(kind, draft.row)
         for each in (situation, situation._replace(whose="", mood=0)):
-            belief = self._beliefs.setdefault(each, _Belief())
+            if each not in self._beliefs:
+                self._beliefs[each] = _Belief()
+            belief = self._beliefs[each]
             belief.step = self.steps
             survived = draft.first + draft.accepted
             for place in range(draft.first, min(survived + 1, draft.first + draft.asked, POSITIONS)):
@@ -154,10 +156,10 @@ class History:
         records[kind] = records.pop(kind, _Record()).after(draft)
         self.version += 1
 
-    def chances(self, method: str, row: Drafting) -> Chances:
-        """What to expect of the method's next proposal for this row."""
+    def chances(self, method: str, row: Drafting, most: int = POSITIONS) -> Chances:
+        """What to expect of the first `most` drafts of the method's next proposal for this row."""
         kind = row.kind(method)
-        chances = self._chances(self._situation(kind, row))
+        chances = self._chances(self._situation(kind, row), most)
         record = self._records.get(row.request_id, {}).get(kind)
         if record is None:
             return chances
@@ -167,8 +169,8 @@ class History:
 
     def weight(self, method: str, row: Drafting) -> float:
         """How many cycles are behind that: the more, the oftener and the more recently this situation was met."""
-        belief = self._beliefs.get(self._situation(row.kind(method), row), _Belief())
-        return self._fading(belief) * belief.positions[0].weight
+        belief = self._beliefs.get(self._situation(row.kind(method), row))
+        return self._fading(belief) * belief.positions[0].weight if belief else 0.0
 
     def unread(self, method: str, row: Drafting) -> int:
         """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""
@@ -190,19 +192,19 @@ class History:
         other = next((record for each, record in reversed(records.items()) if not each.match), None)
         return _Situation(kind, context, "other", other.mood) if other else _Situation(kind, context, "none")
 
-    def _chances(self, situation: _Situation) -> Chances:
+    def _chances(self, situation: _Situation, most: int) -> Chances:
         """Evidence, and as much as `FIRST_WEIGHT` cycles of what is believed anyway: that a position is like the one
         before it, and for the other half what is known in general."""
         general = None
         if situation.whose:
-            general = self._chances(situation._replace(whose="", mood=0))
+            general = self._chances(situation._replace(whose="", mood=0), most)
         elif situation.context:
-            general = self._chances(situation._replace(context=situation.context - 1))
+            general = self._chances(situation._replace(context=situation.context - 1), most)
         belief = self._beliefs.get(situation)
         if belief is None:
-            return general or (situation.kind.first_belief,) * POSITIONS
+            return general or (situation.kind.first_belief,) * most
         chances, before, fading = [], general[0] if general else situation.kind.first_belief, self._fading(belief)
-        for place, each in enumerate(belief.positions):
+        for place, each in enumerate(belief.positions[:most]):
             weight = fading * each.weight
             believed = (general[place] + before) / 2 if general else before
             before = (weight * each.value + FIRST_WEIGHT * believed) / (weight + FIRST_WEIGHT)

@@ -7,6 +7,7 @@ Pure decisions: no clock and no I/O. Tokens never depend on them, so a wrong gue
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import sqrt
 from typing import NamedTuple
 
@@ -223,7 +224,7 @@ class Governor:
             limits = [limit if offer is None else min(limit, len(offer.tokens)) for offer in offers]
             if not any(limits):
                 continue
-            tokens = [expected_tokens(self._history.chances(method, row)) for row in drafting]
+            tokens = [expected_tokens(self._history.chances(method, row, max(limits))) for row in drafting]
             # Nobody has to try what is offered: what there is to know of it is known.
             doubts = [
                 HOPE / (HOPE + self._history.weight(method, row)) if offer is None else 0.0
@@ -234,7 +235,7 @@ class Governor:
             reading = self._reading.get(method, NO_READING).value * unread
             first = sum(each[1] for each in tokens) / len(tokens) - 1
             beliefs = list(zip(tokens, doubts, limits, strict=True))
-            for length in sorted({min(length, max(limits)) for length in DRAFT_LENGTHS}):
+            for length in _lengths(max(limits)):
                 likely = most = float(rows - len(drafting))
                 for each, doubt, limit in beliefs:
                     drafts = min(length, limit)
@@ -245,6 +246,12 @@ class Governor:
                     likely / seconds, likely, cycles[length], most / seconds, first, reading
                 )
         return estimates
+
+
+@cache
+def _lengths(most: int) -> Sequence[int]:
+    """Those that are weighed where so many drafts are possible."""
+    return sorted({min(length, most) for length in DRAFT_LENGTHS})
 
 
 def _settled(current: Option, estimates: Estimates) -> Option:
