@@ -61,8 +61,8 @@ class Choice:
 class StepObservation:
     """One decode step as the governor sees it. `width` is the padded forward's, `seconds` includes the drafting.
 
-    `draft_seconds` None: the drafting was not timed. `typical` False: a drafter also read a prompt in this step, so
-    its time says nothing about the next ones.
+    `draft_seconds` None: the drafting was not timed. `typical` False: it delivered an earlier forward and launched
+    none, so its time says nothing about the next ones.
     """
 
     rows: int

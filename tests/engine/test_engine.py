@@ -9,8 +9,8 @@ from mlx_lm.models.cache import ChunkedKVCache
 
 from app.core.messages import ModelSpecification
 from app.core.ports import EngineLimits
-from app.core.request import Request, SamplingParameters
-from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
+from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.core.step import DRAFT_LENGTHS, DecodeRow, DecodeStep, Offer, PrefillRow, PrefillStep
 from app.engine.alone import AloneRunner
 from app.engine.drafters.ngram import Ngram
 from app.engine.drafters.registry import Drafters, open_drafters
@@ -107,6 +107,37 @@ def test_a_row_that_joins_a_launched_batch_waits_one_step_and_loses_nothing() ->
     for name, prompt in prompts.items():
         output = tokens[name][len(prompt) :]
         assert output == naive(target, prompt, len(output), GREEDY)
+
+
+def test_every_step_brings_what_a_lookup_would_draft_next() -> None:
+    """Whoever drafts in it, pieces of a prompt included; nothing for a request that wants another drafter."""
+    target, draft = models("qwen3", False)
+    engine = build(target, draft=draft)
+    texts = {name: [5, 6, 7, 8, 5, 6] for name in ("a", "b")}
+    for name, method in (("a", "auto"), ("b", "draft_model")):
+        wish = SpeculationRequest(method=method)
+        engine.admit(
+            Request(id=name, prompt_tokens=tuple(texts[name]), max_tokens=9, sampling=GREEDY, speculation=wish)
+        )
+    result = engine.step(PrefillStep(tuple(PrefillRow(name, text, 0, 5) for name, text in texts.items())))
+    offers = {"a": {"ngram": lookup(texts["a"])}, "b": {}}
+    assert (result.offers, offers["a"]["ngram"].tokens[:4]) == (offers, (7, 8, 5, 6))
+    for method, drafts in (("draft_model", 2), ("off", 0)):
+        computed = {outcome.sequence_id: outcome.computed for outcome in result.outcomes} or {"a": 5, "b": 5}
+        rows = [DecodeRow(name, text, 6, computed[name], 1 + drafts, method, drafts) for name, text in texts.items()]
+        result = engine.step(DecodeStep(tuple(rows)))
+        for outcome in result.outcomes:
+            texts[outcome.sequence_id] += outcome.emitted
+        assert result.offers == {"a": {"ngram": lookup(texts["a"])}, "b": {}}
+
+
+def lookup(tokens: list[int]) -> Offer:
+    """Of a drafter that reads the whole text at once."""
+    drafter = Ngram()
+    drafter.admit(Request(id="x", prompt_tokens=(), max_tokens=1))
+    offer = drafter.offer("x", tokens, (), DRAFT_LENGTHS[-1])
+    assert offer is not None
+    return offer
 
 
 def test_ngram_continues_the_longest_and_latest_match() -> None:
