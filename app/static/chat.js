@@ -19,6 +19,7 @@ const page = {
   draft: "",
   view: localStorage.getItem(VIEW) ?? "markdown",
   announcement: "",
+  opening: null,
   isAtEnd: true,
   problem: "",
   preferred: new URLSearchParams(location.search).get("model") ?? data.model,
@@ -32,9 +33,9 @@ const page = {
     const navigation = document.querySelector(".side nav"); // at the bottom of a phone: the page ends above it
     const measure = () => document.body.style.setProperty("--navigation", `${navigation.offsetHeight}px`);
     new ResizeObserver(measure).observe(navigation);
-    await this.read();
+    this.opening = this.read().then(() => this.openNamed());
     addEventListener("hashchange", () => this.openNamed());
-    if (!(await this.openNamed()) && matchMedia("(pointer: fine)").matches) byId("draft").focus();
+    if (!(await this.opening) && matchMedia("(pointer: fine)").matches) byId("draft").focus();
   },
   async read() {
     try {

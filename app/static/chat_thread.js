@@ -57,7 +57,9 @@ export const thread = {
     else paint(node, replyOf(message), view === "tokens");
   },
 
+  // What is sent while the page still opens goes out when it knows its models and its conversation.
   async send() {
+    await this.opening;
     const text = this.draft.toWellFormed().trim();
     if (!text || this.isBusy || !this.model) return;
     this.draft = "";

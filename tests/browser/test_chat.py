@@ -82,6 +82,22 @@ def test_a_reply_is_stopped_by_escape_and_what_was_written_is_kept(chat: Page) -
     expect(chat.locator(REPLIES)).to_contain_text("Stopped.")
 
 
+def test_what_is_sent_before_the_page_knows_its_models_goes_out_then(chat: Page) -> None:
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    chat.route("**/admin/api/models", hold, times=1)
+    chat.reload()
+    chat.locator("#draft").fill("Count from 1 to 20.")
+    chat.locator("#draft").press("Enter")
+    expect(chat.locator("#draft")).to_have_value("Count from 1 to 20.")
+    held[0].continue_()
+    expect(chat.locator(REPLIES).locator("footer dl")).to_be_visible()
+    expect(chat.locator("#draft")).to_have_value("")
+
+
 def test_a_page_that_is_left_keeps_what_was_written(server: Server, chat: Page) -> None:
     chat.locator("#draft").fill("Count from 1 to 400.")
     chat.locator("#draft").press("Enter")

@@ -111,9 +111,13 @@ def test_a_chat_is_sent_stopped_and_put_away_by_keyboard(server: Server, visitor
     page.keyboard.type("Slowly.")
     expect(page.locator("#draft")).to_have_value(f"{QUESTION}\nSlowly.")
     page.keyboard.press("Enter")
-    expect(page.locator('article[data-role="assistant"] footer dl')).to_be_visible()
+    reply = page.locator('article[data-role="assistant"]')
+    expect(reply.locator(".body")).not_to_be_empty()
+    page.keyboard.press("Escape")
+    expect(reply.locator("footer dl")).to_be_visible()
     expect(page.locator("#draft")).to_have_value("")
-    delete = page.get_by_role("button", name=words("chat.delete_named", title=QUESTION)).first
+    listed = page.locator(".conversations li[data-current=true]")  # another one has the same title
+    delete = listed.get_by_role("button", name=words("chat.delete_named", title=QUESTION))
     delete.focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()

@@ -80,7 +80,7 @@ def stream(server: Server, speaking: threading.Event, **changes: Any) -> tuple[s
 
 def test_speculation_stops_for_a_second_request_and_resumes(server: Server) -> None:
     speculation = {"method": "draft_model", "num_draft_tokens": 4}
-    asked = {"long": {"seed": 1, "max_tokens": 800}, "short": {"seed": 2, "max_tokens": 40}}
+    asked = {"long": {"seed": 1, "max_tokens": 3000}, "short": {"seed": 2, "max_tokens": 40}}
     alone = {
         name: text_of(complete(server, temperature=1.0, speculation={"method": "off"}, **changes))
         for name, changes in asked.items()
