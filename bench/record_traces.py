@@ -2,7 +2,7 @@
 `nice -n -15 python bench/record_traces.py` writes them to tests/scheduler/traces.json, where the governor is replayed.
 
 Outcomes do not depend on time. A text is walked several times, plainly up to the next position that no draft step has
-started from, until all have been. Costs are the least of many runs, so that a busy machine spoils few of them.
+started from, until all have been. Costs are the medians of many runs, as a governor meets them.
 """
 # ruff: noqa: E402 - what follows `prepare` imports mlx, and has to come after it
 
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from app.engine import platform
@@ -28,6 +29,7 @@ TRACES = Path(__file__).resolve().parents[1] / "tests" / "scheduler" / "traces.j
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 LONGEST = DRAFT_LENGTHS[-1]
 PERIOD, TEXT_TOKENS, LONG_TEXT_TOKENS, PLAIN_STEPS = 6, 96, 480, 6
+MORE_TOKENS = LONG_TEXT_TOKENS - TEXT_TOKENS
 
 
 class Text:
@@ -100,29 +102,27 @@ def record(model: LoadedModel) -> Iterator[dict[str, Any]]:
 
 
 class Costs:
-    """The least seconds by method, rows and drafts."""
+    """Seconds by method, rows and drafts."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.shapes: dict[tuple[str, int, int], tuple[float, float]] = {}
-        self.reading: dict[str, dict[int, float]] = {}
+        self.shapes: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
+        self.reading: dict[str, dict[int, list[float]]] = {}
 
     def measure(self, rows: int, method: str, drafts: int) -> None:
         texts = self._texts(rows, TEXT_TOKENS)
         for time_of in range(2):
             result = self._step(texts, method, drafts, drafts + 1)
             if time_of and result.width > 1:
-                self._least(
-                    (method, rows, result.width - 1), result.seconds - result.draft_seconds, result.draft_seconds
-                )
+                self._add((method, rows, result.width - 1), result.seconds - result.draft_seconds, result.draft_seconds)
         self._end(texts)
 
     def measure_plain(self, rows: int) -> None:
         """Of a run, all but its ends; and one alone, nothing launched ahead of it (as drafts -1)."""
         texts = self._texts(rows, TEXT_TOKENS)
         seconds = [self._step(texts, "off", 0, left).seconds for left in range(PLAIN_STEPS, 0, -1)]
-        self._least(("off", rows, 0), min(seconds[1:-1]), 0.0)
-        self._least(("off", rows, -1), self._step(texts, "off", 0, 1).seconds, 0.0)
+        self._add(("off", rows, 0), median(seconds[1:-1]), 0.0)
+        self._add(("off", rows, -1), self._step(texts, "off", 0, 1).seconds, 0.0)
         self._end(texts)
 
     def measure_reading(self, method: str) -> None:
@@ -131,12 +131,10 @@ class Costs:
             texts = self._texts(1, length)
             seconds = self._step(texts, method, 1, 2).draft_seconds
             self._end(texts)
-            known = self.reading.setdefault(method, {})
-            known[length] = min(seconds, known.get(length, seconds))
+            self.reading.setdefault(method, {}).setdefault(length, []).append(seconds)
 
-    def _least(self, shape: tuple[str, int, int], seconds: float, draft_seconds: float) -> None:
-        least = self.shapes.get(shape, (seconds, draft_seconds))
-        self.shapes[shape] = min(seconds, least[0]), min(draft_seconds, least[1])
+    def _add(self, shape: tuple[str, int, int], seconds: float, draft_seconds: float) -> None:
+        self.shapes.setdefault(shape, []).append((seconds, draft_seconds))
 
     def _texts(self, rows: int, length: int) -> list[Text]:
         prompt = [1 + 37 * (place % PERIOD) % 89 for place in range(length)]
@@ -175,9 +173,12 @@ def costs_of(engine: Engine, rows: Sequence[int], seconds: float) -> dict[str, A
         rounds += 1
     print(f"{rounds} rounds", file=sys.stderr, flush=True)
     return {
-        "steps": [[*shape, *(round(value, 6) for value in least)] for shape, least in sorted(costs.shapes.items())],
+        "steps": [
+            [*shape, *(round(median(part), 6) for part in zip(*parts, strict=True))]
+            for shape, parts in sorted(costs.shapes.items())
+        ],
         "reading": {
-            method: round((known[LONG_TEXT_TOKENS] - known[TEXT_TOKENS]) / (LONG_TEXT_TOKENS - TEXT_TOKENS), 8)
+            method: round((median(known[LONG_TEXT_TOKENS]) - median(known[TEXT_TOKENS])) / MORE_TOKENS, 8)
             for method, known in costs.reading.items()
         },
     }

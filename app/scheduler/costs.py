@@ -3,6 +3,7 @@
 Measured points, never a formula: kernels change at certain widths, and one drafter pays for each draft, another once.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -17,14 +18,16 @@ PLAIN = "off"
 STALE_STEPS = 1_024
 MEASURED_WEIGHT, MEMORY = 2, 10
 """Samples that an earlier measurement counts for, and that all former ones count for at most."""
+SHORT_TOKENS, SLOWDOWN_MEMORY = 256, 32
+"""Of contexts that cost next to nothing; and samples that count for a longer one."""
 TIMING_INTERVAL = 32
 """Cycles after which the drafting is timed again; in between, the last figures stand for it."""
 DRAWN_STEPS = 8
 """So long a drawn curve is believed, while nothing new is known."""
 SHORTEST_SECONDS = 1e-7
 BEYOND, UNKNOWN_SLOPE = 0.5, 0.02
-"""Beyond the last measured width this part of the last slope is believed, it may end there, and at least so many plain
-steps a column: optimistic, so that it is tried."""
+"""Beyond the last measured width this part of the slope so far is believed, and at least so many plain steps a column:
+optimistic, so that it is tried."""
 
 Curve = list[float]
 """By number of drafts."""
@@ -86,6 +89,8 @@ class CostTable:
         self._step = 0
         self._untimed = 0
         self._pace = Average(1.0, MEMORY)
+        self._slowdowns: defaultdict[int, Average] = defaultdict(lambda: Average(1.0))
+        """Of contexts that are not short, by how often they doubled."""
         self.version = 0
         """Changes with what is told."""
         self.drawn: dict[tuple[str, str, int], Curve] = {}
@@ -102,10 +107,13 @@ class CostTable:
         shapes = sorted(self._forwards.keys() | self._drafts.keys())
         return tuple(StepCost(*shape, *(table.get(shape, unknown).value for table in tables)) for shape in shapes)
 
-    def observe(self, method: str, *, rows: int, width: int, seconds: float, draft_seconds: float | None) -> None:
+    def observe(
+        self, method: str, *, rows: int, width: int, seconds: float, draft_seconds: float | None, context: int = 0
+    ) -> None:
         """Learn one step; `draft_seconds` None: they were not timed, what is known of them is taken off.
 
-        Ignored: steps nobody timed (0 seconds), and the first of a shape or of a plain run (it warms up).
+        A long `context` (in tokens) slows every step down, so that is learnt apart. Ignored: steps nobody timed (0
+        seconds), and the first of a shape or of a plain run (it warms up).
         """
         self._step += 1
         self._untimed = self._untimed + 1 if draft_seconds is None else 0
@@ -118,9 +126,14 @@ class CostTable:
         self._seen.add(shape)
         if seconds <= 0:
             return
+        slowdown, known = self._slowdowns[(context // SHORT_TOKENS).bit_length()], self._forwards.get(shape)
+        if warm and known and context >= SHORT_TOKENS:
+            slowdown.learn(seconds / (self.drafting(method, rows)[shape.drafts] + known.value), SLOWDOWN_MEMORY)
+        seconds /= slowdown.value
         if draft_seconds is None:
             draft_seconds = self.drafting(method, rows)[shape.drafts]
         elif shape.drafts:
+            draft_seconds /= slowdown.value
             self._learn(self._drafts, shape, draft_seconds)
         if warm:
             fresh = self._forwards and shape not in self._forwards
@@ -148,6 +161,15 @@ class CostTable:
         """Of drafting and verifying together, in plain steps."""
         parts, plain = zip(self.drafting(method, rows), self.forward(method, rows), strict=True), self.plain(rows)
         return [(drafting + forward) / plain for drafting, forward in parts]
+
+    @_drawn
+    def cycles_at_best(self, method: str, rows: int) -> Curve:
+        """The same, if a forward that was never measured cost no more than the next narrower one that was."""
+        points = self._points(method, rows)
+        places = np.searchsorted(sorted(points), DRAFTS, side="right") - 1
+        narrower, plain = np.array([points[place] for place in sorted(points)]), self.forward(PLAIN, rows)[0]
+        at_best: Curve = ((self.drafting(method, rows) + narrower[np.maximum(0, places)]) / plain).tolist()
+        return at_best
 
     @_drawn
     def drafting(self, method: str, rows: int) -> Curve:
@@ -200,9 +222,9 @@ class CostTable:
 
 
 def _curve(points: Mapping[int, float], at: npt.NDArray[np.int64], *, beyond: float) -> Curve:
-    """Measured points, joined by lines; beyond the last one that part of its slope."""
+    """Measured points, joined by lines; beyond the last one that part of the slope over all of them."""
     places, seconds = zip(*sorted(points.items()), strict=True)
-    slope = (seconds[-1] - seconds[-2]) / (places[-1] - places[-2]) if len(points) > 1 else 0.0
+    slope = (seconds[-1] - seconds[0]) / max(1, places[-1] - places[0])
     further = np.maximum(0, at - places[-1])
     curve: Curve = (np.interp(at, places, seconds) + max(beyond * slope, UNKNOWN_SLOPE * seconds[0]) * further).tolist()
     return curve

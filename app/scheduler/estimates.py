@@ -11,12 +11,12 @@ from app.scheduler.costs import PLAIN, Average
 
 FIRST_WEIGHT, MEMORY = 3.0, 256.0
 """Cycles that outweigh what was believed before, and that all former ones count for at most."""
-OWN_WEIGHT = 10.0
+OWN_WEIGHT = 6.0
 """Cycles of a request that count as much as all that is known of such situations."""
-HALF_LIFE_STEPS = 64
-"""After which evidence of a situation that was not met again counts for half of that."""
 LATELY, SO_FAR = 0.6, 0.95
 """What a cycle of a request counts for once the next one was seen: for its mood, and for its record."""
+RECENT_TOKENS = 64
+"""After so many of them without a draft, the mood of the last drafts tells nothing any more."""
 MOODS = (0.15, 0.4, 0.65, 0.85)
 """Shares of drafts that are right; texts between two of them are alike."""
 FIRST_BELIEF = 0.7
@@ -85,13 +85,13 @@ def expected_tokens(chances: Chances) -> list[float]:
 
 
 class _Record(NamedTuple):
-    """What one request had of one kind of drafts: right and wrong ones lately and so far, earlier ones faded, in how
+    """What one request had of one kind of drafts: right and wrong ones so far and lately, earlier ones faded, in how
     many cycles, and the context when it was asked last."""
 
-    lately_right: float = 1.0
-    lately_wrong: float = 1.0
     right: float = 0.0
     wrong: float = 0.0
+    lately_right: float = 1.0
+    lately_wrong: float = 1.0
     cycles: float = 0.0
     context_tokens: int = 0
 
@@ -102,13 +102,13 @@ class _Record(NamedTuple):
 
     def after(self, draft: DraftObservation) -> "_Record":
         """The record with one observation more."""
-        lately, so_far = (LATELY, SO_FAR) if not draft.first else (1.0, 1.0)
+        lately, so_far = (1.0, 1.0) if draft.first else (LATELY, SO_FAR)
         wrong = draft.accepted < draft.asked
         return _Record(
-            lately * self.lately_right + draft.accepted,
-            lately * self.lately_wrong + wrong,
             so_far * self.right + draft.accepted,
             so_far * self.wrong + wrong,
+            lately * self.lately_right + draft.accepted,
+            lately * self.lately_wrong + wrong,
             so_far * self.cycles + (not draft.first),
             draft.row.context_tokens,
         )
@@ -124,20 +124,13 @@ class _Situation(NamedTuple):
     mood: int = 0
 
 
-@dataclass(slots=True)
-class _Belief:
-    positions: list[Average] = field(default_factory=lambda: [Average(0.0) for _ in range(POSITIONS)])
-    step: int = 0
-
-
 class History:
     """Beliefs by situation, and the records of the requests that run."""
 
     def __init__(self) -> None:
-        self._beliefs: dict[_Situation, _Belief] = {}
+        self._beliefs: dict[_Situation, list[Average]] = {}
+        """By position."""
         self._records: dict[str, dict[Kind, _Record]] = {}
-        self.steps = 0
-        """Decode steps so far, whatever they asked for."""
         self.version = 0
         """Changes with everything that is learnt."""
 
@@ -146,13 +139,10 @@ class History:
         kind, records = Kind(draft.method, draft.match), self._records.setdefault(draft.row.request_id, {})
         situation = self._situation(kind, draft.row)
         for each in (situation, situation._replace(whose="", mood=0)):
-            if each not in self._beliefs:
-                self._beliefs[each] = _Belief()
-            belief = self._beliefs[each]
-            belief.step = self.steps
+            positions = self._beliefs.setdefault(each, [Average(0.0) for _ in range(POSITIONS)])
             survived = draft.first + draft.accepted
             for place in range(draft.first, min(survived + 1, draft.first + draft.asked, POSITIONS)):
-                belief.positions[place].learn(float(place < survived), MEMORY)
+                positions[place].learn(float(place < survived), MEMORY)
         records[kind] = records.pop(kind, _Record()).after(draft)
         self.version += 1
 
@@ -168,9 +158,9 @@ class History:
         return tuple((1 - weight) * chance + weight * share for chance in chances)
 
     def weight(self, method: str, row: Drafting) -> float:
-        """How many cycles are behind that: the more, the oftener and the more recently this situation was met."""
-        belief = self._beliefs.get(self._situation(row.kind(method), row))
-        return self._fading(belief) * belief.positions[0].weight if belief else 0.0
+        """How many cycles of this situation are behind that."""
+        positions = self._beliefs.get(self._situation(row.kind(method), row))
+        return positions[0].weight if positions else 0.0
 
     def unread(self, method: str, row: Drafting) -> int:
         """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""
@@ -187,10 +177,12 @@ class History:
     def _situation(self, kind: Kind, row: Drafting) -> _Situation:
         context = sum(row.context_tokens >= limit for limit in CONTEXTS)
         records = self._records.get(row.request_id, {})
-        if kind in records:
-            return _Situation(kind, context, "own", records[kind].mood)
-        other = next((record for each, record in reversed(records.items()) if not each.match), None)
-        return _Situation(kind, context, "other", other.mood) if other else _Situation(kind, context, "none")
+        if kind.match and kind in records:
+            return _Situation(kind, context, kind.method, records[kind].mood)
+        last = next((each for each in reversed(records) if not each.match), None)
+        if last is None or row.context_tokens - records[last].context_tokens > RECENT_TOKENS:
+            return _Situation(kind, context, "none")
+        return _Situation(kind, context, last.method, records[last].mood)
 
     def _chances(self, situation: _Situation, most: int) -> Chances:
         """Evidence, and as much as `FIRST_WEIGHT` cycles of what is believed anyway: that a position is like the one
@@ -200,17 +192,12 @@ class History:
             general = self._chances(situation._replace(whose="", mood=0), most)
         elif situation.context:
             general = self._chances(situation._replace(context=situation.context - 1), most)
-        belief = self._beliefs.get(situation)
-        if belief is None:
+        positions = self._beliefs.get(situation)
+        if positions is None:
             return general or (situation.kind.first_belief,) * most
-        chances, before, fading = [], general[0] if general else situation.kind.first_belief, self._fading(belief)
-        for place, each in enumerate(belief.positions[:most]):
-            weight = fading * each.weight
+        chances, before = [], general[0] if general else situation.kind.first_belief
+        for place, each in enumerate(positions[:most]):
             believed = (general[place] + before) / 2 if general else before
-            before = (weight * each.value + FIRST_WEIGHT * believed) / (weight + FIRST_WEIGHT)
+            before = (each.weight * each.value + FIRST_WEIGHT * believed) / (each.weight + FIRST_WEIGHT)
             chances.append(before)
         return tuple(chances)
-
-    def _fading(self, belief: _Belief) -> float:
-        """What evidence is still worth."""
-        return float(0.5 ** ((self.steps - belief.step) / HALF_LIFE_STEPS))

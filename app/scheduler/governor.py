@@ -22,10 +22,9 @@ PLAIN_PAUSE_STEPS, PLAIN_DOUBT = 192, 1.5
 FIRST_CREDIT, MOST_CREDIT, LEAST_LOSS = 1.0, 2.5, 0.05
 """Plain steps that trials may lose when a request starts and that can be saved for them; a trial counts as one of at
 least the last."""
-ROOT_SHARE, LATE_SHARE = 0.15, 0.005
-"""Of the time may be lost: the first divided by the root of the plain steps since the last request started, at least
-the second. What is learnt early pays longest."""
-HOPE, HOPE_GAIN = 3.0, 1.1
+TRIAL_SHARE = 0.01
+"""Of the time that trials may lose later. What is learnt early pays longest."""
+HOPE, HOPE_GAIN = 3.0, 1.15
 """Cycles that all go well and are added to the evidence to tell what an option may be worth; a trial must promise the
 second."""
 READING_TOKENS, READING_MEMORY = 128, 4
@@ -59,7 +58,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class StepObservation:
-    """One decode step as the governor sees it. `width` is the padded forward's, `seconds` includes the drafting.
+    """One decode step as the governor sees it. `width` is the padded forward's, `seconds` includes the drafting,
+    `context_tokens` are those of the longest row.
 
     `draft_seconds` None: the drafting was not timed. `typical` False: it delivered an earlier forward and launched
     none, so its time says nothing about the next ones.
@@ -71,6 +71,7 @@ class StepObservation:
     draft_seconds: float | None = None
     drafts: tuple[DraftObservation, ...] = ()
     typical: bool = True
+    context_tokens: int = 0
 
     @property
     def widest(self) -> DraftObservation:
@@ -113,7 +114,7 @@ class Governor:
         self._speakers: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
         self._measuring_steps = self._steps_since_plain = 0
-        self._credit_steps = self._age_steps = 0.0
+        self._credit_steps = 0.0
         self._trial: tuple[float, float] | None = None
         """Of the step under way, if it is one: the plain steps that it takes, and the rate that it must make up for."""
 
@@ -122,7 +123,8 @@ class Governor:
         estimates = self._weighed(rows, drafting, methods)
         option = self._current[methods] = _settled(self._current.get(methods, OFF), estimates)
         self._welcome(rows, drafting)
-        self._earn(rows, estimates[option].seconds)
+        # A trial tells about all its rows, so a batch needs fewer.
+        self._credit_steps = min(MOST_CREDIT, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
         kind, detail = "draft", ""
         if self._measures(estimates[option].rate / estimates[OFF].rate):
             option, kind, detail = OFF, "measuring", MEASURING
@@ -140,7 +142,6 @@ class Governor:
 
     def observe(self, step: StepObservation) -> None:
         """Learn from a finished decode step, whoever chose it."""
-        self._history.steps += 1
         unread = sum(self._history.unread(draft.method, draft.row) for draft in step.drafts if draft.drafted)
         if unread and step.seconds:
             known = self.costs.cycles(step.widest.method, step.rows)[step.width - 1]
@@ -160,6 +161,7 @@ class Governor:
             width=step.width,
             seconds=step.seconds if step.typical and not unread else 0.0,
             draft_seconds=step.draft_seconds if widest.drafted else 0.0,
+            context=step.context_tokens,
         )
 
     def look_back(self, drafts: Iterable[DraftObservation]) -> None:
@@ -177,15 +179,9 @@ class Governor:
         new = {row.request_id for row in drafting} - self._speakers
         if new:
             self._speakers |= new
-            self._credit_steps, self._age_steps = max(self._credit_steps, FIRST_CREDIT), 0.0
+            self._credit_steps = max(self._credit_steps, FIRST_CREDIT)
             if not any(self.costs.knows_plain(each, FIRST_STEPS - 1) for each in (1, rows)):
                 self._measuring_steps = FIRST_STEPS
-
-    def _earn(self, rows: int, seconds: float) -> None:
-        """Credit for the coming step. A trial tells about all its rows, so a batch needs fewer."""
-        self._age_steps += seconds
-        share = max(LATE_SHARE, ROOT_SHARE / sqrt(self._age_steps))
-        self._credit_steps = min(MOST_CREDIT, self._credit_steps + share * seconds / rows)
 
     def _measures(self, lead: float) -> bool:
         """Whether plain decoding is to be measured now: nothing is known of it, or it may be better than is thought."""
@@ -230,7 +226,7 @@ class Governor:
                 HOPE / (HOPE + self._history.weight(method, row)) if offer is None else 0.0
                 for row, offer in zip(drafting, offers, strict=True)
             ]
-            cycles = self.costs.cycles(method, rows)
+            cycles, at_best = self.costs.cycles(method, rows), self.costs.cycles_at_best(method, rows)
             unread = sum(self._history.unread(method, row) for row in drafting)
             reading = self._reading.get(method, NO_READING).value * unread
             first = sum(each[1] for each in tokens) / len(tokens) - 1
@@ -241,10 +237,9 @@ class Governor:
                     drafts = min(length, limit)
                     likely += each[drafts]
                     most += each[drafts] + doubt * (1 + drafts - each[drafts])
-                seconds = cycles[length] + reading * likely / (rows * READING_TOKENS)
-                estimates[Option(method, length)] = _Estimate(
-                    likely / seconds, likely, cycles[length], most / seconds, first, reading
-                )
+                read = reading * likely / (rows * READING_TOKENS)
+                rate, hope = likely / (cycles[length] + read), most / (at_best[length] + read)
+                estimates[Option(method, length)] = _Estimate(rate, likely, cycles[length], hope, first, reading)
         return estimates
 
 

@@ -121,16 +121,19 @@ def _observation(
     planned: Mapping[str, DecodeRow], running: Mapping[str, Sequence], result: StepResult
 ) -> StepObservation:
     """What the governor may learn. An undrafted row without a reason delivered an earlier plain forward; when it was to
-    draft, nothing was launched in that step, so that it took no time."""
+    draft, nothing was launched in that step, so that it took no time. One that read its prompt in that step tells
+    nothing either: a forward of the whole prompt, and a drafter that had no features yet."""
     drafts, typical = [], True
     for outcome in result.outcomes:
         row, sequence = planned.get(outcome.sequence_id), running.get(outcome.sequence_id)
-        if row and sequence and (outcome.drafted or outcome.why_not_drafted):
+        reads = row is not None and row.computed < row.prompt_length - 1
+        if row and sequence and (outcome.drafted or (outcome.why_not_drafted and not reads)):
             asked = row.num_draft_tokens
             drafts.append(DraftObservation(row.method, asked, outcome.drafted, outcome.accepted, _drafting(sequence)))
         else:
             drafts.append(DraftObservation())
             typical &= not row or not row.num_draft_tokens
+        typical &= not reads
     return StepObservation(
         rows=len(drafts),
         width=result.width,
@@ -138,4 +141,5 @@ def _observation(
         draft_seconds=result.draft_seconds if result.timed else None,
         drafts=tuple(drafts),
         typical=typical,
+        context_tokens=max((len(row.tokens) for row in planned.values()), default=0),
     )

@@ -24,7 +24,7 @@ def test_neighbours_are_joined_by_lines_and_beyond_them_half_is_believed() -> No
     curve = costs.forward("ngram", 1)
     assert [curve[drafts] for drafts in (0, 3, 4)] == [1.0, 2.0, 4.0]
     assert curve[2] == pytest.approx(5 / 3)
-    assert curve[8] == pytest.approx(8.0), "half as steep as before"
+    assert curve[8] == pytest.approx(4.0 + 4 * 3 / 8), "half as steep as all before it"
 
 
 def test_a_width_that_another_drafter_measured_need_not_be_tried_again() -> None:
