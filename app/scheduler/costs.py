@@ -4,9 +4,8 @@ Measured points, never a formula: kernels change at certain widths, and one draf
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +28,6 @@ BEYOND, UNKNOWN_SLOPE = 0.5, 0.02
 """Beyond the last measured width this part of the slope so far is believed, and at least so many plain steps a column:
 optimistic, so that it is tried."""
 
-Curve = list[float]
-"""By number of drafts."""
 DRAFTS = np.arange(96)
 """More than any request may ask for, with what rides along after a rewind."""
 
@@ -65,17 +62,14 @@ class _Cost(Average):
     last: tuple[float, ...] = ()
 
 
-def _drawn(draw: Callable[["CostTable", str, int], Curve]) -> Callable[["CostTable", str, int], Curve]:
-    """Drawing costs more than a step should: what was drawn is believed until something new is known."""
+class Curves(NamedTuple):
+    """Of one method and so many rows, by number of drafts: seconds of drafting and of verifying, and both together in
+    plain steps, as believed, and if a forward that was never measured cost no more than the next narrower one."""
 
-    @wraps(draw)
-    def once(table: "CostTable", method: str, rows: int) -> Curve:
-        key = draw.__name__, method, rows
-        if key not in table.drawn:
-            table.drawn[key] = draw(table, method, rows)
-        return table.drawn[key]
-
-    return once
+    drafting: list[float]
+    forward: list[float]
+    cycles: list[float]
+    at_best: list[float]
 
 
 class CostTable:
@@ -93,7 +87,7 @@ class CostTable:
         """Of contexts that are not short, by how often they doubled."""
         self.version = 0
         """Changes with what is told."""
-        self.drawn: dict[tuple[str, str, int], Curve] = {}
+        self._drawn: dict[tuple[str, int], Curves] = {}
         for cost in measured:
             shape = Shape(cost.method, cost.rows, cost.drafts)
             self._seen.add(shape)
@@ -120,27 +114,24 @@ class CostTable:
         shape = Shape(method, rows, width - 1)
         warm = self._previous == PLAIN if method == PLAIN else shape in self._seen
         self._previous = method if seconds > 0 else ""
-        if shape not in self._forwards or self._step % DRAWN_STEPS == 0:
-            self.version += 1
-            self.drawn.clear()
         self._seen.add(shape)
         if seconds <= 0:
             return
         slowdown, known = self._slowdowns[(context // SHORT_TOKENS).bit_length()], self._forwards.get(shape)
+        drafting, expected, *_ = (curve[shape.drafts] for curve in self.curves(method, rows))
         if warm and known and context >= SHORT_TOKENS:
-            slowdown.learn(seconds / (self.drafting(method, rows)[shape.drafts] + known.value), SLOWDOWN_MEMORY)
-        seconds /= slowdown.value
-        if draft_seconds is None:
-            draft_seconds = self.drafting(method, rows)[shape.drafts]
-        elif shape.drafts:
-            draft_seconds /= slowdown.value
-            self._learn(self._drafts, shape, draft_seconds)
+            slowdown.learn(seconds / (drafting + known.value), SLOWDOWN_MEMORY)
+        if draft_seconds is not None and shape.drafts:
+            drafting = draft_seconds / slowdown.value
+            self._learn(self._drafts, shape, drafting)
         if warm:
-            fresh = self._forwards and shape not in self._forwards
-            expected = self.forward(method, rows)[shape.drafts] if fresh else 0.0
-            forward = self._learn(self._forwards, shape, seconds - draft_seconds, expected=expected)
-            if forward.origin:
-                self._pace.learn(min(4.0, max(0.25, (seconds - draft_seconds) / forward.origin)), MEMORY)
+            forward = seconds / slowdown.value - drafting
+            origin = self._learn(self._forwards, shape, forward, expected if self._forwards else forward).origin
+            if origin:
+                self._pace.learn(min(4.0, max(0.25, forward / origin)), MEMORY)
+        if known is None or self._step % DRAWN_STEPS == 0:
+            self.version += 1
+            self._drawn.clear()
 
     def must_time(self, method: str, *, rows: int, drafts: int) -> bool:
         """Whether the next drafting should be timed: it was not for long, or too little is known to interpolate."""
@@ -154,43 +145,32 @@ class CostTable:
 
     def plain(self, rows: int) -> float:
         """Seconds of a step without drafts."""
-        return self.forward(PLAIN, rows)[0]
+        return self.curves(PLAIN, rows).forward[0]
 
-    @_drawn
-    def cycles(self, method: str, rows: int) -> Curve:
-        """Of drafting and verifying together, in plain steps."""
-        parts, plain = zip(self.drafting(method, rows), self.forward(method, rows), strict=True), self.plain(rows)
-        return [(drafting + forward) / plain for drafting, forward in parts]
+    def curves(self, method: str, rows: int) -> Curves:
+        """What is known, drawn as curves. That costs more than a step should, so they are believed for a few steps."""
+        if (method, rows) not in self._drawn:
+            self._drawn[method, rows] = self._draw(method, rows)
+        return self._drawn[method, rows]
 
-    @_drawn
-    def cycles_at_best(self, method: str, rows: int) -> Curve:
-        """The same, if a forward that was never measured cost no more than the next narrower one that was."""
-        points = self._points(method, rows)
-        places = np.searchsorted(sorted(points), DRAFTS, side="right") - 1
-        narrower, plain = np.array([points[place] for place in sorted(points)]), self.forward(PLAIN, rows)[0]
-        at_best: Curve = ((self.drafting(method, rows) + narrower[np.maximum(0, places)]) / plain).tolist()
-        return at_best
-
-    @_drawn
-    def drafting(self, method: str, rows: int) -> Curve:
-        """Seconds of drafting, with the nearest number of rows. A method that nobody timed costs nothing, and beyond
-        the longest that was timed nothing more."""
+    def _draw(self, method: str, rows: int) -> Curves:
+        """Drafting with the nearest number of rows: a method that nobody timed costs nothing, and beyond the longest
+        that was timed nothing more. Forwards of this method, else of others, else of as many tokens of one row."""
         known = [shape for shape in self._drafts if shape.method == method]
         nearest = min((shape.rows for shape in known), key=lambda each: abs(each - rows), default=rows)
         costs = {shape.drafts: self._drafts[shape] for shape in known if shape.rows == nearest}
-        points = {drafts: self._now(cost) or cost.value for drafts, cost in costs.items()}
-        return _curve({0: 0.0} | points, DRAFTS, beyond=0.0)
-
-    @_drawn
-    def forward(self, method: str, rows: int) -> Curve:
-        """Seconds of verifying: this method's own, else other methods', else those of as many tokens of one row.
-
-        Wide ones that nobody ran for long are forgotten, or as they were measured long ago.
-        """
-        return _curve(self._points(method, rows), DRAFTS, beyond=BEYOND)
+        timed = {drafts: self._now(cost) or cost.value for drafts, cost in costs.items()}
+        drafting, points = _curve({0: 0.0} | timed, DRAFTS, beyond=0.0), self._points(method, rows)
+        forward = _curve(points, DRAFTS, beyond=BEYOND)
+        places = sorted(points)
+        narrower = np.array([points[place] for place in places])[np.searchsorted(places, DRAFTS, side="right") - 1]
+        plain = forward[0] if method == PLAIN else self.plain(rows)
+        curves = drafting, forward, (drafting + forward) / plain, (drafting + narrower) / plain
+        return Curves(*(curve.tolist() for curve in curves))
 
     def _points(self, method: str, rows: int) -> Mapping[int, float]:
-        """Seconds of forwards, by number of drafts."""
+        """Seconds of forwards, by number of drafts. Wide ones that nobody ran for long are forgotten, or as they were
+        measured long ago."""
         known = []
         for shape, cost in self._forwards.items():
             own, wide = shape.method == method, shape.drafts > 0
@@ -203,13 +183,15 @@ class CostTable:
             lengths = np.array((0, *DRAFT_LENGTHS))
             batch = _curve(one, rows * (1 + lengths) - 1, beyond=BEYOND)
             scale = points[0] / batch[0] if 0 in points else 1.0
-            points = {drafts: scale * each for drafts, each in zip(lengths.tolist(), batch, strict=True)} | points
+            points = {
+                drafts: scale * each for drafts, each in zip(lengths.tolist(), batch.tolist(), strict=True)
+            } | points
         return points or {0: 1.0}
 
-    def _learn(self, table: dict[Shape, _Cost], shape: Shape, sample: float, *, expected: float = 0.0) -> _Cost:
+    def _learn(self, table: dict[Shape, _Cost], shape: Shape, sample: float, expected: float | None = None) -> _Cost:
         """The first sample of a shape counts as much as what was expected of it."""
         sample = max(sample, SHORTEST_SECONDS)
-        cost = table.setdefault(shape, _Cost(expected or sample, 1.0))
+        cost = table.setdefault(shape, _Cost(sample if expected is None else expected, 1.0))
         cost.last = (*cost.last[-2:], sample)
         middle = sorted(cost.last)[(len(cost.last) - 1) // 2]
         cost.learn(min(max(middle, cost.value / 2), 2 * cost.value), MEMORY)  # no outlier (a pause) moves it by much
@@ -221,10 +203,10 @@ class CostTable:
         return cost.value if cost.step > self._step - STALE_STEPS else cost.origin * self._pace.value
 
 
-def _curve(points: Mapping[int, float], at: npt.NDArray[np.int64], *, beyond: float) -> Curve:
+def _curve(points: Mapping[int, float], at: npt.NDArray[np.int64], *, beyond: float) -> npt.NDArray[np.float64]:
     """Measured points, joined by lines; beyond the last one that part of the slope over all of them."""
     places, seconds = zip(*sorted(points.items()), strict=True)
     slope = (seconds[-1] - seconds[0]) / max(1, places[-1] - places[0])
     further = np.maximum(0, at - places[-1])
-    curve: Curve = (np.interp(at, places, seconds) + max(beyond * slope, UNKNOWN_SLOPE * seconds[0]) * further).tolist()
-    return curve
+    steeper = max(beyond * slope, UNKNOWN_SLOPE * seconds[0])
+    return np.asarray(np.interp(at, places, seconds) + steeper * further, dtype=np.float64)

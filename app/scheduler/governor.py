@@ -144,7 +144,7 @@ class Governor:
         """Learn from a finished decode step, whoever chose it."""
         unread = sum(self._history.unread(draft.method, draft.row) for draft in step.drafts if draft.drafted)
         if unread and step.seconds:
-            known = self.costs.cycles(step.widest.method, step.rows)[step.width - 1]
+            known = self.costs.curves(step.widest.method, step.rows).cycles[step.width - 1]
             steps = max(0.0, step.seconds / self.costs.plain(step.rows) - known)
             self._reading.setdefault(step.widest.method, Average(0.0)).learn(steps / unread, READING_MEMORY)
         self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
@@ -226,7 +226,7 @@ class Governor:
                 HOPE / (HOPE + self._history.weight(method, row)) if offer is None else 0.0
                 for row, offer in zip(drafting, offers, strict=True)
             ]
-            cycles, at_best = self.costs.cycles(method, rows), self.costs.cycles_at_best(method, rows)
+            _, _, cycles, at_best = self.costs.curves(method, rows)
             unread = sum(self._history.unread(method, row) for row in drafting)
             reading = self._reading.get(method, NO_READING).value * unread
             first = sum(each[1] for each in tokens) / len(tokens) - 1

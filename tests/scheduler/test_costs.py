@@ -21,7 +21,7 @@ def observe(history: History, method: str, row: Drafting, counts: tuple[int, int
 def test_neighbours_are_joined_by_lines_and_beyond_them_half_is_believed() -> None:
     points = [("off", 0, 1.0), ("ngram", 3, 2.0), ("ngram", 4, 4.0)]
     costs = CostTable(StepCost(method, 1, drafts, seconds) for method, drafts, seconds in points)
-    curve = costs.forward("ngram", 1)
+    curve = costs.curves("ngram", 1).forward
     assert [curve[drafts] for drafts in (0, 3, 4)] == [1.0, 2.0, 4.0]
     assert curve[2] == pytest.approx(5 / 3)
     assert curve[8] == pytest.approx(4.0 + 4 * 3 / 8), "half as steep as all before it"
@@ -30,22 +30,22 @@ def test_neighbours_are_joined_by_lines_and_beyond_them_half_is_believed() -> No
 def test_a_width_that_another_drafter_measured_need_not_be_tried_again() -> None:
     points = [("off", 0, 1.0), ("ngram", 4, 4.0), ("draft_model", 2, 2.0)]
     costs = CostTable(StepCost(method, 1, drafts, seconds) for method, drafts, seconds in points)
-    curve = costs.forward("draft_model", 1)
+    curve = costs.curves("draft_model", 1).forward
     assert (curve[2], curve[4]) == (2.0, 4.0)
 
 
 def test_drafting_is_interpolated_by_method_whatever_its_law() -> None:
     points = [("dflash", 1, 0.006), ("dflash", 7, 0.006), ("draft_model", 1, 0.002), ("draft_model", 16, 0.032)]
     costs = CostTable(StepCost(method, 1, drafts, 0.02, seconds) for method, drafts, seconds in points)
-    assert costs.drafting("dflash", 1)[4] == pytest.approx(0.006)
-    assert costs.drafting("draft_model", 1)[8] == pytest.approx(0.016)
-    assert costs.drafting("draft_model", 3)[8] == pytest.approx(0.016), "what is nearest stands for a batch"
-    assert costs.drafting("mtp", 1)[8] == 0.0, "an unknown method is free, so it is tried"
+    assert costs.curves("dflash", 1).drafting[4] == pytest.approx(0.006)
+    assert costs.curves("draft_model", 1).drafting[8] == pytest.approx(0.016)
+    assert costs.curves("draft_model", 3).drafting[8] == pytest.approx(0.016), "what is nearest stands for a batch"
+    assert costs.curves("mtp", 1).drafting[8] == 0.0, "an unknown method is free, so it is tried"
 
 
 def test_one_timed_length_is_a_bound_for_the_others() -> None:
     costs = CostTable([StepCost("mtp", 1, 4, 0.02, 0.008)])
-    drafting = costs.drafting("mtp", 1)
+    drafting = costs.curves("mtp", 1).drafting
     assert (drafting[2], drafting[4], drafting[16]) == (0.004, 0.008, 0.008)
 
 
@@ -63,9 +63,9 @@ def test_drafting_is_timed_until_two_lengths_are_known_and_then_now_and_then() -
 
 def test_a_batch_is_expected_to_cost_what_as_many_tokens_of_one_row_cost() -> None:
     costs = CostTable([StepCost("off", 1, 0, 1.0), StepCost("ngram", 1, 3, 1.2), StepCost("ngram", 1, 7, 4.0)])
-    assert costs.forward("ngram", 4)[1] == pytest.approx(4.0)
+    assert costs.curves("ngram", 4).forward[1] == pytest.approx(4.0)
     forwards(costs, "off", 1, 2.4, rows=4, times=60)
-    assert costs.forward("ngram", 4)[1] == pytest.approx(8.0, rel=0.01), "twice as slow as it was expected"
+    assert costs.curves("ngram", 4).forward[1] == pytest.approx(8.0, rel=0.01), "twice as slow as it was expected"
 
 
 def test_rows_that_never_ran_plainly_borrow_the_narrowest_cost_of_their_neighbours() -> None:
@@ -78,29 +78,29 @@ def test_a_width_that_nobody_ran_for_long_is_tried_again() -> None:
     costs = CostTable()
     forwards(costs, "ngram", 9, 50.0)
     forwards(costs, "off", 1, 1.0, times=2_000)
-    assert costs.forward("ngram", 1)[8] < 1.2
+    assert costs.curves("ngram", 1).forward[8] < 1.2
 
 
 def test_the_first_sample_of_a_shape_is_not_believed_alone() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 7, 0.02)])
     forwards(costs, "ngram", 4, 0.5)
-    assert costs.forward("ngram", 1)[3] < 0.03, "a pause of the machine"
+    assert costs.curves("ngram", 1).forward[3] < 0.03, "a pause of the machine"
     forwards(costs, "ngram", 4, 0.05, times=8)
-    assert costs.forward("ngram", 1)[3] > 0.035, "it is so"
+    assert costs.curves("ngram", 1).forward[3] > 0.035, "it is so"
 
 
 def test_a_cycle_is_told_in_plain_steps() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("dflash", 1, 7, 0.02, 0.005)])
-    assert costs.cycles("dflash", 1)[7] == pytest.approx(2.5)
+    assert costs.curves("dflash", 1).cycles[7] == pytest.approx(2.5)
     for method, width, seconds in (("dflash", 8, 0.04), ("off", 1, 0.01)):
         forwards(costs, method, width, seconds, times=30)
-    assert 3.5 < costs.cycles("dflash", 1)[7] < 5.1, "and drawn anew"
+    assert 3.5 < costs.curves("dflash", 1).cycles[7] < 5.1, "and drawn anew"
 
 
 def test_a_machine_that_runs_at_half_its_former_pace_is_not_thought_to_draft_for_free() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 4, 0.02)])
     forwards(costs, "off", 1, 0.02, times=60)
-    assert costs.forward("ngram", 1)[4] == pytest.approx(0.04, rel=0.1)
+    assert costs.curves("ngram", 1).forward[4] == pytest.approx(0.04, rel=0.1)
 
 
 def test_what_was_learnt_survives_the_process() -> None:
@@ -108,7 +108,7 @@ def test_what_was_learnt_survives_the_process() -> None:
     forwards(costs, "off", 1, 0.03, times=50)
     restored = CostTable(costs.export())
     assert restored.plain(1) == pytest.approx(0.03, rel=0.05)
-    assert restored.drafting("dflash", 1)[7] == pytest.approx(0.006)
+    assert restored.curves("dflash", 1).drafting[7] == pytest.approx(0.006)
     assert restored.export() == costs.export()
     assert restored.knows_plain(1, 2)
 
