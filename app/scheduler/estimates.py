@@ -130,6 +130,8 @@ class History:
     def __init__(self) -> None:
         self._beliefs: dict[_Situation, list[Average]] = {}
         """By position."""
+        self._drawn: dict[Kind, dict[_Situation, Chances]] = {}
+        """What follows from the beliefs, until one of the kind changes."""
         self._records: dict[str, dict[Kind, _Record]] = {}
         self.version = 0
         """Changes with everything that is learnt."""
@@ -143,13 +145,14 @@ class History:
             survived = draft.first + draft.accepted
             for place in range(draft.first, min(survived + 1, draft.first + draft.asked, POSITIONS)):
                 positions[place].learn(float(place < survived), MEMORY)
+        self._drawn.pop(kind, None)
         records[kind] = records.pop(kind, _Record()).after(draft)
         self.version += 1
 
-    def chances(self, method: str, row: Drafting, most: int = POSITIONS) -> Chances:
-        """What to expect of the first `most` drafts of the method's next proposal for this row."""
+    def chances(self, method: str, row: Drafting) -> Chances:
+        """What to expect of the method's next proposal for this row."""
         kind = row.kind(method)
-        chances = self._chances(self._situation(kind, row), most)
+        chances = self._chances(self._situation(kind, row))
         record = self._records.get(row.request_id, {}).get(kind)
         if record is None:
             return chances
@@ -184,19 +187,25 @@ class History:
             return _Situation(kind, context, "none")
         return _Situation(kind, context, last.method, records[last].mood)
 
-    def _chances(self, situation: _Situation, most: int) -> Chances:
+    def _chances(self, situation: _Situation) -> Chances:
+        drawn = self._drawn.setdefault(situation.kind, {})
+        if situation not in drawn:
+            drawn[situation] = self._draw(situation)
+        return drawn[situation]
+
+    def _draw(self, situation: _Situation) -> Chances:
         """Evidence, and as much as `FIRST_WEIGHT` cycles of what is believed anyway: that a position is like the one
         before it, and for the other half what is known in general."""
         general = None
         if situation.whose:
-            general = self._chances(situation._replace(whose="", mood=0), most)
+            general = self._chances(situation._replace(whose="", mood=0))
         elif situation.context:
-            general = self._chances(situation._replace(context=situation.context - 1), most)
+            general = self._chances(situation._replace(context=situation.context - 1))
         positions = self._beliefs.get(situation)
         if positions is None:
-            return general or (situation.kind.first_belief,) * most
+            return general or (situation.kind.first_belief,) * POSITIONS
         chances, before = [], general[0] if general else situation.kind.first_belief
-        for place, each in enumerate(positions[:most]):
+        for place, each in enumerate(positions):
             believed = (general[place] + before) / 2 if general else before
             before = (each.weight * each.value + FIRST_WEIGHT * believed) / (each.weight + FIRST_WEIGHT)
             chances.append(before)

@@ -220,7 +220,7 @@ class Governor:
             limits = [limit if offer is None else min(limit, len(offer.tokens)) for offer in offers]
             if not any(limits):
                 continue
-            tokens = [expected_tokens(self._history.chances(method, row, max(limits))) for row in drafting]
+            tokens = [expected_tokens(self._history.chances(method, row)) for row in drafting]
             # Nobody has to try what is offered: what there is to know of it is known.
             doubts = [
                 HOPE / (HOPE + self._history.weight(method, row)) if offer is None else 0.0
