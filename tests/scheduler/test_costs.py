@@ -89,6 +89,28 @@ def test_the_first_sample_of_a_shape_is_not_believed_alone() -> None:
     assert costs.curves("ngram", 1).forward[3] > 0.035, "it is so"
 
 
+def test_a_long_context_slows_everything_down_and_short_ones_are_not_blamed_for_it() -> None:
+    costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 15, 0.02, 0.001)])
+    for _ in range(40):
+        costs.observe("ngram", rows=1, width=16, seconds=0.042, draft_seconds=0.002, context=1_500)
+    assert costs.curves("ngram", 1).cycles[15] == pytest.approx(2.1, rel=0.05)
+    forwards(costs, "off", 1, 0.01, times=10)
+    assert costs.curves("ngram", 1).cycles[15] == pytest.approx(2.1, rel=0.05), "as in a short context before"
+
+
+def test_beyond_noisy_neighbours_no_cliff_is_believed() -> None:
+    points = [("off", 0, 0.0038), ("ngram", 7, 0.0050), ("dflash", 13, 0.0055), ("dflash", 15, 0.0072)]
+    costs = CostTable(StepCost(method, 1, drafts, seconds) for method, drafts, seconds in points)
+    assert costs.curves("dflash", 4).forward[7] < 0.0095, "32 tokens of one row, twice as many as were measured"
+
+
+def test_at_best_a_width_that_was_never_measured_costs_what_the_next_narrower_one_does() -> None:
+    costs = CostTable([StepCost("off", 1, 0, 0.02), StepCost("mtp", 1, 2, 0.02), StepCost("mtp", 1, 5, 0.05)])
+    curves = costs.curves("mtp", 1)
+    assert curves.cycles[3] == pytest.approx(1.5)
+    assert [curves.at_best[drafts] for drafts in (2, 3, 4, 5, 9)] == [1.0, 1.0, 1.0, 2.5, 2.5]
+
+
 def test_a_cycle_is_told_in_plain_steps() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("dflash", 1, 7, 0.02, 0.005)])
     assert costs.curves("dflash", 1).cycles[7] == pytest.approx(2.5)
@@ -166,6 +188,29 @@ def test_a_drafter_that_was_not_asked_is_judged_by_how_others_fare() -> None:
     observe(history, "eagle3", hard, (7, 7, 0), times=2)
     assert history.chances("dflash", easy)[0] > 0.8
     assert history.chances("dflash", hard)[0] < 0.3
+
+
+def test_a_drafter_that_missed_is_judged_anew_when_another_one_did_well_since() -> None:
+    history = History()
+    for number in range(30):
+        row = Drafting(f"old {number}")
+        observe(history, "dflash", row, (7, 7, 0))
+        observe(history, "eagle3", row, (7, 7, 7))
+        observe(history, "dflash", row, (7, 7, 7))
+    row = Drafting("new")
+    observe(history, "dflash", row, (7, 7, 0))
+    missed = history.chances("dflash", row)[0]
+    observe(history, "eagle3", row, (7, 7, 7))
+    assert history.chances("dflash", row)[0] > missed + 0.3
+
+
+def test_an_old_mood_tells_nothing_any_more() -> None:
+    history = History()
+    for number in range(30):
+        observe(history, "mtp", Drafting(f"old {number}", 10), (4, 4, 4))
+        observe(history, "mtp", Drafting(f"bad {number}", 10), (4, 4, 0), times=4)
+    observe(history, "mtp", Drafting("r", 10), (4, 4, 0))
+    assert history.chances("mtp", Drafting("r", 500))[0] > history.chances("mtp", Drafting("r", 11))[0]
 
 
 def test_an_offer_is_believed_by_the_length_of_its_match() -> None:

@@ -47,6 +47,14 @@ def test_short_prompts_are_read_by_the_first_decode_step() -> None:
     assert not any(isinstance(plan, PrefillStep) for plan in loop.plans)
 
 
+def test_the_step_that_reads_a_short_prompt_teaches_nothing_about_drafts() -> None:
+    scheduler = running(prompt=16, cached=0)
+    assert isinstance(scheduler.plan(), DecodeStep)
+    unread = RowOutcome("a", (3,), 16, why_not_drafted="it has not read the prompt yet")
+    scheduler.commit(StepResult((unread,), seconds=0.5, width=16))
+    assert scheduler.costs == (), "neither a forward of sixteen nor a drafting that took no time"
+
+
 def test_a_short_prompt_does_not_widen_the_step_of_a_running_stream() -> None:
     loop = build(engine=ScriptedEngine(speculative_limits(chunk=16)), policy="off")
     loop.scheduler.submit(some_request("stream", prompt=2, max_tokens=20))
