@@ -145,7 +145,7 @@ class Governor:
         unread = sum(self._history.unread(draft.method, draft.row) for draft in step.drafts if draft.drafted)
         if unread and step.seconds:
             known = self.costs.curves(step.widest.method, step.rows).cycles[step.width - 1]
-            steps = max(0.0, step.seconds / self.costs.plain(step.rows) - known)
+            steps = step.seconds / self.costs.plain(step.rows) - known
             self._reading.setdefault(step.widest.method, Average(0.0)).learn(steps / unread, READING_MEMORY)
         self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
         widest, trial, self._trial = step.widest, self._trial, None
@@ -228,7 +228,7 @@ class Governor:
             ]
             _, _, cycles, at_best = self.costs.curves(method, rows)
             unread = sum(self._history.unread(method, row) for row in drafting)
-            reading = self._reading.get(method, NO_READING).value * unread
+            reading = max(0.0, self._reading.get(method, NO_READING).value) * unread
             first = sum(each[1] for each in tokens) / len(tokens) - 1
             beliefs = list(zip(tokens, doubts, limits, strict=True))
             for length in _lengths(max(limits)):
