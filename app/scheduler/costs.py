@@ -15,7 +15,7 @@ from app.core.step import DRAFT_LENGTHS, StepCost
 
 PLAIN = "off"
 STALE_STEPS = 1_024
-MEASURED_WEIGHT, MEMORY = 2, 10
+MEASURED_WEIGHT, MEMORY = 2, 20
 """Samples that an earlier measurement counts for, and that all former ones count for at most."""
 SHORT_TOKENS, SLOWDOWN_MEMORY = 256, 32
 """Of contexts that cost next to nothing; and samples that count for a longer one."""

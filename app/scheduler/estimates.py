@@ -11,15 +11,12 @@ from app.scheduler.costs import PLAIN, Average
 
 FIRST_WEIGHT, MEMORY = 3.0, 256.0
 """Cycles that outweigh what was believed before, and that all former ones count for at most."""
-OWN_WEIGHT = 6.0
+OWN_WEIGHT = 12.0
 """Cycles of a request that count as much as all that is known of such situations."""
 LATELY, SO_FAR = 0.6, 0.95
 """What a cycle of a request counts for once the next one was seen: for its mood, and for its record."""
 RECENT_TOKENS = 64
 """After so many of them without a draft, the mood of the last drafts tells nothing any more."""
-NOBODY, NEW_WEIGHT = "nobody", 1.5
-"""Without a mood, no more cycles than these count as evidence: how first drafts fared says little about the next ones,
-so that each request is worth a trial."""
 MOODS = (0.15, 0.4, 0.65, 0.85)
 """Shares of drafts that are right; texts between two of them are alike."""
 FIRST_BELIEF = 0.7
@@ -143,7 +140,7 @@ class History:
         """What one row had accepted of a proposal, or would have."""
         kind, records = Kind(draft.method, draft.match), self._records.setdefault(draft.row.request_id, {})
         situation = self._situation(kind, draft.row)
-        for each in (situation, situation._replace(whose="", mood=0)):
+        for each in {situation, situation._replace(whose="", mood=0)}:
             positions = self._beliefs.setdefault(each, [Average(0.0) for _ in range(POSITIONS)])
             survived = draft.first + draft.accepted
             for place in range(draft.first, min(survived + 1, draft.first + draft.asked, POSITIONS)):
@@ -165,9 +162,8 @@ class History:
 
     def weight(self, method: str, row: Drafting) -> float:
         """How many cycles of this situation are behind that."""
-        situation = self._situation(row.kind(method), row)
-        weight = self._beliefs[situation][0].weight if situation in self._beliefs else 0.0
-        return min(weight, NEW_WEIGHT) if situation.whose == NOBODY else weight
+        positions = self._beliefs.get(self._situation(row.kind(method), row))
+        return positions[0].weight if positions else 0.0
 
     def unread(self, method: str, row: Drafting) -> int:
         """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""
@@ -188,7 +184,7 @@ class History:
             return _Situation(kind, context, kind.method, records[kind].mood)
         last = next((each for each in reversed(records) if not each.match), None)
         if last is None or row.context_tokens - records[last].context_tokens > RECENT_TOKENS:
-            return _Situation(kind, context, NOBODY)
+            return _Situation(kind, context)
         return _Situation(kind, context, last.method, records[last].mood)
 
     def _chances(self, situation: _Situation) -> Chances:

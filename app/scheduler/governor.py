@@ -24,7 +24,7 @@ FIRST_CREDIT, MOST_CREDIT, LEAST_LOSS = 1.0, 2.5, 0.05
 least the last."""
 TRIAL_SHARE = 0.01
 """Of the time that trials may lose later. What is learnt early pays longest."""
-HOPE, HOPE_GAIN = 3.0, 1.15
+HOPE, HOPE_GAIN = 3.0, 1.2
 """Cycles that all go well and are added to the evidence to tell what an option may be worth; a trial must promise the
 second."""
 READING_TOKENS, READING_MEMORY = 128, 4
