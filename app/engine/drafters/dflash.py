@@ -70,9 +70,13 @@ class DFlash(FeatureDrafter):
     name = "dflash"
     load = DFlashModel.load
 
+    def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
+        """Features enter alone."""
+        return output
+
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
-        names, mask = [row.sequence_id for row in rows], self._module.config.mask_token_id
-        self._catch_up(names, [row.tokens for row in rows])
+        known, mask = {row.sequence_id: row.tokens for row in rows}, self._module.config.mask_token_id
+        self._catch_up(known)
         block = mx.array([[row.tokens[-1], *[mask] * width] for row in rows], dtype=mx.int32)
-        hidden, _ = self.runner.forward(names, self._target.embed(block), [1 + width] * len(rows))
+        hidden, _ = self.runner.forward(list(known), self._target.embed(block), [1 + width] * len(rows))
         return drawn_behind((), self._target.logits(hidden[:, 1:]), sampled, self._target_vocabulary)

@@ -15,7 +15,7 @@ from app.core.config_values import Config
 from app.core.drafter_config import Eagle3Config
 from app.core.model_folder import ModelFolder
 from app.engine.drafters.feature_module import Attention, FeatureModule, Target, own_tensors
-from app.engine.drafters.features import RecurrentDrafter
+from app.engine.drafters.features import FeatureDrafter
 
 
 class Layer(TransformerBlock):
@@ -80,7 +80,7 @@ class Eagle3Model(FeatureModule):
         return wide
 
 
-class Eagle3(RecurrentDrafter):
+class Eagle3(FeatureDrafter):
     """Drafts token by token with its own layer."""
 
     name = "eagle3"

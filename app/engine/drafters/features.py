@@ -5,7 +5,7 @@ that a plain stretch costs nothing; at most `WAITING_TOKENS` of them are kept. W
 cache without features, is a gap: the context goes on behind it at the right positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
@@ -15,6 +15,7 @@ from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Outcome
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.feature_module import FeatureModule, Target
+from app.engine.rectangle import padded
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
 from app.engine.unit import LoadedUnit
@@ -39,21 +40,20 @@ class Waiting:
         while self.stop - self.start > WAITING_TOKENS and len(self._parts) > 1:
             self.start += self._parts.pop(0).shape[1]
 
-    def take(self, count: int) -> mx.array:
-        """The oldest `count` features [1, count, size]."""
-        joined = mx.concatenate(self._parts, axis=1)
-        self._parts = [joined[:, count:]] if count < joined.shape[1] else []
-        self.start += count
-        return joined[:, :count]
+    def take(self) -> mx.array:
+        """All of them [1, n, size], and none is left."""
+        taken = mx.concatenate(self._parts, axis=1)
+        self._parts, self.start = [], self.stop
+        return taken
 
 
 class FeatureDrafter(DraftModel):
     """A draft model that is a `FeatureModule`, whose context is extended by what the target put out.
 
-    `shift` 1: a feature enters together with the token behind it (EAGLE, MTP); 0: alone (DFlash).
+    As it is, for EAGLE-3 and MTP: a layer that reads (token, hidden state of the position before) and drafts on its own
+    state. What drafting wrote is taken back at once; the accepted tokens enter again with the target's true features
+    (EAGLE, arXiv 2401.15077 and 2503.01840).
     """
-
-    shift = 0
 
     def __init__(self, runner: Runner, target: Target) -> None:
         self._module: FeatureModule = runner.model
@@ -82,16 +82,16 @@ class FeatureDrafter(DraftModel):
 
     def observe(self, outcome: Outcome) -> None:
         """Keep the features of what stayed; a prompt's go into the context at once."""
-        forward, kept = outcome.forward, outcome.kept
-        members = {row: name for row, name in enumerate(forward.sequence_ids) if name in self._waiting and kept[row]}
-        if not members or not forward.features:
-            return
+        forward = outcome.forward
         features = mx.concatenate([forward.features[tap] for tap in self.taps], axis=-1)
-        for row, name in members.items():
-            self._waiting[name].add(forward.starts[row], features[row : row + 1, : kept[row]])
-            if kept[row] >= EXTEND_AT_ONCE_TOKENS:
-                self._catch_up([name], [outcome.tokens[row]])
-                mx.async_eval(self.runner.caches.arrays())
+        for row, (name, tokens, kept) in enumerate(
+            zip(forward.sequence_ids, outcome.tokens, outcome.kept, strict=True)
+        ):
+            if kept and (waiting := self._waiting.get(name)):
+                waiting.add(forward.starts[row], features[row : row + 1, :kept])
+                if kept >= EXTEND_AT_ONCE_TOKENS and waiting.stop < len(tokens):
+                    self._catch_up({name: tokens})
+                    mx.async_eval(self.runner.caches.arrays())
 
     def _refusal(self, row: DecodeRow, limit: int) -> str:
         waiting = self._waiting.get(row.sequence_id)
@@ -101,33 +101,21 @@ class FeatureDrafter(DraftModel):
             return "the hidden states of the last tokens are still to come"
         return super()._refusal(row, limit)
 
-    def _catch_up(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> mx.array:
-        """Let the context take all waiting features that can enter."""
-        parts = []
-        for name, row in zip(names, tokens, strict=True):
+    def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
+        """Let the context take all waiting features, each with the token behind it."""
+        behind, parts = [], []
+        for name, tokens in known.items():
             waiting = self._waiting[name]
-            start, stop = waiting.start, min(waiting.stop, len(row) - self.shift)
-            self.runner.skip(name, start)
-            part = self._module.fuse(waiting.take(stop - start))
-            if self.shift:
-                part = self._inputs(mx.array([list(row[start + 1 : stop + 1])], dtype=mx.int32), part)
-            parts.append(part)
-        widths = [part.shape[1] for part in parts]
-        padded = [mx.pad(part, [(0, 0), (0, max(widths) - part.shape[1]), (0, 0)]) for part in parts]
-        return self._feed(names, mx.concatenate(padded), widths)
+            self.runner.skip(name, waiting.start)
+            behind.append(tokens[waiting.start + 1 : waiting.stop + 1])
+            parts.append(waiting.take())
+        widths = [len(tokens) for tokens in behind]
+        parts = [mx.pad(part, [(0, 0), (0, max(widths) - part.shape[1]), (0, 0)]) for part in parts]
+        features = self._module.fuse(mx.concatenate(parts))
+        return self._feed(list(known), self._inputs(padded(behind), features), widths)
 
-
-class RecurrentDrafter(FeatureDrafter):
-    """EAGLE-3 and MTP: a layer that reads (token, hidden state of the position before) and drafts on its own state.
-
-    What drafting wrote is taken back at once; the accepted tokens enter again with the target's true features (EAGLE,
-    arXiv 2401.15077 and 2503.01840).
-    """
-
-    shift = 1
-
-    def _inputs(self, drafts: mx.array, output: mx.array) -> mx.array:
-        return mx.concatenate([self._module.embed(drafts, self._target), output], axis=-1)
+    def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:
+        return mx.concatenate([self._module.embed(tokens, self._target), output], axis=-1)
 
     def _logits(self, output: mx.array) -> mx.array:
         return self._module.logits(output, self._target)
@@ -135,5 +123,5 @@ class RecurrentDrafter(FeatureDrafter):
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
         drawn = super()._draft(rows, sampled, width)
         for row in rows:
-            self.runner.rewind(row.sequence_id, len(row.tokens) - self.shift)
+            self.runner.rewind(row.sequence_id, len(row.tokens) - 1)
         return drawn

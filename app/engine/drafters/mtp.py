@@ -19,7 +19,7 @@ from app.core.config_values import Config, text_part
 from app.core.drafter_config import MtpConfig
 from app.core.model_folder import ModelFolder
 from app.engine.drafters.feature_module import FeatureModule, Tensors, own_tensors
-from app.engine.drafters.features import RecurrentDrafter
+from app.engine.drafters.features import FeatureDrafter
 
 NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "shared_head.norm": "norm"}
 """Of what surrounds the layer: DeepSeek's, by Qwen's."""
@@ -64,7 +64,7 @@ class MtpModel(FeatureModule):
         return self.norm(self.layer(x, mask=mask, cache=cache[0]))
 
 
-class Mtp(RecurrentDrafter):
+class Mtp(FeatureDrafter):
     """Drafts with the head that the target was trained with; beyond the first token it is fed its own state."""
 
     name = "mtp"
