@@ -32,7 +32,6 @@ class DFlashModel(FeatureModule):
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__(config)
         size = config.hidden_size
-        self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
         self.hidden_norm = nn.RMSNorm(size, eps=config.rms_norm_eps)
         self.layers = [TransformerBlock(config) for _ in config.layer_types]
         self.longest = config.block_size - 1
@@ -42,16 +41,15 @@ class DFlashModel(FeatureModule):
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
         """The module of a folder, with lazy weights. Raises ModelUnavailable."""
-        weights = {name: value for name, value in own_tensors(folder).items() if not name.startswith(BORROWED)}
-        return cls(DFlashConfig.read(folder.config, target_config)).fill(weights)
+        return cls(DFlashConfig.read(folder.config, target_config)).fill(own_tensors(folder, *BORROWED))
 
     def make_cache(self) -> list[Any]:
         window = self.config.sliding_window
         return [RotatingKVCache(max_size=window) if kind == SLIDING else KVCache() for kind in self.config.layer_types]
 
     def extend(self, features: mx.array, cache: Sequence[Any]) -> mx.array:
-        """Let the context grow by `features` [rows, width, taps · hidden]."""
-        context = self.hidden_norm(self.fc(features))
+        """Let the context grow by `features` [rows, width, hidden]."""
+        context = self.hidden_norm(features)
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             layer.self_attn.extend(context, layer_cache)
         return context

@@ -45,7 +45,8 @@ class Target:
 
 class FeatureModule(nn.Module):
     """One attention layer that reads embeddings and hidden states of the target and whose head is the target's, unless
-    a subclass says otherwise. Its verb `extend(inputs, cache)` lets the context grow."""
+    a subclass says otherwise. Its verb `extend(inputs, cache)` lets the context grow; `fc` makes its inputs of features
+    [rows, width, taps · target hidden]."""
 
     config: Any
     longest: int
@@ -55,6 +56,7 @@ class FeatureModule(nn.Module):
         super().__init__()
         self.config = config
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.fc: Any = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
 
     def fill(self, weights: Tensors) -> Self:
         """Take these weights, every one of them and nothing else. Raises ModelUnavailable."""
@@ -68,14 +70,6 @@ class FeatureModule(nn.Module):
     def make_cache(self) -> list[Any]:
         """The cache classes of the layers, as mlx-lm's models tell them."""
         return [KVCache()]
-
-    def embed(self, tokens: mx.array, target: Target) -> mx.array:
-        """Embeddings [rows, width, hidden] of target tokens."""
-        return target.embed(tokens)
-
-    def fuse(self, features: mx.array) -> mx.array:
-        """[rows, width, taps · target hidden] → [rows, width, hidden]."""
-        return features
 
     def logits(self, hidden: mx.array, target: Target) -> mx.array:
         """float32 logits [rows, width, vocabulary] over the target's tokens."""
@@ -105,7 +99,8 @@ class Attention(qwen3.Attention):
         cache.update_and_fetch(self.rope(keys, offset=cache.offset), values)
 
 
-def own_tensors(folder: ModelFolder) -> dict[str, mx.array]:
-    """The (lazy) tensors of a folder by name, less a leading `model.`."""
+def own_tensors(folder: ModelFolder, *borrowed: str) -> dict[str, mx.array]:
+    """The (lazy) tensors of a folder by name, less a leading `model.`; none whose name begins like a `borrowed` one."""
     files: list[Any] = [mx.load(str(folder.path / name)) for name in folder.weight_files]
-    return {name.removeprefix("model."): value for tensors in files for name, value in tensors.items()}
+    tensors = {name.removeprefix("model."): value for file in files for name, value in file.items()}
+    return {name: value for name, value in tensors.items() if not name.startswith(borrowed)}

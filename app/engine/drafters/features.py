@@ -61,6 +61,7 @@ class FeatureDrafter(DraftModel):
         context, vocabulary = self._module.config.max_position_embeddings, target.vocabulary_size
         super().__init__(runner, target_vocabulary=vocabulary, max_context_tokens=context)
         self.taps, self.longest = self._module.config.taps, self._module.longest
+        self._embed = self._module.get("embed_tokens", target.embed)
         self._waiting: dict[str, Waiting] = {}
 
     @classmethod
@@ -111,11 +112,10 @@ class FeatureDrafter(DraftModel):
             parts.append(waiting.take())
         widths = [len(tokens) for tokens in behind]
         parts = [mx.pad(part, [(0, 0), (0, max(widths) - part.shape[1]), (0, 0)]) for part in parts]
-        features = self._module.fuse(mx.concatenate(parts))
-        return self._feed(list(known), self._inputs(padded(behind), features), widths)
+        return self._feed(list(known), self._inputs(padded(behind), self._module.fc(mx.concatenate(parts))), widths)
 
     def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:
-        return mx.concatenate([self._module.embed(tokens, self._target), output], axis=-1)
+        return mx.concatenate([self._embed(tokens), output], axis=-1)
 
     def _logits(self, output: mx.array) -> mx.array:
         return self._module.logits(output, self._target)

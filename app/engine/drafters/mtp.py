@@ -35,6 +35,7 @@ class MtpModel(FeatureModule):
 
     def __init__(self, config: MtpConfig, layer: nn.Module) -> None:
         super().__init__(config)
+        self.fc = nn.Identity()
         self.zero_first_embedding = config.layout == "deepseek"
         self.enorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hnorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
