@@ -64,9 +64,6 @@ class Decoder:
             beyond = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
             if beyond:
                 self.ahead = self._launch(beyond, current.only([row.sequence_id for row in beyond]))
-        current.start()
-        if self.ahead is not None:
-            self.ahead.start()
         tokens: Any = current.tokens.tolist()
         index = {name: place for place, name in enumerate(current.sequence_ids)}
         return tuple(

@@ -18,8 +18,7 @@ from app.core.drafter_config import SLIDING, DFlashConfig
 from app.core.model_folder import ModelFolder
 from app.core.step import DecodeRow
 from app.engine.drafters.draft_model import drawn_behind
-from app.engine.drafters.feature_module import Attention, FeatureModule, own_tensors
-from app.engine.drafters.features import FeatureDrafter
+from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, own_tensors
 from app.engine.sampling import SampledRow
 
 BORROWED = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")

@@ -1,4 +1,5 @@
-"""What drafters share that read the target's hidden states: features wait, row by row, until the context takes them.
+"""What drafters share that read the target's hidden states: their modules, how these are read from a folder, and the
+features, which wait row by row until the context takes them.
 
 A prompt's features enter the drafter's context chunk by chunk. Those of decode steps wait for the next proposal, so
 that a plain stretch costs nothing; at most `WAITING_TOKENS` of them are kept. What was dropped, or came from a prefix
@@ -6,22 +7,93 @@ cache without features, is a gap: the context goes on behind it at the right pos
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import mlx.core as mx
+from mlx import nn
+from mlx_lm.models import qwen3
+from mlx_lm.models.cache import KVCache
+from mlx_lm.models.rope_utils import initialize_rope
 
+from app.core.drafter_config import DrafterConfig
 from app.core.errors import ModelUnavailable
+from app.core.model_folder import ModelFolder
 from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Outcome
 from app.engine.drafters.draft_model import DraftModel
-from app.engine.drafters.feature_module import FeatureModule, Target
+from app.engine.layers import Target
 from app.engine.rectangle import padded
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
 from app.engine.unit import LoadedUnit
 
+Tensors = Mapping[str, mx.array]
+
 WAITING_TOKENS = 256
 EXTEND_AT_ONCE_TOKENS = 32
+
+
+class FeatureModule(nn.Module):
+    """One attention layer that reads embeddings and hidden states of the target and whose head is the target's, unless
+    a subclass says otherwise. Its verb `extend(inputs, cache)` lets the context grow; `fc` makes its inputs of features
+    [rows, width, taps · target hidden]."""
+
+    config: Any
+    longest: int
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.fc: Any = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
+
+    def fill(self, weights: Tensors) -> Self:
+        """Take these weights, every one of them and nothing else. Raises ModelUnavailable."""
+        try:
+            return self.load_weights(list(weights.items()), strict=True)
+        except ValueError as error:
+            detail = " ".join(str(error).split())[:200]
+            reason = f"its tensors are not those of its config ({detail}); download it again"
+            raise ModelUnavailable(reason) from error
+
+    def make_cache(self) -> list[Any]:
+        """The cache classes of the layers, as mlx-lm's models tell them."""
+        return [KVCache()]
+
+    def logits(self, hidden: mx.array, target: Target) -> mx.array:
+        """float32 logits [rows, width, vocabulary] over the target's tokens."""
+        return target.logits(hidden)
+
+
+class Attention(qwen3.Attention):
+    """Qwen3's over inputs of `input_size`, with the biases and rotary positions of the config."""
+
+    def __init__(self, config: DrafterConfig, input_size: int) -> None:
+        super().__init__(config)
+        size, bias = config.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(input_size, config.num_attention_heads * size, bias=bias)
+        self.k_proj = nn.Linear(input_size, config.num_key_value_heads * size, bias=bias)
+        self.v_proj = nn.Linear(input_size, config.num_key_value_heads * size, bias=bias)
+        self.o_proj = nn.Linear(config.num_attention_heads * size, config.hidden_size, bias=bias)
+        turned, scaling = int(size * config.partial_rotary_factor), dict(config.rope_scaling or {}) or None
+        self.rope = initialize_rope(
+            turned, config.rope_theta, config.rope_traditional, scaling, config.max_position_embeddings
+        )
+
+    def extend(self, x: mx.array, cache: Any) -> None:
+        """Write keys and values of `x` [rows, width, input] behind the cache."""
+        shape = (*x.shape[:2], self.n_kv_heads, -1)
+        keys = self.k_norm(self.k_proj(x).reshape(shape)).transpose(0, 2, 1, 3)
+        values = self.v_proj(x).reshape(shape).transpose(0, 2, 1, 3)
+        cache.update_and_fetch(self.rope(keys, offset=cache.offset), values)
+
+
+def own_tensors(folder: ModelFolder, *borrowed: str) -> dict[str, mx.array]:
+    """The (lazy) tensors of a folder by name, less a leading `model.`; none whose name begins like a `borrowed` one."""
+    files: list[Any] = [mx.load(str(folder.path / name)) for name in folder.weight_files]
+    tensors = {name.removeprefix("model."): value for file in files for name, value in file.items()}
+    return {name: value for name, value in tensors.items() if not name.startswith(borrowed)}
 
 
 class Waiting:
@@ -67,10 +139,7 @@ class FeatureDrafter(DraftModel):
     @classmethod
     def open(cls, unit: LoadedUnit) -> Drafter:
         draft = unit.draft(cls.name)
-        try:
-            target = Target(unit.target, unit.config, unit.vocabulary_size)
-        except ValueError as error:
-            raise ModelUnavailable(f"the model's hidden states cannot be read: {error}") from error
+        target = Target(unit.target, unit.config, unit.vocabulary_size)
         return cls(Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens, probe=False), target)
 
     def admit(self, request: Request) -> None:

@@ -18,8 +18,7 @@ from mlx_lm.models import deepseek_v3, qwen3_5, qwen3_next
 from app.core.config_values import Config, text_part
 from app.core.drafter_config import MtpConfig
 from app.core.model_folder import ModelFolder
-from app.engine.drafters.feature_module import FeatureModule, Tensors, own_tensors
-from app.engine.drafters.features import FeatureDrafter
+from app.engine.drafters.features import FeatureDrafter, FeatureModule, Tensors, own_tensors
 
 NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "shared_head.norm": "norm"}
 """Of what surrounds the layer: DeepSeek's, by Qwen's."""
