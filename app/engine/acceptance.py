@@ -54,9 +54,8 @@ def accept(
     greedy, chance = mx.argmax(logits, axis=-1).astype(mx.int32), mx.array(sampling)[:, None]
     proposals = fit_vocabulary(draft_logits, logits.shape[-1])
     target, draft = (mx.softmax(shape_logits(each, rows), axis=-1, precise=True) for each in (logits, proposals))
-    likely, proposed = (
-        mx.take_along_axis(values, drafts[..., None], axis=-1)[..., 0] for values in (target[:, :width], draft)
-    )
+    likely = mx.take_along_axis(target[:, :width], drafts[..., None], axis=-1)[..., 0]
+    proposed = mx.take_along_axis(draft, drafts[..., None], axis=-1)[..., 0]
     uniform = unit_noise(noise_keys(rows, width, salt=ACCEPTANCE_SALT))
     passes = (likely > 0) & (likely >= uniform * proposed)
     accepted = count_accepted(mx.where(chance, passes, drafts == greedy[:, :width]), counts)

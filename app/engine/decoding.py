@@ -51,7 +51,7 @@ class Decoder:
         if self.ahead is not None and any(row.sequence_id in self.ahead.sequence_ids for row in rows):
             return self._plain(rows, ("",) * len(rows)), 1
         for row in rows:
-            check_length(self.runner, row.sequence_id, row.computed)
+            self.runner.caches.table.check(row.sequence_id, row.computed)
         proposal = self._propose(rows)
         if proposal.tokens is None:
             return self._plain(rows, proposal.reasons), max(len(row.tokens) - row.computed for row in rows)
@@ -149,12 +149,6 @@ class Decoder:
             self._outcome(row, read[place][: counts[place] + 1], scores, place, kept[place], drafted, reason)
             for place, (row, drafted, reason) in enumerate(zip(rows, proposal.counts, proposal.reasons, strict=True))
         )
-
-
-def check_length(runner: Runner | AloneRunner, name: str, computed: int) -> None:
-    """The one invariant: cached length == `computed`. Raises RuntimeError."""
-    if runner.length(name) != computed:
-        raise RuntimeError(f"cache holds {runner.length(name)} tokens of {name}, the plan says {computed}")
 
 
 def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:

@@ -30,12 +30,11 @@ class DFlashModel(FeatureModule):
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__(config)
-        size = config.hidden_size
-        self.hidden_norm = nn.RMSNorm(size, eps=config.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = [TransformerBlock(config) for _ in config.layer_types]
         self.longest = config.block_size - 1
         for layer in self.layers:
-            layer.self_attn = Attention(config, size)
+            layer.self_attn = Attention(config, config.hidden_size)
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:

@@ -22,7 +22,7 @@ from app.engine.unit import LoadedUnit
 
 CATCH_UP_CHUNK_TOKENS = 512
 CATCH_UP_WIDTH_TOKENS = 16
-"""Up to this lag the missed tokens ride in the first draft forward; beyond, they are prefilled in chunks."""
+"""Up to this lag the missed tokens ride in the first draft forward; beyond, they are prefilled row by row in chunks."""
 
 
 def drawn_behind(
@@ -102,10 +102,7 @@ class DraftModel(Drafter):
             output = self._feed(list(known), self._inputs(draft, output), [1] * len(known))
 
     def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
-        """Feed what the model has not read yet of each row's `known` tokens; its last output of each [rows, 1, …].
-
-        Long gaps are prefilled row by row; the few tokens that are left then go in together.
-        """
+        """Feed what the model has not read yet of each row's `known` tokens; its last output of each [rows, 1, …]."""
         for name, tokens in known.items():
             while len(tokens) - (start := self.runner.length(name)) > CATCH_UP_WIDTH_TOKENS:
                 chunk = tokens[start : min(len(tokens) - 1, start + CATCH_UP_CHUNK_TOKENS)]

@@ -28,8 +28,6 @@ from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
 from app.engine.unit import LoadedUnit
 
-Tensors = Mapping[str, mx.array]
-
 WAITING_TOKENS = 256
 EXTEND_AT_ONCE_TOKENS = 32
 
@@ -48,7 +46,7 @@ class FeatureModule(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.fc: Any = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
 
-    def fill(self, weights: Tensors) -> Self:
+    def fill(self, weights: Mapping[str, mx.array]) -> Self:
         """Take these weights, every one of them and nothing else. Raises ModelUnavailable."""
         try:
             return self.load_weights(list(weights.items()), strict=True)
