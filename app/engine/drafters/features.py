@@ -52,8 +52,7 @@ class FeatureModule(nn.Module):
             return self.load_weights(list(weights.items()), strict=True)
         except ValueError as error:
             detail = " ".join(str(error).split())[:200]
-            reason = f"its tensors are not those of its config ({detail}); download it again"
-            raise ModelUnavailable(reason) from error
+            raise ModelUnavailable(f"its tensors are not those of its config ({detail}); download it again") from error
 
     def make_cache(self) -> list[Any]:
         """The cache classes of the layers, as mlx-lm's models tell them."""
@@ -120,9 +119,9 @@ class Waiting:
 class FeatureDrafter(DraftModel):
     """A draft model that is a `FeatureModule`, whose context is extended by what the target put out.
 
-    As it is, for EAGLE-3 and MTP: a layer that reads (token, hidden state of the position before) and drafts on its own
-    state. What drafting wrote is taken back at once; the accepted tokens enter again with the target's true features
-    (EAGLE, arXiv 2401.15077 and 2503.01840).
+    Unless a subclass says otherwise, it reads (token, hidden state of the position before) and drafts on its own state.
+    What drafting wrote is taken back at once; the accepted tokens enter again with the target's true features (EAGLE,
+    arXiv 2401.15077 and 2503.01840).
     """
 
     def __init__(self, runner: Runner, target: Target) -> None:
@@ -152,10 +151,9 @@ class FeatureDrafter(DraftModel):
         """Keep the features of what stayed; a prompt's go into the context at once."""
         forward = outcome.forward
         features = mx.concatenate([forward.features[tap] for tap in self.taps], axis=-1)
-        for row, (name, tokens, kept) in enumerate(
-            zip(forward.sequence_ids, outcome.tokens, outcome.kept, strict=True)
-        ):
-            if kept and (waiting := self._waiting.get(name)):
+        for row, name in enumerate(forward.sequence_ids):
+            tokens, kept, waiting = outcome.tokens[row], outcome.kept[row], self._waiting.get(name)
+            if waiting is not None and kept:
                 waiting.add(forward.starts[row], features[row : row + 1, :kept])
                 if kept >= EXTEND_AT_ONCE_TOKENS and waiting.stop < len(tokens):
                     self._catch_up({name: tokens})
