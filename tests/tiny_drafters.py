@@ -9,9 +9,9 @@ from mlx_lm.models import qwen3_next
 from app.core.drafter_config import DFlashConfig, Eagle3Config, MtpConfig
 from app.engine.drafters.dflash import DFlash, DFlashModel
 from app.engine.drafters.eagle3 import Eagle3, Eagle3Model
-from app.engine.drafters.feature_module import Target
 from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.mtp import Mtp, MtpModel
+from app.engine.layers import Target
 from app.engine.runner import Runner
 from tests.tiny import fill_at_random, tiny_config
 

@@ -10,10 +10,10 @@ import mlx.core as mx
 from app.core.drafter_config import DFlashConfig
 from app.core.step import DecodeRow
 from app.engine.drafters.dflash import DFlash, DFlashModel
-from app.engine.drafters.feature_module import Target
 from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine, open_engine
 from app.engine.few_rows import use_fast_products
+from app.engine.layers import Target
 from app.engine.memory import computes_in_float32
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow

@@ -10,7 +10,7 @@ sum(min(p, q)), the most that is possible, but only the distribution is that of 
 The drafts must be drawn with `DRAFT_SALT`, independently of p's noise, and none may be dropped for what it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -18,13 +18,10 @@ from app.engine.sampling import ACCEPTANCE_SALT, SampledRow, draw, gumbel_noise,
 
 MODES = ("coupled", "rejection")
 
-Residual = Callable[[mx.array, mx.array], mx.array]
-"""Probabilities p and q float32 [rows, 1, vocabulary] → weights to draw from where a draft was rejected; the bonus is
-the same with q = 0."""
-
 
 def residual(target: mx.array, draft: mx.array) -> mx.array:
-    """max(p - q, 0), not normalised; p itself where rounding leaves nothing of it."""
+    """What to draw from where a draft was rejected, of p and q float32 [rows, 1, vocabulary], q = 0 for a bonus:
+    max(p - q, 0), not normalised; p itself where rounding leaves nothing of it."""
     left = mx.maximum(target - draft, 0.0)
     return mx.where(mx.any(left > 0, axis=-1, keepdims=True), left, target)
 
@@ -43,7 +40,6 @@ def accept(
     counts: Sequence[int],
     *,
     draft_logits: mx.array | None = None,
-    remainder: Residual = residual,
 ) -> tuple[mx.array, mx.array]:
     """(drawn int32 [rows, 1 + K], accepted int32 [rows]): a row emits `drawn[: accepted + 1]`. Nothing is evaluated.
 
@@ -58,9 +54,8 @@ def accept(
     greedy, chance = mx.argmax(logits, axis=-1).astype(mx.int32), mx.array(sampling)[:, None]
     proposals = fit_vocabulary(draft_logits, logits.shape[-1])
     target, draft = (mx.softmax(shape_logits(each, rows), axis=-1, precise=True) for each in (logits, proposals))
-    likely, proposed = (
-        mx.take_along_axis(values, drafts[..., None], axis=-1)[..., 0] for values in (target[:, :width], draft)
-    )
+    likely = mx.take_along_axis(target[:, :width], drafts[..., None], axis=-1)[..., 0]
+    proposed = mx.take_along_axis(draft, drafts[..., None], axis=-1)[..., 0]
     uniform = unit_noise(noise_keys(rows, width, salt=ACCEPTANCE_SALT))
     passes = (likely > 0) & (likely >= uniform * proposed)
     accepted = count_accepted(mx.where(chance, passes, drafts == greedy[:, :width]), counts)
@@ -68,7 +63,7 @@ def accept(
     place = accepted[:, None, None]
     rejected = place < mx.array(list(counts), dtype=mx.int32)[:, None, None]
     instead = mx.take_along_axis(draft, mx.minimum(place, width - 1), axis=1)
-    weights = remainder(mx.take_along_axis(target, place, axis=1), mx.where(rejected, instead, 0.0))
+    weights = residual(mx.take_along_axis(target, place, axis=1), mx.where(rejected, instead, 0.0))
     noise = gumbel_noise(mx.take_along_axis(noise_keys(rows, 1 + width), place, axis=1), logits.shape[-1])
     last = mx.argmax(mx.log(weights) + noise, axis=-1).astype(mx.int32)
     drawn = mx.where(mx.arange(1 + width) < accepted[:, None], mx.concatenate([drafts, last], axis=1), last)

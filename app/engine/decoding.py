@@ -5,7 +5,6 @@ host. A launched forward belongs to its rows: whatever is planned next, its toke
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -42,8 +41,7 @@ class Decoder:
 
     def forget(self, request_id: str) -> None:
         """The row is over; what was launched for the others stays."""
-        if self.ahead is not None:
-            self.ahead = self.ahead.only([name for name in self.ahead.sequence_ids if name != request_id])
+        self.ahead = self.ahead and self.ahead.only([name for name in self.ahead.sequence_ids if name != request_id])
 
     def decode(self, rows: Sequence[DecodeRow], *, timed: bool = False) -> tuple[tuple[RowOutcome, ...], int]:
         """Outcomes and forward width."""
@@ -53,7 +51,7 @@ class Decoder:
         if self.ahead is not None and any(row.sequence_id in self.ahead.sequence_ids for row in rows):
             return self._plain(rows, ("",) * len(rows)), 1
         for row in rows:
-            check_length(self.runner, row.sequence_id, row.computed)
+            self.runner.caches.table.check(row.sequence_id, row.computed)
         proposal = self._propose(rows)
         if proposal.tokens is None:
             return self._plain(rows, proposal.reasons), max(len(row.tokens) - row.computed for row in rows)
@@ -66,13 +64,10 @@ class Decoder:
             beyond = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
             if beyond:
                 self.ahead = self._launch(beyond, current.only([row.sequence_id for row in beyond]))
-        current.start()
-        if self.ahead is not None:
-            self.ahead.start()
         tokens: Any = current.tokens.tolist()
         index = {name: place for place, name in enumerate(current.sequence_ids)}
         return tuple(
-            self._outcome(row, tokens[place : place + 1], current.scores, place, reason)
+            self._outcome(row, [tokens[place]], current.scores, place, len(row.tokens) - row.computed, 0, reason)
             for row, reason in zip(rows, reasons, strict=True)
             if (place := index.get(row.sequence_id)) is not None
         )
@@ -92,8 +87,7 @@ class Decoder:
 
     def _cached(self) -> list[mx.array]:
         """All that the caches hold."""
-        runners = (self.runner, *self.drafters.runners.values())
-        return [array for runner in runners for array in runner.caches.arrays()]
+        return [array for one in (self.runner, *self.drafters.runners.values()) for array in one.caches.arrays()]
 
     def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
         return SampledRow(self.requests[row.sequence_id].sampling, row.tokens, row.prompt_length, pending, salt)
@@ -104,13 +98,13 @@ class Decoder:
         return score(logits, drawn, max(top)) if top else None
 
     def _outcome(
-        self, row: DecodeRow, emitted: Sequence[int], scores: Scores | None, place: int, reason: str
+        self, row: DecodeRow, stays: list[int], scores: Scores | None, place: int, kept: int, drafted: int, reason: str
     ) -> RowOutcome:
-        """What a row gained without drafts, and why; in `scores` it lies at `place`."""
-        top = self.requests[row.sequence_id].sampling.top_logprobs
-        logprobs = () if scores is None or top is None else scores.read(place, len(emitted), top)
-        computed = len(row.tokens)
-        return RowOutcome(row.sequence_id, tuple(emitted), computed, logprobs=logprobs, why_not_drafted=reason)
+        """What a row gained: of the tokens `stays`, all but the last were drafts; in `scores` it lies at `place`."""
+        top, method = self.requests[row.sequence_id].sampling.top_logprobs, row.method if drafted else "off"
+        logprobs = () if scores is None or top is None else scores.read(place, len(stays), top)
+        computed, accepted = row.computed + kept, len(stays) - 1
+        return RowOutcome(row.sequence_id, tuple(stays), computed, drafted, accepted, logprobs, method, reason)
 
     def _propose(self, rows: Sequence[DecodeRow]) -> Proposal:
         """Ask each row's drafter; one rectangle of drafts [rows, K] comes back."""
@@ -131,13 +125,11 @@ class Decoder:
         known = [len(row.tokens) - row.computed for row in rows]
         widths = [size + count for size, count in zip(known, proposal.counts, strict=True)]
         slots = drafts.shape[1] + 1
-        behind = mx.array(known, dtype=mx.int32)[:, None] + mx.arange(slots - 1)
+        places = mx.array(known, dtype=mx.int32)[:, None] - 1 + mx.arange(slots)
         fed = padded([row.tokens[row.computed :] for row in rows], max(known) + slots - 1)
-        fed = mx.put_along_axis(fed, behind, drafts, axis=1)
+        fed = mx.put_along_axis(fed, places[:, 1:], drafts, axis=1)
         logits, forward = self.runner.forward([row.sequence_id for row in rows], fed, widths, record=True)
         if logits.shape[1] != slots:
-            first = mx.array(known, dtype=mx.int32)[:, None] - 1
-            places = mx.minimum(first + mx.arange(slots), logits.shape[1] - 1)
             logits = mx.take_along_axis(logits, places[..., None], axis=1)
         logits = logits.astype(mx.float32)
         sampled = [self._sampled(row) for row in rows]
@@ -154,21 +146,9 @@ class Decoder:
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, proposal.counts, counts))
         self.watch.rewound(self._cached)
         return tuple(
-            replace(
-                self._outcome(row, read[index][: counts[index] + 1], scores, index, proposal.reasons[index]),
-                computed=row.computed + kept[index],
-                drafted=proposal.counts[index],
-                accepted=counts[index],
-                method=row.method if proposal.counts[index] else "off",
-            )
-            for index, row in enumerate(rows)
+            self._outcome(row, read[place][: counts[place] + 1], scores, place, kept[place], drafted, reason)
+            for place, (row, drafted, reason) in enumerate(zip(rows, proposal.counts, proposal.reasons, strict=True))
         )
-
-
-def check_length(runner: Runner | AloneRunner, name: str, computed: int) -> None:
-    """The one invariant: cached length == `computed`. Raises RuntimeError."""
-    if runner.length(name) != computed:
-        raise RuntimeError(f"cache holds {runner.length(name)} tokens of {name}, the plan says {computed}")
 
 
 def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:

@@ -12,7 +12,7 @@ from app.core.ports import EngineLimits
 from app.core.request import Request
 from app.core.step import DecodeStep, PrefillRow, PrefillStep, StepCost, StepPlan, StepResult
 from app.engine.alone import AloneRunner
-from app.engine.decoding import Decoder, check_length
+from app.engine.decoding import Decoder
 from app.engine.drafters import Outcome
 from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
 from app.engine.prefix_cache import PrefixCache
@@ -129,7 +129,7 @@ class Engine:
         by_id = {row.sequence_id: row for row in rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         for row in rows:
-            check_length(self.runner, row.sequence_id, row.start)
+            self.runner.caches.table.check(row.sequence_id, row.start)
         widths = [row.end - row.start for row in rows]
         tokens = padded([row.tokens[row.start : row.end] for row in rows])
         _, forward = self.runner.forward([row.sequence_id for row in rows], tokens, widths)

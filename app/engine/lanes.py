@@ -58,6 +58,11 @@ class SlotTable:
     def length(self, sequence_id: str) -> int:
         return self.lengths[self.slots[sequence_id]]
 
+    def check(self, sequence_id: str, computed: int) -> None:
+        """The one invariant: cached length == `computed`. Raises RuntimeError."""
+        if (length := self.length(sequence_id)) != computed:
+            raise RuntimeError(f"cache holds {length} tokens of {sequence_id}, the plan says {computed}")
+
     def select(self, sequence_ids: Sequence[str], width: int) -> Selection:
         """Aim the next forward at these sequences."""
         slots = [self.slots[name] for name in sequence_ids]

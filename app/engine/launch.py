@@ -57,11 +57,14 @@ def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
 
 @dataclass(frozen=True)
 class Launched:
-    """int32 `tokens` [rows], one per row of `sequence_ids`."""
+    """int32 `tokens` [rows], one per row of `sequence_ids`. The device begins with them at once."""
 
     sequence_ids: tuple[str, ...]
     tokens: mx.array
     scores: Scores | None = None
+
+    def __post_init__(self) -> None:
+        mx.async_eval(self.tokens, *(self.scores.arrays() if self.scores else ()))
 
     def only(self, wanted: Sequence[str]) -> "Launched | None":
         """The same launch without the rows that are not wanted; None when none is left."""
@@ -76,9 +79,6 @@ class Launched:
             self.tokens[index],
             None if self.scores is None else self.scores.rows(index),
         )
-
-    def start(self) -> None:
-        mx.async_eval(self.tokens, *(self.scores.arrays() if self.scores else ()))
 
 
 def feed(rows: Sequence[DecodeRow], launched: Launched | None) -> tuple[mx.array, list[int]]:

@@ -1,6 +1,8 @@
-"""Taps: hidden states of a model, caught by one generic wrapper around its decoder layers.
+"""What drafters take from a model: hidden states, caught by one generic wrapper around its decoder layers, and the use
+of its token embedding and its head.
 
-No model's forward code is repeated: the layer's class gets a subclass that notes what the layer puts out.
+No model's forward code is repeated: the layer's class gets a subclass that notes what the layer puts out. Where a part
+is in no known place, it is ModelUnavailable.
 """
 
 from collections.abc import Iterable
@@ -10,14 +12,16 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
+from app.core.config_values import Config, text_part
 from app.core.drafter_config import FINAL
+from app.core.errors import ModelUnavailable
 
 FINAL_NORMS = ("norm", "norm_f", "final_layernorm")
 EMBEDDINGS = ("embed_tokens", "tok_embeddings", "embeddings", "wte")
 
 
 class Taps:
-    """Catches the outputs of some layers of `model` in every forward. Raises ValueError for a layer it has not."""
+    """Catches the outputs of some layers of `model` in every forward. Raises ModelUnavailable for one it has not."""
 
     def __init__(self, model: nn.Module, layer_ids: Iterable[int]) -> None:
         self.layer_ids = tuple(sorted(set(layer_ids)))
@@ -27,7 +31,7 @@ class Taps:
         trunk = find_trunk(model)
         for layer_id in self.layer_ids:
             if not FINAL <= layer_id < len(trunk["layers"]):
-                raise ValueError(f"the model has no layer {layer_id}")
+                raise ModelUnavailable(f"the model has no layer {layer_id}")
             module = _final_norm(trunk) if layer_id == FINAL else trunk["layers"][layer_id]
             kind: Any = type(module)
             if not hasattr(kind, "tapped"):
@@ -41,25 +45,36 @@ class Taps:
         return caught
 
 
+class Target:
+    """Embedding and head of a loaded model, as its forward uses them. Raises ModelUnavailable."""
+
+    def __init__(self, model: nn.Module, config: Config, vocabulary_size: int) -> None:
+        self.vocabulary_size = vocabulary_size
+        self._embedding: Any = _embedding(find_trunk(model))
+        heads = (module["lm_head"] for _, module in model.named_modules() if "lm_head" in module)
+        self._head: Any = next(heads, None) or self._embedding.as_linear
+        settings = text_part(config)
+        scaled = str(config.get("model_type", "")).startswith("gemma")
+        self._scale = float(settings["hidden_size"]) ** 0.5 if scaled else 1.0
+        self._cap = float(settings.get("final_logit_softcapping") or 0.0)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Embeddings [rows, width, hidden] of int32 `tokens` [rows, width], as the target's first layer reads them."""
+        embedded: mx.array = self._embedding(tokens)
+        return embedded if self._scale == 1.0 else embedded * self._scale
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """float32 logits [rows, width, vocabulary] of hidden states behind the final norm."""
+        logits: mx.array = self._head(hidden)[..., : self.vocabulary_size].astype(mx.float32)
+        return mx.tanh(logits / self._cap) * self._cap if self._cap else logits
+
+
 def find_trunk(model: nn.Module) -> nn.Module:
-    """The module that holds the token embedding, the decoder layers and the final norm. Raises ValueError."""
+    """The module that holds the token embedding, the decoder layers and the final norm. Raises ModelUnavailable."""
     trunks = [module for _, module in model.named_modules() if "layers" in module and _embedding(module) is not None]
     if not trunks:
-        raise ValueError("the model keeps its layers in no known place")
+        raise ModelUnavailable("the model's hidden states cannot be read: it keeps its layers in no known place")
     return max(trunks, key=lambda module: len(module["layers"]))
-
-
-def embedding_of(model: nn.Module) -> Any:
-    """The token embedding. Raises ValueError."""
-    return _embedding(find_trunk(model))
-
-
-def head_of(model: nn.Module) -> Any:
-    """From hidden states behind the final norm [..., hidden] to logits [..., vocabulary]. Raises ValueError."""
-    for _, module in model.named_modules():
-        if "lm_head" in module:
-            return module["lm_head"]
-    return embedding_of(model).as_linear
 
 
 def _embedding(module: nn.Module) -> Any:
@@ -69,7 +84,7 @@ def _embedding(module: nn.Module) -> Any:
 def _final_norm(trunk: nn.Module) -> nn.Module:
     name = next((name for name in FINAL_NORMS if name in trunk), None)
     if name is None:
-        raise ValueError("the model has its final norm in no known place")
+        raise ModelUnavailable("the model's hidden states cannot be read: its final norm is in no known place")
     norm: nn.Module = trunk[name]
     return norm
 

@@ -27,8 +27,6 @@ class SlotState(mlx_cache.ArraysCache):
     `store` has none before the first forward, and never a row behind the last sequence: what is missing is zero.
     """
 
-    cache: list[Any]
-
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.store: tuple[mx.array, ...] = ()
@@ -46,13 +44,10 @@ class SlotState(mlx_cache.ArraysCache):
         if not all(live):
             wanted = mx.array(list(live))
             held = [rows[selection.first : selection.stop] for rows in self.store] or map(mx.zeros_like, states)
-            states = [
-                mx.where(wanted.reshape(-1, *[1] * (state.ndim - 1)), state, old)
-                for state, old in zip(states, held, strict=True)
-            ]
+            pairs = zip(states, held, strict=True)
+            states = [mx.where(wanted.reshape(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs]
         self.write_row(selection.first, states)
         self.cache = list(self.store)
-        self.lengths = None
 
     def read_row(self, slot: int) -> tuple[mx.array, ...]:
         """A copy [1, …] of each array; none when the row has not run yet."""
@@ -70,9 +65,7 @@ class SlotState(mlx_cache.ArraysCache):
         """The row `last` moves into the hole."""
         order = mx.array([*range(hole), last, *range(hole + 1, last)][:last], dtype=mx.int32)
         self.store = tuple(_grown(rows, last + 1)[order] for rows in self.store)
-
-    def clear(self) -> None:
-        self.store, self.cache = (), [None] * len(self.cache)
+        self.cache = list(self.store) or self.cache
 
 
 def _grown(rows: mx.array, count: int) -> mx.array:
@@ -114,10 +107,8 @@ class Caches:
         for lane in self.lanes.values():
             lane.set_base(hole, lane.base(last))
             lane.set_base(last, 0)
-        if last == 0:
-            emptied: list[SlotKV | SlotState] = [*self.kv, *self.states]
-            for cache in emptied:
-                cache.clear()
+        for cache in self.kv if last == 0 else ():
+            cache.clear()
 
 
 class UnknownCacheError(Exception):

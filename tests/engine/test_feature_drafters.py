@@ -50,7 +50,7 @@ def test_dflash_equals_its_reference_however_the_context_grew() -> None:
     runner = Runner(module, probe=False)
     runner.claim("a")
     features, block = mx.random.normal((1, 20, 64)), mx.random.normal((1, 6, 32))
-    extended(runner, module, features, [5, 6, 17])
+    extended(runner, module, module.fc(features), [5, 6, 17])
     for _ in range(2):  # a block is never committed: drafting twice gives the same
         hidden, _ = runner.forward(["a"], block, [6])
     wanted = reference.dflash(
@@ -62,7 +62,7 @@ def test_dflash_equals_its_reference_however_the_context_grew() -> None:
 def test_dflash_rows_of_different_length_equal_rows_alone() -> None:
     module = tiny_dflash_module("qwen3")
     together, alone = Runner(module, probe=False), Runner(module, probe=False)
-    features = {"a": mx.random.normal((1, 20, 64)), "b": mx.random.normal((1, 7, 64))}
+    features = {"a": mx.random.normal((1, 20, 32)), "b": mx.random.normal((1, 7, 32))}
     block = mx.random.normal((2, 4, 32))
     for name, mine in features.items():
         together.claim(name)
@@ -82,7 +82,7 @@ def test_eagle3_equals_its_reference() -> None:
     module = tiny_eagle3_module("qwen3")
     runner = Runner(module, probe=False)
     runner.claim("a")
-    embedded, hidden = mx.random.normal((1, 15, 32)), module.fuse(mx.random.normal((1, 15, 64)))
+    embedded, hidden = mx.random.normal((1, 15, 32)), module.fc(mx.random.normal((1, 15, 64)))
     output = extended(runner, module, mx.concatenate([embedded, hidden], axis=-1), [4, 9])
     states, logits = reference.eagle3(
         np.array(embedded[0]), np.array(hidden[0]), weights_of(module), heads=2, kv_heads=1

@@ -59,5 +59,6 @@ def test_the_first_forward_may_skip_rows() -> None:
     assert state.cache == [None, None]
     state.commit(Selection(1, 4, 1, (0, 0, 0)), [True, False, True], row(9.0, 3))
     assert held(state) == [[0.0, 9.0, 0.0, 9.0]] * 2
-    state.clear()
-    assert (state.store, state.cache) == ((), [None, None])
+    for last in (3, 2, 1, 0):
+        state.release(hole=last, last=last)
+    assert [array.size for array in (*state.store, *state.cache)] == [0] * 4, "who leaves last leaves nothing"

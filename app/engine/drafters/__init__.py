@@ -5,8 +5,7 @@ To add one: write a file with a subclass of `Drafter` and name it in `REGISTRY` 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
@@ -19,8 +18,7 @@ from app.engine.sampling import SampledRow
 from app.engine.unit import LoadedUnit
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Drafts of one cycle: int32 `tokens` [rows, K] (lazy) of which the first `counts[row]` are real.
 
     `reasons[row]` says why a row got none; empty when it got some. `logits` float32 [rows, K, vocabulary] are what the
@@ -33,8 +31,7 @@ class Proposal:
     logits: mx.array | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What one `forward` of the target left in its cache, row by row, prefill and plain steps included.
 
     `kept[row]` of the tokens that it was fed stayed. `tokens[row]` is a live view of prompt and output. Of

@@ -18,8 +18,7 @@ from app.core.drafter_config import SLIDING, DFlashConfig
 from app.core.model_folder import ModelFolder
 from app.core.step import DecodeRow
 from app.engine.drafters.draft_model import drawn_behind
-from app.engine.drafters.feature_module import Attention, FeatureModule, own_tensors
-from app.engine.drafters.features import FeatureDrafter
+from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, own_tensors
 from app.engine.sampling import SampledRow
 
 BORROWED = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")
@@ -31,27 +30,24 @@ class DFlashModel(FeatureModule):
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__(config)
-        size = config.hidden_size
-        self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
-        self.hidden_norm = nn.RMSNorm(size, eps=config.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = [TransformerBlock(config) for _ in config.layer_types]
         self.longest = config.block_size - 1
         for layer in self.layers:
-            layer.self_attn = Attention(config, size)
+            layer.self_attn = Attention(config, config.hidden_size)
 
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
         """The module of a folder, with lazy weights. Raises ModelUnavailable."""
-        weights = {name: value for name, value in own_tensors(folder).items() if not name.startswith(BORROWED)}
-        return cls(DFlashConfig.read(folder.config, target_config)).fill(weights)
+        return cls(DFlashConfig.read(folder.config, target_config)).fill(own_tensors(folder, *BORROWED))
 
     def make_cache(self) -> list[Any]:
         window = self.config.sliding_window
         return [RotatingKVCache(max_size=window) if kind == SLIDING else KVCache() for kind in self.config.layer_types]
 
     def extend(self, features: mx.array, cache: Sequence[Any]) -> mx.array:
-        """Let the context grow by `features` [rows, width, taps · hidden]."""
-        context = self.hidden_norm(self.fc(features))
+        """Let the context grow by `features` [rows, width, hidden]."""
+        context = self.hidden_norm(features)
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             layer.self_attn.extend(context, layer_cache)
         return context
@@ -70,9 +66,13 @@ class DFlash(FeatureDrafter):
     name = "dflash"
     load = DFlashModel.load
 
+    def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
+        """Features enter alone."""
+        return output
+
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
-        names, mask = [row.sequence_id for row in rows], self._module.config.mask_token_id
-        self._catch_up(names, [row.tokens for row in rows])
+        known, mask = {row.sequence_id: row.tokens for row in rows}, self._module.config.mask_token_id
+        self._catch_up(known)
         block = mx.array([[row.tokens[-1], *[mask] * width] for row in rows], dtype=mx.int32)
-        hidden, _ = self.runner.forward(names, self._target.embed(block), [1 + width] * len(rows))
+        hidden, _ = self.runner.forward(list(known), self._target.embed(block), [1 + width] * len(rows))
         return drawn_behind((), self._target.logits(hidden[:, 1:]), sampled, self._target_vocabulary)

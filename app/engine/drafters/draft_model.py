@@ -5,7 +5,7 @@ Its cache lags lazily: after a stretch without drafts (several requests in a bat
 missed, and after full acceptance the next first forward is two tokens wide.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -22,7 +22,7 @@ from app.engine.unit import LoadedUnit
 
 CATCH_UP_CHUNK_TOKENS = 512
 CATCH_UP_WIDTH_TOKENS = 16
-"""Up to this lag the missed tokens ride in the first draft forward; beyond, they are prefilled in chunks."""
+"""Up to this lag the missed tokens ride in the first draft forward; beyond, they are prefilled row by row in chunks."""
 
 
 def drawn_behind(
@@ -86,36 +86,34 @@ class DraftModel(Drafter):
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
         """int32 [rows, width] and the logits they were drawn from, for `rows` in slot order; nothing is read here."""
-        names = [row.sequence_id for row in rows]
-        output = self._catch_up(names, [row.tokens for row in rows])
+        known = {row.sequence_id: row.tokens for row in rows}
+        output = self._catch_up(known)
         self._states = []
-        chain: list[tuple[mx.array, mx.array]] = []
-        for _ in range(width):
-            drafts = [draft for draft, _ in chain]
-            if drafts:
-                output = self._feed(names, self._inputs(drafts[-1], output), [1] * len(names))
+        drafts: list[mx.array] = []
+        logits: list[mx.array] = []
+        while True:
             self._states.append(self.runner.state_rows())
-            chain.append(drawn_behind(drafts, self._logits(output), sampled, self._target_vocabulary))
-            mx.async_eval(chain[-1][0])  # the device drafts while the host builds the next forward
-        tokens, logits = (mx.concatenate(list(parts), axis=1) for parts in zip(*chain, strict=True))
-        return tokens, logits
+            draft, draft_logits = drawn_behind(drafts, self._logits(output), sampled, self._target_vocabulary)
+            mx.async_eval(draft)  # the device drafts while the host builds the next forward
+            drafts.append(draft)
+            logits.append(draft_logits)
+            if len(drafts) == width:
+                return mx.concatenate(drafts, axis=1), mx.concatenate(logits, axis=1)
+            output = self._feed(list(known), self._inputs(draft, output), [1] * len(known))
 
-    def _catch_up(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> mx.array:
-        """Feed what the model has not read yet of the rows' `tokens`; its last output of each [rows, 1, …].
-
-        Long gaps are prefilled row by row; the few tokens that are left then go in together.
-        """
-        for name, row in zip(names, tokens, strict=True):
-            while len(row) - (start := self.runner.length(name)) > CATCH_UP_WIDTH_TOKENS:
-                chunk = row[start : min(len(row) - 1, start + CATCH_UP_CHUNK_TOKENS)]
+    def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
+        """Feed what the model has not read yet of each row's `known` tokens; its last output of each [rows, 1, …]."""
+        for name, tokens in known.items():
+            while len(tokens) - (start := self.runner.length(name)) > CATCH_UP_WIDTH_TOKENS:
+                chunk = tokens[start : min(len(tokens) - 1, start + CATCH_UP_CHUNK_TOKENS)]
                 self._feed([name], padded([chunk]), [len(chunk)])
                 mx.async_eval(self.runner.caches.arrays())
-        missed = [row[self.runner.length(name) :] for name, row in zip(names, tokens, strict=True)]
-        return self._feed(names, padded(missed), [len(row) for row in missed])
+        missed = [tokens[self.runner.length(name) :] for name, tokens in known.items()]
+        return self._feed(list(known), padded(missed), [len(tokens) for tokens in missed])
 
-    def _inputs(self, drafts: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
-        """What the model reads for `drafts` int32 [rows, 1], which its last `output` [rows, 1, …] led to."""
-        return drafts
+    def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
+        """What the model reads for int32 `tokens` [rows, width]; `output` [rows, width, …] was put out before each."""
+        return tokens
 
     def _logits(self, output: mx.array) -> mx.array:
         return output

@@ -14,8 +14,8 @@ from mlx_lm.models.qwen3 import TransformerBlock
 from app.core.config_values import Config
 from app.core.drafter_config import Eagle3Config
 from app.core.model_folder import ModelFolder
-from app.engine.drafters.feature_module import Attention, FeatureModule, Target, own_tensors
-from app.engine.drafters.features import RecurrentDrafter
+from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, own_tensors
+from app.engine.layers import Target
 
 
 class Layer(TransformerBlock):
@@ -25,14 +25,13 @@ class Layer(TransformerBlock):
         super().__init__(config)
         self.self_attn = Attention(config, 2 * config.hidden_size)
         self.self_attn.q_norm = self.self_attn.k_norm = nn.Identity()
-        self.norm_before_residual = config.norm_before_residual
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def __call__(self, inputs: mx.array, mask: Any, cache: Any) -> mx.array:
         embedded, hidden = mx.split(inputs, 2, axis=-1)
         normed = self.hidden_norm(hidden)
         attended = self.self_attn(mx.concatenate([self.input_layernorm(embedded), normed], axis=-1), mask, cache)
-        hidden = (normed if self.norm_before_residual else hidden) + attended
+        hidden = (normed if self.args.norm_before_residual else hidden) + attended
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -43,7 +42,6 @@ class Eagle3Model(FeatureModule):
 
     def __init__(self, config: Eagle3Config, given: Container[str]) -> None:
         super().__init__(config)
-        self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = Layer(config)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         if "embed_tokens.weight" in given:
@@ -54,15 +52,9 @@ class Eagle3Model(FeatureModule):
     @classmethod
     def load(cls, folder: ModelFolder, target_config: Config) -> Self:
         """The module of a folder that `check_drafter` let pass, with lazy weights. Raises ModelUnavailable."""
-        tensors = own_tensors(folder)
-        weights = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items() if name != "t2d"}
+        tensors = own_tensors(folder, "t2d")
+        weights = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
         return cls(Eagle3Config.read(folder.config, target_config), weights).fill(weights)
-
-    def embed(self, tokens: mx.array, target: Target) -> mx.array:
-        return self.embed_tokens(tokens) if "embed_tokens" in self else target.embed(tokens)
-
-    def fuse(self, features: mx.array) -> mx.array:
-        return self.fc(features)
 
     def extend(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
         """Hidden states to feed back [rows, width, hidden]."""
@@ -80,7 +72,7 @@ class Eagle3Model(FeatureModule):
         return wide
 
 
-class Eagle3(RecurrentDrafter):
+class Eagle3(FeatureDrafter):
     """Drafts token by token with its own layer."""
 
     name = "eagle3"

@@ -1,26 +1,96 @@
-"""What drafters share that read the target's hidden states: features wait, row by row, until the context takes them.
+"""What drafters share that read the target's hidden states: their modules, how these are read from a folder, and the
+features, which wait row by row until the context takes them.
 
 A prompt's features enter the drafter's context chunk by chunk. Those of decode steps wait for the next proposal, so
 that a plain stretch costs nothing; at most `WAITING_TOKENS` of them are kept. What was dropped, or came from a prefix
 cache without features, is a gap: the context goes on behind it at the right positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import mlx.core as mx
+from mlx import nn
+from mlx_lm.models import qwen3
+from mlx_lm.models.cache import KVCache
+from mlx_lm.models.rope_utils import initialize_rope
 
+from app.core.drafter_config import DrafterConfig
 from app.core.errors import ModelUnavailable
+from app.core.model_folder import ModelFolder
 from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Outcome
 from app.engine.drafters.draft_model import DraftModel
-from app.engine.drafters.feature_module import FeatureModule, Target
+from app.engine.layers import Target
+from app.engine.rectangle import padded
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
 from app.engine.unit import LoadedUnit
 
 WAITING_TOKENS = 256
 EXTEND_AT_ONCE_TOKENS = 32
+
+
+class FeatureModule(nn.Module):
+    """One attention layer that reads embeddings and hidden states of the target and whose head is the target's, unless
+    a subclass says otherwise. Its verb `extend(inputs, cache)` lets the context grow; `fc` makes its inputs of features
+    [rows, width, taps · target hidden]."""
+
+    config: Any
+    longest: int
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.fc: Any = nn.Linear(len(config.taps) * config.target_hidden_size, config.hidden_size, bias=False)
+
+    def fill(self, weights: Mapping[str, mx.array]) -> Self:
+        """Take these weights, every one of them and nothing else. Raises ModelUnavailable."""
+        try:
+            return self.load_weights(list(weights.items()), strict=True)
+        except ValueError as error:
+            detail = " ".join(str(error).split())[:200]
+            raise ModelUnavailable(f"its tensors are not those of its config ({detail}); download it again") from error
+
+    def make_cache(self) -> list[Any]:
+        """The cache classes of the layers, as mlx-lm's models tell them."""
+        return [KVCache()]
+
+    def logits(self, hidden: mx.array, target: Target) -> mx.array:
+        """float32 logits [rows, width, vocabulary] over the target's tokens."""
+        return target.logits(hidden)
+
+
+class Attention(qwen3.Attention):
+    """Qwen3's over inputs of `input_size`, with the biases and rotary positions of the config."""
+
+    def __init__(self, config: DrafterConfig, input_size: int) -> None:
+        super().__init__(config)
+        size, bias = config.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(input_size, config.num_attention_heads * size, bias=bias)
+        self.k_proj = nn.Linear(input_size, config.num_key_value_heads * size, bias=bias)
+        self.v_proj = nn.Linear(input_size, config.num_key_value_heads * size, bias=bias)
+        self.o_proj = nn.Linear(config.num_attention_heads * size, config.hidden_size, bias=bias)
+        turned, scaling = int(size * config.partial_rotary_factor), dict(config.rope_scaling or {}) or None
+        self.rope = initialize_rope(
+            turned, config.rope_theta, config.rope_traditional, scaling, config.max_position_embeddings
+        )
+
+    def extend(self, x: mx.array, cache: Any) -> None:
+        """Write keys and values of `x` [rows, width, input] behind the cache."""
+        shape = (*x.shape[:2], self.n_kv_heads, -1)
+        keys = self.k_norm(self.k_proj(x).reshape(shape)).transpose(0, 2, 1, 3)
+        values = self.v_proj(x).reshape(shape).transpose(0, 2, 1, 3)
+        cache.update_and_fetch(self.rope(keys, offset=cache.offset), values)
+
+
+def own_tensors(folder: ModelFolder, *borrowed: str) -> dict[str, mx.array]:
+    """The (lazy) tensors of a folder by name, less a leading `model.`; none whose name begins like a `borrowed` one."""
+    files: list[Any] = [mx.load(str(folder.path / name)) for name in folder.weight_files]
+    tensors = {name.removeprefix("model."): value for file in files for name, value in file.items()}
+    return {name: value for name, value in tensors.items() if not name.startswith(borrowed)}
 
 
 class Waiting:
@@ -39,21 +109,20 @@ class Waiting:
         while self.stop - self.start > WAITING_TOKENS and len(self._parts) > 1:
             self.start += self._parts.pop(0).shape[1]
 
-    def take(self, count: int) -> mx.array:
-        """The oldest `count` features [1, count, size]."""
-        joined = mx.concatenate(self._parts, axis=1)
-        self._parts = [joined[:, count:]] if count < joined.shape[1] else []
-        self.start += count
-        return joined[:, :count]
+    def take(self) -> mx.array:
+        """All of them [1, n, size], and none is left."""
+        taken = mx.concatenate(self._parts, axis=1)
+        self._parts, self.start = [], self.stop
+        return taken
 
 
 class FeatureDrafter(DraftModel):
     """A draft model that is a `FeatureModule`, whose context is extended by what the target put out.
 
-    `shift` 1: a feature enters together with the token behind it (EAGLE, MTP); 0: alone (DFlash).
+    Unless a subclass says otherwise, it reads (token, hidden state of the position before) and drafts on its own state.
+    What drafting wrote is taken back at once; the accepted tokens enter again with the target's true features (EAGLE,
+    arXiv 2401.15077 and 2503.01840).
     """
-
-    shift = 0
 
     def __init__(self, runner: Runner, target: Target) -> None:
         self._module: FeatureModule = runner.model
@@ -61,15 +130,13 @@ class FeatureDrafter(DraftModel):
         context, vocabulary = self._module.config.max_position_embeddings, target.vocabulary_size
         super().__init__(runner, target_vocabulary=vocabulary, max_context_tokens=context)
         self.taps, self.longest = self._module.config.taps, self._module.longest
+        self._embed = self._module.get("embed_tokens", target.embed)
         self._waiting: dict[str, Waiting] = {}
 
     @classmethod
     def open(cls, unit: LoadedUnit) -> Drafter:
         draft = unit.draft(cls.name)
-        try:
-            target = Target(unit.target, unit.config, unit.vocabulary_size)
-        except ValueError as error:
-            raise ModelUnavailable(f"the model's hidden states cannot be read: {error}") from error
+        target = Target(unit.target, unit.config, unit.vocabulary_size)
         return cls(Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens, probe=False), target)
 
     def admit(self, request: Request) -> None:
@@ -82,16 +149,15 @@ class FeatureDrafter(DraftModel):
 
     def observe(self, outcome: Outcome) -> None:
         """Keep the features of what stayed; a prompt's go into the context at once."""
-        forward, kept = outcome.forward, outcome.kept
-        members = {row: name for row, name in enumerate(forward.sequence_ids) if name in self._waiting and kept[row]}
-        if not members or not forward.features:
-            return
+        forward = outcome.forward
         features = mx.concatenate([forward.features[tap] for tap in self.taps], axis=-1)
-        for row, name in members.items():
-            self._waiting[name].add(forward.starts[row], features[row : row + 1, : kept[row]])
-            if kept[row] >= EXTEND_AT_ONCE_TOKENS:
-                self._catch_up([name], [outcome.tokens[row]])
-                mx.async_eval(self.runner.caches.arrays())
+        for row, name in enumerate(forward.sequence_ids):
+            tokens, kept, waiting = outcome.tokens[row], outcome.kept[row], self._waiting.get(name)
+            if waiting is not None and kept:
+                waiting.add(forward.starts[row], features[row : row + 1, :kept])
+                if kept >= EXTEND_AT_ONCE_TOKENS and waiting.stop < len(tokens):
+                    self._catch_up({name: tokens})
+                    mx.async_eval(self.runner.caches.arrays())
 
     def _refusal(self, row: DecodeRow, limit: int) -> str:
         waiting = self._waiting.get(row.sequence_id)
@@ -101,33 +167,20 @@ class FeatureDrafter(DraftModel):
             return "the hidden states of the last tokens are still to come"
         return super()._refusal(row, limit)
 
-    def _catch_up(self, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> mx.array:
-        """Let the context take all waiting features that can enter."""
-        parts = []
-        for name, row in zip(names, tokens, strict=True):
+    def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
+        """Let the context take all waiting features, each with the token behind it."""
+        behind, parts = [], []
+        for name, tokens in known.items():
             waiting = self._waiting[name]
-            start, stop = waiting.start, min(waiting.stop, len(row) - self.shift)
-            self.runner.skip(name, start)
-            part = self._module.fuse(waiting.take(stop - start))
-            if self.shift:
-                part = self._inputs(mx.array([list(row[start + 1 : stop + 1])], dtype=mx.int32), part)
-            parts.append(part)
-        widths = [part.shape[1] for part in parts]
-        padded = [mx.pad(part, [(0, 0), (0, max(widths) - part.shape[1]), (0, 0)]) for part in parts]
-        return self._feed(names, mx.concatenate(padded), widths)
+            self.runner.skip(name, waiting.start)
+            behind.append(tokens[waiting.start + 1 : waiting.stop + 1])
+            parts.append(waiting.take())
+        widths = [len(tokens) for tokens in behind]
+        parts = [mx.pad(part, [(0, 0), (0, max(widths) - part.shape[1]), (0, 0)]) for part in parts]
+        return self._feed(list(known), self._inputs(padded(behind), self._module.fc(mx.concatenate(parts))), widths)
 
-
-class RecurrentDrafter(FeatureDrafter):
-    """EAGLE-3 and MTP: a layer that reads (token, hidden state of the position before) and drafts on its own state.
-
-    What drafting wrote is taken back at once; the accepted tokens enter again with the target's true features (EAGLE,
-    arXiv 2401.15077 and 2503.01840).
-    """
-
-    shift = 1
-
-    def _inputs(self, drafts: mx.array, output: mx.array) -> mx.array:
-        return mx.concatenate([self._module.embed(drafts, self._target), output], axis=-1)
+    def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:
+        return mx.concatenate([self._embed(tokens), output], axis=-1)
 
     def _logits(self, output: mx.array) -> mx.array:
         return self._module.logits(output, self._target)
@@ -135,5 +188,5 @@ class RecurrentDrafter(FeatureDrafter):
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
         drawn = super()._draft(rows, sampled, width)
         for row in rows:
-            self.runner.rewind(row.sequence_id, len(row.tokens) - self.shift)
+            self.runner.rewind(row.sequence_id, len(row.tokens) - 1)
         return drawn

@@ -18,8 +18,7 @@ from mlx_lm.models import deepseek_v3, qwen3_5, qwen3_next
 from app.core.config_values import Config, text_part
 from app.core.drafter_config import MtpConfig
 from app.core.model_folder import ModelFolder
-from app.engine.drafters.feature_module import FeatureModule, Tensors, own_tensors
-from app.engine.drafters.features import RecurrentDrafter
+from app.engine.drafters.features import FeatureDrafter, FeatureModule, own_tensors
 
 NAMES = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "shared_head.norm": "norm"}
 """Of what surrounds the layer: DeepSeek's, by Qwen's."""
@@ -35,6 +34,7 @@ class MtpModel(FeatureModule):
 
     def __init__(self, config: MtpConfig, layer: nn.Module) -> None:
         super().__init__(config)
+        self.fc = nn.Identity()
         self.zero_first_embedding = config.layout == "deepseek"
         self.enorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hnorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -64,7 +64,7 @@ class MtpModel(FeatureModule):
         return self.norm(self.layer(x, mask=mask, cache=cache[0]))
 
 
-class Mtp(RecurrentDrafter):
+class Mtp(FeatureDrafter):
     """Drafts with the head that the target was trained with; beyond the first token it is fed its own state."""
 
     name = "mtp"
@@ -87,7 +87,7 @@ def _layer(config: MtpConfig, target: Config, tensors: Iterable[str]) -> tuple[n
     return kind(arguments, arguments.full_attention_interval - 1), {"n_routed_experts": arguments.num_experts}
 
 
-def _weights(tensors: Tensors, arguments: Mapping[str, Any]) -> dict[str, mx.array]:
+def _weights(tensors: Mapping[str, mx.array], arguments: Mapping[str, Any]) -> dict[str, mx.array]:
     """By parameter. DeepSeek's `sanitize` stacks the experts of every family and leaves norms alone."""
     whole = dict(tensors)
     if "mlp.experts.gate_up_proj" in whole:  # Qwen3.5's are stacked, gate and up in one
@@ -104,7 +104,7 @@ def _weights(tensors: Tensors, arguments: Mapping[str, Any]) -> dict[str, mx.arr
     return weights
 
 
-def _shifted(weights: Tensors) -> dict[str, mx.array]:
+def _shifted(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Weights whose norms are shifted, in float32, if they are stored centred: all of them or none."""
     norms = {name: value.astype(mx.float32) for name, value in weights.items() if "norm" in name and value.ndim == 1}
     centred = float(mx.mean(mx.concatenate(list(norms.values())))) < CENTRED_NORM_MEAN

@@ -35,7 +35,6 @@ class Text:
         self._places: dict[tuple[int, ...], list[int]] = {}
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Go on."""
         for token in tokens:
             self.tokens.append(token)
             self._here().append(len(self.tokens))
