@@ -21,11 +21,9 @@ MOODS = (0.15, 0.4, 0.65, 0.85)
 """Shares of drafts that are right; texts between two of them are alike."""
 FIRST_BELIEF = 0.7
 """How likely a draft is, before the first observation."""
-CONTEXTS = (1_024, 4_096, 16_384)
-"""A drafter gets worse with the context; lengths up to each of these, and beyond the last, are told apart."""
+CONTEXT_TOKENS = 1_024
+"""A drafter gets worse with the context: lengths below, and each doubling, are told apart."""
 POSITIONS = 16
-CYCLE_TOKENS = 17
-"""Any cycle may leave so many tokens unread."""
 
 Chances = tuple[float, ...]
 """Of each position, that its draft is accepted like those before it."""
@@ -152,9 +150,9 @@ class History:
     def chances(self, method: str, row: Drafting) -> Chances:
         """What to expect of the method's next proposal for this row."""
         kind = row.kind(method)
-        chances = self._chances(self._situation(kind, row))
-        record = self._records.get(row.request_id, {}).get(kind)
-        if record is None:
+        situation = self._situation(kind, row)
+        chances, record = self._chances(situation), self._records.get(row.request_id, {}).get(kind)
+        if record is None or not situation.whose:
             return chances
         share = record.right / (record.right + record.wrong)
         weight = record.cycles / (record.cycles + OWN_WEIGHT)
@@ -171,14 +169,14 @@ class History:
             return 0
         record = self._records.get(row.request_id, {}).get(Kind(method), _Record())
         behind = row.context_tokens - record.context_tokens
-        return behind if behind > CYCLE_TOKENS else 0
+        return behind if behind > POSITIONS + 1 else 0
 
     def forget(self, request_id: str) -> None:
         """The request is over; what it taught stays."""
         self._records.pop(request_id, None)
 
     def _situation(self, kind: Kind, row: Drafting) -> _Situation:
-        context = sum(row.context_tokens >= limit for limit in CONTEXTS)
+        context = (row.context_tokens // CONTEXT_TOKENS).bit_length()
         records = self._records.get(row.request_id, {})
         if kind.match and kind in records:
             return _Situation(kind, context, kind.method, records[kind].mood)

@@ -5,6 +5,7 @@ Pure decisions: no clock and no I/O. Tokens never depend on them, so a wrong gue
     expected tokens per second = sum over rows of sum_{j=0..K} prod_{i<=j} acceptance_i / (draft cost + verify cost)
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,9 +32,6 @@ READING_TOKENS, READING_MEMORY = 128, 4
 """A drafter that must read what it missed has to make up for it within so many tokens of each row; samples of it."""
 CHANGE_GAIN = 1.04
 """A change must promise this much; what promises less than plain decoding goes back to it."""
-NO_READING = Average(0.0)
-MEASURING = "measuring what a plain step costs, to compare"
-NOTHING_OFFERED = "no earlier text matches"
 
 
 class Option(NamedTuple):
@@ -109,7 +107,7 @@ class Governor:
         self.costs = CostTable(measured)
         self._history = History()
         self._offering: set[str] = set()
-        self._reading: dict[str, Average] = {}
+        self._reading = defaultdict[str, Average](lambda: Average(0.0))
         self._memo: tuple[object, Estimates] = None, {}
         self._speakers: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
@@ -127,7 +125,7 @@ class Governor:
         self._credit_steps = min(MOST_CREDIT, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
         kind, detail = "draft", ""
         if self._measures(estimates[option].rate / estimates[OFF].rate):
-            option, kind, detail = OFF, "measuring", MEASURING
+            option, kind, detail = OFF, "measuring", "measuring what a plain step costs, to compare"
         elif trial := self._worth_trying(option, estimates):
             self._trial = estimates[trial].seconds + estimates[trial].reading, estimates[option].rate
             option, kind = trial, "probe"
@@ -136,7 +134,7 @@ class Governor:
             rivals = [each for each in estimates if each != OFF]
             weighed = max(rivals, key=lambda each: estimates[each].rate, default=OFF)
             if kind == "draft":
-                kind, detail = ("plain", "") if rivals else ("drafter", NOTHING_OFFERED)
+                kind, detail = ("plain", "") if rivals else ("drafter", "no earlier text matches")
         why = estimates[weighed]
         return Choice(*option, Decision(kind, *weighed, why.seconds, why.acceptance, detail))
 
@@ -146,7 +144,7 @@ class Governor:
         if unread and step.seconds:
             known = self.costs.curves(step.widest.method, step.rows).cycles[step.width - 1]
             steps = step.seconds / self.costs.plain(step.rows) - known
-            self._reading.setdefault(step.widest.method, Average(0.0)).learn(steps / unread, READING_MEMORY)
+            self._reading[step.widest.method].learn(steps / unread, READING_MEMORY)
         self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
         widest, trial, self._trial = step.widest, self._trial, None
         if trial and widest.asked:  # else it only delivered an earlier forward, and the trial is still to come
@@ -228,7 +226,7 @@ class Governor:
             ]
             _, _, cycles, at_best = self.costs.curves(method, rows)
             unread = sum(self._history.unread(method, row) for row in drafting)
-            reading = max(0.0, self._reading.get(method, NO_READING).value) * unread
+            reading = max(0.0, self._reading[method].value) * unread
             first = sum(each[1] for each in tokens) / len(tokens) - 1
             beliefs = list(zip(tokens, doubts, limits, strict=True))
             for length in _lengths(max(limits)):
