@@ -25,8 +25,7 @@ DRAWN_STEPS = 8
 """So long a drawn curve is believed, while nothing new is known."""
 SHORTEST_SECONDS = 1e-7
 BEYOND, UNKNOWN_SLOPE = 0.5, 0.02
-"""Beyond the last measured width this part of the slope so far is believed, and at least so many plain steps a column:
-optimistic, so that it is tried."""
+"""Beyond the last measured width this part of the slope so far is believed, at least so many plain steps a column."""
 
 DRAFTS = np.arange(96)
 """More than any request may ask for, with what rides along after a rewind."""
@@ -59,7 +58,6 @@ class _Cost(Average):
 
     origin: float = 0.0
     step: int = -STALE_STEPS
-    last: tuple[float, ...] = ()
 
 
 class Curves(NamedTuple):
@@ -192,9 +190,7 @@ class CostTable:
         """The first sample of a shape counts as much as what was expected of it."""
         sample = max(sample, SHORTEST_SECONDS)
         cost = table.setdefault(shape, _Cost(sample if expected is None else expected, 1.0))
-        cost.last = (*cost.last[-2:], sample)
-        middle = sorted(cost.last)[(len(cost.last) - 1) // 2]
-        cost.learn(min(max(middle, cost.value / 2), 2 * cost.value), MEMORY)  # no outlier (a pause) moves it by much
+        cost.learn(min(max(sample, cost.value / 2), 2 * cost.value), MEMORY)  # no outlier (a pause) moves it by much
         cost.step = self._step
         return cost
 

@@ -55,13 +55,8 @@ class Drafting:
     context_tokens: int = 0
     offered: Mapping[str, Offer] = field(default_factory=dict)
 
-    def kind(self, method: str) -> Kind:
-        """What the method would draft now."""
-        return Kind.of(method, self.offered.get(method))
 
-
-@dataclass(frozen=True, slots=True)
-class DraftObservation:
+class DraftObservation(NamedTuple):
     """One row of a step: drafts asked of `method`, verified ones, accepted ones. `asked` 0: the method had no say.
 
     What is asked for and not drafted counts as missed. `match`: of an offer, the class of its match; `first`: so many
@@ -149,7 +144,7 @@ class History:
 
     def chances(self, method: str, row: Drafting) -> Chances:
         """What to expect of the method's next proposal for this row."""
-        kind = row.kind(method)
+        kind = Kind.of(method, row.offered.get(method))
         situation = self._situation(kind, row)
         chances, record = self._chances(situation), self._records.get(row.request_id, {}).get(kind)
         if record is None or not situation.whose:
@@ -160,7 +155,7 @@ class History:
 
     def weight(self, method: str, row: Drafting) -> float:
         """How many cycles of this situation are behind that."""
-        positions = self._beliefs.get(self._situation(row.kind(method), row))
+        positions = self._beliefs.get(self._situation(Kind.of(method, row.offered.get(method)), row))
         return positions[0].weight if positions else 0.0
 
     def unread(self, method: str, row: Drafting) -> int:
@@ -194,11 +189,8 @@ class History:
     def _draw(self, situation: _Situation) -> Chances:
         """Evidence, and as much as `FIRST_WEIGHT` cycles of what is believed anyway: that a position is like the one
         before it, and for the other half what is known in general."""
-        general = None
-        if situation.whose:
-            general = self._chances(situation._replace(whose="", mood=0))
-        elif situation.context:
-            general = self._chances(situation._replace(context=situation.context - 1))
+        context = situation.context if situation.whose else situation.context - 1
+        general = self._chances(_Situation(situation.kind, context)) if context >= 0 else None
         positions = self._beliefs.get(situation)
         if positions is None:
             return general or (situation.kind.first_belief,) * POSITIONS

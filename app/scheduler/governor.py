@@ -7,7 +7,6 @@ Pure decisions: no clock and no I/O. Tokens never depend on them, so a wrong gue
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from typing import NamedTuple
@@ -20,11 +19,9 @@ FIRST_STEPS, PLAIN_STEPS = 3, 2
 """In which plain decoding is measured: when nothing is known of it, and again."""
 PLAIN_PAUSE_STEPS, PLAIN_DOUBT = 192, 1.5
 """After so many steps without it, plain decoding is measured again, unless drafting is that much better."""
-FIRST_CREDIT, MOST_CREDIT, LEAST_LOSS = 1.0, 2.5, 0.05
-"""Plain steps that trials may lose when a request starts and that can be saved for them; a trial counts as one of at
-least the last."""
-TRIAL_SHARE = 0.01
-"""Of the time that trials may lose later. What is learnt early pays longest."""
+FIRST_CREDIT, MOST_CREDIT, TRIAL_SHARE, LEAST_LOSS = 1.0, 2.5, 0.01, 0.05
+"""Plain steps that trials may lose when a request starts (what is learnt early pays longest) and that can be saved for
+them, the share of the time that is, and what each trial counts for at least."""
 HOPE, HOPE_GAIN = 3.0, 1.2
 """Cycles that all go well and are added to the evidence to tell what an option may be worth; a trial must promise the
 second."""
@@ -42,20 +39,17 @@ class Option(NamedTuple):
 
 
 OFF = Option(PLAIN, 0)
-ALLOWED = Decision()
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """How one row drafts, and why."""
 
     method: str = PLAIN
     num_draft_tokens: int = 0
-    why: Decision = ALLOWED
+    why: Decision = Decision()
 
 
-@dataclass(frozen=True, slots=True)
-class StepObservation:
+class StepObservation(NamedTuple):
     """One decode step as the governor sees it. `width` is the padded forward's, `seconds` includes the drafting,
     `context_tokens` are those of the longest row.
 
@@ -93,9 +87,6 @@ class _Estimate(NamedTuple):
         return max(LEAST_LOSS, self.seconds + self.reading - self.tokens / rate)
 
 
-Estimates = Mapping[Option, _Estimate]
-
-
 class Governor:
     """One per loaded model, shared by its requests.
 
@@ -108,7 +99,7 @@ class Governor:
         self._history = History()
         self._offering: set[str] = set()
         self._reading = defaultdict[str, Average](lambda: Average(0.0))
-        self._memo: tuple[object, Estimates] = None, {}
+        self._memo: tuple[object, Mapping[Option, _Estimate]] = None, {}
         self._speakers: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
         self._measuring_steps = self._steps_since_plain = 0
@@ -190,7 +181,7 @@ class Governor:
         self._measuring_steps -= measures
         return measures
 
-    def _worth_trying(self, current: Option, estimates: Estimates) -> Option | None:
+    def _worth_trying(self, current: Option, estimates: Mapping[Option, _Estimate]) -> Option | None:
         """What may gain most for what it probably loses, among what the credit pays for."""
         rate = estimates[current].rate
         gains = {
@@ -200,7 +191,7 @@ class Governor:
         }
         return max(gains, key=gains.__getitem__, default=None)
 
-    def _weighed(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Estimates:
+    def _weighed(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
         """Estimates, made anew only where something was learnt: plain steps in a row cost the host next to nothing."""
         offers = tuple((row.request_id, *row.offered.values()) for row in drafting)
         key = (rows, methods, offers, self._history.version, self.costs.version)
@@ -208,7 +199,9 @@ class Governor:
             self._memo = key, self._estimates(rows, drafting, methods)
         return self._memo[1]
 
-    def _estimates(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Estimates:
+    def _estimates(
+        self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]
+    ) -> Mapping[Option, _Estimate]:
         self._offering |= {name for row in drafting for name in row.offered}
         estimates = {OFF: _Estimate(rows, rows)}
         for method in methods:
@@ -247,7 +240,7 @@ def _lengths(most: int) -> Sequence[int]:
     return sorted({min(length, most) for length in DRAFT_LENGTHS})
 
 
-def _settled(current: Option, estimates: Estimates) -> Option:
+def _settled(current: Option, estimates: Mapping[Option, _Estimate]) -> Option:
     """The best option when it is better by more than noise."""
     if current not in estimates or estimates[current].rate < estimates[OFF].rate:
         current = OFF

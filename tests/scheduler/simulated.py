@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from app.core.step import DRAFT_LENGTHS, Offer, StepCost
@@ -70,7 +70,7 @@ class Machine:
         for name, offer in ran.row.offered.items():
             tokens = 1 + ran.accepted
             if offer.tokens and name == ran.method:
-                told.append(replace(ran, match=MATCHED_TOKENS.bit_length()))
+                told.append(ran._replace(match=MATCHED_TOKENS.bit_length()))
             elif offer.tokens:
                 hits = self.drafters[name].hits(tokens, chance)
                 tried = min(hits + 1, tokens)
