@@ -118,7 +118,7 @@ class CostTable:
         slowdown, known = self._slowdowns[(context // SHORT_TOKENS).bit_length()], self._forwards.get(shape)
         drafting, expected, *_ = (curve[shape.drafts] for curve in self.curves(method, rows))
         if warm and known and context >= SHORT_TOKENS:
-            slowdown.learn(seconds / (drafting + known.value), SLOWDOWN_MEMORY)
+            slowdown.learn(min(4.0, seconds / (drafting + known.value)), SLOWDOWN_MEMORY)
         if draft_seconds is not None and shape.drafts:
             drafting = draft_seconds / slowdown.value
             self._learn(self._drafts, shape, drafting)
@@ -204,5 +204,5 @@ def _curve(points: Mapping[int, float], at: npt.NDArray[np.int64], *, beyond: fl
     places, seconds = zip(*sorted(points.items()), strict=True)
     slope = (seconds[-1] - seconds[0]) / max(1, places[-1] - places[0])
     further = np.maximum(0, at - places[-1])
-    steeper = max(beyond * slope, UNKNOWN_SLOPE * seconds[0])
-    return np.asarray(np.interp(at, places, seconds) + steeper * further, dtype=np.float64)
+    rise = max(beyond * slope, UNKNOWN_SLOPE * seconds[0])
+    return np.asarray(np.interp(at, places, seconds) + rise * further, dtype=np.float64)

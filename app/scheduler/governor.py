@@ -53,8 +53,8 @@ class StepObservation(NamedTuple):
     """One decode step as the governor sees it. `width` is the padded forward's, `seconds` includes the drafting,
     `context_tokens` are those of the longest row.
 
-    `draft_seconds` None: the drafting was not timed. `typical` False: it delivered an earlier forward and launched
-    none, so its time says nothing about the next ones.
+    `draft_seconds` None: the drafting was not timed. `typical` False: it only delivered an earlier forward, or read a
+    prompt, so its time says nothing about the next ones.
     """
 
     rows: int
