@@ -19,6 +19,10 @@ from app.core.errors import ModelUnavailable
 FINAL_NORMS = ("norm", "norm_f", "final_layernorm")
 EMBEDDINGS = ("embed_tokens", "tok_embeddings", "embeddings", "wte")
 
+UNREADABLE = (
+    "the model's hidden states cannot be read: {} in no known place; draft with n-grams or a draft model instead"
+)
+
 
 class Taps:
     """Catches the outputs of some layers of `model` in every forward. Raises ModelUnavailable for one it has not."""
@@ -73,7 +77,7 @@ def find_trunk(model: nn.Module) -> nn.Module:
     """The module that holds the token embedding, the decoder layers and the final norm. Raises ModelUnavailable."""
     trunks = [module for _, module in model.named_modules() if "layers" in module and _embedding(module) is not None]
     if not trunks:
-        raise ModelUnavailable("the model's hidden states cannot be read: it keeps its layers in no known place")
+        raise ModelUnavailable(UNREADABLE.format("its layers are"))
     return max(trunks, key=lambda module: len(module["layers"]))
 
 
@@ -84,7 +88,7 @@ def _embedding(module: nn.Module) -> Any:
 def _final_norm(trunk: nn.Module) -> nn.Module:
     name = next((name for name in FINAL_NORMS if name in trunk), None)
     if name is None:
-        raise ModelUnavailable("the model's hidden states cannot be read: its final norm is in no known place")
+        raise ModelUnavailable(UNREADABLE.format("its final norm is"))
     norm: nn.Module = trunk[name]
     return norm
 
