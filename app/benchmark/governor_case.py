@@ -1,19 +1,20 @@
 """The governor over ten mixed workloads of the embedded models, against every fixed setting that a client may ask for.
 
-The rounds go through all workloads; in each, every setting answers the same requests, in an order that turns from
-round to round. The fixed settings share one scheduler and the governor has its own, so that it learns only from its own
-steps: from what a load measured, through one workload after the other, as in a server. Beside it runs one that was just
-loaded for each turn ("just loaded" in the notes, over the best fixed setting like "of the best").
+A sweep finds the best fixed setting of each and the best single one for all. Then the governor takes turns with these
+two, in rounds of their own: the best of many settings is the luckiest one of its sweep, too. Rounds go through all
+workloads; all answer the same requests, in an order that turns from round to round. The fixed settings share one
+scheduler and the governor has its own, so that it learns only from its own steps: from what a load measured, through
+one workload after the other, as in a server.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from app.benchmark.cases import TOKENS_PER_SECOND, Bench, Case
 from app.benchmark.measure import CaseResult, Check, Sample, Series
 from app.benchmark.ours import OurSide
-from app.benchmark.verdict import Rates, judge, paired
+from app.benchmark.verdict import Rates, Taken, best_single, judge, where_loaded
 from app.benchmark.workloads import ASSISTANT, HYBRID, LONGEST_ANSWER_TOKENS, WORKLOADS, Workload
 from app.benchmark.workshop import DEMO_MODELS
 from app.core.messages import DraftSpecification, ModelSpecification
@@ -34,9 +35,9 @@ FIXED_LENGTHS, QUICK_LENGTHS = (1, 4, 7, 15), (4,)
 WARM_UP_TOKENS = 16
 QUICK_BELOW_TOKENS, QUICK_REQUESTS = 100, 2
 """A bench that asks for fewer tokens than that wants to know whether it runs at all."""
+TURNS_A_ROUND = 2
+"""Of the governor and its rivals, for each round of the sweep: what is compared is measured longer."""
 WORST, MEAN, LEAD = 0.9, 0.95, 1.0
-JUST_LOADED = Setting("auto", -1)
-"""The governor with nothing but what a load measures."""
 
 
 @dataclass(slots=True)
@@ -85,8 +86,6 @@ class LoadedModel:
 
     def side(self, setting: Setting) -> OurSide:
         """Who takes the turns of a setting."""
-        if setting == JUST_LOADED:
-            return self._fixed.beside()
         return self._governor if setting == GOVERNOR else self._fixed
 
     def settings(self, lengths: Sequence[int]) -> tuple[Setting, ...]:
@@ -142,10 +141,10 @@ class Turns:
 
 def speculation_of(setting: Setting) -> SpeculationRequest:
     """As a client asks for it."""
-    return SpeculationRequest(method=setting.method, num_draft_tokens=max(0, setting.drafts) or None)
+    return SpeculationRequest(method=setting.method, num_draft_tokens=setting.drafts or None)
 
 
-Taken = dict[Setting, list[Answered]]
+Answers = Mapping[Setting, Sequence[Answered]]
 """By setting, one for each round."""
 
 TEN_SUMMARY = "the governor over ten mixed workloads of the embedded models, against the best of all fixed settings"
@@ -157,39 +156,46 @@ def run_governor_ten(bench: Bench) -> CaseResult:
     models = {name: LoadedModel(name) for name in DRAFTERS}
     most_tokens = bench.tokens if quick else LONGEST_ANSWER_TOKENS
     turns = [Turns(each, models[each.model], most_tokens=most_tokens, quick=quick) for each in WORKLOADS]
-    taken = take_all(turns, QUICK_LENGTHS if quick else FIXED_LENGTHS, bench.rounds, bench.progress)
+    fixed = [each.model.settings(QUICK_LENGTHS if quick else FIXED_LENGTHS) for each in turns]
+    for each, settings in zip(turns, fixed, strict=True):
+        for setting in settings:
+            bench.progress(f"{each.name}: warm-up of {setting.name}")
+            each.warm_up(setting)
+    swept = take_all(turns, fixed, bench.rounds, lambda told: bench.progress(f"sweep: {told}"))
+    sweeps = [rates_of(answers) for answers in swept]
+    single = best_single(sweeps)
+    # The governor does not warm up: what it meets first counts.
+    rivals = [[*dict.fromkeys((best_single([each]), where_loaded(single, each))), GOVERNOR] for each in sweeps]
+    answers = take_all(turns, rivals, TURNS_A_ROUND * bench.rounds, bench.progress)
     for model in models.values():
         model.close()
-    rates = [rates_of(each.name, results) for each, results in zip(turns, taken, strict=True)]
+    rates = [
+        Rates(each.name, sweep, rates_of(answered))
+        for each, sweep, answered in zip(turns, sweeps, answers, strict=True)
+    ]
     verdict = judge(rates)
     checks = (
         Check(f"worst: {verdict.worst_name} / best fixed", verdict.worst, WORST),
         Check("geometric mean / best fixed", verdict.mean, MEAN),
         Check(f"geometric mean / {verdict.single.name}", verdict.lead, LEAD),
     )
-    series = [one for rate, results in zip(rates, taken, strict=True) for one in series_of(rate, results)]
-    notes = {key: value for rate, results in zip(rates, taken, strict=True) for key, value in notes_of(rate, results)}
+    everything = list(zip(rates, swept, answers, strict=True))
+    series = [one for rate, _, answered in everything for one in series_of(rate, answered[GOVERNOR])]
+    notes = {key: value for rate, *answered in everything for key, value in notes_of(rate, *answered)}
     return CaseResult("governor_ten", TEN_SUMMARY, TOKENS_PER_SECOND, tuple(series), checks, notes)
 
 
 def take_all(
-    turns: Sequence[Turns], lengths: Sequence[int], rounds: int, progress: Callable[[str], None]
-) -> list[Taken]:
-    """A round of all workloads after the other, with one turn of every setting in each. The fixed settings warm up, the
-    governor does not: what it meets first counts."""
-    settings = [each.model.settings(lengths) for each in turns]
-    for each, fixed in zip(turns, settings, strict=True):
-        for setting in fixed:
-            progress(f"{each.name}: warm-up of {setting.name}")
-            each.warm_up(setting)
-    taken: list[Taken] = [{} for _ in turns]
+    turns: Sequence[Turns], settings: Sequence[Sequence[Setting]], rounds: int, progress: Callable[[str], None]
+) -> list[Answers]:
+    """A round of all workloads after the other, with one turn of every setting in each."""
+    taken: list[dict[Setting, list[Answered]]] = [{} for _ in turns]
     for number in range(rounds):
-        for each, fixed, results in zip(turns, settings, taken, strict=True):
+        for each, everyone, answers in zip(turns, settings, taken, strict=True):
             progress(f"{each.name}: round {number + 1} of {rounds}")
-            everyone = (*fixed, GOVERNOR, JUST_LOADED)
             for setting in rotated(everyone, number * len(everyone) // rounds):
-                results.setdefault(setting, []).append(each.take(setting))
-    return taken
+                answers.setdefault(setting, []).append(each.take(setting))
+    return [*taken]
 
 
 def rotated(settings: Sequence[Setting], by: int) -> list[Setting]:
@@ -197,41 +203,36 @@ def rotated(settings: Sequence[Setting], by: int) -> list[Setting]:
     return [*settings[by:], *settings[:by]]
 
 
-def rates_of(name: str, results: Taken) -> Rates:
-    """Only the rates; the fixed settings in their usual order, so that equals stay equal."""
-    rates = {setting: tuple(one.tokens_per_second for one in answers) for setting, answers in results.items()}
-    fixed = {setting: rates[setting] for setting in sorted(rates) if setting not in {GOVERNOR, JUST_LOADED}}
-    return Rates(name, fixed, rates[GOVERNOR])
+def rates_of(answers: Answers) -> Taken:
+    """Only the rates."""
+    return {setting: tuple(one.tokens_per_second for one in answered) for setting, answered in answers.items()}
 
 
-def series_of(rates: Rates, results: Taken) -> tuple[Series, Series]:
+def series_of(rates: Rates, governor: Sequence[Answered]) -> tuple[Series, Series]:
     """The best fixed setting and the governor."""
-    best = rates.fixed[rates.best]
-    just_loaded = [one.tokens_per_second for one in results[JUST_LOADED]]
-    explained = [
-        {"of the best": own / other, "just loaded": fresh / other, **answered.shares()}
-        for own, other, fresh, answered in zip(rates.governor, best, just_loaded, results[GOVERNOR], strict=True)
-    ]
-    governed = tuple(Sample(value, notes) for value, notes in zip(rates.governor, explained, strict=True))
+    best, own = rates.rounds[rates.best], rates.rounds[GOVERNOR]
+    explained = (
+        {"of the best": ours / theirs, **answered.shares()}
+        for ours, theirs, answered in zip(own, best, governor, strict=True)
+    )
     return (
         Series(f"{rates.name}: {rates.best.name}", tuple(Sample(value) for value in best)),
-        Series(f"{rates.name}: governor", governed),
+        Series(f"{rates.name}: governor", tuple(map(Sample, own, explained))),
     )
 
 
-def notes_of(rates: Rates, results: Taken) -> list[tuple[str, float]]:
+def notes_of(rates: Rates, swept: Answers, answers: Answers) -> list[tuple[str, float]]:
     """Every median, the ratios, and how many texts were those of plain decoding (the last bits may differ)."""
-    expected = results[PLAIN][0].texts
-    answers = [one.texts == expected for answered in results.values() for one in answered]
-    just_loaded = [one.tokens_per_second for one in results[JUST_LOADED]]
+    expected = swept[PLAIN][0].texts
+    same = [one.texts == expected for each in (swept, answers) for answered in each.values() for one in answered]
+    best, own = rates.rounds[rates.best], rates.rounds[GOVERNOR]
     return [
-        *((f"{rates.name} / {setting.name}", median(values)) for setting, values in rates.fixed.items()),
-        (f"{rates.name} / governor", median(rates.governor)),
+        *((f"{rates.name} / {setting.name}", median(values)) for setting, values in rates.sweep.items()),
+        (f"{rates.name} / governor", median(own)),
         (f"{rates.name} / of the best", rates.ratio),
-        (f"{rates.name} / of the best, first round", rates.governor[0] / rates.fixed[rates.best][0]),
-        (f"{rates.name} / of the best, just loaded", paired(just_loaded, rates.fixed[rates.best])),
-        (f"{rates.name} / tokens", float(results[PLAIN][0].tokens)),
-        (f"{rates.name} / same text", sum(answers) / len(answers)),
+        (f"{rates.name} / of the best, first round", own[0] / best[0]),
+        (f"{rates.name} / tokens", float(swept[PLAIN][0].tokens)),
+        (f"{rates.name} / same text", sum(same) / len(same)),
     ]
 
 

@@ -1,7 +1,8 @@
 """What the rates of several workloads say about the governor: against the best fixed setting of each, and against the
 best single one for all of them. Pure.
 
-The best of many settings is the luckiest one too, so the ratios are rather too low than too high.
+A sweep finds the best setting, rounds of their own tell what it earns: the best of many settings is the luckiest one of
+its sweep, too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,21 +10,24 @@ from dataclasses import dataclass
 from math import exp, log
 from statistics import median
 
-from app.serving.sweep.grid import PLAIN, Setting
+from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
+
+Taken = Mapping[Setting, Sequence[float]]
+"""Tokens per second of one workload, by setting: a value for each round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens per second of one workload, a value for each round: of every fixed setting, and of the governor."""
+    """One workload: every fixed setting in the `sweep`; the governor, and who took turns with it, in `rounds`."""
 
     name: str
-    fixed: Mapping[Setting, Sequence[float]]
-    governor: Sequence[float]
+    sweep: Taken
+    rounds: Taken
 
     @property
     def best(self) -> Setting:
-        """The fixed setting with the highest median."""
-        return max(self.fixed, key=lambda setting: median(self.fixed[setting]))
+        """The best fixed setting."""
+        return best_single([self.sweep])
 
     @property
     def ratio(self) -> float:
@@ -32,11 +36,7 @@ class Rates:
 
     def ratio_to(self, setting: Setting) -> float:
         """Median over the rounds of governor / setting."""
-        return paired(self.governor, self.of(setting))
-
-    def of(self, setting: Setting) -> Sequence[float]:
-        """The rates of a setting; where its drafter is not loaded, requests decode plainly."""
-        return self.fixed.get(setting, self.fixed[PLAIN])
+        return paired(self.rounds[GOVERNOR], self.rounds[where_loaded(setting, self.sweep)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Verdict:
 def judge(workloads: Sequence[Rates]) -> Verdict:
     """Sum up."""
     worst = min(workloads, key=lambda rates: rates.ratio)
-    single = best_single(workloads)
+    single = best_single([rates.sweep for rates in workloads])
     return Verdict(
         worst=worst.ratio,
         worst_name=worst.name,
@@ -66,10 +66,18 @@ def judge(workloads: Sequence[Rates]) -> Verdict:
     )
 
 
-def best_single(workloads: Sequence[Rates]) -> Setting:
-    """The setting whose medians have the highest geometric mean."""
-    settings = dict.fromkeys(setting for rates in workloads for setting in rates.fixed)
-    return max(settings, key=lambda setting: geometric_mean(median(rates.of(setting)) for rates in workloads))
+def best_single(sweeps: Sequence[Taken]) -> Setting:
+    """The setting whose medians have the highest geometric mean; of equals the first by name."""
+
+    def mean(setting: Setting) -> float:
+        return geometric_mean(median(sweep[where_loaded(setting, sweep)]) for sweep in sweeps)
+
+    return max(sorted({setting for sweep in sweeps for setting in sweep}), key=mean)
+
+
+def where_loaded(setting: Setting, sweep: Taken) -> Setting:
+    """What a fixed setting comes to: requests decode plainly where its drafter is not loaded."""
+    return setting if setting in sweep else PLAIN
 
 
 def paired(subject: Sequence[float], baseline: Sequence[float]) -> float:

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import pytest
 
 from app.benchmark.governor_case import (
-    JUST_LOADED,
     LoadedModel,
-    Taken,
     Turns,
     notes_of,
     rates_of,
     rotated,
     series_of,
     speculation_of,
+    take_all,
 )
+from app.benchmark.verdict import Rates
 from app.benchmark.workloads import ASSISTANT, WORKLOADS, Workload, alone
 from app.core.request import SpeculationRequest
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
@@ -46,27 +46,31 @@ def test_every_method_runs_at_lengths_that_it_can_draft(assistant: LoadedModel) 
 
 def test_every_setting_says_as_much_and_the_governor_learns_alone(assistant: LoadedModel) -> None:
     workload = Workload("short", alone("Hello, who are you?", "Spell window."))
-    turns = Turns(workload, assistant, most_tokens=12, quick=False)
-    everyone = (PLAIN, Setting("draft_model", 4), GOVERNOR, JUST_LOADED)
-    taken: Taken = {setting: [turns.take(setting)] for setting in everyone}
-    assert len({answers[0].tokens for answers in taken.values()}) == 1
-    assert taken[PLAIN][0].shares() == {"plain": 100.0}
+    turns = [Turns(workload, assistant, most_tokens=12, quick=False)]
+    fixed, told = (PLAIN, Setting("draft_model", 4)), list[str]()
+    swept = take_all(turns, [fixed], 1, told.append)
+    answers = take_all(turns, [(*fixed, GOVERNOR)], 2, told.append)
+    assert told == ["short: round 1 of 1", "short: round 1 of 2", "short: round 2 of 2"]
+    assert len({one.tokens for each in (*swept, *answers) for answered in each.values() for one in answered}) == 1
+    assert swept[0][PLAIN][0].shares() == {"plain": 100.0}
     assert assistant.side(GOVERNOR) is assistant.side(GOVERNOR)
-    assert assistant.side(JUST_LOADED) is not assistant.side(JUST_LOADED)
     assert assistant.side(PLAIN) is assistant.side(Setting("ngram", 2))
-    rates = rates_of("short", taken)
-    assert list(rates.fixed) == [Setting("draft_model", 4), PLAIN]
-    assert [series.name for series in series_of(rates, taken)] == [f"short: {rates.best.name}", "short: governor"]
-    notes = dict(notes_of(rates, taken))
+    assert assistant.side(GOVERNOR) is not assistant.side(PLAIN)
+    rates = Rates("short", rates_of(swept[0]), rates_of(answers[0]))
+    best, governor = series_of(rates, answers[0][GOVERNOR])
+    assert (best.name, governor.name) == (f"short: {rates.best.name}", "short: governor")
+    assert len(best.samples) == len(governor.samples) == 2
+    notes = dict(notes_of(rates, swept[0], answers[0]))
     assert notes["short / of the best"] == pytest.approx(rates.ratio)
-    assert notes["short / tokens"] == taken[PLAIN][0].tokens
+    assert notes["short / tokens"] == swept[0][PLAIN][0].tokens
+    assert notes["short / same text"] == 1.0
 
 
 def test_settings_ask_as_clients_do() -> None:
     assert speculation_of(PLAIN) == SpeculationRequest(method="off")
-    assert speculation_of(GOVERNOR) == speculation_of(JUST_LOADED) == SpeculationRequest()
+    assert speculation_of(GOVERNOR) == SpeculationRequest()
     assert speculation_of(Setting("ngram", 4)) == SpeculationRequest(method="ngram", num_draft_tokens=4)
 
 
 def test_the_order_turns() -> None:
-    assert rotated((PLAIN, GOVERNOR, JUST_LOADED), 1) == [GOVERNOR, JUST_LOADED, PLAIN]
+    assert rotated((PLAIN, GOVERNOR, Setting("ngram", 2)), 1) == [GOVERNOR, Setting("ngram", 2), PLAIN]

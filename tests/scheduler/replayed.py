@@ -296,6 +296,10 @@ def rates(seeds: Iterable[int], rounds: int = ROUNDS) -> list[Rates]:
     """Of all workloads, a value for each life."""
     lives = [governed_rates(seed, rounds) for seed in seeds]
     return [
-        Rates(name, {setting: (rate,) * len(lives) for setting, rate in fixed.items()}, [life[name] for life in lives])
+        Rates(
+            name,
+            sweep := {setting: (rate,) * len(lives) for setting, rate in fixed.items()},
+            {**sweep, GOVERNOR: [life[name] for life in lives]},
+        )
         for name, fixed in fixed_rates().items()
     ]
