@@ -3,13 +3,11 @@
 Measured points, never a formula: kernels change at certain widths, and one drafter pays for each draft, another once.
 """
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from app.core.step import DRAFT_LENGTHS, StepCost
 
@@ -24,11 +22,9 @@ TIMING_INTERVAL = 32
 DRAWN_STEPS = 8
 """So long a drawn curve is believed, while nothing new is known."""
 SHORTEST_SECONDS = 1e-7
-BEYOND, UNKNOWN_SLOPE = 0.5, 0.02
-"""Beyond the last measured width this part of the slope so far is believed, at least so many plain steps a column."""
-
-DRAFTS = np.arange(96)
-"""More than any request may ask for, with what rides along after a rewind."""
+BEYOND, UNKNOWN_SLOPE, FAR = 0.5, 0.02, 1_024
+"""Beyond the last measured width this part of the slope so far is believed, at least so many plain steps a column; more
+drafts than any step has."""
 
 
 class Shape(NamedTuple):
@@ -60,14 +56,47 @@ class _Cost(Average):
     step: int = -STALE_STEPS
 
 
-class Curves(NamedTuple):
-    """Of one method and so many rows, by number of drafts: seconds of drafting and of verifying, and both together in
-    plain steps, as believed, and if a forward that was never measured cost no more than the next narrower one."""
+class Curve(NamedTuple):
+    """Seconds by number of drafts: places joined by lines."""
 
-    drafting: list[float]
-    forward: list[float]
-    cycles: list[float]
-    at_best: list[float]
+    places: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def through(cls, points: Mapping[int, float], *, beyond: float) -> "Curve":
+        """Beyond the last point that part of the slope over all of them is believed."""
+        (first, least), (last, most) = min(points.items()), max(points.items())
+        rise = max(beyond * (most - least) / max(1, last - first), UNKNOWN_SLOPE * least)
+        return cls(*zip(*sorted({0: least, **points, FAR: most + rise * (FAR - last)}.items()), strict=True))
+
+    def at(self, drafts: int) -> float:
+        """What is believed of so many."""
+        right = bisect(self.places, drafts)
+        (start, low), (end, high) = ((self.places[place], self.seconds[place]) for place in (right - 1, right))
+        return low + (high - low) * (drafts - start) / (end - start)
+
+    def narrower(self, drafts: int) -> float:
+        """Of the widest one that was measured, up to so many."""
+        return self.seconds[bisect(self.places, drafts) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Drafting and verifying of one method and so many rows; `plain`: seconds of a step without drafts."""
+
+    drafting: Curve
+    forward: Curve
+    plain: float
+    _cycles: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def cycle(self, drafts: int) -> tuple[float, float]:
+        """Both together in plain steps, as believed, and if a forward that was never measured cost no more than the
+        next narrower one."""
+        if drafts not in self._cycles:
+            drafting, forward = self.drafting.at(drafts), self.forward
+            believed, at_best = drafting + forward.at(drafts), drafting + forward.narrower(drafts)
+            self._cycles[drafts] = believed / self.plain, at_best / self.plain
+        return self._cycles[drafts]
 
 
 class CostTable:
@@ -116,7 +145,8 @@ class CostTable:
         if seconds <= 0:
             return
         slowdown, known = self._slowdowns[(context // SHORT_TOKENS).bit_length()], self._forwards.get(shape)
-        drafting, expected, *_ = (curve[shape.drafts] for curve in self.curves(method, rows))
+        curves = self.curves(method, rows)
+        drafting, expected = curves.drafting.at(shape.drafts), curves.forward.at(shape.drafts)
         if warm and known and context >= SHORT_TOKENS:
             slowdown.learn(min(4.0, seconds / (drafting + known.value)), SLOWDOWN_MEMORY)
         if draft_seconds is not None and shape.drafts:
@@ -143,7 +173,7 @@ class CostTable:
 
     def plain(self, rows: int) -> float:
         """Seconds of a step without drafts."""
-        return self.curves(PLAIN, rows).forward[0]
+        return self.curves(PLAIN, rows).plain
 
     def curves(self, method: str, rows: int) -> Curves:
         """What is known, drawn as curves. That costs more than a step should, so they are believed for a few steps."""
@@ -158,13 +188,9 @@ class CostTable:
         nearest = min((shape.rows for shape in known), key=lambda each: abs(each - rows), default=rows)
         costs = {shape.drafts: self._drafts[shape] for shape in known if shape.rows == nearest}
         timed = {drafts: self._now(cost) or cost.value for drafts, cost in costs.items()}
-        drafting, points = _curve({0: 0.0} | timed, DRAFTS, beyond=0.0), self._points(method, rows)
-        forward = _curve(points, DRAFTS, beyond=BEYOND)
-        places = sorted(points)
-        narrower = np.array([points[place] for place in places])[np.searchsorted(places, DRAFTS, side="right") - 1]
-        plain = forward[0] if method == PLAIN else self.plain(rows)
-        curves = drafting, forward, (drafting + forward) / plain, (drafting + narrower) / plain
-        return Curves(*(curve.tolist() for curve in curves))
+        drafting = Curve.through({0: 0.0} | timed, beyond=0.0)
+        forward = Curve.through(self._points(method, rows), beyond=BEYOND)
+        return Curves(drafting, forward, forward.at(0) if method == PLAIN else self.plain(rows))
 
     def _points(self, method: str, rows: int) -> Mapping[int, float]:
         """Seconds of forwards, by number of drafts. Wide ones that nobody ran for long are forgotten, or as they were
@@ -178,12 +204,10 @@ class CostTable:
         points = {drafts: -seconds for _, seconds, drafts in sorted(known)}  # the last one counts: own, else cheapest
         if rows > 1 and len(one := self._points(method, 1)) > 1:
             # What a batch should cost by the forwards of one row that feed as many tokens.
-            lengths = np.array((0, *DRAFT_LENGTHS))
-            batch = _curve(one, rows * (1 + lengths) - 1, beyond=BEYOND)
+            alone = Curve.through(one, beyond=BEYOND)
+            batch = {drafts: alone.at(rows * (1 + drafts) - 1) for drafts in (0, *DRAFT_LENGTHS)}
             scale = points[0] / batch[0] if 0 in points else 1.0
-            points = {
-                drafts: scale * each for drafts, each in zip(lengths.tolist(), batch.tolist(), strict=True)
-            } | points
+            points = {drafts: scale * seconds for drafts, seconds in batch.items()} | points
         return points or {0: 1.0}
 
     def _learn(self, table: dict[Shape, _Cost], shape: Shape, sample: float, expected: float | None = None) -> _Cost:
@@ -197,12 +221,3 @@ class CostTable:
     def _now(self, cost: _Cost) -> float:
         """What it costs now; 0 when that is unknown."""
         return cost.value if cost.step > self._step - STALE_STEPS else cost.origin * self._pace.value
-
-
-def _curve(points: Mapping[int, float], at: npt.NDArray[np.int64], *, beyond: float) -> npt.NDArray[np.float64]:
-    """Measured points, joined by lines; beyond the last one that part of the slope over all of them."""
-    places, seconds = zip(*sorted(points.items()), strict=True)
-    slope = (seconds[-1] - seconds[0]) / max(1, places[-1] - places[0])
-    further = np.maximum(0, at - places[-1])
-    rise = max(beyond * slope, UNKNOWN_SLOPE * seconds[0])
-    return np.asarray(np.interp(at, places, seconds) + rise * further, dtype=np.float64)

@@ -1,6 +1,8 @@
-"""How likely drafts are accepted: by position, method and context length, and by how this request fared of late."""
+"""How likely drafts are accepted: by position, method and context length, and by how the request fared of late."""
 
-from collections.abc import Mapping
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -16,7 +18,7 @@ OWN_WEIGHT = 12.0
 LATELY, SO_FAR = 0.6, 0.95
 """What a cycle of a request counts for once the next one was seen: for its mood, and for its record."""
 RECENT_TOKENS = 64
-"""After so many of them without a draft, the mood of the last drafts tells nothing any more."""
+"""After so many of them without a draft, the mood of the last ones tells nothing any more."""
 MOODS = (0.15, 0.4, 0.65, 0.85)
 """Shares of drafts that are right; texts between two of them are alike."""
 FIRST_BELIEF = 0.7
@@ -24,9 +26,6 @@ FIRST_BELIEF = 0.7
 CONTEXT_TOKENS = 1_024
 """A drafter gets worse with the context: lengths below, and each doubling, are told apart."""
 POSITIONS = 16
-
-Chances = tuple[float, ...]
-"""Of each position, that its draft is accepted like those before it."""
 
 
 class Kind(NamedTuple):
@@ -45,6 +44,10 @@ class Kind(NamedTuple):
         """How likely a draft is before anything was seen: a match that held so often (the rule of succession)."""
         held = 1 << self.match - 1 if self.match else 0
         return (held + 1) / (held + 2) if held else FIRST_BELIEF
+
+
+VERIFIED = Kind("")
+"""All drafts that the target was asked about, whoever proposed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +75,17 @@ class DraftObservation(NamedTuple):
     first: int = 0
 
 
-def expected_tokens(chances: Chances) -> list[float]:
-    """Tokens per step, by draft length 0, 1, 2, ...: the target's own one plus the drafts that survive."""
-    return list(accumulate(accumulate(chances, mul), initial=1.0))
+class Outlook(NamedTuple):
+    """What to expect of a proposal: tokens of a step by draft length 0, 1, 2, ... (the target's own one plus the drafts
+    that survive), and how many cycles of such a situation are behind that."""
+
+    tokens: Sequence[float]
+    weight: float
 
 
 class _Record(NamedTuple):
-    """What one request had of one kind of drafts: right and wrong ones so far and lately, earlier ones faded, in how
-    many cycles, and the context when it was asked last."""
+    """What one request had of a kind of drafts: right and wrong ones so far and lately, earlier ones faded, in how many
+    cycles, and the context when it was asked last."""
 
     right: float = 0.0
     wrong: float = 0.0
@@ -90,8 +96,8 @@ class _Record(NamedTuple):
 
     @property
     def mood(self) -> int:
-        share = self.lately_right / (self.lately_right + self.lately_wrong)
-        return sum(share >= limit for limit in MOODS)
+        """A class of texts, from 1 on."""
+        return 1 + bisect(MOODS, self.lately_right / (self.lately_right + self.lately_wrong))
 
     def after(self, draft: DraftObservation) -> "_Record":
         """The record with one observation more."""
@@ -108,12 +114,10 @@ class _Record(NamedTuple):
 
 
 class _Situation(NamedTuple):
-    """What evidence is about: a kind of drafts, a range of context lengths, and the mood of the request: of its own
-    drafts, of the drafter that was asked last, or none yet. Without `whose`: all of them."""
+    """What evidence is about: a kind of drafts, a range of context lengths, and the mood of the request; 0: any."""
 
     kind: Kind
     context: int
-    whose: str = ""
     mood: int = 0
 
 
@@ -121,11 +125,12 @@ class History:
     """Beliefs by situation, and the records of the requests that run."""
 
     def __init__(self) -> None:
-        self._beliefs: dict[_Situation, list[Average]] = {}
+        self._beliefs = defaultdict[_Situation, list[Average]](lambda: [Average(0.0) for _ in range(POSITIONS)])
         """By position."""
-        self._drawn: dict[Kind, dict[_Situation, Chances]] = {}
+        self._drawn: dict[Kind, dict[_Situation, Sequence[float]]] = {}
         """What follows from the beliefs, until one of the kind changes."""
         self._records: dict[str, dict[Kind, _Record]] = {}
+        """By request: of each kind, and of all that were verified together (`VERIFIED`)."""
         self.version = 0
         """Changes with everything that is learnt."""
 
@@ -133,30 +138,28 @@ class History:
         """What one row had accepted of a proposal, or would have."""
         kind, records = Kind(draft.method, draft.match), self._records.setdefault(draft.row.request_id, {})
         situation = self._situation(kind, draft.row)
-        for each in {situation, situation._replace(whose="", mood=0)}:
-            positions = self._beliefs.setdefault(each, [Average(0.0) for _ in range(POSITIONS)])
+        for about in {situation, situation._replace(mood=0)}:
+            positions = self._beliefs[about]
             survived = draft.first + draft.accepted
             for place in range(draft.first, min(survived + 1, draft.first + draft.asked, POSITIONS)):
                 positions[place].learn(float(place < survived), MEMORY)
         self._drawn.pop(kind, None)
-        records[kind] = records.pop(kind, _Record()).after(draft)
+        for each in (kind,) if kind.match else (kind, VERIFIED):
+            records[each] = records.get(each, _Record()).after(draft)
         self.version += 1
 
-    def chances(self, method: str, row: Drafting) -> Chances:
+    def outlook(self, method: str, row: Drafting) -> Outlook:
         """What to expect of the method's next proposal for this row."""
         kind = Kind.of(method, row.offered.get(method))
-        situation = self._situation(kind, row)
-        chances, record = self._chances(situation), self._records.get(row.request_id, {}).get(kind)
-        if record is None or not situation.whose:
-            return chances
-        share = record.right / (record.right + record.wrong)
-        weight = record.cycles / (record.cycles + OWN_WEIGHT)
-        return tuple((1 - weight) * chance + weight * share for chance in chances)
-
-    def weight(self, method: str, row: Drafting) -> float:
-        """How many cycles of this situation are behind that."""
-        positions = self._beliefs.get(self._situation(Kind.of(method, row.offered.get(method)), row))
-        return positions[0].weight if positions else 0.0
+        situation, record = self._situation(kind, row), self._records.get(row.request_id, {}).get(kind)
+        chances, positions = self._chances(situation), self._beliefs.get(situation)
+        if record is not None and situation.mood:
+            share = record.right / (record.right + record.wrong)
+            weight = record.cycles / (record.cycles + OWN_WEIGHT)
+            chances = [(1 - weight) * chance + weight * share for chance in chances]
+        tokens = list(accumulate(accumulate(chances, mul), initial=1.0))
+        since = max(0, row.context_tokens - record.context_tokens) if record else 0
+        return Outlook(tokens, positions[0].weight * RECENT_TOKENS / (RECENT_TOKENS + since) if positions else 0.0)
 
     def unread(self, method: str, row: Drafting) -> int:
         """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""
@@ -171,32 +174,28 @@ class History:
         self._records.pop(request_id, None)
 
     def _situation(self, kind: Kind, row: Drafting) -> _Situation:
-        context = (row.context_tokens // CONTEXT_TOKENS).bit_length()
         records = self._records.get(row.request_id, {})
-        if kind.match and kind in records:
-            return _Situation(kind, context, kind.method, records[kind].mood)
-        last = next((each for each in reversed(records) if not each.match), None)
-        if last is None or row.context_tokens - records[last].context_tokens > RECENT_TOKENS:
-            return _Situation(kind, context)
-        return _Situation(kind, context, last.method, records[last].mood)
+        record = records.get(kind if kind.match and kind in records else VERIFIED)
+        recent = record and row.context_tokens - record.context_tokens <= RECENT_TOKENS
+        return _Situation(kind, (row.context_tokens // CONTEXT_TOKENS).bit_length(), record.mood if recent else 0)
 
-    def _chances(self, situation: _Situation) -> Chances:
+    def _chances(self, situation: _Situation) -> Sequence[float]:
         drawn = self._drawn.setdefault(situation.kind, {})
         if situation not in drawn:
             drawn[situation] = self._draw(situation)
         return drawn[situation]
 
-    def _draw(self, situation: _Situation) -> Chances:
+    def _draw(self, situation: _Situation) -> Sequence[float]:
         """Evidence, and as much as `FIRST_WEIGHT` cycles of what is believed anyway: that a position is like the one
         before it, and for the other half what is known in general."""
-        context = situation.context if situation.whose else situation.context - 1
+        context = situation.context if situation.mood else situation.context - 1
         general = self._chances(_Situation(situation.kind, context)) if context >= 0 else None
         positions = self._beliefs.get(situation)
         if positions is None:
-            return general or (situation.kind.first_belief,) * POSITIONS
+            return general or [situation.kind.first_belief] * POSITIONS
         chances, before = [], general[0] if general else situation.kind.first_belief
         for place, each in enumerate(positions):
             believed = (general[place] + before) / 2 if general else before
             before = (each.weight * each.value + FIRST_WEIGHT * believed) / (each.weight + FIRST_WEIGHT)
             chances.append(before)
-        return tuple(chances)
+        return chances

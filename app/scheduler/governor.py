@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from app.core.step import DRAFT_LENGTHS, Decision, Offer, StepCost
 from app.scheduler.costs import PLAIN, Average, CostTable
-from app.scheduler.estimates import Drafting, DraftObservation, History, expected_tokens
+from app.scheduler.estimates import Drafting, DraftObservation, History
 
 FIRST_STEPS, PLAIN_STEPS = 3, 2
 """In which plain decoding is measured: when nothing is known of it, and again."""
@@ -133,7 +133,7 @@ class Governor:
         """Learn from a finished decode step, whoever chose it."""
         unread = sum(self._history.unread(draft.method, draft.row) for draft in step.drafts if draft.drafted)
         if unread and step.seconds:
-            known = self.costs.curves(step.widest.method, step.rows).cycles[step.width - 1]
+            known, _ = self.costs.curves(step.widest.method, step.rows).cycle(step.width - 1)
             steps = step.seconds / self.costs.plain(step.rows) - known
             self._reading[step.widest.method].learn(steps / unread, READING_MEMORY)
         self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
@@ -187,7 +187,7 @@ class Governor:
         gains = {
             option: (each.hope - rate) / sqrt(each.loss(rate))
             for option, each in estimates.items()
-            if option not in {OFF, current} and each.hope > HOPE_GAIN * rate and each.loss(rate) <= self._credit_steps
+            if each.hope > HOPE_GAIN * rate and option != current and each.loss(rate) <= self._credit_steps
         }
         return max(gains, key=gains.__getitem__, default=None)
 
@@ -211,33 +211,34 @@ class Governor:
             limits = [limit if offer is None else min(limit, len(offer.tokens)) for offer in offers]
             if not any(limits):
                 continue
-            tokens = [expected_tokens(self._history.chances(method, row)) for row in drafting]
-            # Nobody has to try what is offered: what there is to know of it is known.
-            doubts = [
-                HOPE / (HOPE + self._history.weight(method, row)) if offer is None else 0.0
-                for row, offer in zip(drafting, offers, strict=True)
-            ]
-            _, _, cycles, at_best = self.costs.curves(method, rows)
-            unread = sum(self._history.unread(method, row) for row in drafting)
+            beliefs, first, unread = [], 0.0, 0
+            for row, offer, most in zip(drafting, offers, limits, strict=True):
+                tokens, weight = self._history.outlook(method, row)
+                # Nobody has to try what is offered: what there is to know of it is known.
+                beliefs.append((tokens, HOPE / (HOPE + weight) if offer is None else 0.0, most))
+                first += (tokens[1] - 1) / len(drafting)
+                unread += self._history.unread(method, row)
+            curves = self.costs.curves(method, rows)
             reading = max(0.0, self._reading[method].value) * unread
-            first = sum(each[1] for each in tokens) / len(tokens) - 1
-            beliefs = list(zip(tokens, doubts, limits, strict=True))
-            for length in _lengths(max(limits)):
-                likely = most = float(rows - len(drafting))
-                for each, doubt, limit in beliefs:
-                    drafts = min(length, limit)
-                    likely += each[drafts]
-                    most += each[drafts] + doubt * (1 + drafts - each[drafts])
+            for option in _options(method, max(limits)):
+                likely = hoped = float(rows - len(drafting))
+                length = option.num_draft_tokens
+                for tokens, doubt, most in beliefs:
+                    drafts = min(most, length)
+                    right = tokens[drafts]
+                    likely += right
+                    hoped += right + doubt * (1 + drafts - right)
                 read = reading * likely / (rows * READING_TOKENS)
-                rate, hope = likely / (cycles[length] + read), most / (at_best[length] + read)
-                estimates[Option(method, length)] = _Estimate(rate, likely, cycles[length], hope, first, reading)
+                cycle, at_best = curves.cycle(length)
+                rate, hope = likely / (cycle + read), hoped / (at_best + read)
+                estimates[option] = _Estimate(rate, likely, cycle, hope, first, reading)
         return estimates
 
 
 @cache
-def _lengths(most: int) -> Sequence[int]:
-    """Those that are weighed where so many drafts are possible."""
-    return sorted({min(length, most) for length in DRAFT_LENGTHS})
+def _options(method: str, most: int) -> Sequence[Option]:
+    """What is weighed of a method where so many drafts are possible."""
+    return [Option(method, length) for length in sorted({min(length, most) for length in DRAFT_LENGTHS})]
 
 
 def _settled(current: Option, estimates: Mapping[Option, _Estimate]) -> Option:

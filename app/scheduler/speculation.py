@@ -96,7 +96,7 @@ class Speculation:
         widest = step.widest
         drafting = 0.0
         if widest.drafted:
-            drafting = self._governor.costs.curves(widest.method, step.rows).drafting[widest.drafted]
+            drafting = self._governor.costs.curves(widest.method, step.rows).drafting.at(widest.drafted)
         self._governor.observe(step)
         return self._splitter.split(result, widest.method if widest.drafted else PLAIN, drafting)
 

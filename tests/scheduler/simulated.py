@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from app.core.step import DRAFT_LENGTHS, Offer, StepCost
 from app.scheduler.estimates import Drafting, DraftObservation
@@ -163,10 +162,11 @@ def workload_seconds(workload: Workload, *, seed: int = 0, warm: bool = True) ->
 def drain(governor: Governor, machine: Machine, count: int) -> list[Option]:
     """The choices of `count` steps of which no draft is accepted."""
 
-    def turn() -> Option:
-        choice = governor.choose(1, (Drafting("r"),), tuple(machine.drafters))
+    def turn(told: int) -> Option:
+        row = Drafting("r", told)
+        choice = governor.choose(1, (row,), tuple(machine.drafters))
         option = Option(choice.method, choice.num_draft_tokens)
-        governor.observe(machine.step(option, random.Random(0), row=Drafting("r")))
+        governor.observe(machine.step(option, random.Random(0), row=row))
         return option
 
-    return list(islice(iter(turn, None), count))
+    return [turn(told) for told in range(count)]

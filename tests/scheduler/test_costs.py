@@ -4,7 +4,7 @@ import pytest
 
 from app.core.step import Offer, StepCost
 from app.scheduler.costs import CostTable
-from app.scheduler.estimates import Drafting, DraftObservation, History, Kind, expected_tokens
+from app.scheduler.estimates import Drafting, DraftObservation, History, Kind
 
 
 def forwards(costs: CostTable, method: str, width: int, seconds: float, *, rows: int = 1, times: int = 2) -> None:
@@ -18,35 +18,41 @@ def observe(history: History, method: str, row: Drafting, counts: tuple[int, int
         history.observe(DraftObservation(method, *counts, row))
 
 
+def chance(history: History, method: str, row: Drafting, position: int = 0) -> float:
+    """That a draft is accepted like those before it."""
+    tokens = history.outlook(method, row).tokens
+    return (tokens[position + 1] - tokens[position]) / (tokens[position] - tokens[position - 1] if position else 1.0)
+
+
 def test_neighbours_are_joined_by_lines_and_beyond_them_half_is_believed() -> None:
     points = [("off", 0, 1.0), ("ngram", 3, 2.0), ("ngram", 4, 4.0)]
     costs = CostTable(StepCost(method, 1, drafts, seconds) for method, drafts, seconds in points)
     curve = costs.curves("ngram", 1).forward
-    assert [curve[drafts] for drafts in (0, 3, 4)] == [1.0, 2.0, 4.0]
-    assert curve[2] == pytest.approx(5 / 3)
-    assert curve[8] == pytest.approx(4.0 + 4 * 3 / 8), "half as steep as all before it"
+    assert [curve.at(drafts) for drafts in (0, 3, 4)] == [1.0, 2.0, 4.0]
+    assert curve.at(2) == pytest.approx(5 / 3)
+    assert curve.at(8) == pytest.approx(4.0 + 4 * 3 / 8), "half as steep as all before it"
 
 
 def test_a_width_that_another_drafter_measured_need_not_be_tried_again() -> None:
     points = [("off", 0, 1.0), ("ngram", 4, 4.0), ("draft_model", 2, 2.0)]
     costs = CostTable(StepCost(method, 1, drafts, seconds) for method, drafts, seconds in points)
     curve = costs.curves("draft_model", 1).forward
-    assert (curve[2], curve[4]) == (2.0, 4.0)
+    assert (curve.at(2), curve.at(4)) == (2.0, 4.0)
 
 
 def test_drafting_is_interpolated_by_method_whatever_its_law() -> None:
     points = [("dflash", 1, 0.006), ("dflash", 7, 0.006), ("draft_model", 1, 0.002), ("draft_model", 16, 0.032)]
     costs = CostTable(StepCost(method, 1, drafts, 0.02, seconds) for method, drafts, seconds in points)
-    assert costs.curves("dflash", 1).drafting[4] == pytest.approx(0.006)
-    assert costs.curves("draft_model", 1).drafting[8] == pytest.approx(0.016)
-    assert costs.curves("draft_model", 3).drafting[8] == pytest.approx(0.016), "what is nearest stands for a batch"
-    assert costs.curves("mtp", 1).drafting[8] == 0.0, "an unknown method is free, so it is tried"
+    assert costs.curves("dflash", 1).drafting.at(4) == pytest.approx(0.006)
+    assert costs.curves("draft_model", 1).drafting.at(8) == pytest.approx(0.016)
+    assert costs.curves("draft_model", 3).drafting.at(8) == pytest.approx(0.016), "what is nearest stands for a batch"
+    assert costs.curves("mtp", 1).drafting.at(8) == 0.0, "an unknown method is free, so it is tried"
 
 
 def test_one_timed_length_is_a_bound_for_the_others() -> None:
     costs = CostTable([StepCost("mtp", 1, 4, 0.02, 0.008)])
     drafting = costs.curves("mtp", 1).drafting
-    assert (drafting[2], drafting[4], drafting[16]) == (0.004, 0.008, 0.008)
+    assert (drafting.at(2), drafting.at(4), drafting.at(16)) == (0.004, 0.008, 0.008)
 
 
 def test_drafting_is_timed_until_two_lengths_are_known_and_then_now_and_then() -> None:
@@ -63,9 +69,9 @@ def test_drafting_is_timed_until_two_lengths_are_known_and_then_now_and_then() -
 
 def test_a_batch_is_expected_to_cost_what_as_many_tokens_of_one_row_cost() -> None:
     costs = CostTable([StepCost("off", 1, 0, 1.0), StepCost("ngram", 1, 3, 1.2), StepCost("ngram", 1, 7, 4.0)])
-    assert costs.curves("ngram", 4).forward[1] == pytest.approx(4.0)
+    assert costs.curves("ngram", 4).forward.at(1) == pytest.approx(4.0)
     forwards(costs, "off", 1, 2.4, rows=4, times=60)
-    assert costs.curves("ngram", 4).forward[1] == pytest.approx(8.0, rel=0.01), "twice as slow as it was expected"
+    assert costs.curves("ngram", 4).forward.at(1) == pytest.approx(8.0, rel=0.01), "twice as slow as it was expected"
 
 
 def test_rows_that_never_ran_plainly_borrow_the_narrowest_cost_of_their_neighbours() -> None:
@@ -78,51 +84,51 @@ def test_a_width_that_nobody_ran_for_long_is_tried_again() -> None:
     costs = CostTable()
     forwards(costs, "ngram", 9, 50.0)
     forwards(costs, "off", 1, 1.0, times=2_000)
-    assert costs.curves("ngram", 1).forward[8] < 1.2
+    assert costs.curves("ngram", 1).forward.at(8) < 1.2
 
 
 def test_the_first_sample_of_a_shape_is_not_believed_alone() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 7, 0.02)])
     forwards(costs, "ngram", 4, 0.5)
-    assert costs.curves("ngram", 1).forward[3] < 0.03, "a pause of the machine"
+    assert costs.curves("ngram", 1).forward.at(3) < 0.03, "a pause of the machine"
     forwards(costs, "ngram", 4, 0.05, times=8)
-    assert costs.curves("ngram", 1).forward[3] > 0.035, "it is so"
+    assert costs.curves("ngram", 1).forward.at(3) > 0.035, "it is so"
 
 
 def test_a_long_context_slows_everything_down_and_short_ones_are_not_blamed_for_it() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 15, 0.02, 0.001)])
     for _ in range(40):
         costs.observe("ngram", rows=1, width=16, seconds=0.042, draft_seconds=0.002, context=1_500)
-    assert costs.curves("ngram", 1).cycles[15] == pytest.approx(2.1, rel=0.05)
+    assert costs.curves("ngram", 1).cycle(15)[0] == pytest.approx(2.1, rel=0.05)
     forwards(costs, "off", 1, 0.01, times=10)
-    assert costs.curves("ngram", 1).cycles[15] == pytest.approx(2.1, rel=0.05), "as in a short context before"
+    assert costs.curves("ngram", 1).cycle(15)[0] == pytest.approx(2.1, rel=0.05), "as in a short context before"
 
 
 def test_beyond_noisy_neighbours_no_cliff_is_believed() -> None:
     points = [("off", 0, 0.0038), ("ngram", 7, 0.0050), ("dflash", 13, 0.0055), ("dflash", 15, 0.0072)]
     costs = CostTable(StepCost(method, 1, drafts, seconds) for method, drafts, seconds in points)
-    assert costs.curves("dflash", 4).forward[7] < 0.0095, "32 tokens of one row, twice as many as were measured"
+    assert costs.curves("dflash", 4).forward.at(7) < 0.0095, "32 tokens of one row, twice as many as were measured"
 
 
 def test_at_best_a_width_that_was_never_measured_costs_what_the_next_narrower_one_does() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.02), StepCost("mtp", 1, 2, 0.02), StepCost("mtp", 1, 5, 0.05)])
     curves = costs.curves("mtp", 1)
-    assert curves.cycles[3] == pytest.approx(1.5)
-    assert [curves.at_best[drafts] for drafts in (2, 3, 4, 5, 9)] == [1.0, 1.0, 1.0, 2.5, 2.5]
+    assert curves.cycle(3)[0] == pytest.approx(1.5)
+    assert [curves.cycle(drafts)[1] for drafts in (2, 3, 4, 5, 9)] == [1.0, 1.0, 1.0, 2.5, 2.5]
 
 
 def test_a_cycle_is_told_in_plain_steps() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("dflash", 1, 7, 0.02, 0.005)])
-    assert costs.curves("dflash", 1).cycles[7] == pytest.approx(2.5)
+    assert costs.curves("dflash", 1).cycle(7)[0] == pytest.approx(2.5)
     for method, width, seconds in (("dflash", 8, 0.04), ("off", 1, 0.01)):
         forwards(costs, method, width, seconds, times=30)
-    assert 3.5 < costs.curves("dflash", 1).cycles[7] < 5.1, "and drawn anew"
+    assert 3.5 < costs.curves("dflash", 1).cycle(7)[0] < 5.1, "and drawn anew"
 
 
 def test_a_machine_that_runs_at_half_its_former_pace_is_not_thought_to_draft_for_free() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 4, 0.02)])
     forwards(costs, "off", 1, 0.02, times=60)
-    assert costs.curves("ngram", 1).forward[4] == pytest.approx(0.04, rel=0.1)
+    assert costs.curves("ngram", 1).forward.at(4) == pytest.approx(0.04, rel=0.1)
 
 
 def test_what_was_learnt_survives_the_process() -> None:
@@ -130,36 +136,37 @@ def test_what_was_learnt_survives_the_process() -> None:
     forwards(costs, "off", 1, 0.03, times=50)
     restored = CostTable(costs.export())
     assert restored.plain(1) == pytest.approx(0.03, rel=0.05)
-    assert restored.curves("dflash", 1).drafting[7] == pytest.approx(0.006)
+    assert restored.curves("dflash", 1).drafting.at(7) == pytest.approx(0.006)
     assert restored.export() == costs.export()
     assert restored.knows_plain(1, 2)
 
 
 def test_expected_tokens_are_the_sum_of_the_chances_to_survive() -> None:
-    assert expected_tokens((0.5, 0.5, 0.5)) == [1.0, 1.5, 1.75, 1.875]
     history, row = History(), Drafting("r")
+    assert history.outlook("mtp", row).tokens[:4] == pytest.approx([1.0, 1.7, 2.19, 2.533]), "nothing is known yet"
+    assert history.outlook("mtp", row).weight == 0
     observe(history, "mtp", row, (3, 3, 1), times=1_000)
-    assert expected_tokens(history.chances("mtp", row))[3] == pytest.approx(2.0, abs=0.25)
+    assert history.outlook("mtp", row).tokens[3] == pytest.approx(2.0, abs=0.25)
 
 
 def test_what_was_asked_for_and_not_drafted_counts_as_a_miss() -> None:
     history, row = History(), Drafting("r")
     observe(history, "mtp", row, (8, 2, 2), times=1_000)
-    assert expected_tokens(history.chances("mtp", row))[8] == pytest.approx(3.0, abs=0.3)
+    assert history.outlook("mtp", row).tokens[8] == pytest.approx(3.0, abs=0.3)
     observe(history, "mtp", row, (8, 0, 0), times=1_000)
-    assert history.chances("mtp", row)[0] < 0.05
+    assert chance(history, "mtp", row) < 0.05
 
 
 def test_a_few_cycles_of_a_request_outweigh_what_others_had() -> None:
     history, new, newer = History(), Drafting("new", 100), Drafting("newer", 100)
     for step in range(500):
         observe(history, "dflash", Drafting(f"old {step}", 100), (4, 4, 4))
-    assert history.chances("dflash", new)[1] > 0.95
+    assert chance(history, "dflash", new, 1) > 0.95
     observe(history, "dflash", new, (4, 4, 0), times=12)
-    assert history.chances("dflash", new)[1] < 0.4
-    assert history.chances("dflash", newer)[1] > 0.9, "the others do not pay for it"
+    assert chance(history, "dflash", new, 1) < 0.4
+    assert chance(history, "dflash", newer, 1) > 0.9, "the others do not pay for it"
     history.forget("new")
-    assert history.chances("dflash", new) == history.chances("dflash", newer)
+    assert history.outlook("dflash", new) == history.outlook("dflash", newer)
 
 
 def test_how_it_went_of_late_tells_how_it_goes_on() -> None:
@@ -171,8 +178,8 @@ def test_how_it_went_of_late_tells_how_it_goes_on() -> None:
                 observe(history, "dflash", Drafting("old"), (7, 7, accepted))
     observe(history, "dflash", good, (7, 7, 7), times=3)
     observe(history, "dflash", bad, (7, 7, 0), times=3)
-    assert expected_tokens(history.chances("dflash", good))[7] > 5
-    assert expected_tokens(history.chances("dflash", bad))[7] < 2.5
+    assert history.outlook("dflash", good).tokens[7] > 5
+    assert history.outlook("dflash", bad).tokens[7] < 2.5
 
 
 def test_a_drafter_that_was_not_asked_is_judged_by_how_others_fare() -> None:
@@ -186,8 +193,8 @@ def test_a_drafter_that_was_not_asked_is_judged_by_how_others_fare() -> None:
     easy, hard = Drafting("easy"), Drafting("hard")
     observe(history, "eagle3", easy, (7, 7, 7), times=2)
     observe(history, "eagle3", hard, (7, 7, 0), times=2)
-    assert history.chances("dflash", easy)[0] > 0.8
-    assert history.chances("dflash", hard)[0] < 0.3
+    assert chance(history, "dflash", easy) > 0.8
+    assert chance(history, "dflash", hard) < 0.3
 
 
 def test_a_drafter_that_missed_is_judged_anew_when_another_one_did_well_since() -> None:
@@ -199,9 +206,9 @@ def test_a_drafter_that_missed_is_judged_anew_when_another_one_did_well_since() 
         observe(history, "dflash", row, (7, 7, 7))
     row = Drafting("new")
     observe(history, "dflash", row, (7, 7, 0))
-    missed = history.chances("dflash", row)[0]
+    missed = chance(history, "dflash", row)
     observe(history, "eagle3", row, (7, 7, 7))
-    assert history.chances("dflash", row)[0] > missed + 0.3
+    assert chance(history, "dflash", row) > missed + 0.3
 
 
 def test_an_old_mood_tells_nothing_any_more() -> None:
@@ -210,7 +217,7 @@ def test_an_old_mood_tells_nothing_any_more() -> None:
         observe(history, "mtp", Drafting(f"old {number}", 10), (4, 4, 4))
         observe(history, "mtp", Drafting(f"bad {number}", 10), (4, 4, 0), times=4)
     observe(history, "mtp", Drafting("r", 10), (4, 4, 0))
-    assert history.chances("mtp", Drafting("r", 500))[0] > history.chances("mtp", Drafting("r", 11))[0]
+    assert chance(history, "mtp", Drafting("r", 500)) > chance(history, "mtp", Drafting("r", 11))
 
 
 def test_a_new_request_is_judged_by_whole_requests_not_by_how_their_first_drafts_fared() -> None:
@@ -218,35 +225,35 @@ def test_a_new_request_is_judged_by_whole_requests_not_by_how_their_first_drafts
     for number in range(200):
         observe(history, "mtp", Drafting(f"old {number}"), (4, 4, 0))
         observe(history, "mtp", Drafting(f"old {number}"), (4, 4, 4), times=4)
-    assert history.chances("mtp", Drafting("new"))[0] > 0.7
+    assert chance(history, "mtp", Drafting("new")) > 0.7
 
 
 def test_an_offer_is_believed_by_the_length_of_its_match() -> None:
     history = History()
     short, long = (Drafting("r", offered={"ngram": Offer((1, 2, 3), matched)}) for matched in (2, 30))
-    assert history.chances("ngram", short)[0] < 0.8
-    assert history.chances("ngram", long)[0] > 0.9
+    assert chance(history, "ngram", short) < 0.8
+    assert chance(history, "ngram", long) > 0.9
     for _ in range(50):
         history.observe(DraftObservation("ngram", 1, 1, 0, short, Kind.of("ngram", short.offered["ngram"]).match))
-    assert history.chances("ngram", short)[0] < 0.1
-    assert history.chances("ngram", long)[0] > 0.9
+    assert chance(history, "ngram", short) < 0.1
+    assert chance(history, "ngram", long) > 0.9
 
 
 def test_positions_beyond_what_was_drafted_follow_those_before_them() -> None:
     history, row = History(), Drafting("r")
     observe(history, "mtp", row, (2, 2, 2), times=100)
-    assert history.chances("mtp", row)[10] > 0.9
+    assert chance(history, "mtp", row, 10) > 0.9
     observe(history, "mtp", row, (2, 2, 0), times=100)
-    assert history.chances("mtp", row)[10] < 0.5
+    assert chance(history, "mtp", row, 10) < 0.5
 
 
 def test_contexts_are_told_apart_and_a_longer_one_starts_from_the_shorter() -> None:
     history, short, long = History(), Drafting("s", 500), Drafting("s", 20_000)
     observe(history, "eagle3", Drafting("r", 500), (4, 4, 4), times=100)
-    assert history.chances("eagle3", long)[1] > 0.9
+    assert chance(history, "eagle3", long, 1) > 0.9
     observe(history, "eagle3", Drafting("q", 20_000), (4, 4, 0), times=100)
-    assert history.chances("eagle3", long)[0] < 0.1
-    assert history.chances("eagle3", short)[1] > 0.9
+    assert chance(history, "eagle3", long) < 0.1
+    assert chance(history, "eagle3", short, 1) > 0.9
 
 
 def test_what_a_drafter_missed_is_counted_until_it_drafts_again() -> None:
