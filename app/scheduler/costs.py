@@ -149,7 +149,7 @@ class CostTable:
         drafting, expected = curves.drafting.at(shape.drafts), curves.forward.at(shape.drafts)
         if warm and known and context >= SHORT_TOKENS:
             slowdown.learn(min(4.0, seconds / (drafting + known.value)), SLOWDOWN_MEMORY)
-        if draft_seconds is not None and shape.drafts:
+        if draft_seconds is not None and shape.drafts and (warm or not drafting):
             drafting = draft_seconds / slowdown.value
             self._learn(self._drafts, shape, drafting)
         if warm:
