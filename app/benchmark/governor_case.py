@@ -35,7 +35,7 @@ FIXED_LENGTHS, QUICK_LENGTHS = (1, 4, 7, 15), (4,)
 WARM_UP_TOKENS = 16
 QUICK_BELOW_TOKENS, QUICK_REQUESTS = 100, 2
 """A bench that asks for fewer tokens than that wants to know whether it runs at all."""
-TURNS_A_ROUND = 2
+TURNS_A_ROUND = 5
 """Of the governor and its rivals, for each round of the sweep: what is compared is measured longer."""
 WORST, MEAN, LEAD = 0.9, 0.95, 1.0
 

@@ -7,6 +7,7 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 from app.core.step import DRAFT_LENGTHS, StepCost
@@ -75,10 +76,6 @@ class Curve(NamedTuple):
         (start, low), (end, high) = ((self.places[place], self.seconds[place]) for place in (right - 1, right))
         return low + (high - low) * (drafts - start) / (end - start)
 
-    def narrower(self, drafts: int) -> float:
-        """Of the widest one that was measured, up to so many."""
-        return self.seconds[bisect(self.places, drafts) - 1]
-
 
 @dataclass(frozen=True, slots=True)
 class Curves:
@@ -94,8 +91,8 @@ class Curves:
         next narrower one."""
         if drafts not in self._cycles:
             drafting, forward = self.drafting.at(drafts), self.forward
-            believed, at_best = drafting + forward.at(drafts), drafting + forward.narrower(drafts)
-            self._cycles[drafts] = believed / self.plain, at_best / self.plain
+            narrower = forward.seconds[bisect(forward.places, drafts) - 1]
+            self._cycles[drafts] = (drafting + forward.at(drafts)) / self.plain, (drafting + narrower) / self.plain
         return self._cycles[drafts]
 
 
@@ -124,13 +121,10 @@ class CostTable:
 
     def export(self) -> tuple[StepCost, ...]:
         """Everything that is known, for the next load of this model on this machine."""
-        unknown, tables = _Cost(0.0), (self._forwards, self._drafts)
-        shapes = sorted(self._forwards.keys() | self._drafts.keys())
+        unknown, tables, shapes = _Cost(0.0), (self._forwards, self._drafts), sorted({*self._forwards, *self._drafts})
         return tuple(StepCost(*shape, *(table.get(shape, unknown).value for table in tables)) for shape in shapes)
 
-    def observe(
-        self, method: str, *, rows: int, width: int, seconds: float, draft_seconds: float | None, context: int = 0
-    ) -> None:
+    def observe(self, shape: Shape, *, seconds: float, draft_seconds: float | None, context: int = 0) -> None:
         """Learn one step; `draft_seconds` None: they were not timed, what is known of them is taken off.
 
         A long `context` (in tokens) slows every step down, so that is learnt apart. Ignored: steps nobody timed (0
@@ -138,14 +132,13 @@ class CostTable:
         """
         self._step += 1
         self._untimed = self._untimed + 1 if draft_seconds is None else 0
-        shape = Shape(method, rows, width - 1)
-        warm = self._previous == PLAIN if method == PLAIN else shape in self._seen
-        self._previous = method if seconds > 0 else ""
+        warm = self._previous == PLAIN if shape.method == PLAIN else shape in self._seen
+        self._previous = shape.method if seconds > 0 else ""
         self._seen.add(shape)
         if seconds <= 0:
             return
         slowdown, known = self._slowdowns[(context // SHORT_TOKENS).bit_length()], self._forwards.get(shape)
-        curves = self.curves(method, rows)
+        curves = self.curves(shape.method, shape.rows)
         drafting, expected = curves.drafting.at(shape.drafts), curves.forward.at(shape.drafts)
         if warm and known and context >= SHORT_TOKENS:
             slowdown.learn(min(4.0, seconds / (drafting + known.value)), SLOWDOWN_MEMORY)
@@ -171,10 +164,6 @@ class CostTable:
         known = self._forwards.get(Shape(PLAIN, rows, 0))
         return known is not None and known.weight >= samples
 
-    def plain(self, rows: int) -> float:
-        """Seconds of a step without drafts."""
-        return self.curves(PLAIN, rows).plain
-
     def curves(self, method: str, rows: int) -> Curves:
         """What is known, drawn as curves. That costs more than a step should, so they are believed for a few steps."""
         if (method, rows) not in self._drawn:
@@ -182,15 +171,23 @@ class CostTable:
         return self._drawn[method, rows]
 
     def _draw(self, method: str, rows: int) -> Curves:
-        """Drafting with the nearest number of rows: a method that nobody timed costs nothing, and beyond the longest
-        that was timed nothing more. Forwards of this method, else of others, else of as many tokens of one row."""
-        known = [shape for shape in self._drafts if shape.method == method]
-        nearest = min((shape.rows for shape in known), key=lambda each: abs(each - rows), default=rows)
-        costs = {shape.drafts: self._drafts[shape] for shape in known if shape.rows == nearest}
-        timed = {drafts: self._now(cost) or cost.value for drafts, cost in costs.items()}
-        drafting = Curve.through({0: 0.0} | timed, beyond=0.0)
+        """Forwards of this method, else of others, else of as many tokens of one row."""
         forward = Curve.through(self._points(method, rows), beyond=BEYOND)
-        return Curves(drafting, forward, forward.at(0) if method == PLAIN else self.plain(rows))
+        return Curves(
+            self._drafting(method, rows), forward, forward.at(0) if method == PLAIN else self.curves(PLAIN, rows).plain
+        )
+
+    def _drafting(self, method: str, rows: int) -> Curve:
+        """A method that nobody timed costs nothing, and beyond the longest that was timed nothing more. A batch follows
+        the law that another number of rows shows (one pays for each draft, another once), at the cost known of it."""
+        timed: defaultdict[int, dict[int, float]] = defaultdict(lambda: {0: 0.0})
+        for shape, cost in self._drafts.items():
+            if shape.method == method:
+                timed[shape.rows][shape.drafts] = self._now(cost) or cost.value
+        own, known = timed.pop(rows, {}), max(timed.values(), key=len, default={0: 0.0})
+        law = Curve.through(known, beyond=0.0)
+        dearer = [own[drafts] / law.at(drafts) for drafts in own if law.at(drafts)] or [1.0]
+        return Curve.through({drafts: fmean(dearer) * law.at(drafts) for drafts in known} | own, beyond=0.0)
 
     def _points(self, method: str, rows: int) -> Mapping[int, float]:
         """Seconds of forwards, by number of drafts. Wide ones that nobody ran for long are forgotten, or as they were

@@ -75,14 +75,6 @@ class DraftObservation(NamedTuple):
     first: int = 0
 
 
-class Outlook(NamedTuple):
-    """What to expect of a proposal: tokens of a step by draft length 0, 1, 2, ... (the target's own one plus the drafts
-    that survive), and how many cycles of such a situation are behind that."""
-
-    tokens: Sequence[float]
-    weight: float
-
-
 class _Record(NamedTuple):
     """What one request had of a kind of drafts: right and wrong ones so far and lately, earlier ones faded, in how many
     cycles, and the context when it was asked last."""
@@ -148,8 +140,9 @@ class History:
             records[each] = records.get(each, _Record()).after(draft)
         self.version += 1
 
-    def outlook(self, method: str, row: Drafting) -> Outlook:
-        """What to expect of the method's next proposal for this row."""
+    def outlook(self, method: str, row: Drafting) -> tuple[Sequence[float], float]:
+        """What to expect of the method's next proposal for this row: tokens of a step by draft length 0, 1, 2, ... (the
+        target's own one plus the drafts that survive), and how many cycles of such a situation are behind that."""
         kind = Kind.of(method, row.offered.get(method))
         situation, record = self._situation(kind, row), self._records.get(row.request_id, {}).get(kind)
         chances, positions = self._chances(situation), self._beliefs.get(situation)
@@ -159,7 +152,7 @@ class History:
             chances = [(1 - weight) * chance + weight * share for chance in chances]
         tokens = list(accumulate(accumulate(chances, mul), initial=1.0))
         since = max(0, row.context_tokens - record.context_tokens) if record else 0
-        return Outlook(tokens, positions[0].weight * RECENT_TOKENS / (RECENT_TOKENS + since) if positions else 0.0)
+        return tokens, positions[0].weight * RECENT_TOKENS / (RECENT_TOKENS + since) if positions else 0.0
 
     def unread(self, method: str, row: Drafting) -> int:
         """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""
@@ -176,8 +169,8 @@ class History:
     def _situation(self, kind: Kind, row: Drafting) -> _Situation:
         records = self._records.get(row.request_id, {})
         record = records.get(kind if kind.match and kind in records else VERIFIED)
-        recent = record and row.context_tokens - record.context_tokens <= RECENT_TOKENS
-        return _Situation(kind, (row.context_tokens // CONTEXT_TOKENS).bit_length(), record.mood if recent else 0)
+        mood = record.mood if record and row.context_tokens - record.context_tokens <= RECENT_TOKENS else 0
+        return _Situation(kind, (row.context_tokens // CONTEXT_TOKENS).bit_length(), mood)
 
     def _chances(self, situation: _Situation) -> Sequence[float]:
         drawn = self._drawn.setdefault(situation.kind, {})

@@ -12,7 +12,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from app.core.step import DRAFT_LENGTHS, Decision, Offer, StepCost
-from app.scheduler.costs import PLAIN, Average, CostTable
+from app.scheduler.costs import PLAIN, Average, CostTable, Shape
 from app.scheduler.estimates import Drafting, DraftObservation, History
 
 FIRST_STEPS, PLAIN_STEPS = 3, 2
@@ -133,8 +133,8 @@ class Governor:
         """Learn from a finished decode step, whoever chose it."""
         unread = sum(self._history.unread(draft.method, draft.row) for draft in step.drafts if draft.drafted)
         if unread and step.seconds:
-            known, _ = self.costs.curves(step.widest.method, step.rows).cycle(step.width - 1)
-            steps = step.seconds / self.costs.plain(step.rows) - known
+            curves = self.costs.curves(step.widest.method, step.rows)
+            steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
             self._reading[step.widest.method].learn(steps / unread, READING_MEMORY)
         self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
         widest, trial, self._trial = step.widest, self._trial, None
@@ -145,9 +145,7 @@ class Governor:
         self._steps_since_plain = self._steps_since_plain + 1 if widest.asked else 0
         # A step whose drafter had nothing to propose is no plain step: nothing could be launched ahead of it.
         self.costs.observe(
-            widest.method if widest.asked else PLAIN,
-            rows=step.rows,
-            width=step.width,
+            Shape(widest.method if widest.asked else PLAIN, step.rows, step.width - 1),
             seconds=step.seconds if step.typical and not unread else 0.0,
             draft_seconds=step.draft_seconds if widest.drafted else 0.0,
             context=step.context_tokens,
@@ -196,12 +194,10 @@ class Governor:
         offers = tuple((row.request_id, *row.offered.values()) for row in drafting)
         key = (rows, methods, offers, self._history.version, self.costs.version)
         if self._memo[0] != key:
-            self._memo = key, self._estimates(rows, drafting, methods)
+            self._memo = key, self._weigh(rows, drafting, methods)
         return self._memo[1]
 
-    def _estimates(
-        self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]
-    ) -> Mapping[Option, _Estimate]:
+    def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
         self._offering |= {name for row in drafting for name in row.offered}
         estimates = {OFF: _Estimate(rows, rows)}
         for method in methods:

@@ -3,13 +3,13 @@
 import pytest
 
 from app.core.step import Offer, StepCost
-from app.scheduler.costs import CostTable
+from app.scheduler.costs import CostTable, Shape
 from app.scheduler.estimates import Drafting, DraftObservation, History, Kind
 
 
 def forwards(costs: CostTable, method: str, width: int, seconds: float, *, rows: int = 1, times: int = 2) -> None:
     for _ in range(times):
-        costs.observe(method, rows=rows, width=width, seconds=seconds, draft_seconds=None)
+        costs.observe(Shape(method, rows, width - 1), seconds=seconds, draft_seconds=None)
 
 
 def observe(history: History, method: str, row: Drafting, counts: tuple[int, int, int], *, times: int = 1) -> None:
@@ -20,7 +20,7 @@ def observe(history: History, method: str, row: Drafting, counts: tuple[int, int
 
 def chance(history: History, method: str, row: Drafting, position: int = 0) -> float:
     """That a draft is accepted like those before it."""
-    tokens = history.outlook(method, row).tokens
+    tokens = history.outlook(method, row)[0]
     return (tokens[position + 1] - tokens[position]) / (tokens[position] - tokens[position - 1] if position else 1.0)
 
 
@@ -62,7 +62,7 @@ def test_drafting_is_timed_until_two_lengths_are_known_and_then_now_and_then() -
         drafts = 2 if step % 2 else 6
         timed = costs.must_time("ngram", rows=1, drafts=drafts)
         asked.append(timed)
-        costs.observe("ngram", rows=1, width=1 + drafts, seconds=0.02, draft_seconds=0.001 if timed else None)
+        costs.observe(Shape("ngram", 1, drafts), seconds=0.02, draft_seconds=0.001 if timed else None)
     assert asked[:3] == [True, True, False]
     assert 4 <= sum(asked[2:]) <= 7
 
@@ -76,8 +76,8 @@ def test_a_batch_is_expected_to_cost_what_as_many_tokens_of_one_row_cost() -> No
 
 def test_rows_that_never_ran_plainly_borrow_the_narrowest_cost_of_their_neighbours() -> None:
     costs = CostTable([StepCost("ngram", 3, 4, 2.0)])
-    assert costs.plain(3) == 2.0
-    assert costs.plain(4) == 1.0
+    assert costs.curves("off", 3).plain == 2.0
+    assert costs.curves("off", 4).plain == 1.0
 
 
 def test_a_width_that_nobody_ran_for_long_is_tried_again() -> None:
@@ -98,7 +98,7 @@ def test_the_first_sample_of_a_shape_is_not_believed_alone() -> None:
 def test_a_long_context_slows_everything_down_and_short_ones_are_not_blamed_for_it() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 15, 0.02, 0.001)])
     for _ in range(40):
-        costs.observe("ngram", rows=1, width=16, seconds=0.042, draft_seconds=0.002, context=1_500)
+        costs.observe(Shape("ngram", 1, 15), seconds=0.042, draft_seconds=0.002, context=1_500)
     assert costs.curves("ngram", 1).cycle(15)[0] == pytest.approx(2.1, rel=0.05)
     forwards(costs, "off", 1, 0.01, times=10)
     assert costs.curves("ngram", 1).cycle(15)[0] == pytest.approx(2.1, rel=0.05), "as in a short context before"
@@ -135,7 +135,7 @@ def test_what_was_learnt_survives_the_process() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("dflash", 1, 7, 0.02, 0.006)])
     forwards(costs, "off", 1, 0.03, times=50)
     restored = CostTable(costs.export())
-    assert restored.plain(1) == pytest.approx(0.03, rel=0.05)
+    assert restored.curves("off", 1).plain == pytest.approx(0.03, rel=0.05)
     assert restored.curves("dflash", 1).drafting.at(7) == pytest.approx(0.006)
     assert restored.export() == costs.export()
     assert restored.knows_plain(1, 2)
@@ -143,16 +143,16 @@ def test_what_was_learnt_survives_the_process() -> None:
 
 def test_expected_tokens_are_the_sum_of_the_chances_to_survive() -> None:
     history, row = History(), Drafting("r")
-    assert history.outlook("mtp", row).tokens[:4] == pytest.approx([1.0, 1.7, 2.19, 2.533]), "nothing is known yet"
-    assert history.outlook("mtp", row).weight == 0
+    assert history.outlook("mtp", row)[0][:4] == pytest.approx([1.0, 1.7, 2.19, 2.533]), "nothing is known yet"
+    assert history.outlook("mtp", row)[1] == 0
     observe(history, "mtp", row, (3, 3, 1), times=1_000)
-    assert history.outlook("mtp", row).tokens[3] == pytest.approx(2.0, abs=0.25)
+    assert history.outlook("mtp", row)[0][3] == pytest.approx(2.0, abs=0.25)
 
 
 def test_what_was_asked_for_and_not_drafted_counts_as_a_miss() -> None:
     history, row = History(), Drafting("r")
     observe(history, "mtp", row, (8, 2, 2), times=1_000)
-    assert history.outlook("mtp", row).tokens[8] == pytest.approx(3.0, abs=0.3)
+    assert history.outlook("mtp", row)[0][8] == pytest.approx(3.0, abs=0.3)
     observe(history, "mtp", row, (8, 0, 0), times=1_000)
     assert chance(history, "mtp", row) < 0.05
 
@@ -178,8 +178,8 @@ def test_how_it_went_of_late_tells_how_it_goes_on() -> None:
                 observe(history, "dflash", Drafting("old"), (7, 7, accepted))
     observe(history, "dflash", good, (7, 7, 7), times=3)
     observe(history, "dflash", bad, (7, 7, 0), times=3)
-    assert history.outlook("dflash", good).tokens[7] > 5
-    assert history.outlook("dflash", bad).tokens[7] < 2.5
+    assert history.outlook("dflash", good)[0][7] > 5
+    assert history.outlook("dflash", bad)[0][7] < 2.5
 
 
 def test_a_drafter_that_was_not_asked_is_judged_by_how_others_fare() -> None:
@@ -263,3 +263,18 @@ def test_what_a_drafter_missed_is_counted_until_it_drafts_again() -> None:
     assert history.unread("draft_model", Drafting("r", 905)) == 0, "any cycle leaves a few"
     assert history.unread("draft_model", Drafting("r", 1_000)) == 100
     assert history.unread("ngram", Drafting("r", 1_000, {"ngram": Offer()})) == 0
+
+
+def test_a_batch_is_drafted_for_by_the_law_that_one_row_shows_at_its_own_cost() -> None:
+    points = [("dflash", 1, 1, 0.005), ("dflash", 1, 7, 0.006), ("dflash", 4, 7, 0.012)]
+    chain = [("eagle3", 1, 1, 0.002), ("eagle3", 1, 15, 0.03), ("eagle3", 4, 5, 0.02)]
+    costs = CostTable(StepCost(method, rows, drafts, 0.02, seconds) for method, rows, drafts, seconds in points + chain)
+    assert costs.curves("dflash", 4).drafting.at(1) == pytest.approx(0.01), "one forward, however many drafts"
+    assert costs.curves("eagle3", 4).drafting.at(1) == pytest.approx(0.004), "a forward for each"
+
+
+def test_the_first_drafting_of_a_shape_warms_up_as_a_forward_does() -> None:
+    costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("dflash", 1, 7, 0.02, 0.006)])
+    for draft_seconds in (0.09, 0.01):
+        costs.observe(Shape("dflash", 4, 7), seconds=0.1, draft_seconds=draft_seconds)
+    assert costs.curves("dflash", 4).drafting.at(7) == pytest.approx(0.01)
