@@ -88,8 +88,8 @@ class _Record(NamedTuple):
 
     @property
     def mood(self) -> int:
-        """A class of texts, from 1 on."""
-        return 1 + bisect(MOODS, self.lately_right / (self.lately_right + self.lately_wrong))
+        """A class of texts: 1 while no draft was ever right, then by their share of late."""
+        return 2 + bisect(MOODS, self.lately_right / (self.lately_right + self.lately_wrong)) if self.right else 1
 
     def after(self, draft: DraftObservation) -> "_Record":
         """The record with one observation more."""

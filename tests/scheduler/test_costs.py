@@ -278,3 +278,18 @@ def test_the_first_drafting_of_a_shape_warms_up_as_a_forward_does() -> None:
     for draft_seconds in (0.09, 0.01):
         costs.observe(Shape("dflash", 4, 7), seconds=0.1, draft_seconds=draft_seconds)
     assert costs.curves("dflash", 4).drafting.at(7) == pytest.approx(0.01)
+
+
+def test_a_request_of_which_no_draft_was_ever_right_is_a_class_of_its_own() -> None:
+    """Misses in the midst of a text are followed by hits; those from its beginning on by further misses."""
+    history = History()
+    for number in range(30):
+        for accepted in (7, 0, 0, 0, 7):
+            observe(history, "dflash", Drafting(f"mixed {number}"), (7, 7, accepted))
+        observe(history, "dflash", Drafting(f"noise {number}"), (7, 7, 0), times=4)
+    mixed, noise = Drafting("mixed"), Drafting("noise")
+    for accepted in (7, 0, 0, 0):
+        observe(history, "dflash", mixed, (7, 7, accepted))
+    observe(history, "dflash", noise, (7, 7, 0), times=3)
+    assert chance(history, "dflash", noise) < 0.1
+    assert chance(history, "dflash", mixed) > 0.5
