@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from app.admin.snippets import SNIPPETS
+from app.engine.memory import device_name
 from app.i18n import languages, read_words
 from tests.admin.pseudo import CLOSE, CODE, OPEN
 from tests.browser.conftest import Visitor
@@ -24,8 +25,8 @@ UNITS = (
 FROM_INTL = re.compile(rf"(?:[\d.,:;%×–·/+()\s~≈−-]|(?<![A-Za-z])(?:{UNITS})(?![A-Za-z]))*")
 NAMES = re.compile(
     rf"{re.escape(REPOSITORY)}|{re.escape(QUESTION)}|(?:~/)?[\w.-]*/[\w./-]+|demo-[\w-]+|{HUGE}|Pseudo|Paceline|MLX|mlx-lm|mlx|"
-    r"DFlash|EAGLE-?3|MTP|AMD[\w .-]*|cpu|auto|min_p|top_[pk]|seed|temperature|\w+_penalty|"
-    + "|".join(re.escape(each.name) for each in SNIPPETS)
+    r"DFlash|EAGLE-?3|MTP|auto|min_p|top_[pk]|seed|temperature|\w+_penalty|"
+    + "|".join(map(re.escape, (device_name(), *(each.name for each in SNIPPETS))))
 )
 MARKED = re.compile(rf"{re.escape(OPEN)}(?:(?!{re.escape(OPEN)}).)*?{re.escape(CLOSE)}", re.DOTALL)
 BARE = """(marks) => {
