@@ -87,6 +87,15 @@ class _Estimate(NamedTuple):
         return max(LEAST_LOSS, self.seconds + self.reading - self.tokens / rate)
 
 
+class _Judgement(NamedTuple):
+    """What pays (`option`), the best way to draft, and with its loss what is worth a trial, best first."""
+
+    estimates: Mapping[Option, _Estimate]
+    option: Option = OFF
+    rival: Option = OFF
+    trials: Sequence[tuple[float, Option]] = ()
+
+
 class Governor:
     """One per loaded model, shared by its requests.
 
@@ -99,7 +108,7 @@ class Governor:
         self._history = History()
         self._offering: set[str] = set()
         self._reading = defaultdict[str, Average](lambda: Average(0.0))
-        self._memo: tuple[object, Mapping[Option, _Estimate]] = None, {}
+        self._memo: tuple[object, _Judgement] = None, _Judgement({})
         self._speakers: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
         self._measuring_steps = self._steps_since_plain = 0
@@ -109,23 +118,19 @@ class Governor:
 
     def choose(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Choice:
         """The choice for the next step of `rows` rows, of which `drafting` may use `methods`. Ask once per step."""
-        estimates = self._weighed(rows, drafting, methods)
-        option = self._current[methods] = _settled(self._current.get(methods, OFF), estimates)
+        estimates, option, rival, trials = self._judged(rows, drafting, methods)
         self._welcome(rows, drafting)
         # A trial tells about all its rows, so a batch needs fewer.
         self._credit_steps = min(MOST_CREDIT, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
         kind, detail = "draft", ""
         if self._measures(estimates[option].rate / estimates[OFF].rate):
             option, kind, detail = OFF, "measuring", "measuring what a plain step costs, to compare"
-        elif trial := self._worth_trying(option, estimates):
+        elif trial := next((each for loss, each in trials if loss <= self._credit_steps), None):
             self._trial = estimates[trial].seconds + estimates[trial].reading, estimates[option].rate
             option, kind = trial, "probe"
-        weighed = option
-        if option == OFF:
-            rivals = [each for each in estimates if each != OFF]
-            weighed = max(rivals, key=lambda each: estimates[each].rate, default=OFF)
-            if kind == "draft":
-                kind, detail = ("plain", "") if rivals else ("drafter", "no earlier text matches")
+        elif option == OFF:
+            kind, detail = ("drafter", "no earlier text matches") if rival == OFF else ("plain", "")
+        weighed = rival if option == OFF else option
         why = estimates[weighed]
         return Choice(*option, Decision(kind, *weighed, why.seconds, why.acceptance, detail))
 
@@ -179,22 +184,13 @@ class Governor:
         self._measuring_steps -= measures
         return measures
 
-    def _worth_trying(self, current: Option, estimates: Mapping[Option, _Estimate]) -> Option | None:
-        """What may gain most for what it probably loses, among what the credit pays for."""
-        rate = estimates[current].rate
-        gains = {
-            option: (each.hope - rate) / sqrt(each.loss(rate))
-            for option, each in estimates.items()
-            if each.hope > HOPE_GAIN * rate and option != current and each.loss(rate) <= self._credit_steps
-        }
-        return max(gains, key=gains.__getitem__, default=None)
-
-    def _weighed(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
-        """Estimates, made anew only where something was learnt: plain steps in a row cost the host next to nothing."""
+    def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
+        """Judged anew only where something was learnt: plain steps in a row cost the host next to nothing."""
         offers = tuple((row.request_id, *row.offered.values()) for row in drafting)
         key = (rows, methods, offers, self._history.version, self.costs.version)
         if self._memo[0] != key:
-            self._memo = key, self._weigh(rows, drafting, methods)
+            judgement = _judgement(self._current.get(methods, OFF), self._weigh(rows, drafting, methods))
+            self._memo, self._current[methods] = (key, judgement), judgement.option
         return self._memo[1]
 
     def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
@@ -237,9 +233,13 @@ def _options(method: str, most: int) -> Sequence[Option]:
     return [Option(method, length) for length in sorted({min(length, most) for length in DRAFT_LENGTHS})]
 
 
-def _settled(current: Option, estimates: Mapping[Option, _Estimate]) -> Option:
-    """The best option when it is better by more than noise."""
+def _judgement(current: Option, estimates: Mapping[Option, _Estimate]) -> _Judgement:
+    """The best option when it is better by more than noise; and what may gain most for what it probably loses."""
     if current not in estimates or estimates[current].rate < estimates[OFF].rate:
         current = OFF
-    best = max(estimates, key=lambda each: estimates[each].rate)
-    return best if estimates[best].rate > CHANGE_GAIN * estimates[current].rate else current
+    rival = max((each for each in estimates if each != OFF), key=lambda each: estimates[each].rate, default=OFF)
+    option = rival if estimates[rival].rate > CHANGE_GAIN * estimates[current].rate else current
+    rate = estimates[option].rate
+    hopes = ((each.hope - rate, each.loss(rate), name) for name, each in estimates.items() if name != option)
+    trials = sorted((-gain / sqrt(loss), loss, name) for gain, loss, name in hopes if gain > (HOPE_GAIN - 1) * rate)
+    return _Judgement(estimates, option, rival, [trial[1:] for trial in trials])

@@ -241,17 +241,16 @@ class Scheduler:
 
     def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> str:
         """Count why a step did not draft; the answer is the reason, empty when it did."""
-        choice = self._choices[outcome.sequence_id]
-        kind, reason = "", ""
-        if choice.why.text:
-            kind, reason = choice.why.kind, choice.why.text
-        elif not row.num_draft_tokens:
+        why = self._choices[outcome.sequence_id].why
+        kind, reason = why.kind, why.text
+        firm = bool(reason)
+        if not firm and not row.num_draft_tokens:
             kind, reason = "end", "one token was left, nothing to draft"
-        elif not outcome.drafted:
+        elif not firm and not outcome.drafted:
             kind = "drafter"
             reason = outcome.why_not_drafted or "the token of a plain forward was still to be delivered"
         if reason:
-            sequence.refusals.add(kind, reason, firm=bool(choice.why.text))
+            sequence.refusals.add(kind, reason, firm=firm)
         return reason
 
     def _end(

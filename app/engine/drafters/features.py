@@ -98,22 +98,23 @@ class Waiting:
 
     def __init__(self) -> None:
         self.start = self.stop = 0
-        self._parts: list[mx.array] = []
+        self._parts: list[tuple[Sequence[mx.array], int, int]] = []
 
-    def add(self, start: int, features: mx.array) -> None:
-        """Features [1, n, size] of the positions from `start` on; older ones than a gap or the bound are dropped."""
+    def add(self, start: int, taps: Sequence[mx.array], row: int, kept: int) -> None:
+        """Those of `kept` positions from `start` on, in a row of each tap's [rows, width, size]; what is older than a
+        gap or the bound is dropped. Nothing is computed: most of a plain stretch is never asked for."""
         if start != self.stop:
             self._parts, self.start = [], start
-        self._parts.append(features)
-        self.stop = start + features.shape[1]
+        self._parts.append((taps, row, kept))
+        self.stop = start + kept
         while self.stop - self.start > WAITING_TOKENS and len(self._parts) > 1:
-            self.start += self._parts.pop(0).shape[1]
+            self.start += self._parts.pop(0)[2]
 
     def take(self) -> mx.array:
-        """All of them [1, n, size], and none is left."""
-        taken = mx.concatenate(self._parts, axis=1)
+        """All of them [1, n, taps · size], and none is left."""
+        parts = [[tap[row : row + 1, :kept] for tap in taps] for taps, row, kept in self._parts]
         self._parts, self.start = [], self.stop
-        return taken
+        return mx.concatenate([mx.concatenate([*tap], axis=1) for tap in zip(*parts, strict=True)], axis=-1)
 
 
 class FeatureDrafter(DraftModel):
@@ -150,11 +151,11 @@ class FeatureDrafter(DraftModel):
     def observe(self, outcome: Outcome) -> None:
         """Keep the features of what stayed; a prompt's go into the context at once."""
         forward = outcome.forward
-        features = mx.concatenate([forward.features[tap] for tap in self.taps], axis=-1)
+        taps = [forward.features[tap] for tap in self.taps]
         for row, name in enumerate(forward.sequence_ids):
             tokens, kept, waiting = outcome.tokens[row], outcome.kept[row], self._waiting.get(name)
             if waiting is not None and kept:
-                waiting.add(forward.starts[row], features[row : row + 1, :kept])
+                waiting.add(forward.starts[row], taps, row, kept)
                 if kept >= EXTEND_AT_ONCE_TOKENS and waiting.stop < len(tokens):
                     self._catch_up({name: tokens})
                     mx.async_eval(self.runner.caches.arrays())
