@@ -1,4 +1,5 @@
-"""What every drafter proposes at every position of the ten workloads' texts, and what its steps cost on this machine:
+"""What every drafter proposes at every position of the ten workloads' texts, how sure the target is of each token (in
+thousandths), and what steps cost on this machine:
 `nice -n -15 python bench/record_traces.py` writes them to tests/scheduler/traces.json, where the governor is replayed.
 
 Outcomes do not depend on time. A text is walked several times, plainly up to the next position that no draft step has
@@ -83,6 +84,16 @@ def trace(engine: Engine, method: str, prompt: Sequence[int], count: int, sampli
     return ["".join(DIGITS[value] for value in values) for values in (proposed, accepted, matched)]
 
 
+def confidences(engine: Engine, prompt: Sequence[int], count: int, sampling: SamplingParameters) -> list[int]:
+    """By position, in thousandths."""
+    text, told = Text(engine, "confidences", prompt, sampling), list[float]()
+    text.read()
+    while len(told) < count:
+        told += text.step("off", 0).confidences
+    text.end()
+    return [round(1_000 * each) for each in told]
+
+
 def record(model: LoadedModel) -> Iterator[dict[str, Any]]:
     """The workloads of one model."""
     engine = model.engine
@@ -96,7 +107,8 @@ def record(model: LoadedModel) -> Iterator[dict[str, Any]]:
                 traces = {
                     method: trace(engine, method, prompt, count, workload.sampling) for method in engine.limits.drafters
                 }
-                requests.append({"prompt": len(prompt), "tokens": count, "traces": traces})
+                sure = confidences(engine, prompt, count, workload.sampling)
+                requests.append({"prompt": len(prompt), "tokens": count, "confidences": sure, "traces": traces})
                 print(f"{workload.name}: {len(requests)}", file=sys.stderr, flush=True)
         yield {"name": workload.name, "model": model.name, "together": workload.together, "requests": requests}
 

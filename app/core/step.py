@@ -79,7 +79,8 @@ class Offer:
 class RowOutcome:
     """What one row gained: `emitted` = accepted drafts and then one recovered or bonus token of the target.
 
-    `computed` is the new length of the cache. `drafted` counts only drafts that were verified.
+    `computed` is the new length of the cache. `drafted` counts only drafts that were verified. `confidences`: how
+    likely the target's raw logits made each emitted token.
     """
 
     sequence_id: str
@@ -90,6 +91,7 @@ class RowOutcome:
     logprobs: tuple[TokenLogprobs, ...] = ()
     method: str = "off"
     why_not_drafted: str = ""
+    confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

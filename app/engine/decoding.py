@@ -92,19 +92,17 @@ class Decoder:
     def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
         return SampledRow(self.requests[row.sequence_id].sampling, row.tokens, row.prompt_length, pending, salt)
 
-    def _scores(self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow]) -> Scores | None:
-        wanted = [self.requests[row.sequence_id].sampling.top_logprobs for row in rows]
-        top = [value for value in wanted if value is not None]
-        return score(logits, drawn, max(top)) if top else None
+    def _scores(self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow]) -> Scores:
+        return score(logits, drawn, max(self.requests[row.sequence_id].sampling.top_logprobs or 0 for row in rows))
 
     def _outcome(
-        self, row: DecodeRow, stays: list[int], scores: Scores | None, place: int, kept: int, drafted: int, reason: str
+        self, row: DecodeRow, stays: list[int], scores: Scores, place: int, kept: int, drafted: int, reason: str
     ) -> RowOutcome:
         """What a row gained: of the tokens `stays`, all but the last were drafts; in `scores` it lies at `place`."""
         top, method = self.requests[row.sequence_id].sampling.top_logprobs, row.method if drafted else "off"
-        logprobs = () if scores is None or top is None else scores.read(place, len(stays), top)
-        computed, accepted = row.computed + kept, len(stays) - 1
-        return RowOutcome(row.sequence_id, tuple(stays), computed, drafted, accepted, logprobs, method, reason)
+        logprobs = () if top is None else scores.read(place, len(stays), top)
+        computed, accepted, sure = row.computed + kept, len(stays) - 1, scores.confidences(place, len(stays))
+        return RowOutcome(row.sequence_id, tuple(stays), computed, drafted, accepted, logprobs, method, reason, sure)
 
     def _propose(self, rows: Sequence[DecodeRow]) -> Proposal:
         """Ask each row's drafter; one rectangle of drafts [rows, K] comes back."""
@@ -137,7 +135,7 @@ class Decoder:
         drawn, accepted = accept(drafts, adjusted, sampled, proposal.counts, draft_logits=draft_logits)
         scores = self._scores(logits, drawn, rows)
         packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
-        mx.async_eval(packed, *(scores.arrays() if scores else ()))
+        mx.async_eval(packed, *scores.arrays())
         self.watch.launched()
         read: Any = packed.tolist()
         self.watch.verified()

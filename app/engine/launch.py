@@ -5,6 +5,8 @@ Plain decoding launches the next forward before it reads the current token, so t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import exp
 from typing import Any
 
 import mlx.core as mx
@@ -15,44 +17,46 @@ from app.engine.rectangle import padded
 
 @dataclass(frozen=True)
 class Scores:
-    """Raw log probabilities of a forward: chosen [rows, slots], likeliest ids and values [rows, slots, k]."""
+    """Raw log probabilities of a forward: `chosen` [rows, slots]; in `top` the likeliest ids and their values [rows,
+    slots, k], if somebody wants any."""
 
     chosen: mx.array
-    top_ids: mx.array
-    top_values: mx.array
+    top: tuple[mx.array, ...] = ()
 
     def arrays(self) -> list[mx.array]:
-        return [self.chosen, self.top_ids, self.top_values]
+        return [self.chosen, *self.top]
 
     def rows(self, index: mx.array) -> "Scores":
-        return Scores(self.chosen[index], self.top_ids[index], self.top_values[index])
+        return Scores(self.chosen[index], tuple(each[index] for each in self.top))
+
+    @cached_property
+    def _chosen(self) -> Any:
+        """As numbers; waits for the device."""
+        return self.chosen.tolist()
+
+    def confidences(self, row: int, count: int) -> tuple[float, ...]:
+        """Probabilities of what was chosen in the first `count` slots of a row."""
+        return tuple(map(exp, self._chosen[row][:count]))
 
     def read(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
         """Values of the first `count` slots of a row with its `top` likeliest tokens; waits for the device."""
-        chosen: list[float] = _read(self.chosen[row, :count])
-        ids: list[list[int]] = _read(self.top_ids[row, :count, :top])
-        values: list[list[float]] = _read(self.top_values[row, :count, :top])
+        likeliest: Any = [each[row, :count, :top].tolist() for each in self.top] or [[()] * count] * 2
         return tuple(
             TokenLogprobs(logprob, tuple(zip(slot_ids, slot_values, strict=True)))
-            for logprob, slot_ids, slot_values in zip(chosen, ids, values, strict=True)
+            for logprob, slot_ids, slot_values in zip(self._chosen[row][:count], *likeliest, strict=True)
         )
-
-
-def _read(array: mx.array) -> Any:
-    return array.tolist()
 
 
 def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
     """Log softmax (nat) of float32 `logits` [rows, slots, vocabulary] at `drawn` [rows, slots] and its `top` best."""
-    normalised = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(normalised, drawn[..., None], axis=-1)[..., 0]
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = (mx.take_along_axis(logits, drawn[..., None], axis=-1) - total)[..., 0]
     if top == 0:
-        empty = mx.zeros((*drawn.shape, 0))
-        return Scores(chosen, empty.astype(mx.int32), empty)
-    best = mx.argpartition(-normalised, kth=top - 1, axis=-1)[..., :top]
-    values = mx.take_along_axis(normalised, best, axis=-1)
+        return Scores(chosen)
+    best = mx.argpartition(-logits, kth=top - 1, axis=-1)[..., :top]
+    values = mx.take_along_axis(logits, best, axis=-1) - total
     order = mx.argsort(-values, axis=-1)
-    return Scores(chosen, mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1))
+    return Scores(chosen, (mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)))
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,10 @@ class Launched:
 
     sequence_ids: tuple[str, ...]
     tokens: mx.array
-    scores: Scores | None = None
+    scores: Scores
 
     def __post_init__(self) -> None:
-        mx.async_eval(self.tokens, *(self.scores.arrays() if self.scores else ()))
+        mx.async_eval(self.tokens, *self.scores.arrays())
 
     def only(self, wanted: Sequence[str]) -> "Launched | None":
         """The same launch without the rows that are not wanted; None when none is left."""
@@ -77,7 +81,7 @@ class Launched:
         return Launched(
             tuple(self.sequence_ids[row] for row in keep),
             self.tokens[index],
-            None if self.scores is None else self.scores.rows(index),
+            self.scores.rows(index),
         )
 
 

@@ -1,4 +1,4 @@
-"""How likely drafts are accepted: by position, method and context length, and by how the request fared of late."""
+"""How likely drafts are accepted: by position, method, context length, and how sure the target is of its tokens."""
 
 from bisect import bisect
 from collections import defaultdict
@@ -13,14 +13,14 @@ from app.scheduler.costs import PLAIN, Average
 
 FIRST_WEIGHT, MEMORY = 3.0, 256.0
 """Cycles that outweigh what was believed before, and that all former ones count for at most."""
-OWN_WEIGHT = 12.0
-"""Cycles of a request that count as much as all that is known of such situations."""
-LATELY, SO_FAR = 0.6, 0.95
-"""What a cycle of a request counts for once the next one was seen: for its mood, and for its record."""
+OWN_CYCLES = 8.5
+"""Of a request, which count as much as all that is known of such situations."""
+SO_FAR = 0.98
+"""What a cycle counts for in the record of its request once the next one was seen."""
 RECENT_TOKENS = 64
-"""After so many without a draft the mood tells nothing any more; without a drafter, what is known of it weighs half."""
-MOODS = (0.15, 0.4, 0.65, 0.85)
-"""Shares of drafts that are right; texts between two of them are alike."""
+"""After so many without a miss of a drafter, what is known of it weighs half; without its drafts, its record does."""
+CONFIDENCES = (0.5, 0.9, 0.97, 0.99)
+"""How sure the target is of its tokens; texts between two of them are alike."""
 FIRST_BELIEF = 0.7
 """How likely a draft is, before the first observation."""
 CONTEXT_TOKENS = 1_024
@@ -46,17 +46,20 @@ class Kind(NamedTuple):
         return (held + 1) / (held + 2) if held else FIRST_BELIEF
 
 
-VERIFIED = Kind("")
-"""All drafts that the target was asked about, whoever proposed them."""
-
-
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A row that may draft. `offered`: by the methods that tell it for nothing."""
+    """A row that may draft. `offered`: by the methods that tell it for nothing; `confidence`: how likely the target
+    thought its last tokens, None before the first."""
 
     request_id: str = ""
     context_tokens: int = 0
     offered: Mapping[str, Offer] = field(default_factory=dict)
+    confidence: float | None = None
+
+    @property
+    def sureness(self) -> int:
+        """A class of confidences; 0: there is none."""
+        return 0 if self.confidence is None else 1 + bisect(CONFIDENCES, self.confidence)
 
 
 class DraftObservation(NamedTuple):
@@ -76,41 +79,38 @@ class DraftObservation(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """What one request had of a kind of drafts: right and wrong ones so far and lately, earlier ones faded, in how many
-    cycles, and the context when it was asked last."""
+    """What one request had of a kind of drafts: right and wrong ones, earlier ones faded, in how many cycles, and the
+    context when it was asked last, and when it was wrong last."""
 
     right: float = 0.0
     wrong: float = 0.0
-    lately_right: float = 1.0
-    lately_wrong: float = 1.0
     cycles: float = 0.0
     context_tokens: int = 0
-
-    @property
-    def mood(self) -> int:
-        """A class of texts: 1 while no draft was ever right, then by their share of late."""
-        return 2 + bisect(MOODS, self.lately_right / (self.lately_right + self.lately_wrong)) if self.right else 1
+    missed_tokens: int = 0
 
     def after(self, draft: DraftObservation) -> "_Record":
         """The record with one observation more."""
-        lately, so_far = (1.0, 1.0) if draft.first else (LATELY, SO_FAR)
-        wrong = draft.accepted < draft.asked
+        so_far, wrong, context = 1.0 if draft.first else SO_FAR, draft.accepted < draft.asked, draft.row.context_tokens
         return _Record(
             so_far * self.right + draft.accepted,
             so_far * self.wrong + wrong,
-            lately * self.lately_right + draft.accepted,
-            lately * self.lately_wrong + wrong,
             so_far * self.cycles + (not draft.first),
-            draft.row.context_tokens,
+            context,
+            context if wrong else self.missed_tokens,
         )
 
 
 class _Situation(NamedTuple):
-    """What evidence is about: a kind of drafts, a range of context lengths, and the mood of the request; 0: any."""
+    """What evidence is about: a kind of drafts, a range of context lengths, and how sure the target is; 0: any."""
 
     kind: Kind
     context: int
-    mood: int = 0
+    sureness: int = 0
+
+    @classmethod
+    def of(cls, kind: Kind, row: Drafting) -> "_Situation":
+        """A row's."""
+        return cls(kind, (row.context_tokens // CONTEXT_TOKENS).bit_length(), row.sureness)
 
 
 class History:
@@ -122,37 +122,38 @@ class History:
         self._drawn: dict[Kind, dict[_Situation, Sequence[float]]] = {}
         """What follows from the beliefs, until one of the kind changes."""
         self._records: dict[str, dict[Kind, _Record]] = {}
-        """By request: of each kind, and of all that were verified together (`VERIFIED`)."""
+        """By request and kind."""
         self.version = 0
         """Changes with everything that is learnt."""
 
     def observe(self, draft: DraftObservation) -> None:
         """What one row had accepted of a proposal, or would have."""
         kind, records = Kind(draft.method, draft.match), self._records.setdefault(draft.row.request_id, {})
-        situation = self._situation(kind, draft.row)
-        for about in {situation, situation._replace(mood=0)}:
+        situation = _Situation.of(kind, draft.row)
+        for about in {situation, situation._replace(sureness=0)}:
             positions = self._beliefs[about]
             survived = draft.first + draft.accepted
             for place in range(draft.first, min(survived + 1, draft.first + draft.asked, POSITIONS)):
                 positions[place].learn(float(place < survived), MEMORY)
         self._drawn.pop(kind, None)
-        for each in (kind,) if kind.match else (kind, VERIFIED):
-            records[each] = records.get(each, _Record()).after(draft)
+        records[kind] = records.get(kind, _Record()).after(draft)
         self.version += 1
 
     def outlook(self, method: str, row: Drafting) -> tuple[Sequence[float], float]:
         """What to expect of the method's next proposal for this row: tokens of a step by draft length 0, 1, 2, ... (the
         target's own one plus the drafts that survive), and how many cycles of such a situation are behind that."""
         kind = Kind.of(method, row.offered.get(method))
-        situation, record = self._situation(kind, row), self._records.get(row.request_id, {}).get(kind)
+        situation, record = _Situation.of(kind, row), self._records.get(row.request_id, {}).get(kind)
         chances, positions = self._chances(situation), self._beliefs.get(situation)
-        if record is not None and situation.mood:
+        fresh = 1.0
+        if record is not None:
+            fresh = _freshness(row.context_tokens - record.missed_tokens)
+            # A few misses say little (first drafts often miss), a dozen in a row say nearly everything.
+            known = (_freshness(row.context_tokens - record.context_tokens) * record.cycles / OWN_CYCLES) ** 2
             share = record.right / (record.right + record.wrong)
-            weight = record.cycles / (record.cycles + OWN_WEIGHT)
-            chances = [(1 - weight) * chance + weight * share for chance in chances]
+            chances = [(chance + known * share) / (1 + known) for chance in chances]
         tokens = list(accumulate(accumulate(chances, mul), initial=1.0))
-        since = max(0, row.context_tokens - record.context_tokens) if record else 0
-        return tokens, positions[0].weight * RECENT_TOKENS / (RECENT_TOKENS + since) if positions else 0.0
+        return tokens, fresh * positions[0].weight if positions else 0.0
 
     def unread(self, method: str, row: Drafting) -> int:
         """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""
@@ -166,12 +167,6 @@ class History:
         """The request is over; what it taught stays."""
         self._records.pop(request_id, None)
 
-    def _situation(self, kind: Kind, row: Drafting) -> _Situation:
-        records = self._records.get(row.request_id, {})
-        record = records.get(kind if kind.match and kind in records else VERIFIED)
-        mood = record.mood if record and row.context_tokens - record.context_tokens <= RECENT_TOKENS else 0
-        return _Situation(kind, (row.context_tokens // CONTEXT_TOKENS).bit_length(), mood)
-
     def _chances(self, situation: _Situation) -> Sequence[float]:
         drawn = self._drawn.setdefault(situation.kind, {})
         if situation not in drawn:
@@ -181,7 +176,7 @@ class History:
     def _draw(self, situation: _Situation) -> Sequence[float]:
         """Evidence, and as much as `FIRST_WEIGHT` cycles of what is believed anyway: that a position is like the one
         before it, and for the other half what is known in general."""
-        context = situation.context if situation.mood else situation.context - 1
+        context = situation.context if situation.sureness else situation.context - 1
         general = self._chances(_Situation(situation.kind, context)) if context >= 0 else None
         positions = self._beliefs.get(situation)
         if positions is None:
@@ -192,3 +187,8 @@ class History:
             before = (each.weight * each.value + FIRST_WEIGHT * believed) / (each.weight + FIRST_WEIGHT)
             chances.append(before)
         return chances
+
+
+def _freshness(tokens: int) -> float:
+    """What is left of evidence after so many."""
+    return RECENT_TOKENS / (RECENT_TOKENS + max(0, tokens))

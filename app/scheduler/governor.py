@@ -185,9 +185,9 @@ class Governor:
         return measures
 
     def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
-        """Judged anew only where something was learnt: plain steps in a row cost the host next to nothing."""
-        offers = tuple((row.request_id, *row.offered.values()) for row in drafting)
-        key = (rows, methods, offers, self._history.version, self.costs.version)
+        """Judged anew only where something changed: plain steps in a row cost the host next to nothing."""
+        seen = tuple((row.request_id, row.sureness, *row.offered.values()) for row in drafting)
+        key = (rows, methods, seen, self._history.version, self.costs.version)
         if self._memo[0] != key:
             judgement = _judgement(self._current.get(methods, OFF), self._weigh(rows, drafting, methods))
             self._memo, self._current[methods] = (key, judgement), judgement.option

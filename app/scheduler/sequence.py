@@ -9,6 +9,8 @@ from app.scheduler.stats import Counters, Parts, Refusals
 
 CARRY_LIMIT_TOKENS = 17
 """More uncached tokens than this are fed by a prefill step, fewer may ride along with a decode step."""
+CONFIDENCE_KEPT = 0.8
+"""What former tokens count for in the confidence once the next one was drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Sequence:
     decision: Decision | None = None
     """What the governor decided for it last."""
     hindsight: Hindsight = field(default_factory=Hindsight)
+    confidence: float | None = None
+    """How likely the target thought its last tokens, earlier ones fading; None before the first."""
     admitted_at: float | None = None
     decode_started_at: float | None = None
     first_token_at: float | None = None
@@ -87,6 +91,9 @@ class Sequence:
             if finish_reason:
                 break
         self.computed = min(outcome.computed, len(self.tokens))
+        for each in outcome.confidences[:kept]:
+            former = each if self.confidence is None else self.confidence
+            self.confidence = CONFIDENCE_KEPT * former + (1 - CONFIDENCE_KEPT) * each
         gain = Gain(
             kept=kept,
             told=kept - (finish_reason is FinishReason.STOP),

@@ -114,7 +114,7 @@ class Speculation:
 
 
 def _drafting(sequence: Sequence) -> Drafting:
-    return Drafting(sequence.request.id, len(sequence.tokens), sequence.hindsight.offered)
+    return Drafting(sequence.request.id, len(sequence.tokens), sequence.hindsight.offered, sequence.confidence)
 
 
 def _observation(

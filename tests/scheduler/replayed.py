@@ -1,6 +1,6 @@
 """Ten real workloads without their models: what each drafter proposed and had accepted at every position of the texts,
-and what steps cost, as `bench/record_traces.py` wrote them down. The real scheduler decides; only the seconds that it
-is told are noisy, what it is measured by is not."""
+how sure the target was, and what steps cost, as `bench/record_traces.py` wrote them down. The real scheduler decides;
+only the seconds that it is told are noisy, what it is measured by is not."""
 
 import json
 import random
@@ -84,13 +84,12 @@ class Prices:
 
 @dataclass
 class TraceEngine:
-    """`seconds` adds up what the steps cost without noise; `traces` are those of the requests that run."""
+    """`seconds` adds up what the steps cost without noise; `requests` are those that run, as recorded."""
 
     model: Mapping[str, Any]
     chance: random.Random | None = None
     seconds: float = 0.0
-    traces: dict[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
-    prompts: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.prices = Prices(self.model)
@@ -152,6 +151,7 @@ class TraceEngine:
                 (0,),
                 len(row.tokens),
                 why_not_drafted=reasons.get(row.sequence_id, ""),
+                confidences=self._confidences(row, 1),
             )
             for row in told
         )
@@ -173,6 +173,7 @@ class TraceEngine:
                 drafted=count,
                 accepted=right,
                 method=row.method if count else "off",
+                confidences=self._confidences(row, right + 1),
             )
             for row, count, right in zip(rows, drafted, accepted, strict=True)
         )
@@ -193,12 +194,18 @@ class TraceEngine:
         return min(row.num_draft_tokens, self._trace(row, 0), row.remaining - 1)
 
     def _trace(self, row: DecodeRow, part: int) -> int:
-        return int(self.traces[row.sequence_id][row.method][part][len(row.tokens) - row.prompt_length], 36)
+        traces = self.requests[row.sequence_id]["traces"]
+        return int(traces[row.method][part][len(row.tokens) - row.prompt_length], 36)
+
+    def _confidences(self, row: DecodeRow, count: int) -> tuple[float, ...]:
+        told, place = self.requests[row.sequence_id]["confidences"], len(row.tokens) - row.prompt_length
+        return tuple(value / 1_000 for value in told[place : place + count])
 
     def _offers(self, row: DecodeRow | PrefillRow, emitted: int) -> dict[str, Offer]:
         """Every token of a text is 0, and every wrong draft 1."""
-        proposed, accepted, matched = self.traces[row.sequence_id]["ngram"]
-        place = len(row.tokens) + emitted - self.prompts[row.sequence_id]
+        request = self.requests[row.sequence_id]
+        proposed, accepted, matched = request["traces"]["ngram"]
+        place = len(row.tokens) + emitted - request["prompt"]
         if place >= len(proposed):
             return {}
         right = int(accepted[place], 36)
@@ -244,8 +251,7 @@ class Server:
                 max_tokens=each["tokens"],
                 speculation=speculation,
             )
-            engine.traces = {**(engine.traces if len(group) > 1 else {}), request.id: each["traces"]}
-            engine.prompts[request.id] = each["prompt"]
+            engine.requests = {**(engine.requests if len(group) > 1 else {}), request.id: each}
             scheduler.submit(request)
         while scheduler.has_work:
             while (admitted := scheduler.next_admission()) is not None:

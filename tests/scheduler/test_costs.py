@@ -169,55 +169,45 @@ def test_a_few_cycles_of_a_request_outweigh_what_others_had() -> None:
     assert history.outlook("dflash", new) == history.outlook("dflash", newer)
 
 
-def test_how_it_went_of_late_tells_how_it_goes_on() -> None:
-    """A text whose drafts are right for long and then wrong for long: the average says nothing, the mood does."""
-    history, good, bad = History(), Drafting("good"), Drafting("bad")
+def sure(name: str, confidence: float) -> Drafting:
+    return Drafting(name, confidence=confidence)
+
+
+def test_how_sure_the_target_is_tells_how_it_goes_on() -> None:
+    """A text whose drafts are right for long and then wrong for long: the average says nothing, the confidence does."""
+    history = History()
     for _ in range(40):
-        for accepted in (7, 0):
+        for confidence, accepted in ((0.999, 7), (0.4, 0)):
             for _ in range(10):
-                observe(history, "dflash", Drafting("old"), (7, 7, accepted))
-    observe(history, "dflash", good, (7, 7, 7), times=3)
-    observe(history, "dflash", bad, (7, 7, 0), times=3)
-    assert history.outlook("dflash", good)[0][7] > 5
-    assert history.outlook("dflash", bad)[0][7] < 2.5
+                observe(history, "dflash", sure("old", confidence), (7, 7, accepted))
+    assert history.outlook("dflash", sure("new", 0.995))[0][7] > 6
+    assert history.outlook("dflash", sure("new", 0.3))[0][7] < 1.5
+    assert 2 < history.outlook("dflash", Drafting("new"))[0][7] < 6, "before its first token"
 
 
-def test_a_drafter_that_was_not_asked_is_judged_by_how_others_fare() -> None:
+def test_a_confidence_that_was_never_seen_is_judged_like_all_of_them() -> None:
     history = History()
-    for number in range(30):
-        easy, hard = Drafting(f"easy {number}"), Drafting(f"hard {number}")
-        observe(history, "eagle3", easy, (7, 7, 7), times=2)
-        observe(history, "dflash", easy, (7, 7, 7))
-        observe(history, "eagle3", hard, (7, 7, 0), times=2)
-        observe(history, "dflash", hard, (7, 7, 0))
-    easy, hard = Drafting("easy"), Drafting("hard")
-    observe(history, "eagle3", easy, (7, 7, 7), times=2)
-    observe(history, "eagle3", hard, (7, 7, 0), times=2)
-    assert chance(history, "dflash", easy) > 0.8
-    assert chance(history, "dflash", hard) < 0.3
+    observe(history, "dflash", sure("old", 0.999), (7, 7, 7), times=100)
+    assert chance(history, "dflash", sure("new", 0.95)) == chance(history, "dflash", Drafting("new"))
 
 
-def test_a_drafter_that_missed_is_judged_anew_when_another_one_did_well_since() -> None:
+def test_what_is_known_of_a_drafter_weighs_less_the_longer_ago_it_missed() -> None:
     history = History()
-    for number in range(30):
-        row = Drafting(f"old {number}")
-        observe(history, "dflash", row, (7, 7, 0))
-        observe(history, "eagle3", row, (7, 7, 7))
-        observe(history, "dflash", row, (7, 7, 7))
-    row = Drafting("new")
-    observe(history, "dflash", row, (7, 7, 0))
-    missed = chance(history, "dflash", row)
-    observe(history, "eagle3", row, (7, 7, 7))
-    assert chance(history, "dflash", row) > missed + 0.3
+    observe(history, "mtp", Drafting("r", 10), (4, 4, 0), times=30)
+    weights = [history.outlook("mtp", Drafting("r", context))[1] for context in (10, 74, 500)]
+    assert weights == [pytest.approx(30), pytest.approx(15), pytest.approx(3.5, abs=0.1)]
+    observe(history, "mtp", Drafting("r", 500), (4, 4, 4))
+    assert history.outlook("mtp", Drafting("r", 510))[1] < 4, "what hits may go on"
+    observe(history, "mtp", Drafting("r", 510), (4, 4, 3))
+    assert history.outlook("mtp", Drafting("r", 511))[1] > 30
 
 
-def test_an_old_mood_tells_nothing_any_more() -> None:
+def test_the_record_of_a_request_fades_while_a_drafter_is_not_asked() -> None:
     history = History()
     for number in range(30):
         observe(history, "mtp", Drafting(f"old {number}", 10), (4, 4, 4))
-        observe(history, "mtp", Drafting(f"bad {number}", 10), (4, 4, 0), times=4)
-    observe(history, "mtp", Drafting("r", 10), (4, 4, 0))
-    assert chance(history, "mtp", Drafting("r", 500)) > chance(history, "mtp", Drafting("r", 11))
+    observe(history, "mtp", Drafting("r", 10), (4, 4, 0), times=8)
+    assert chance(history, "mtp", Drafting("r", 500)) > chance(history, "mtp", Drafting("r", 11)) + 0.1
 
 
 def test_a_new_request_is_judged_by_whole_requests_not_by_how_their_first_drafts_fared() -> None:
@@ -278,18 +268,3 @@ def test_the_first_drafting_of_a_shape_warms_up_as_a_forward_does() -> None:
     for draft_seconds in (0.09, 0.01):
         costs.observe(Shape("dflash", 4, 7), seconds=0.1, draft_seconds=draft_seconds)
     assert costs.curves("dflash", 4).drafting.at(7) == pytest.approx(0.01)
-
-
-def test_a_request_of_which_no_draft_was_ever_right_is_a_class_of_its_own() -> None:
-    """Misses in the midst of a text are followed by hits; those from its beginning on by further misses."""
-    history = History()
-    for number in range(30):
-        for accepted in (7, 0, 0, 0, 7):
-            observe(history, "dflash", Drafting(f"mixed {number}"), (7, 7, accepted))
-        observe(history, "dflash", Drafting(f"noise {number}"), (7, 7, 0), times=4)
-    mixed, noise = Drafting("mixed"), Drafting("noise")
-    for accepted in (7, 0, 0, 0):
-        observe(history, "dflash", mixed, (7, 7, accepted))
-    observe(history, "dflash", noise, (7, 7, 0), times=3)
-    assert chance(history, "dflash", noise) < 0.1
-    assert chance(history, "dflash", mixed) > 0.5

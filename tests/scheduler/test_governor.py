@@ -256,7 +256,7 @@ def test_a_plain_choice_is_a_value_and_says_why_with_numbers() -> None:
     assert (choice.method, choice.num_draft_tokens) == ("off", 0)
     assert (why.kind, why.method, why.num_draft_tokens) == ("plain", "draft_model", 1)
     assert why.cost_ratio == pytest.approx(1.55, abs=0.1)
-    assert why.acceptance < 0.25
+    assert why.acceptance < 0.3
     assert why.text == f"verify of 2 costs {why.cost_ratio:.1f}x, acceptance {why.acceptance:.2f}: plain is faster"
 
 
@@ -359,3 +359,20 @@ def test_only_allowed_methods_are_ever_picked(steps: list[tuple[int, list[str], 
         asked = choice.num_draft_tokens
         drafts = tuple(DraftObservation(choice.method, asked, asked, min(asked, accepted), row) for row in drafting)
         governor.observe(StepObservation(rows, 1 + asked, seconds, seconds / 4 if warm else None, drafts))
+
+
+def test_a_text_that_turned_predictable_is_drafted_for_before_anything_was_tried() -> None:
+    """Nothing is learnt in a plain stretch, but the target tells how sure it is."""
+    machine = Machine(COSTS["linear"], {"draft_model": Drafter(1.0, 0.001)})
+    governor, chance = Governor(machine.measured()), random.Random(0)
+    for step in range(200):
+        sure = step // 20 % 2
+        row = Drafting("old", step, confidence=0.999 if sure else 0.3)
+        option = Option("draft_model", 5)
+        missing = Machine(COSTS["linear"], {"draft_model": Drafter(float(sure), 0.001)})
+        governor.observe(missing.step(option, chance, row=row))
+    chosen = [
+        governor.choose(1, (Drafting("new", 40 + step, confidence=confidence),), ("draft_model",)).num_draft_tokens
+        for step, confidence in enumerate((0.3, 0.3, 0.999, 0.999, 0.3))
+    ]
+    assert [bool(drafts) for drafts in chosen] == [False, False, True, True, False]
