@@ -115,6 +115,33 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
         assert [value for _, value in told.top] == sorted((value for _, value in told.top), reverse=True)
 
 
+def test_the_target_tells_how_sure_it_was_of_every_token_drafted_or_not() -> None:
+    target, _ = models("qwen3", False)
+    wishes = {"a": SamplingParameters(temperature=0.0, presence_penalty=2.0), "b": SamplingParameters(top_logprobs=1)}
+    prompt = (4, 8, 15, 16, 23)
+    truth = {name: naive(target, prompt, 24, wish) for name, wish in wishes.items()}
+    engine = build(target, scripted=Scripted(truth, VOCABULARY, SCRIPTS["ragged"]))
+    known, computed = {name: [*prompt] for name in wishes}, dict.fromkeys(wishes, 4)
+    told: dict[str, list[float]] = {name: [] for name in wishes}
+    for name, wish in wishes.items():
+        engine.admit(Request(id=name, prompt_tokens=prompt, max_tokens=24, sampling=wish))
+        engine.step(PrefillStep((PrefillRow(name, prompt, 0, 4),)))
+    for drafts in (0, 0, 3, 3, 3, 3):
+        rows = [
+            DecodeRow(name, known[name], 5, computed[name], 24, "scripted" if drafts else "off", drafts)
+            for name in known
+        ]
+        for outcome in engine.step(DecodeStep(tuple(rows))).outcomes:
+            known[outcome.sequence_id] += outcome.emitted
+            computed[outcome.sequence_id] = outcome.computed
+            told[outcome.sequence_id] += outcome.confidences
+    for name, tokens in known.items():
+        chances = mx.softmax(target(mx.array([tokens]))[0].astype(mx.float32), axis=-1)
+        expected = [float(chances[len(prompt) - 1 + place, token]) for place, token in enumerate(tokens[len(prompt) :])]
+        assert len(expected) > 6, "some drafts were accepted"
+        assert told[name] == pytest.approx(expected, abs=1e-4)
+
+
 def test_a_thousand_random_cancels_leave_nothing_behind() -> None:
     target, draft = models("qwen3_next", False)
     engine = build(target, draft=draft)

@@ -5,6 +5,8 @@ import pytest
 from app.core.ports import EngineLimits
 from app.core.step import DecodeStep, FinishReason, PrefillStep, RowOutcome, StepResult, TokenLogprobs
 from app.scheduler.scheduler import Scheduler
+from app.scheduler.sequence import Sequence
+from app.scheduler.stats import Parts
 from tests.scheduler.scripted import (
     Loop,
     ManualClock,
@@ -132,6 +134,17 @@ def test_a_stop_token_inside_a_block_ends_it_untold_and_everything_behind_it_nev
     assert statistics.accepted_per_position == (1, 1, 1)
     [(_, released)] = scheduler.drain_released()
     assert released[-3:] == (1, 2, 22), "keys and values of the stop token are valid, those behind it are not"
+
+
+def test_how_sure_the_target_is_of_a_text_follows_its_last_tokens_and_nothing_behind_the_end() -> None:
+    sequence = Sequence(some_request("a", prompt=3, max_tokens=4), 0.0)
+    assert sequence.confidence is None
+    sequence.take(RowOutcome("a", (1,), 3, confidences=(0.5,)), 100, Parts())
+    assert sequence.confidence == 0.5
+    sequence.take(RowOutcome("a", (2, 3), 5, drafted=1, accepted=1, confidences=(1.0, 0.0)), 100, Parts())
+    assert sequence.confidence == pytest.approx(0.8 * (0.8 * 0.5 + 0.2))
+    sequence.take(RowOutcome("a", (4, 5), 7, drafted=1, accepted=1, confidences=(0.48, 1.0)), 100, Parts())
+    assert sequence.confidence == pytest.approx(0.48), "the fourth token was the last one"
 
 
 def test_the_last_token_is_released_only_when_it_was_fed() -> None:
