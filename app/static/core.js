@@ -177,9 +177,11 @@ export function confirm({ title, text = "", action, tone = "" }) {
   yes.textContent = action;
   yes.className = tone === "bad" ? "danger" : "primary";
   box.returnValue = "no";
+  // Its event comes late: the question before may be closed and not answered yet. It is now, and never with this answer.
+  box.onclose?.();
   box.showModal();
   return new Promise((resolve) => {
-    box.addEventListener("close", () => resolve(box.returnValue === "yes"), { once: true });
+    box.onclose = () => box.open || resolve(box.returnValue === "yes");
   });
 }
 

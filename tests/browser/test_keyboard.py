@@ -127,3 +127,26 @@ def test_a_chat_is_sent_stopped_and_put_away_by_keyboard(server: Server, visitor
     page.locator("#confirm-yes").focus()
     page.keyboard.press("Enter")
     expect(page.locator('article[data-role="assistant"]')).to_have_count(0)
+
+
+def test_a_question_that_was_closed_and_asked_again_at_once_is_answered_once(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/chat")
+    page.keyboard.type(QUESTION)
+    page.keyboard.press("Enter")
+    expect(page.locator('article[data-role="assistant"] footer dl')).to_be_visible()
+    listed = page.locator(".conversations li[data-current=true]")
+    delete = listed.get_by_role("button", name=words("chat.delete_named", title=QUESTION))
+    deletions = []
+    page.on("request", lambda request: deletions.append(request.url) if request.method == "DELETE" else None)
+    delete.evaluate(
+        """(button) => {
+          const box = document.getElementById("confirm");
+          for (const answer of ["no", "yes"]) {
+            button.click();
+            box.close(answer);  // its event comes only after all of this
+          }
+        }"""
+    )
+    expect(page.locator('article[data-role="assistant"]')).to_have_count(0)
+    page.reload()
+    assert len(deletions) == 1
