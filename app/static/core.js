@@ -177,7 +177,7 @@ export function confirm({ title, text = "", action, tone = "" }) {
   yes.textContent = action;
   yes.className = tone === "bad" ? "danger" : "primary";
   box.returnValue = "no";
-  // Its event comes late: the question before may be closed and not answered yet. It is now, and never with this answer.
+  // Its event comes late: the question before may be closed and not answered yet. It is now, without this one's answer.
   box.onclose?.();
   box.showModal();
   return new Promise((resolve) => {
