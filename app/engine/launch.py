@@ -40,10 +40,13 @@ class Scores:
 
     def read(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
         """Values of the first `count` slots of a row with its `top` likeliest tokens; waits for the device."""
-        likeliest: Any = [each[row, :count, :top].tolist() for each in self.top] or [[()] * count] * 2
+        chosen = self._chosen[row][:count]
+        if not self.top:
+            return tuple(map(TokenLogprobs, chosen))
+        likeliest: list[Any] = [each[row, :count, :top].tolist() for each in self.top]
         return tuple(
-            TokenLogprobs(logprob, tuple(zip(slot_ids, slot_values, strict=True)))
-            for logprob, slot_ids, slot_values in zip(self._chosen[row][:count], *likeliest, strict=True)
+            TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
+            for logprob, ids, values in zip(chosen, *likeliest, strict=True)
         )
 
 

@@ -91,9 +91,9 @@ class _Judgement(NamedTuple):
     """What pays (`option`), the best way to draft, and with its loss what is worth a trial, best first."""
 
     estimates: Mapping[Option, _Estimate]
-    option: Option = OFF
-    rival: Option = OFF
-    trials: Sequence[tuple[float, Option]] = ()
+    option: Option
+    rival: Option
+    trials: Sequence[tuple[float, Option]]
 
 
 class Governor:
@@ -108,7 +108,7 @@ class Governor:
         self._history = History()
         self._offering: set[str] = set()
         self._reading = defaultdict[str, Average](lambda: Average(0.0))
-        self._memo: tuple[object, _Judgement] = None, _Judgement({})
+        self._memo: tuple[object, _Judgement] | None = None
         self._speakers: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
         self._measuring_steps = self._steps_since_plain = 0
@@ -188,10 +188,11 @@ class Governor:
         """Judged anew only where something changed: plain steps in a row cost the host next to nothing."""
         seen = tuple((row.request_id, row.sureness, *row.offered.values()) for row in drafting)
         key = (rows, methods, seen, self._history.version, self.costs.version)
-        if self._memo[0] != key:
-            judgement = _judgement(self._current.get(methods, OFF), self._weigh(rows, drafting, methods))
-            self._memo, self._current[methods] = (key, judgement), judgement.option
-        return self._memo[1]
+        if self._memo and self._memo[0] == key:
+            return self._memo[1]
+        judgement = _judgement(self._current.get(methods, OFF), self._weigh(rows, drafting, methods))
+        self._memo, self._current[methods] = (key, judgement), judgement.option
+        return judgement
 
     def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
         self._offering |= {name for row in drafting for name in row.offered}

@@ -242,15 +242,16 @@ class Scheduler:
     def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> str:
         """Count why a step did not draft; the answer is the reason, empty when it did."""
         why = self._choices[outcome.sequence_id].why
-        kind, reason = why.kind, why.text
-        firm = bool(reason)
-        if not firm and not row.num_draft_tokens:
+        firm, kind, reason = why.text, "", ""
+        if firm:
+            kind, reason = why.kind, firm
+        elif not row.num_draft_tokens:
             kind, reason = "end", "one token was left, nothing to draft"
-        elif not firm and not outcome.drafted:
+        elif not outcome.drafted:
             kind = "drafter"
             reason = outcome.why_not_drafted or "the token of a plain forward was still to be delivered"
         if reason:
-            sequence.refusals.add(kind, reason, firm=firm)
+            sequence.refusals.add(kind, reason, firm=bool(firm))
         return reason
 
     def _end(
