@@ -20,8 +20,8 @@ SHORT_TOKENS, SLOWDOWN_MEMORY = 256, 32
 """Of contexts that cost next to nothing; and samples that count for a longer one."""
 TIMING_INTERVAL = 32
 """Cycles after which the drafting is timed again; in between, the last figures stand for it."""
-DRAWN_STEPS = 8
-"""So long a drawn curve is believed, while nothing new is known."""
+DRAWN_WITHIN, DRAWN_STEPS = 0.04, 128
+"""Drawn curves are believed while nothing that they show moved by more, and for so many steps: costs go stale."""
 SHORTEST_SECONDS = 1e-7
 BEYOND, UNKNOWN_SLOPE, FAR = 0.5, 0.02, 1_024
 """Beyond the last measured width this part of the slope so far is believed, at least so many plain steps a column; more
@@ -51,9 +51,10 @@ class Average:
 
 @dataclass(slots=True)
 class _Cost(Average):
-    """Seconds. `origin` is what an earlier measurement said (0: there was none); `step` when it was last learnt."""
+    """Seconds. `origin`: by an earlier measurement, or 0; `drawn`: what curves show; `step`: when last learnt."""
 
     origin: float = 0.0
+    drawn: float = 0.0
     step: int = -STALE_STEPS
 
 
@@ -150,9 +151,6 @@ class CostTable:
             origin = self._learn(self._forwards, shape, forward, expected if self._forwards else forward).origin
             if origin:
                 self._pace.learn(min(4.0, max(0.25, forward / origin)), MEMORY)
-        if known is None or self._step % DRAWN_STEPS == 0:
-            self.version += 1
-            self._drawn.clear()
 
     def must_time(self, method: str, *, rows: int, drafts: int) -> bool:
         """Whether the next drafting should be timed: it was not for long, or too little is known to interpolate."""
@@ -165,7 +163,7 @@ class CostTable:
         return known is not None and known.weight >= samples
 
     def curves(self, method: str, rows: int) -> Curves:
-        """What is known, drawn as curves. That costs more than a step should, so they are believed for a few steps."""
+        """What is known, drawn as curves. That costs more than a step should, so they are believed for a while."""
         if (method, rows) not in self._drawn:
             self._drawn[method, rows] = self._draw(method, rows)
         return self._drawn[method, rows]
@@ -213,6 +211,10 @@ class CostTable:
         cost = table.setdefault(shape, _Cost(sample if expected is None else expected, 1.0))
         cost.learn(min(max(sample, cost.value / 2), 2 * cost.value), MEMORY)  # no outlier (a pause) moves it by much
         cost.step = self._step
+        if abs(cost.value - cost.drawn) > DRAWN_WITHIN * cost.drawn or self._step % DRAWN_STEPS == 0:
+            cost.drawn = cost.value
+            self.version += 1
+            self._drawn.clear()
         return cost
 
     def _now(self, cost: _Cost) -> float:

@@ -123,8 +123,6 @@ class History:
         """What follows from the beliefs, until one of the kind changes."""
         self._records: dict[str, dict[Kind, _Record]] = {}
         """By request and kind."""
-        self.version = 0
-        """Changes with everything that is learnt."""
 
     def observe(self, draft: DraftObservation) -> None:
         """What one row had accepted of a proposal, or would have."""
@@ -137,7 +135,6 @@ class History:
                 positions[place].learn(float(place < survived), MEMORY)
         self._drawn.pop(kind, None)
         records[kind] = records.get(kind, _Record()).after(draft)
-        self.version += 1
 
     def outlook(self, method: str, row: Drafting) -> tuple[Sequence[float], float]:
         """What to expect of the method's next proposal for this row: tokens of a step by draft length 0, 1, 2, ... (the

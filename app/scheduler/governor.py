@@ -27,6 +27,8 @@ HOPE, HOPE_GAIN = 3.0, 1.2
 second."""
 READING_TOKENS, READING_MEMORY = 128, 4
 """A drafter that must read what it missed has to make up for it within so many tokens of each row; samples of it."""
+JUDGED_TOKENS = 16
+"""So long a judgement stands while nothing is learnt: evidence fades with the text."""
 CHANGE_GAIN = 1.04
 """A change must promise this much; what promises less than plain decoding goes back to it."""
 
@@ -160,6 +162,7 @@ class Governor:
         """Learn what was accepted, or would have been of what was offered."""
         for draft in drafts:
             self._history.observe(draft)
+            self._memo = None
 
     def forget(self, request_id: str) -> None:
         """The request is over."""
@@ -187,12 +190,11 @@ class Governor:
     def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
         """Judged anew only where something changed: plain steps in a row cost the host next to nothing."""
         seen = tuple((row.request_id, row.sureness, *row.offered.values()) for row in drafting)
-        key = (rows, methods, seen, self._history.version, self.costs.version)
-        if self._memo and self._memo[0] == key:
-            return self._memo[1]
-        judgement = _judgement(self._current.get(methods, OFF), self._weigh(rows, drafting, methods))
-        self._memo, self._current[methods] = (key, judgement), judgement.option
-        return judgement
+        key = (rows, methods, seen, drafting[0].context_tokens // JUDGED_TOKENS, self.costs.version)
+        if not self._memo or self._memo[0] != key:
+            judgement = _judgement(self._current.get(methods, OFF), self._weigh(rows, drafting, methods))
+            self._memo, self._current[methods] = (key, judgement), judgement.option
+        return self._memo[1]
 
     def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
         self._offering |= {name for row in drafting for name in row.offered}

@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 from app.core.request import Request
 from app.core.step import Decision, FinishReason, RowOutcome, Statistics
+from app.scheduler.costs import Average
 from app.scheduler.hindsight import Hindsight
 from app.scheduler.stats import Counters, Parts, Refusals
 
 CARRY_LIMIT_TOKENS = 17
 """More uncached tokens than this are fed by a prefill step, fewer may ride along with a decode step."""
-CONFIDENCE_KEPT = 0.8
-"""What former tokens count for in the confidence once the next one was drawn."""
+CONFIDENCE_TOKENS = 5
+"""What all former tokens together count for at most in the confidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class Sequence:
     decision: Decision | None = None
     """What the governor decided for it last."""
     hindsight: Hindsight = field(default_factory=Hindsight)
-    confidence: float | None = None
-    """How likely the target thought its last tokens, earlier ones fading; None before the first."""
+    confidence: Average = field(default_factory=lambda: Average(0.0))
+    """How likely the target thought its last tokens, earlier ones fading."""
     admitted_at: float | None = None
     decode_started_at: float | None = None
     first_token_at: float | None = None
@@ -92,8 +93,7 @@ class Sequence:
                 break
         self.computed = min(outcome.computed, len(self.tokens))
         for each in outcome.confidences[:kept]:
-            former = each if self.confidence is None else self.confidence
-            self.confidence = CONFIDENCE_KEPT * former + (1 - CONFIDENCE_KEPT) * each
+            self.confidence.learn(each, CONFIDENCE_TOKENS)
         gain = Gain(
             kept=kept,
             told=kept - (finish_reason is FinishReason.STOP),

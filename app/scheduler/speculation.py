@@ -114,7 +114,8 @@ class Speculation:
 
 
 def _drafting(sequence: Sequence) -> Drafting:
-    return Drafting(sequence.request.id, len(sequence.tokens), sequence.hindsight.offered, sequence.confidence)
+    confidence = sequence.confidence.value if sequence.confidence.weight else None
+    return Drafting(sequence.request.id, len(sequence.tokens), sequence.hindsight.offered, confidence)
 
 
 def _observation(

@@ -87,6 +87,22 @@ def test_a_width_that_nobody_ran_for_long_is_tried_again() -> None:
     assert costs.curves("ngram", 1).forward.at(8) < 1.2
 
 
+def test_curves_stay_while_steps_cost_what_they_show_and_follow_what_changes_or_goes_stale() -> None:
+    costs = CostTable()
+    forwards(costs, "off", 1, 1.0)
+    forwards(costs, "ngram", 5, 3.0, times=20)
+    drawn = costs.curves("ngram", 1)
+    assert drawn.forward.at(4) > 2.5
+    forwards(costs, "off", 1, 1.001, times=10)
+    assert costs.curves("ngram", 1) is drawn
+    forwards(costs, "off", 1, 1.5)
+    assert costs.curves("ngram", 1).plain > 1.04
+    for _ in range(1_200):
+        forwards(costs, "off", 1, 1.5, times=1)
+        last = costs.curves("ngram", 1)
+    assert last.forward.at(4) < 2.0, "a width that nobody ran for long is forgotten on the quietest machine, too"
+
+
 def test_the_first_sample_of_a_shape_is_not_believed_alone() -> None:
     costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 7, 0.02)])
     forwards(costs, "ngram", 4, 0.5)

@@ -138,13 +138,20 @@ def test_a_stop_token_inside_a_block_ends_it_untold_and_everything_behind_it_nev
 
 def test_how_sure_the_target_is_of_a_text_follows_its_last_tokens_and_nothing_behind_the_end() -> None:
     sequence = Sequence(some_request("a", prompt=3, max_tokens=4), 0.0)
-    assert sequence.confidence is None
+    assert not sequence.confidence.weight
     sequence.take(RowOutcome("a", (1,), 3, confidences=(0.5,)), 100, Parts())
-    assert sequence.confidence == 0.5
+    assert sequence.confidence.value == 0.5
     sequence.take(RowOutcome("a", (2, 3), 5, drafted=1, accepted=1, confidences=(1.0, 0.0)), 100, Parts())
-    assert sequence.confidence == pytest.approx(0.8 * (0.8 * 0.5 + 0.2))
-    sequence.take(RowOutcome("a", (4, 5), 7, drafted=1, accepted=1, confidences=(0.48, 1.0)), 100, Parts())
-    assert sequence.confidence == pytest.approx(0.48), "the fourth token was the last one"
+    assert sequence.confidence.value == pytest.approx(0.5), "the first ones count alike"
+    sequence.take(RowOutcome("a", (4, 5), 7, drafted=1, accepted=1, confidences=(0.9, 1.0)), 100, Parts())
+    assert sequence.confidence.value == pytest.approx(0.6), "the fourth token was the last one"
+
+
+def test_how_sure_the_target_was_long_ago_fades() -> None:
+    sequence = Sequence(some_request("a", prompt=3, max_tokens=100), 0.0)
+    for place, confidence in enumerate([1.0] * 50 + [0.0] * 10):
+        sequence.take(RowOutcome("a", (1,), 3 + place, confidences=(confidence,)), 100, Parts())
+    assert sequence.confidence.value == pytest.approx(0.8**10)
 
 
 def test_the_last_token_is_released_only_when_it_was_fed() -> None:
