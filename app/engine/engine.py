@@ -68,7 +68,13 @@ class Engine:
         if isinstance(self.runner, AloneRunner):
             return 0
         self.drafters.admit(request)
-        return self.prefixes.restore(request.id, request.prompt_tokens, self.runner, self.drafters.runners)
+        runners = self.drafters.runners
+        bound = [
+            name
+            for name, one in runners.items()
+            if self.drafters.available[name].taps and request.id in one.caches.table.slots
+        ]
+        return self.prefixes.restore(request.id, request.prompt_tokens, self.runner, runners, needed=bound)
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         if self._requests.pop(request_id, None) is None:

@@ -5,7 +5,7 @@ covers; recurrent states only exist at the checkpoints where they were taken (en
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -62,11 +62,12 @@ def copy_row(caches: Caches, slot: int, length: int, states: Mapping[int, StateR
 
 @dataclass(frozen=True)
 class Entry:
-    """One stored row: its tokens, the target's copy, and the drafters' by name."""
+    """One stored row: its tokens, the target's copy, and those of the drafters that followed it, by name; None: one has
+    kept nothing of it yet."""
 
     tokens: tuple[int, ...]
     target: RowCopy
-    drafters: Mapping[str, RowCopy]
+    drafters: Mapping[str, RowCopy | None]
     nbytes: int
 
 
@@ -78,10 +79,22 @@ class PrefixCache:
         self.entries: OrderedDict[tuple[int, ...], Entry] = OrderedDict()
         self.nbytes = 0
 
-    def restore(self, request_id: str, prompt: Sequence[int], target: Runner, drafters: Mapping[str, Runner]) -> int:
-        """Put the longest usable prefix into the request's rows; the answer is its length, always < len(prompt)."""
+    def restore(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        target: Runner,
+        drafters: Mapping[str, Runner],
+        needed: Collection[str] = (),
+    ) -> int:
+        """Put the longest usable prefix into the request's rows; the answer is its length, always < len(prompt).
+
+        What a `needed` drafter did not follow is no hit: it could never read what it missed, and would draft badly.
+        """
         best, length = None, 0
         for entry in self.entries.values():
+            if not entry.drafters.keys() >= set(needed):
+                continue
             usable = entry.target.usable(target.caches, _shared_length(entry.tokens, prompt))
             if usable > length:
                 best, length = entry, usable
@@ -114,11 +127,14 @@ class PrefixCache:
         copy = copy_row(caches, caches.table.slots[request_id], length, checkpoints)
         if copy is None:
             return
-        copies = {name: _drafter_copy(runner, request_id, length) for name, runner in drafters.items()}
-        kept = {name: row for name, row in copies.items() if row is not None}
-        arrays = [array for row in (copy, *kept.values()) for array in row.arrays()]
+        followed = {
+            name: _drafter_copy(runner, request_id, length)
+            for name, runner in drafters.items()
+            if request_id in runner.caches.table.slots
+        }
+        arrays = [array for row in (copy, *followed.values()) if row for array in row.arrays()]
         mx.eval(arrays)
-        self._add(Entry(tuple(tokens), copy, kept, sum(array.nbytes for array in arrays)), bool(caches.states))
+        self._add(Entry(tuple(tokens), copy, followed, sum(array.nbytes for array in arrays)), bool(caches.states))
 
     def _add(self, entry: Entry, exact: bool) -> None:  # noqa: FBT001
         if not exact:
@@ -141,8 +157,6 @@ class PrefixCache:
 
 def _drafter_copy(runner: Runner, request_id: str, length: int) -> RowCopy | None:
     """What a drafter's row holds of the first `length` positions; recurrent ones only know their own end."""
-    if request_id not in runner.caches.table.slots:
-        return None
     slot, have = runner.caches.table.slots[request_id], runner.length(request_id)
     if not have or (runner.caches.states and have > length):
         return None

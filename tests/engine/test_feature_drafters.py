@@ -10,8 +10,8 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from app.core.drafter_config import FINAL
-from app.core.request import Request, SamplingParameters
-from app.core.step import DecodeRow, DecodeStep
+from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine.drafters.eagle3 import Eagle3
 from app.engine.runner import Runner
 from tests.engine import reference_drafters as reference
@@ -132,6 +132,27 @@ def test_a_prefix_hit_gives_the_drafter_its_context_back(method: str) -> None:
     while driver.live:
         driver.step()
     assert driver.finished["b"].output == naive(model, longer, 8, sampling)
+
+
+@pytest.mark.parametrize("method", ["dflash", "eagle3"])
+def test_a_prompt_that_the_drafter_did_not_follow_is_read_again_for_it_and_for_nobody_else(method: str) -> None:
+    model, draft = tiny_model("qwen3"), tiny_model("qwen3")
+    features = {method: tiny_drafter(method, "qwen3", model)}
+    engine = build(model, draft=draft, features=features, prefix_bytes=1 << 30)
+    prompt, sampling = tuple(range(40)), SamplingParameters(temperature=0.0)
+
+    def cached_for(method: str) -> int:
+        wish = SpeculationRequest(method=method)
+        request = Request(id="r", prompt_tokens=prompt, max_tokens=8, sampling=sampling, speculation=wish)
+        cached = engine.admit(request)
+        if cached < 39:
+            engine.step(PrefillStep((PrefillRow("r", prompt, cached, 39),)))
+        engine.release("r", prompt[:39])
+        return cached
+
+    assert [cached_for("off"), cached_for("off"), cached_for("draft_model")] == [0, 39, 39]
+    assert [cached_for(method), cached_for(method), cached_for("auto")] == [0, 39, 39]
+    assert [cached_for("off"), cached_for(method)] == [39, 39], "what it knows is kept"
 
 
 def test_a_plain_stretch_costs_no_drafter_forward_and_drafting_resumes_behind_it() -> None:

@@ -1,7 +1,8 @@
 """Turns over the running worker: ordinary requests, greedy, all rows of a cell at once, timed as their tokens come.
 
 The same prompt is asked in every setting of a round, plain decoding first and twice, so that a prefix cache helps all
-settings alike. Only decoding is timed: what comes before every row has spoken is `prompt_seconds`.
+settings alike; a drafter that reads the target's features gets a prompt that it followed. Only decoding is timed: what
+comes before every row has spoken is `prompt_seconds`.
 """
 
 import asyncio
