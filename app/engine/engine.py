@@ -69,6 +69,7 @@ class Engine:
             return 0
         self.drafters.admit(request)
         runners = self.drafters.runners
+        # Those that read the target's features know of a prompt only what they followed.
         bound = [
             name
             for name, one in runners.items()
