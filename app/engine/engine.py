@@ -70,12 +70,12 @@ class Engine:
         self.drafters.admit(request)
         runners = self.drafters.runners
         # Those that read the target's features know of a prompt only what they followed.
-        bound = [
+        bound = {
             name
             for name, one in runners.items()
             if self.drafters.available[name].taps and request.id in one.caches.table.slots
-        ]
-        return self.prefixes.restore(request.id, request.prompt_tokens, self.runner, runners, needed=bound)
+        }
+        return self.prefixes.restore(request.id, request.prompt_tokens, self.runner, runners, bound)
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         if self._requests.pop(request_id, None) is None:

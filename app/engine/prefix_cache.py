@@ -5,7 +5,8 @@ covers; recurrent states only exist at the checkpoints where they were taken (en
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -85,7 +86,7 @@ class PrefixCache:
         prompt: Sequence[int],
         target: Runner,
         drafters: Mapping[str, Runner],
-        needed: Collection[str] = (),
+        needed: AbstractSet[str],
     ) -> int:
         """Put the longest usable prefix into the request's rows; the answer is its length, always < len(prompt).
 
@@ -93,7 +94,7 @@ class PrefixCache:
         """
         best, length = None, 0
         for entry in self.entries.values():
-            if not entry.drafters.keys() >= set(needed):
+            if not entry.drafters.keys() >= needed:
                 continue
             usable = entry.target.usable(target.caches, _shared_length(entry.tokens, prompt))
             if usable > length:
