@@ -159,6 +159,8 @@ class Driver:
     """Prompts with at most so many uncached tokens go straight into a decode step."""
     live: dict[str, Live] = field(default_factory=dict)
     finished: dict[str, Live] = field(default_factory=dict)
+    widest: int = 0
+    """Of the steps that verified drafts, the most rows."""
 
     def admit(self, request: Request) -> None:
         cached = self.engine.admit(request)
@@ -197,6 +199,8 @@ class Driver:
         speculate = self.chance.random() < 0.7
         rows = [self._row(sequence, speculate=speculate) for sequence in decoding]
         result = self.engine.step(DecodeStep(tuple(rows)))
+        if any(outcome.drafted for outcome in result.outcomes):
+            self.widest = max(self.widest, len(rows))
         for outcome in result.outcomes:
             sequence = self.live[outcome.sequence_id]
             assert outcome.accepted <= outcome.drafted

@@ -1,10 +1,14 @@
 """One random schedule from a seed: requests, admissions, drafts, leaves and cancels, compared with the naive loop."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
+from typing import Any
 
 from mlx import nn
+from msgspec.structs import replace
 
 from app.core.request import Request, SamplingParameters
 from tests.engine.driving import Driver, Guided, Scripted, build, naive
@@ -14,6 +18,7 @@ from tests.tiny_drafters import tiny_drafter
 VOCABULARY = 97
 METHODS = ("draft_model", "ngram", "scripted")
 FEATURE_METHODS = ("dflash", "eagle3", "mtp")
+MOST_ROWS = 8
 SCRIPTS = {
     "perfect": lambda _: 99,
     "always wrong": lambda _: 0,
@@ -35,6 +40,8 @@ class Outcome:
     told: int
     accepted: int
     cancelled: int
+    widest: int
+    """Of the steps that verified drafts, the most rows."""
 
 
 def random_sampling(chance: random.Random) -> SamplingParameters:
@@ -75,13 +82,20 @@ def run_schedule(
     sequences: int | None = None,
     longest: int = 16,
     cancel_rate: float = 0.02,
+    rows: int = 1,
+    sampling: Mapping[str, Any] = MappingProxyType({}),
 ) -> Outcome:
-    """Run it and assert that every sequence said what the naive loop says, and that nothing is left behind."""
+    """Run it and assert that every sequence said what the naive loop says, and that nothing is left behind.
+
+    `rows` run from the start, and whoever ends is followed by the next one; further ones join by chance. `sampling` is
+    what all requests have in common.
+    """
     chance = random.Random(seed)
     target, draft = models(family, quantised)
     requests = [
         random_request(chance, f"r{index}", longest=longest) for index in range(sequences or chance.randint(1, 4))
     ]
+    requests = [replace(each, sampling=replace(each.sampling, **sampling)) for each in requests]
     truth = {
         request.id: naive(target, request.prompt_tokens, request.max_tokens, request.sampling) for request in requests
     }
@@ -101,7 +115,9 @@ def run_schedule(
     driver = Driver(engine, chance, methods, ride_tokens=chance.choice([1, 17]))
     waiting, cancelled = list(requests), 0
     while waiting or driver.live:
-        if waiting and (not driver.live or chance.random() < 0.3):
+        while waiting and len(driver.live) < rows:
+            driver.admit(waiting.pop(0))
+        if waiting and len(driver.live) < MOST_ROWS and chance.random() < 0.3:
             driver.admit(waiting.pop(0))
         driver.step()
         if driver.live and chance.random() < cancel_rate:
@@ -116,4 +132,5 @@ def run_schedule(
         told=sum(len(sequence.output) for sequence in driver.finished.values()),
         accepted=sum(sequence.accepted for sequence in driver.finished.values()),
         cancelled=cancelled,
+        widest=driver.widest,
     )

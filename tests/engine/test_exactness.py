@@ -1,6 +1,7 @@
 """Speculation on ≡ off, token for token, for every cache family, drafter, batch and sampling."""
 
 import random
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from tests.engine.driving import Driver, Scripted, build, naive
-from tests.engine.schedules import SCRIPTS, VOCABULARY, models, random_request, run_schedule
+from tests.engine.schedules import FEATURE_METHODS, SCRIPTS, VOCABULARY, models, random_request, run_schedule
 from tests.tiny import FAMILIES, related_draft, tiny_model
 
 
@@ -17,6 +18,31 @@ from tests.tiny import FAMILIES, related_draft, tiny_model
 def test_random_schedules_say_what_the_naive_loop_says(family: str, method: str) -> None:
     outcomes = [run_schedule(family, seed, methods=(method,)) for seed in range(4)]
     assert sum(outcome.told for outcome in outcomes) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next"])
+@pytest.mark.parametrize("method", ["draft_model", "ngram", *FEATURE_METHODS])
+def test_as_many_rows_at_once_say_what_each_says_alone(method: str, family: str, rows: int, temperature: float) -> None:
+    sampling: dict[str, Any] = {"temperature": temperature}
+    if method == "ngram":
+        sampling["logit_bias"] = {3: 20.0, 5: 20.0, 7: 20.0}  # texts that repeat
+    outcomes = [
+        run_schedule(
+            family,
+            seed,
+            methods=(method,),
+            sequences=rows + 3,
+            rows=rows,
+            sampling=sampling,
+            longest=32,
+            cancel_rate=0.0,
+        )
+        for seed in (51, 52)
+    ]
+    assert max(outcome.widest for outcome in outcomes) >= rows
+    assert sum(outcome.accepted for outcome in outcomes) > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
