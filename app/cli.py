@@ -129,6 +129,16 @@ def unload(model: Model) -> None:
     console().print(f"{model} is unloaded.", highlight=False)
 
 
+@application.command()
+def release(model: Model) -> None:
+    """Let a model run again that is quarantined, because the worker kept ending while it was at it."""
+    from app.command.server import Server
+
+    with told_errors(), Server(_settings()) as server:
+        server.release(model)
+    console().print(f"{model} may run again.", highlight=False)
+
+
 @application.command(epilog="Example: `paceline chat --once 'Count from 1 to 20.'`")
 def chat(
     model: Annotated[str | None, typer.Argument(help="A model's id; without it, the one that is loaded.")] = None,

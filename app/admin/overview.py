@@ -101,5 +101,6 @@ def _add_actions(router: APIRouter, context: AdminContext) -> None:
         """Let a model run again that kept ending its worker."""
         body = await read_json(request, ReleaseBody)
         if not worker.release_quarantine(body.model):
-            raise InvalidRequest("This model is not quarantined.", code="not_quarantined", parameter="model")
+            message = f"{body.model} is not quarantined: it may run already."
+            raise InvalidRequest(message, code="not_quarantined", parameter="model")
         return {"model": body.model, "released": True}

@@ -23,5 +23,5 @@ async def get_ready(request: Request) -> dict[str, str]:
     if not context.worker.ready:
         restarts = context.worker.restarts
         reason = "The model worker is starting." if restarts == 0 else "The model worker ended and is being restarted."
-        raise ModelUnavailable(reason, code="worker_not_ready", retry_after_seconds=2)
+        raise ModelUnavailable(reason, code="worker_not_ready", retry_after_seconds=context.worker.retry_after_seconds)
     return {"status": "ready"}

@@ -149,7 +149,10 @@ def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, str]) -> Rend
     """The table of `ps`, and below it what is chosen for loaded models and what keeps others from being loaded."""
     models, loading = snapshot.get("models") or (), snapshot.get("loading") or {}
     quarantined = snapshot.get("quarantined") or {}
-    notes = [Text(f"{name} is not loaded any more: {reason}", style="red") for name, reason in quarantined.items()]
+    notes = [
+        Text(f"{name} is quarantined: {reason}, or at once after `paceline release {name}`", style="red")
+        for name, reason in quarantined.items()
+    ]
     if not (snapshot.get("worker") or {}).get("ready", True):
         notes.append(Text("The worker is starting; requests wait for it.", style="yellow"))
     if not models and not loading:

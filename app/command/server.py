@@ -65,6 +65,10 @@ class Server:
         """`POST /api/unload`."""
         return self._call("POST", "/api/unload", {"model": model})
 
+    def release(self, model: str) -> dict[str, Any]:
+        """`POST /admin/api/quarantine/release`."""
+        return self._call("POST", "/admin/api/quarantine/release", {"model": model})
+
     def add_download(self, repository: str, revision: str = "") -> dict[str, Any]:
         """`POST /admin/api/downloads`: the download, new or gone on with."""
         return self._call("POST", "/admin/api/downloads", {"repository": repository, "revision": revision})

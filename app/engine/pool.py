@@ -115,15 +115,19 @@ class EnginePool:
         """Whether `advance` has something to do or to tell."""
         return bool(self._events) or any(entry.steps for entry in self._entries.values())
 
+    @property
+    def next_load(self) -> str:
+        """The model whose load `advance` goes on with; empty for none."""
+        return next((model_id for model_id, entry in self._entries.items() if entry.steps), "")
+
     def advance(self) -> list[PoolEvent]:
         """Tell what happened since the last call, or else do one slice of the oldest load and tell that.
 
         An eviction is told before the load that asked for it begins, so that whoever keeps the engine lets go first.
         """
-        entry = next((entry for entry in self._entries.values() if entry.steps), None)
-        if entry is not None and not self._events:
+        if (model_id := self.next_load) and not self._events:
             self._tidy()
-            self._advance(entry)
+            self._advance(self._entries[model_id])
         events, self._events = self._events, []
         return events
 

@@ -54,6 +54,11 @@ class Worker(Protocol):
         """Why the last worker ended; empty when none has."""
         ...
 
+    @property
+    def retry_after_seconds(self) -> int:
+        """When a worker should be ready for who asks again then."""
+        ...
+
     def release_quarantine(self, model_id: str) -> bool:
         """Let a model run again; False when it was not quarantined."""
         ...

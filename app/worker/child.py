@@ -9,9 +9,11 @@ import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import app
 from app.core.messages import Command, Event
+from app.worker.at_work import new_note, read_note
 from app.worker.channel import ServerChannel
 from app.worker.stderr import StderrPipe
 
@@ -45,10 +47,11 @@ def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 class Child:
     """The process and its channel. `end` leaves neither it nor its group behind."""
 
-    def __init__(self, process: Process, channel: ServerChannel, pipe: StderrPipe) -> None:
+    def __init__(self, process: Process, channel: ServerChannel, pipe: StderrPipe, note: IO[bytes]) -> None:
         self._process = process
         self._channel = channel
         self._pipe = pipe
+        self._note = note
 
     @classmethod
     async def spawn(
@@ -59,41 +62,42 @@ class Child:
         on_close: Callable[[str], None],
         on_line: Callable[[str], None] | None = None,
     ) -> "Child":
-        """Start `command --channel-fd N` in its own session; `on_line` hears its stderr. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        pipe = StderrPipe(on_line)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                "--channel-fd",
-                str(theirs.fileno()),
-                stdin=DEVNULL,
-                stdout=DEVNULL,
-                stderr=pipe.write_end,
-                cwd=PACKAGE_PARENT,
-                env=worker_environment(os.environ),
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            pipe.give_up()
-            raise
-        finally:
-            theirs.close()
-        pipe.listen()
-        try:
+        """Start `command --channel-fd N --note-fd M` in its own session; `on_line` hears its stderr. Raises OSError."""
+        with contextlib.ExitStack() as undo:
+            note = new_note()
+            undo.callback(note.close)
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            pipe = StderrPipe(on_line)
+            with theirs, contextlib.ExitStack() as unheard:
+                unheard.callback(pipe.give_up)
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    *("--channel-fd", str(theirs.fileno()), "--note-fd", str(note.fileno())),
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,
+                    stderr=pipe.write_end,
+                    cwd=PACKAGE_PARENT,
+                    env=worker_environment(os.environ),
+                    pass_fds=(theirs.fileno(), note.fileno()),
+                    start_new_session=True,
+                )
+                unheard.pop_all()
+            undo.callback(process.kill)
+            pipe.listen()
             channel = await ServerChannel.open(ours, on_event, on_close)
-        except BaseException:
-            process.kill()
-            ours.close()
-            raise
-        return cls(process, channel, pipe)
+            undo.pop_all()
+        return cls(process, channel, pipe, note)
 
     @property
     def process_id(self) -> int:
         """The process id, also of its session and group."""
         return self._process.pid
+
+    @property
+    def at(self) -> str:
+        """The id of the model that the worker is at, or was when it ended; empty for none. Ask before `end`."""
+        return read_note(self._note)
 
     def send(self, command: Command) -> None:
         """Queue one command; see `ServerChannel.send`."""
@@ -122,4 +126,5 @@ class Child:
         code = await self._process.wait()
         self._channel.close()
         await self._pipe.close()
+        self._note.close()
         return code

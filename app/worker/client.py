@@ -60,6 +60,9 @@ class WorkerLink(Protocol):
 
     def attach(self, listener: "WorkerClient") -> None: ...
 
+    @property
+    def retry_after_seconds(self) -> int: ...
+
     def release_quarantine(self, model_id: str) -> bool: ...
 
     def renew(self, drain_seconds: float = 0.0) -> None: ...
@@ -119,9 +122,17 @@ class WorkerClient:
         return MappingProxyType(self._progress)
 
     @property
-    def in_flight(self) -> bool:
-        """Whether an answer of the worker is waited for."""
-        return bool(self._streams or self._answers)
+    def in_flight(self) -> frozenset[str]:
+        """The models of which an answer of the worker is waited for."""
+        return frozenset(
+            [stream.model_id for stream in self._streams.values() if not stream.ended]
+            + [model_id for model_id, future in self._answers.values() if not future.done()]
+        )
+
+    @property
+    def retry_after_seconds(self) -> int:
+        """When a worker should be ready for who asks again then."""
+        return self._link.retry_after_seconds
 
     def release_quarantine(self, model_id: str) -> bool:
         """Let a model run again; False when it was not quarantined."""
@@ -188,13 +199,13 @@ class WorkerClient:
     async def _prepare(self, model_id: str | None) -> None:
         """Raises when the model may not run or no worker is there in time."""
         if not self._link.ready and not await self._link.wait_ready(self._ready_seconds):
-            raise WorkerGone(
-                "The model worker is not running; it is being restarted, try again in a moment.", retry_after_seconds=5
-            )
+            seconds = self._link.retry_after_seconds
+            message = f"The model worker is not running ({self.last_exit or 'it starts'}); try again in {seconds} s."
+            raise WorkerGone(message, retry_after_seconds=seconds)
         reason = self._link.quarantined.get(model_id) if model_id is not None else None
         if reason is not None:
             raise ModelUnavailable(
-                f"{model_id} is quarantined: {reason}. Release it on the dashboard to try again.",
+                f"{model_id} is quarantined: {reason}, or at once after `paceline release {model_id}`.",
                 code="model_quarantined",
             )
 
@@ -237,23 +248,18 @@ class WorkerClient:
                 self.ready_info = event
         self._publish(event)
 
-    def worker_gone(self, cause: str) -> frozenset[str]:
-        """Fail everything in flight; called by the supervisor. The answer names the models it was for."""
-        models = frozenset(
-            [stream.model_id for stream in self._streams.values() if not stream.ended]
-            + [model_id for model_id, future in self._answers.values() if not future.done()]
-        )
+    def worker_gone(self, cause: str) -> None:
+        """Fail everything in flight; called by the supervisor."""
         message = (
             f"The model worker ended while the request ran: {cause}. It is being restarted; send the request again."
         )
         for request_id in (*self._streams, *self._answers):
-            error = WorkerGone(message, retry_after_seconds=2)
+            error = WorkerGone(message, retry_after_seconds=self._link.retry_after_seconds)
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
         self._progress.clear()
         self.snapshot = Snapshot()
         self.ready_info = None
-        return models
 
     def _put(self, event: StreamEvent) -> None:
         stream = self._streams.get(event.id)

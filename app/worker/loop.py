@@ -24,6 +24,7 @@ from app.core.messages import (
 )
 from app.core.ports import Clock
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent, Progress
+from app.worker.at_work import AtWork
 from app.worker.desk import Desk, KeepCosts, OpenScheduler
 from app.worker.failure import failed_frame, short_text
 from app.worker.mail import Delivery, Halt, Mail, Refused, Submission, Withdrawal
@@ -49,6 +50,7 @@ class Loop:
         send: Callable[[Event], None],
         keep_costs: KeepCosts = lambda _spec, _costs: None,
         text_is_alive: Callable[[], bool] = lambda: True,
+        at_work: AtWork | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._pool = pool
@@ -56,6 +58,7 @@ class Loop:
         self._deliver = deliver
         self._send = send
         self._keep_costs = keep_costs
+        self._at_work = at_work or AtWork()
         self._clock = clock
         self._pulse = Pulse(
             send=send,
@@ -86,14 +89,17 @@ class Loop:
         """One round; with `wait` it sleeps on the mailbox when there is nothing to do. False after a Halt."""
         self._read_mail(self._seconds_to_sleep() if wait else 0.0)
         if self._pool.loading:
-            for event in self._pool.advance():
+            with self._at_work.on(self._pool.next_load):
+                events = self._pool.advance()
+            for event in events:
                 self._hear(event)
             self._pulse.beat_if_due()
         self._moved = False
-        for desk in tuple(self._desks.values()):
+        for model_id, desk in tuple(self._desks.items()):
             if desk.has_work:
                 began = self._clock()
-                self._moved |= desk.step()
+                with self._at_work.on(model_id):
+                    self._moved |= desk.step()
                 self._pulse.beat(self._clock() - began)
                 self._read_mail(0.0)
         self._keep_house()
@@ -140,7 +146,8 @@ class Loop:
             message = f"{desk.line} requests wait for {model_id} to be loaded; try again in a moment"
             self._deliver(Refused(submission.id, QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)))
             return
-        error = self._attempt(lambda: self._lease(submission), f"{model_id} cannot be loaded")
+        with self._at_work.on(model_id):
+            error = self._attempt(lambda: self._lease(submission), f"{model_id} cannot be loaded")
         if error is not None:
             self._deliver(Refused(submission.id, error))
             return
@@ -168,7 +175,8 @@ class Loop:
 
     def _load(self, command: LoadModel) -> None:
         model_id = command.model.id
-        error = self._attempt(lambda: self._pool.acquire(command.model), f"{model_id} cannot be loaded")
+        with self._at_work.on(model_id):
+            error = self._attempt(lambda: self._pool.acquire(command.model), f"{model_id} cannot be loaded")
         if error is not None:
             self._send(failed_frame(command.id, error))
             return

@@ -29,6 +29,7 @@ from app.engine.pool import open_pool
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TextStream
 from app.text.template import TextModel
+from app.worker.at_work import AtWork
 from app.worker.channel import WorkerChannel
 from app.worker.costs import CostFiles
 from app.worker.loop import Loop
@@ -73,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve the channel until a Shutdown; the exit code is 0 then."""
     parser = argparse.ArgumentParser(prog="paceline worker", description="Started by Paceline itself.")
     parser.add_argument("--channel-fd", type=int, required=True)
+    parser.add_argument("--note-fd", type=int, required=True)
     parser.add_argument("--memory-ceiling-bytes", type=int)
     parser.add_argument("--costs-folder", type=Path)
     options = parser.parse_args(arguments)
@@ -82,11 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     versions = platform.versions()
     machine = (memory.device_name(), f"mlx {versions.get('mlx')}", f"paceline {versions.get('paceline')}")
     costs = CostFiles(options.costs_folder, (*machine, PREPARATION.reason))
-    _serve(WorkerChannel(socket.socket(fileno=options.channel_fd)), options.memory_ceiling_bytes, costs)
+    channel = WorkerChannel(socket.socket(fileno=options.channel_fd))
+    _serve(channel, options.memory_ceiling_bytes, costs, AtWork(options.note_fd))
     return 0
 
 
-def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles) -> None:
+def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, at_work: AtWork) -> None:
     speaker = Speaker(texts=Texts(load_text), send=channel.send)
     loop = Loop(
         pool=open_pool(ceiling_bytes, costs=costs),
@@ -94,6 +97,7 @@ def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles) 
         deliver=speaker.deliver,
         send=channel.send,
         keep_costs=costs.keep,
+        at_work=at_work,
         text_is_alive=lambda: speaker.busy_seconds() < STUCK_SECONDS,
     )
     speaker.connect(loop.post)

@@ -48,46 +48,50 @@ class Backoff:
         return pause
 
 
-class CrashLog:
-    """Counts crashes by the models that were in flight and quarantines a model after `limit` within the window.
+def to_blame(code: int | None, at: str, in_flight: frozenset[str]) -> str:
+    """The model whose doing the end of a worker was, or nobody's (empty).
 
-    When several models reach the limit at once and some of them crashed alone, only those are blamed.
+    `at` is what the worker was at. SIGKILL and SIGTERM come from outside (a person, the system that is out of memory):
+    they count only against a model that had the worker to itself.
     """
+    from_outside = code is not None and -code in (signal.SIGKILL, signal.SIGTERM)
+    return "" if from_outside and in_flight - {at} else at
 
-    def __init__(self, limit: int, window_seconds: float) -> None:
+
+class CrashLog:
+    """Counts crashes by model: `limit` of them within the window quarantine it, until it is released or time is up."""
+
+    def __init__(self, limit: int, window_seconds: float, quarantine_seconds: float) -> None:
         self._limit = limit
         self._window_seconds = window_seconds
-        self._crashes: deque[tuple[float, frozenset[str]]] = deque()
-        self._quarantined: dict[str, str] = {}
+        self._quarantine_seconds = quarantine_seconds
+        self._crashes: deque[tuple[float, str]] = deque()
+        self._quarantined: dict[str, tuple[float, str]] = {}
 
-    @property
-    def quarantined(self) -> Mapping[str, str]:
-        """Model id -> why it is not loaded any more."""
-        return self._quarantined
+    def quarantined(self, now_seconds: float) -> Mapping[str, str]:
+        """Model id -> why it is not loaded now."""
+        self._quarantined = {name: kept for name, kept in self._quarantined.items() if kept[0] > now_seconds}
+        return {
+            name: f"{why}; it may run again in {max(1, round((until - now_seconds) / 60))} min"
+            for name, (until, why) in self._quarantined.items()
+        }
 
-    def record(self, now_seconds: float, models: frozenset[str], cause: str) -> tuple[str, ...]:
-        """One crash while `models` were in flight; the answer names the models that are quarantined by it."""
-        self._crashes.append((now_seconds, models))
-        while self._crashes and self._crashes[0][0] < now_seconds - self._window_seconds:
+    def record(self, now_seconds: float, model_id: str, cause: str) -> bool:
+        """One crash that was the doing of `model_id`; True when it is quarantined for it."""
+        self._crashes.append((now_seconds, model_id))
+        while self._crashes[0][0] < now_seconds - self._window_seconds:
             self._crashes.popleft()
-        blamed = self._blame(models)
-        for model in blamed:
-            self._quarantined[model] = (
-                f"the worker ended {self._limit} times within {self._window_seconds / 60:g} minutes"
-                f" while this model ran; the last time {cause}"
-            )
-        return blamed
+        if sum(name == model_id for _, name in self._crashes) < self._limit:
+            return False
+        self._crashes = deque(crash for crash in self._crashes if crash[1] != model_id)
+        self._quarantined[model_id] = (
+            now_seconds + self._quarantine_seconds,
+            f"the worker ended {self._limit} times within {self._window_seconds / 60:g} minutes"
+            f" while it was at this model; the last time {cause}",
+        )
+        return True
 
     def release(self, model_id: str) -> bool:
         """Let a model run again, with a clean record; False when it was not quarantined."""
-        self._crashes = deque((at, models - {model_id}) for at, models in self._crashes)
+        self._crashes = deque(crash for crash in self._crashes if crash[1] != model_id)
         return self._quarantined.pop(model_id, None) is not None
-
-    def _blame(self, models: frozenset[str]) -> tuple[str, ...]:
-        reached = [
-            model
-            for model in sorted(models)
-            if model not in self._quarantined and sum(model in present for _, present in self._crashes) >= self._limit
-        ]
-        alone = [model for model in reached if any(present == {model} for _, present in self._crashes)]
-        return tuple(alone or reached)

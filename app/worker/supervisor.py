@@ -7,6 +7,7 @@ nor `stop` nor a cancelled caller leaves an orphan. Who wants events attaches on
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from app.core.errors import WorkerGone
 from app.core.messages import Command, Event, Heartbeat, Ready, Shutdown
 from app.core.ports import Clock
 from app.worker.child import WORKER_COMMAND, Child
-from app.worker.recovery import Backoff, CrashLog, describe_exit
+from app.worker.recovery import Backoff, CrashLog, describe_exit, to_blame
 from app.worker.watchdog import Watchdog
 
 _logger = logging.getLogger("paceline.supervisor")
@@ -36,9 +37,12 @@ class Timing:
     abort_seconds: float = 2.0
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 60.0
+    awaited_pause_seconds: float = 10.0
+    """The longest pause while somebody waits for the worker."""
     steady_seconds: float = 60.0
     crash_limit: int = 3
     crash_window_seconds: float = 300.0
+    quarantine_seconds: float = 600.0
     stop_seconds: float = 5.0
 
 
@@ -46,16 +50,16 @@ class LinkListener(Protocol):
     """Who is told what the worker says. All calls come from the event loop and must not raise."""
 
     @property
-    def in_flight(self) -> bool:
-        """Whether an answer of the worker is waited for."""
+    def in_flight(self) -> frozenset[str]:
+        """The models of which an answer of the worker is waited for."""
         ...
 
     def handle(self, event: Event) -> None:
         """One event, in the order the worker sent it."""
         ...
 
-    def worker_gone(self, cause: str) -> frozenset[str]:
-        """The worker ended: fail what is in flight, at once; the answer names the models it was for."""
+    def worker_gone(self, cause: str) -> None:
+        """The worker ended: fail what is in flight, at once."""
         ...
 
 
@@ -78,7 +82,12 @@ class Supervisor:
         self._timing = timing or Timing()
         self._clock = clock
         self._on_line = on_line
-        self._crashes = CrashLog(self._timing.crash_limit, self._timing.crash_window_seconds)
+        self._crashes = CrashLog(
+            self._timing.crash_limit, self._timing.crash_window_seconds, self._timing.quarantine_seconds
+        )
+        self._backoff = Backoff(
+            self._timing.first_pause_seconds, self._timing.longest_pause_seconds, self._timing.steady_seconds
+        )
         self._listener: LinkListener | None = None
         self._task: asyncio.Task[None] | None = None
         self._child: Child | None = None
@@ -89,6 +98,10 @@ class Supervisor:
         self._greeted = False
         self._drain_seconds: float | None = None
         self._renew_seconds: float | None = None
+        self._began = clock()
+        self._lost_at = self._pause_seconds = 0.0
+        self._usual_start_seconds = 2.0
+        self._waiting = 0
         self.restarts = 0
         self.last_exit = ""
 
@@ -105,7 +118,14 @@ class Supervisor:
     @property
     def quarantined(self) -> Mapping[str, str]:
         """Model id -> why it is kept from running."""
-        return self._crashes.quarantined
+        return self._crashes.quarantined(self._clock())
+
+    @property
+    def retry_after_seconds(self) -> int:
+        """When a worker should be ready for who asks again then: the rest of the pause, and a start as it was last."""
+        started = self._clock() - self._began if self._child and self._closed is None else 0.0
+        pause = self._pause_left(self._timing.awaited_pause_seconds)
+        return math.ceil(max(1.0, pause + self._usual_start_seconds - started))
 
     def release_quarantine(self, model_id: str) -> bool:
         """Let a model run again; False when it was not quarantined."""
@@ -123,8 +143,13 @@ class Supervisor:
     async def wait_ready(self, seconds: float) -> bool:
         """Whether a worker is ready within `seconds`; at once False after `stop`."""
         if self._drain_seconds is None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ready.wait(), seconds)
+            self._waiting += 1
+            self._wake.set()  # a long pause ends sooner for who waits
+            try:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ready.wait(), seconds)
+            finally:
+                self._waiting -= 1
         return self.ready
 
     @property
@@ -147,7 +172,8 @@ class Supervisor:
     def send(self, command: Command) -> None:
         """Queue a command. Raises WorkerGone without a ready worker, and what `ServerChannel.send` raises."""
         if self._child is None or not (self._ready.is_set() or self.draining):
-            raise WorkerGone("The model worker is not running; try again in a moment.", retry_after_seconds=2)
+            message = "The model worker is not running; try again in a moment."
+            raise WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
         self._child.send(command)
 
     async def stop(self, drain_seconds: float = 0.0) -> None:
@@ -161,21 +187,17 @@ class Supervisor:
             await asyncio.shield(self._task)
 
     async def _run(self) -> None:
-        backoff = Backoff(
-            self._timing.first_pause_seconds, self._timing.longest_pause_seconds, self._timing.steady_seconds
-        )
         while self._drain_seconds is None:
-            began = self._clock()
+            self._began = self._clock()
             try:
                 await self._live()
             except Exception as error:
                 _logger.exception("the supervisor stumbled")
-                self._lose(f"the supervisor could not watch it ({error})")
+                self._lose(f"the supervisor could not watch it ({error})", "")
             if self._drain_seconds is not None:
                 break
             self.restarts += 1
-            if not self.draining:
-                await self._pause(backoff.pause_seconds(self._clock() - began))
+            await self._pause()
             self._renew_seconds = None
 
     async def _live(self) -> None:
@@ -189,7 +211,7 @@ class Supervisor:
                 self._command, on_event=self._handle, on_close=self._handle_close, on_line=self._on_line
             )
         except OSError as error:
-            self._lose(f"it could not be started ({error})")
+            self._lose(f"it could not be started ({error})", "")
             return
         try:
             hung = await self._watch()
@@ -198,11 +220,11 @@ class Supervisor:
             elif self._renew_seconds is not None and self._closed is None:
                 await self._drain(child, self._renew_seconds, "somebody restarted it")
             elif hung:
-                self._lose(hung)
+                self._lose(hung, child.at)
                 await child.end((signal.SIGABRT, self._timing.abort_seconds))
             else:
                 code = await child.wait(self._timing.reap_seconds)
-                self._lose(self._closed or describe_exit(code))
+                self._lose(self._closed or describe_exit(code), to_blame(code, child.at, self._in_flight))
         finally:
             self._ready.clear()
             self._child = None
@@ -210,16 +232,17 @@ class Supervisor:
 
     async def _watch(self) -> str:
         """Return when the channel closed or `stop` was called (empty), or why the worker counts as hung."""
-        began = looked = self._clock()
+        looked = self._clock()
         while self._closed is None and self._drain_seconds is None and self._renew_seconds is None:
+            self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._timing.look_seconds)
                 continue
             now = self._clock()
             if not self.ready:
-                if now - began > self._timing.start_seconds:
+                if now - self._began > self._timing.start_seconds:
                     return f"it did not become ready within {self._timing.start_seconds:g} s"
-            elif self._watchdog.look(now - looked, in_flight=self._in_flight):
+            elif self._watchdog.look(now - looked, in_flight=bool(self._in_flight)):
                 return f"it hung: no heartbeat for {self._watchdog.allowed_seconds:.3g} s while work was pending"
             looked = now
         return ""
@@ -243,21 +266,31 @@ class Supervisor:
         if self.draining and self._greeted and self._child is not None:
             self._child.send(Shutdown())
 
-    def _lose(self, cause: str) -> None:
-        """The worker is gone: tell everyone first, then learn from it."""
+    def _lose(self, cause: str, blamed: str) -> None:
+        """The worker is gone: tell everyone first, then learn from it. `blamed`: the model whose doing it was."""
+        now = self._clock()
         self._ready.clear()
         self._closed = cause
         self.last_exit = cause
         _logger.error("the worker is gone: %s", cause)
-        models = self._listener.worker_gone(cause) if self._listener is not None else frozenset[str]()
-        for model in self._crashes.record(self._clock(), models, cause):
-            _logger.error("quarantined %s: %s", model, self._crashes.quarantined[model])
+        self._lost_at, self._pause_seconds = now, self._backoff.pause_seconds(now - self._began)
+        if self._listener is not None:
+            self._listener.worker_gone(cause)
+        if blamed and self._crashes.record(now, blamed, cause):
+            _logger.error("quarantined %s: %s", blamed, self._crashes.quarantined(now)[blamed])
 
-    async def _pause(self, seconds: float) -> None:
-        self._wake.clear()
-        if self._drain_seconds is None and seconds > 0:
+    async def _pause(self) -> None:
+        """Wait before the next start, which comes sooner while somebody waits for it."""
+        while self._drain_seconds is None and not self.draining:
+            left = self._pause_left(self._timing.awaited_pause_seconds if self._waiting else math.inf)
+            if left <= 0:
+                return
+            self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), seconds)
+                await asyncio.wait_for(self._wake.wait(), left)
+
+    def _pause_left(self, longest_seconds: float) -> float:
+        return max(0.0, self._lost_at + min(self._pause_seconds, longest_seconds) - self._clock())
 
     def _handle(self, event: Event) -> None:
         if self._closed is not None:
@@ -268,6 +301,7 @@ class Supervisor:
             self._listener.handle(event)
         if isinstance(event, Ready):
             self._greeted = True
+            self._usual_start_seconds = self._clock() - self._began
             if not self.draining:
                 self._ready.set()
 
@@ -277,8 +311,8 @@ class Supervisor:
         self._wake.set()
 
     @property
-    def _in_flight(self) -> bool:
-        return self._listener is not None and self._listener.in_flight
+    def _in_flight(self) -> frozenset[str]:
+        return self._listener.in_flight if self._listener is not None else frozenset()
 
     def _new_watchdog(self) -> Watchdog:
         return Watchdog(self._timing.silence_seconds, self._timing.step_factor, 2 * self._timing.look_seconds)

@@ -112,6 +112,7 @@ class FakeWorker:
         self.progress: dict[str, LoadProgress] = {}
         self.quarantined: dict[str, str] = {}
         self.restarts = 0
+        self.retry_after_seconds = 2
         self.draining = False
         self.last_exit = ""
         self.renewals: list[float] = []

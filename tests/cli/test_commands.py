@@ -105,7 +105,7 @@ def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[st
         assert part in shown
     assert "it has no head" not in shown, "with a drafter loaded, what was not loaded is noise"
     assert "weights 25 %" in shown
-    assert "bad is not loaded any more: it crashed three times" in shown
+    assert "bad is quarantined: it crashed three times" in shown
     assert json.loads(run(environment, "ps", "--json").stdout) == LOADED
     alone = LOADED | {"models": [LOADED["models"][0] | {"draft": None, "drafts": [], "methods": ["ngram"]}]}  # type: ignore[index, operator]
     fake.answers["/api/ps"] = (200, alone)
@@ -115,6 +115,12 @@ def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[st
 def test_ps_tells_what_to_do_when_nothing_is_loaded(environment: Mapping[str, str], fake: FakeServer) -> None:
     fake.answers["/api/ps"] = (200, {"models": [], "loading": {}})
     assert "paceline load MODEL" in run(environment, "ps").stdout
+
+
+def test_a_quarantined_model_is_released_by_command(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/admin/api/quarantine/release"] = (200, {"model": "big", "released": True})
+    assert "big may run again" in run(environment, "release", "big").stdout
+    assert fake.requests[-1][1:3] == ("/admin/api/quarantine/release", {"model": "big"})
 
 
 def test_load_and_unload_send_what_was_asked(environment: Mapping[str, str], fake: FakeServer) -> None:

@@ -1,7 +1,8 @@
 """A worker without a model: a real process that speaks the channel and does what the text of each request says.
 
 Run as `python -m tests.worker.fake_worker [--flag] --channel-fd N`. Texts: "words N", "forever", "silent", "kill",
-"stop" (SIGSTOP), "exit N", "garbage", "fail NAME", "environment", "hold" (finishes when the worker drains).
+"abort", "kill idle" (at no model), "stop" (SIGSTOP), "exit N", "garbage", "fail NAME", "environment", "hold"
+(finishes when the worker drains).
 """
 
 import argparse
@@ -34,6 +35,7 @@ from app.core.messages import (
     UnloadModel,
     Usage,
 )
+from app.worker.at_work import AtWork
 from app.worker.channel import WorkerChannel
 
 BEAT_SECONDS = 0.05
@@ -45,6 +47,7 @@ class FakeWorker:
     def __init__(self, end: socket.socket, options: argparse.Namespace) -> None:
         self.end = end
         self.options = options
+        self.at_work = AtWork(options.note_fd)
         self.channel = WorkerChannel(end)
         self.open: dict[str, Generate] = {}
         self.loads: set[str] = set()
@@ -105,6 +108,7 @@ class FakeWorker:
         verb, _, argument = (command.text or "").partition(" ")
         actions: dict[str, Callable[[], object]] = {
             "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "abort": os.abort,
             "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
             "exit": lambda: os._exit(int(argument)),
             "garbage": lambda: self.end.sendall(struct.pack(">I", 1 << 31)),
@@ -116,7 +120,8 @@ class FakeWorker:
             return
         self.open[command.id] = command
         self.channel.send(Accepted(id=command.id, prompt_tokens=1))
-        actions.get(verb, lambda: None)()
+        with self.at_work.on("" if argument == "idle" else command.model.id):
+            actions.get(verb, lambda: None)()
 
     def words(self, command: Generate, count: int) -> None:
         for number in range(count):
@@ -135,6 +140,7 @@ class FakeWorker:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--channel-fd", type=int, required=True)
+    parser.add_argument("--note-fd", type=int, required=True)
     parser.add_argument("--memory-ceiling-bytes", type=int)
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--deaf", action="store_true")

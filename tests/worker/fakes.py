@@ -105,6 +105,10 @@ class FakePool:
     def loading(self) -> bool:
         return bool(self.loads or self.events)
 
+    @property
+    def next_load(self) -> str:
+        return next(iter(self.loads), "")
+
     def acquire(self, spec: ModelSpecification) -> None:
         folder = spec.path.rpartition("/")[2]
         if folder == "refused":

@@ -1,14 +1,19 @@
 """The pure parts of supervision: causes, pauses, blame, silence."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from app.core.messages import Heartbeat
-from app.worker.recovery import Backoff, CrashLog, describe_exit
+from app.worker.at_work import AtWork, new_note, read_note
+from app.worker.recovery import Backoff, CrashLog, describe_exit, to_blame
 from app.worker.watchdog import Watchdog
 
-MODELS = some.frozensets(some.sampled_from("abc"))
+MODELS = some.sampled_from("abc")
 
 
 @pytest.mark.parametrize(
@@ -35,37 +40,55 @@ def test_the_first_restart_is_at_once_and_pauses_double_up_to_the_limit() -> Non
 
 
 def test_only_crashes_within_the_window_count() -> None:
-    log = CrashLog(3, 300.0)
-    for at in (0.0, 200.0, 400.0):
-        assert log.record(at, frozenset("a"), "it crashed") == ()
-    assert log.record(450.0, frozenset("a"), "it crashed") == ("a",)
+    log = CrashLog(3, 300.0, 600.0)
+    assert not any(log.record(at, "a", "it crashed") for at in (0.0, 200.0, 400.0))
+    assert log.record(450.0, "a", "it crashed")
 
 
-def test_a_model_that_crashed_alone_takes_the_blame() -> None:
-    log = CrashLog(3, 300.0)
-    log.record(0.0, frozenset("ab"), "x")
-    log.record(1.0, frozenset("a"), "x")
-    log.record(2.0, frozenset("b"), "x")
-    assert log.record(3.0, frozenset("a"), "x") == ("a",)
-    together = CrashLog(3, 300.0)
-    for at in range(3):
-        told = together.record(float(at), frozenset("ab"), "x")
-    assert told == ("a", "b")
+def test_what_the_worker_was_at_takes_the_blame_and_nobody_who_ran_beside_it() -> None:
+    assert to_blame(-signal.SIGABRT, "bad", frozenset({"bad", "good"})) == "bad"
+    assert to_blame(3, "", frozenset({"good"})) == ""
+    assert to_blame(None, "bad", frozenset({"good"})) == "bad"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_kill_from_outside_counts_only_against_a_model_that_had_the_worker_to_itself(number: signal.Signals) -> None:
+    assert to_blame(-number, "a", frozenset({"a", "b"})) == ""
+    assert to_blame(-number, "a", frozenset({"a"})) == "a"
+    assert to_blame(-number, "a", frozenset()) == "a"
+
+
+def test_a_quarantine_tells_when_it_ends_and_ends_then() -> None:
+    log = CrashLog(1, 300.0, 600.0)
+    assert log.record(0.0, "a", "it crashed")
+    assert "it crashed; it may run again in 10 min" in log.quarantined(1.0)["a"]
+    assert "in 1 min" in log.quarantined(590.0)["a"]
+    assert log.quarantined(600.0) == {}
+    assert not log.release("a")
 
 
 @given(some.lists(some.tuples(some.floats(min_value=0, max_value=100), MODELS), max_size=30))
-def test_blame_needs_three_crashes_of_that_model(crashes: list[tuple[float, frozenset[str]]]) -> None:
-    log, now, seen = CrashLog(3, 300.0), 0.0, dict.fromkeys("abc", 0)
-    for later, models in crashes:
+def test_blame_needs_three_crashes_of_that_model(crashes: list[tuple[float, str]]) -> None:
+    log, now, seen = CrashLog(3, 300.0, 600.0), 0.0, dict.fromkeys("abc", 0)
+    for later, model in crashes:
         now += later
-        for model in models:
-            seen[model] += 1
-        told = log.record(now, models, "x")
-        assert all(seen[model] >= 3 and model in models for model in told)
-        for model in told:
+        seen[model] += 1
+        if log.record(now, model, "x"):
+            assert seen[model] >= 3
             assert log.release(model)
             assert not log.release(model)
             seen[model] = 0
+
+
+def test_a_note_outlives_the_process_that_wrote_it() -> None:
+    note = new_note()
+    assert read_note(note) == ""
+    script = f"import os; from app.worker.at_work import AtWork\nwith AtWork({note.fileno()}).on('model/ü'): os.abort()"
+    subprocess.run([sys.executable, "-c", script], pass_fds=(note.fileno(),), check=False)
+    assert read_note(note) == "model/ü"
+    with AtWork(note.fileno()).on("x" * 10_000):
+        assert set(read_note(note)) == {"x"}
+    assert read_note(note) == ""
 
 
 def test_silence_counts_only_while_work_is_pending() -> None:

@@ -130,6 +130,57 @@ def test_three_crashes_quarantine_the_model_and_only_it() -> None:
     asyncio.run(scenario())
 
 
+def test_hostile_models_never_quarantine_a_busy_good_one() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            for number in range(3):
+                for hostile in ("bad", "worse", "worst"):
+                    good = asyncio.create_task(lost(client, "forever", request_id="good", model_id="good"))
+                    await until(client, lambda event: isinstance(event, Delta))
+                    await lost(client, "abort", request_id=f"{hostile}{number}", model_id=hostile)
+                    await good
+            assert client.quarantined.keys() == {"bad", "worse", "worst"}
+            assert await collect(client, ask("words 1", model_id="good"))
+
+    asyncio.run(scenario())
+
+
+def test_kills_from_outside_blame_nobody_while_several_models_run() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            for number in range(4):
+                other = asyncio.create_task(lost(client, "forever", request_id="other", model_id="other"))
+                await until(client, lambda event: isinstance(event, Delta))
+                await lost(client, "kill", request_id=f"r{number}", model_id="m")
+                await other
+            for number in range(4):
+                await lost(client, "kill idle", request_id=f"idle{number}", model_id="m")
+            assert client.quarantined == {}
+
+    asyncio.run(scenario())
+
+
+def test_after_many_crashes_clients_hear_the_true_wait_and_a_request_shortens_it() -> None:
+    async def scenario() -> None:
+        patient = dataclasses.replace(QUICK, first_pause_seconds=40.0, longest_pause_seconds=64.0, crash_limit=9)
+        timing = dataclasses.replace(patient, awaited_pause_seconds=1.0)
+        async with serving(timing=timing, ready_seconds=0.05) as (supervisor, client):
+            assert await supervisor.wait_ready(DEADLINE_SECONDS)
+            assert (await lost(client, "abort")).retry_after_seconds in range(1, 4)  # the first restart is at once
+            assert await supervisor.wait_ready(DEADLINE_SECONDS)
+            watch = Stopwatch()
+            error = await lost(client, "abort")
+            assert error.retry_after_seconds is not None
+            with pytest.raises(WorkerGone, match=r"SIGABRT.*try again in") as refused:
+                await collect(client, ask("words 1"))
+            assert refused.value.retry_after_seconds in {error.retry_after_seconds, error.retry_after_seconds - 1}
+            assert str(refused.value.retry_after_seconds) in refused.value.message
+            assert await supervisor.wait_ready(DEADLINE_SECONDS)
+            assert 1.0 <= watch.seconds < 15.0
+
+    asyncio.run(scenario())
+
+
 def test_a_worker_that_never_starts_is_reported_and_tried_again() -> None:
     async def scenario() -> None:
         async with serving("--crash", ready_seconds=0.1) as (supervisor, client):
