@@ -26,7 +26,7 @@ class StoredCallers:
         if not text.startswith(PREFIX) or self.is_locked_down:
             return None
         key = self._accounts.keys.find(text)
-        return None if key is None else Identity("key", key.name, key.scope)
+        return None if key is None else Identity("key", key.name, key.scope, key.id)
 
     def is_session(self, cookie: str) -> bool:
         """Whether a browser with this cookie is signed in."""

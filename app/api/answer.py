@@ -89,7 +89,7 @@ async def answer(
 ) -> Response:
     """Run `commands` and answer with what `renderer` makes of them. Raises what the worker refused."""
     identity = identity_of(request)
-    commands = [msgspec.structs.replace(each, owner=f"{identity.kind} {identity.name}") for each in commands]
+    commands = [msgspec.structs.replace(each, owner=identity.owner) for each in commands]
     asked = Asked(
         id=renderer.id,
         endpoint=request.url.path,

@@ -5,12 +5,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 
 from app.api.answer import unless_client_leaves
 from app.api.models import drafts_object
 from app.api.schemas import LoadBody, UnloadBody
 from app.core.messages import LoadedModel
+from app.serving.auth import authorize_operator
 from app.serving.body import read_json
 from app.serving.context import context_of
 from app.serving.resolver import Resolver
@@ -18,7 +19,7 @@ from app.serving.resolver import Resolver
 router = APIRouter()
 
 
-@router.post("/api/load")
+@router.post("/api/load", dependencies=[Depends(authorize_operator)])
 async def load_model(request: Request) -> dict[str, Any]:
     """Load a model with its drafters and wait for it; leaving cancels the load. `seconds` is how long it took."""
     context = context_of(request)
@@ -40,7 +41,7 @@ async def load_model(request: Request) -> dict[str, Any]:
     }
 
 
-@router.post("/api/unload")
+@router.post("/api/unload", dependencies=[Depends(authorize_operator)])
 async def unload_model(request: Request) -> dict[str, str]:
     """Take a model out of memory. Raises ModelUnavailable while requests use it, ModelNotFound for an unknown id."""
     context = context_of(request)

@@ -41,7 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     owner: str = ""
-    """Whose request it is: only what the same owner said before may draft for it."""
+    """Whose request it is: only what the same owner said before may draft for it, or is found in the prefix cache."""
     prompt_tokens: tuple[int, ...]
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()

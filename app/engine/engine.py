@@ -75,24 +75,25 @@ class Engine:
             for name, one in runners.items()
             if self.drafters.available[name].taps and request.id in one.caches.table.slots
         }
-        return self.prefixes.restore(request.id, request.prompt_tokens, self.runner, runners, bound)
+        return self.prefixes.restore(request, self.runner, runners, bound)
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
-        if self._requests.pop(request_id, None) is None:
+        request = self._requests.pop(request_id, None)
+        if request is None:
             return
         self._decoder.forget(request_id)
         if isinstance(self.runner, Runner):
-            self._keep_prefix(self.runner, request_id, tokens)
+            self._keep_prefix(self.runner, request, tokens)
         self.runner.release(request_id)
         self._checkpoints.pop(request_id, None)
         self.drafters.release(request_id)
 
-    def _keep_prefix(self, runner: Runner, request_id: str, tokens: Sequence[int]) -> None:
-        length = min(len(tokens), runner.length(request_id))
-        checkpoints = {point: row for point, row in self._checkpoints.get(request_id, {}).items() if point <= length}
-        if runner.caches.states and runner.length(request_id) == length:
-            checkpoints[length] = runner.state_row(request_id)
-        self.prefixes.store(request_id, tokens[:length], checkpoints, runner, self.drafters.runners)
+    def _keep_prefix(self, runner: Runner, request: Request, tokens: Sequence[int]) -> None:
+        length = min(len(tokens), runner.length(request.id))
+        checkpoints = {point: row for point, row in self._checkpoints.get(request.id, {}).items() if point <= length}
+        if runner.caches.states and runner.length(request.id) == length:
+            checkpoints[length] = runner.state_row(request.id)
+        self.prefixes.store(request, tuple(tokens[:length]), checkpoints, runner, self.drafters.runners)
 
     def close(self) -> None:
         """Drop every row, cache and drafter state."""

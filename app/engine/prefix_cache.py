@@ -1,20 +1,24 @@
-"""Prompts already computed, kept for the next request: least recently used, bounded by bytes.
+"""Prompts already computed, kept for the next request of the same owner: least recently used, bounded by bytes.
 
 An entry is a compact copy of one row. Attention layers can be cut to any shared prefix that their window still
 covers; recurrent states only exist at the checkpoints where they were taken (end of prompt, end of output).
+
+Nobody hits what somebody else said: how many tokens were cached, and how fast an answer comes, would tell it.
 """
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from app.core.request import Request
 from app.engine.rollback import Caches
 from app.engine.runner import Runner, StateRow
 
 SHORTEST_TOKENS = 8
+BLOCK_TOKENS = 32
+"""Entries are found by the blocks that they begin with; only within the last one are tokens compared."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,12 @@ def copy_row(caches: Caches, slot: int, length: int, states: Mapping[int, StateR
     return RowCopy(length, kv, bases, dict(states)) if len(kv) == len(caches.kv) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
-    """One stored row: its tokens, the target's copy, and those of the drafters that followed it, by name; None: one has
-    kept nothing of it yet."""
+    """One stored row: whose it is, its tokens, the target's copy, and those of the drafters that followed it, by name;
+    None: one has kept nothing of it yet."""
 
+    owner: str
     tokens: tuple[int, ...]
     target: RowCopy
     drafters: Mapping[str, RowCopy | None]
@@ -77,44 +82,62 @@ class PrefixCache:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.entries: OrderedDict[tuple[int, ...], Entry] = OrderedDict()
         self.nbytes = 0
+        self._entries: dict[Entry, None] = {}
+        """The least recently used first."""
+        self._through: dict[int, dict[Entry, None]] = {}
+        """By each key of their chain: the entries that begin with these blocks."""
+        self._ending: dict[int, dict[Entry, None]] = {}
+        """By the last key of their chain."""
 
     def restore(
-        self,
-        request_id: str,
-        prompt: Sequence[int],
-        target: Runner,
-        drafters: Mapping[str, Runner],
-        needed: AbstractSet[str],
+        self, request: Request, target: Runner, drafters: Mapping[str, Runner], needed: AbstractSet[str]
     ) -> int:
-        """Put the longest usable prefix into the request's rows; the answer is its length, always < len(prompt).
+        """Put the longest usable prefix into the request's rows; the answer is its length, always < that of the prompt.
 
         What a `needed` drafter did not follow is no hit: it could never read what it missed, and would draft badly.
         """
-        best, length = None, 0
-        for entry in self.entries.values():
-            if not entry.drafters.keys() >= needed:
-                continue
-            usable = entry.target.usable(target.caches, _shared_length(entry.tokens, prompt))
-            if usable > length:
-                best, length = entry, usable
-        if best is None or length < SHORTEST_TOKENS:
+        best, length = self._longest(request, target.caches, needed)
+        if best is None:
             return 0
-        self.entries.move_to_end(best.tokens)
-        best.target.write(target.caches, target.caches.table.slots[request_id], length)
+        self._entries[best] = self._entries.pop(best)
+        best.target.write(target.caches, target.caches.table.slots[request.id], length)
         for name, runner in drafters.items():
             copy = best.drafters.get(name)
             usable = copy.usable(runner.caches, length) if copy else 0
             if copy and usable:
-                runner.claim_once(request_id)
-                copy.write(runner.caches, runner.caches.table.slots[request_id], usable)
+                runner.claim_once(request.id)
+                copy.write(runner.caches, runner.caches.table.slots[request.id], usable)
         return length
+
+    def _longest(self, request: Request, caches: Caches, needed: AbstractSet[str]) -> tuple[Entry | None, int]:
+        """The entry that serves the prompt best, and how much of it; from the most shared blocks to the fewest."""
+        prompt = request.prompt_tokens[:-1]
+        keys = []
+        for key in _chain(request.owner, prompt):
+            if key not in self._through:
+                break
+            keys.append(key)
+        best, length = None, SHORTEST_TOKENS - 1
+        seen: set[Entry] = set()
+        for depth in reversed(range(len(keys))):
+            if length >= _chained(depth + 2) - 1:
+                break  # whoever shares fewer blocks than those before cannot serve longer
+            for entry in self._through[keys[depth]].keys() - seen:
+                seen.add(entry)
+                if entry.drafters.keys() >= needed:
+                    shared = _shared_length(entry.tokens, prompt, _chained(depth + 1))
+                    usable = entry.target.usable(caches, shared)
+                    if usable > length:
+                        best, length = entry, usable
+        if best is None or best.owner != request.owner or best.tokens[:length] != prompt[:length]:
+            return None, 0  # keys are hashes: what they found is only believed after a look
+        return best, length
 
     def store(
         self,
-        request_id: str,
-        tokens: Sequence[int],
+        request: Request,
+        tokens: tuple[int, ...],
         checkpoints: Mapping[int, StateRow],
         target: Runner,
         drafters: Mapping[str, Runner],
@@ -125,35 +148,63 @@ class PrefixCache:
             return
         if caches.nbytes * length // max(1, sum(caches.table.lengths)) > 2 * self.limit_bytes:
             return
-        copy = copy_row(caches, caches.table.slots[request_id], length, checkpoints)
+        copy = copy_row(caches, caches.table.slots[request.id], length, checkpoints)
         if copy is None:
             return
         followed = {
-            name: _drafter_copy(runner, request_id, length)
+            name: _drafter_copy(runner, request.id, length)
             for name, runner in drafters.items()
-            if request_id in runner.caches.table.slots
+            if request.id in runner.caches.table.slots
         }
         arrays = [array for row in (copy, *followed.values()) if row for array in row.arrays()]
         mx.eval(arrays)
-        self._add(Entry(tuple(tokens), copy, followed, sum(array.nbytes for array in arrays)), bool(caches.states))
+        nbytes = sum(array.nbytes for array in arrays)
+        self._add(Entry(request.owner, tokens, copy, followed, nbytes), exact=bool(caches.states))
 
-    def _add(self, entry: Entry, exact: bool) -> None:  # noqa: FBT001
-        if not exact:
-            for tokens in [known for known in self.entries if entry.tokens[: len(known)] == known]:
-                self._drop(tokens)
-        elif entry.tokens in self.entries:
-            self._drop(entry.tokens)
-        self.entries[entry.tokens] = entry
+    def _add(self, entry: Entry, *, exact: bool) -> None:
+        """With `exact`, a prefix is worth keeping beside what goes on from it: states cannot be cut."""
+        keys = list(_chain(entry.owner, entry.tokens))
+        known = [other for key in keys for other in self._ending.get(key, ())]
+        for other in known:
+            size = len(other.tokens)
+            if (size == len(entry.tokens) or not exact) and entry.tokens[:size] == other.tokens:
+                self._drop(other)
+        self._entries[entry] = None
+        for key in keys:
+            self._through.setdefault(key, {})[entry] = None
+        self._ending.setdefault(keys[-1], {})[entry] = None
         self.nbytes += entry.nbytes
-        while self.nbytes > self.limit_bytes and self.entries:
-            self._drop(next(iter(self.entries)))
+        while self.nbytes > self.limit_bytes and self._entries:
+            self._drop(next(iter(self._entries)))
 
-    def _drop(self, tokens: tuple[int, ...]) -> None:
-        self.nbytes -= self.entries.pop(tokens).nbytes
+    def _drop(self, entry: Entry) -> None:
+        del self._entries[entry]
+        self.nbytes -= entry.nbytes
+        for key in _chain(entry.owner, entry.tokens):
+            for index in (self._through, self._ending):
+                if key in index:
+                    index[key].pop(entry, None)
+                    if not index[key]:
+                        del index[key]
 
     def clear(self) -> None:
-        self.entries.clear()
+        for index in (self._entries, self._through, self._ending):
+            index.clear()
         self.nbytes = 0
+
+
+def _chain(owner: str, tokens: tuple[int, ...]) -> Iterator[int]:
+    """One key for each whole block, made of the owner and everything up to the block's end."""
+    key, start = hash(owner), 0
+    for stop in range(SHORTEST_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
+        key = hash((key, tokens[start:stop]))
+        start = stop
+        yield key
+
+
+def _chained(blocks: int) -> int:
+    """How many tokens so many blocks of a chain hold."""
+    return SHORTEST_TOKENS + (blocks - 1) * BLOCK_TOKENS
 
 
 def _drafter_copy(runner: Runner, request_id: str, length: int) -> RowCopy | None:
@@ -165,8 +216,7 @@ def _drafter_copy(runner: Runner, request_id: str, length: int) -> RowCopy | Non
     return copy_row(runner.caches, slot, min(have, length), states)
 
 
-def _shared_length(known: Sequence[int], prompt: Sequence[int]) -> int:
-    limit = min(len(known), len(prompt) - 1)
-    if tuple(known[:limit]) == tuple(prompt[:limit]):
-        return limit
-    return next(index for index in range(limit) if known[index] != prompt[index])
+def _shared_length(known: tuple[int, ...], prompt: tuple[int, ...], start: int) -> int:
+    """How many tokens both begin with, when the first `start` are known to be the same."""
+    stop = min(len(known), len(prompt))
+    return next((place for place in range(start, stop) if known[place] != prompt[place]), stop)

@@ -1,7 +1,8 @@
 """Who may call: a dependency of the whole application, so that a route is closed unless it is listed as public.
 
 Three kinds of routes: public ones; `/admin…`, for a session or an API key of scope `admin`; and all others, for any
-API key where one is required. What is known about a caller goes with the request: `identity_of`.
+API key where one is required, of scope `admin` where they change the models in memory. What is known about a caller
+goes with the request: `identity_of`.
 """
 
 import asyncio
@@ -39,11 +40,17 @@ Scope = Literal["inference", "admin"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks: `name` is a key's own name, or says how somebody came in."""
+    """Who asks: `name` is a key's own name, or says how somebody came in; `key_id` tells keys of one name apart."""
 
     kind: Literal["anonymous", "environment", "key", "session"]
     name: str = ""
     scope: Scope = "inference"
+    key_id: int = 0
+
+    @property
+    def owner(self) -> str:
+        """What the worker knows of it: another one for everybody who must not learn of the others."""
+        return f"{self.kind} {self.key_id}"
 
 
 ANONYMOUS = Identity("anonymous")
@@ -99,6 +106,15 @@ async def authorize(request: Request) -> None:
     is_admin = path == ADMIN or path.startswith(ADMIN + "/")
     cookie = request.cookies.get(COOKIE, "") if is_admin and not keys else ""
     request.state.identity = await asyncio.to_thread(_admit, door, path, keys, cookie, is_admin=is_admin)
+
+
+async def authorize_operator(request: Request) -> None:
+    """A dependency of what changes the models in memory for everybody: admins only, where keys are required."""
+    door: Door = request.app.state.door
+    identity = identity_of(request)
+    if identity.scope != "admin" and await asyncio.to_thread(lambda: door.is_closed):
+        advice = "This key is for inference: loading, pinning and unloading models takes a key of scope admin"
+        raise Rejected(403, f"{advice} (`paceline keys create NAME --scope admin`).", "insufficient_scope", close=True)
 
 
 async def is_let_in(request: Request) -> bool:

@@ -2,7 +2,7 @@
 
 Access: `public` is for everybody; `entrance` too, but a caller without the right secret gets nothing there; `page`
 sends a stranger to the sign-in page; `admin` wants a session or a key of scope admin; `key` wants any key where one is
-required. Paths are templates as the router has them.
+required, and `operator` one of scope admin there. Paths are templates as the router has them.
 """
 
 import re
@@ -17,7 +17,7 @@ from tests.admin.signing import PASSWORD, SignInSite, make_sign_in_site
 
 pytestmark = pytest.mark.anyio
 
-Access = Literal["public", "entrance", "page", "admin", "key"]
+Access = Literal["public", "entrance", "page", "admin", "key", "operator"]
 
 ROUTES: dict[str, Access] = {
     "GET /": "public",
@@ -29,8 +29,8 @@ ROUTES: dict[str, Access] = {
     "POST /v1/chat/completions": "key",
     "POST /v1/completions": "key",
     "GET /api/ps": "key",
-    "POST /api/load": "key",
-    "POST /api/unload": "key",
+    "POST /api/load": "operator",
+    "POST /api/unload": "operator",
     # signing in, keys
     "GET /admin/login": "entrance",
     "GET /admin/setup": "entrance",
@@ -140,7 +140,7 @@ def check_stranger(response: httpx2.Response, route: str, access: Access) -> Non
     if access == "page":
         assert status == 303, route
         assert response.headers["location"].startswith("/admin/login"), route
-    elif access in {"admin", "key"}:
+    elif access in {"admin", "key", "operator"}:
         assert status == 401, route
         assert set(response.json()) == {"error"}, route
     elif access == "entrance":
@@ -189,7 +189,7 @@ async def test_nobody_gets_in_with_a_wrong_key(headers: dict[str, str]) -> None:
 async def test_a_wrong_key_is_not_saved_by_a_good_session() -> None:
     client = await closed_site().signed_in()
     for method, path, access in listed():
-        if access in {"page", "admin", "key"}:
+        if access in {"page", "admin", "key", "operator"}:
             response = await ask(client, method, path, {"authorization": "Bearer pl-wrong"})
             check_stranger(response, f"{method} {path}", access)
 
@@ -234,6 +234,39 @@ async def test_a_key_for_inference_opens_no_part_of_the_dashboard() -> None:
             response = await ask(site.browser(), method, path, {"x-api-key": key})
             assert response.status_code == 403, path
             assert response.json()["error"]["code"] == "insufficient_scope"
+
+
+async def test_a_key_for_inference_changes_nothing_that_is_in_memory_for_everybody() -> None:
+    site = closed_site()
+    bodies = ({"model": "demo-main"}, {"model": "demo-main", "pin": True}, {"model": "demo-main", "ttl": -1})
+    for path in (path for _, path, access in listed() if access == "operator"):
+        for body in bodies:
+            response = await site.browser().post(path, json=body, headers={"x-api-key": site.key("inference")})
+            assert response.status_code == 403, path
+            assert response.json()["error"]["code"] == "insufficient_scope"
+            assert "--scope admin" in response.json()["error"]["message"]
+    assert site.site.worker.loads == site.site.worker.unloads == []
+    for path in ("/api/load", "/api/unload"):
+        response = await site.browser().post(path, json=bodies[0], headers={"x-api-key": site.key("admin")})
+        assert response.status_code == 200, response.text
+
+
+async def test_where_no_key_is_required_anybody_may_load_and_unload_as_ever() -> None:
+    site = make_sign_in_site()
+    for headers in ({}, {"x-api-key": site.key("inference")}):
+        for path in ("/api/load", "/api/unload"):
+            response = await site.browser().post(path, json={"model": "demo-main"}, headers=headers)
+            assert response.status_code == 200, response.text
+
+
+async def test_keys_of_one_name_are_two_owners() -> None:
+    site = closed_site()
+    for key in (site.key(name="laptop"), site.key(name="laptop")):
+        body = {"model": "demo-main", "prompt": "my PIN is 4711"}
+        assert (await site.browser().post("/v1/completions", json=body, headers={"x-api-key": key})).status_code == 200
+    owners = [command.owner for command in site.site.worker.commands]
+    assert len(set(owners)) == 2
+    assert not any("laptop" in owner for owner in owners)
 
 
 FOREIGN = {

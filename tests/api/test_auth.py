@@ -104,7 +104,7 @@ async def test_a_request_belongs_to_the_key_that_it_came_with() -> None:
     keyed, open_ = make_site(api_key=KEY), make_site()
     await keyed.client.post("/v1/chat/completions", json=chat_body(), headers={"authorization": f"Bearer {KEY}"})
     await open_.chat()
-    assert [site.worker.commands[0].owner for site in (keyed, open_)] == ["environment PACELINE_API_KEY", "anonymous "]
+    assert [site.worker.commands[0].owner for site in (keyed, open_)] == ["environment 0", "anonymous 0"]
 
 
 @pytest.mark.parametrize("switched_on", [True, False])
