@@ -35,7 +35,11 @@ class ModelSettings(BaseModel):
     drafts: tuple[Id, ...] | None = _setting("Ids of its drafters, best first; an empty list: none.", "reload")
     methods: tuple[Method, ...] | None = _setting("The methods that may draft; unset: all that can.", "reload")
     num_draft_tokens: int | None = _setting(
-        "Tokens drafted per step; unset: the governor decides.", "reload", "tokens", ge=1, le=64
+        "Tokens drafted per step: so many with one method, else at most; unset: the governor decides.",
+        "reload",
+        "tokens",
+        ge=1,
+        le=64,
     )
     policy: Literal["single", "auto", "off"] | None = _setting("When to speculate, as the server's `policy`.", "reload")
     acceptance: Literal["coupled", "rejection"] | None = _setting(

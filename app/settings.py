@@ -156,7 +156,7 @@ class Settings(BaseModel):
     )
     num_draft_tokens: Annotated[int | None, BeforeValidator(setting_texts.absent)] = _setting(
         None,
-        "Tokens drafted per step, 1 to 64; empty: the governor decides.",
+        "Tokens drafted per step, 1 to 64: so many with one method chosen, else at most; empty: the governor decides.",
         "speculation",
         "reload",
         unit="tokens",

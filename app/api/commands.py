@@ -5,6 +5,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from app.api.schemas import GenerationBody
 from app.core.errors import InvalidRequest
 from app.core.messages import ModelSpecification
@@ -13,6 +15,7 @@ from app.hub.pairing import DRAFT_METHODS
 from app.model_settings import ModelSettings
 from app.serving.context import Context
 from app.serving.drafts import OFF
+from app.serving.resolver import Resolver
 
 DEFAULT_TEMPERATURE = 1.0
 SEED_BITS = 53
@@ -36,12 +39,18 @@ class Plan:
 async def plan(context: Context, body: GenerationBody, *, top_logprobs: int | None) -> Plan:
     """Decide model, drafters, sampling and speculation. Raises what `Resolver.resolve` raises."""
     context.activity.check_open()
-    speculation = speculation_request(body)
-    drafts = None if speculation.draft_model in {None, OFF} else speculation.draft_model
-    model = await asyncio.to_thread(context.resolver.resolve, body.model, drafts, method=speculation.method)
+    model, speculation = await asyncio.to_thread(_resolve, context.resolver, body)
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     usual = context.live.model(model.id)
     return Plan(model, usual, sampling_parameters(body, usual, seed, top_logprobs), speculation, seed)
+
+
+def _resolve(resolver: Resolver, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:
+    """The unit, and what was asked of speculation; reads the disk."""
+    wish = speculation_request(body)
+    drafts = None if body.draft_model == OFF else body.draft_model or None
+    model = resolver.resolve(body.model, drafts, method=wish.method)
+    return model, msgspec.structs.replace(wish, methods=resolver.named_methods(model, drafts))
 
 
 def sampling_parameters(
@@ -83,7 +92,6 @@ def speculation_request(body: GenerationBody) -> SpeculationRequest:
     return SpeculationRequest(
         method=method or "auto",
         num_draft_tokens=num_draft_tokens or body.num_draft_tokens,
-        draft_model=draft,
     )
 
 

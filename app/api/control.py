@@ -26,7 +26,7 @@ async def load_model(request: Request) -> dict[str, Any]:
     body = await read_json(request, LoadBody)
     context.activity.check_open()
     draft = "off" if body.draft == "" else body.draft
-    model = await asyncio.to_thread(context.resolver.resolve, body.model, draft)
+    model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
     usual_seconds = context.live.model(model.id).idle_seconds or context.settings.idle_seconds
     idle_seconds = usual_seconds if body.ttl is None else body.ttl
     if body.ttl is not None:

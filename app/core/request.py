@@ -33,7 +33,9 @@ class SpeculationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str = "auto"
     num_draft_tokens: int | None = None
-    draft_model: str | None = None
+    """So many where a method is named; with `auto`, at most so many."""
+    methods: tuple[str, ...] = ()
+    """Those of the drafters that the request names, which must run or be refused too; empty: every one may draft."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,12 +26,11 @@ def _check_speculation(request: Request, *, limits: EngineLimits, policy: str) -
     wish = request.speculation
     if wish.num_draft_tokens is not None and wish.num_draft_tokens < 0:
         raise InvalidRequest("num_draft_tokens must not be negative", parameter="num_draft_tokens")
-    if wish.method in {"auto", "off"}:
-        return
-    if policy == "off":
+    named = {"auto": wish.methods, "off": ()}.get(wish.method, (wish.method,))
+    if named and policy == "off":
         raise SpeculationUnavailable(
-            f"speculation is switched off for this model (policy 'off'), so {wish.method} cannot run"
+            f"speculation is switched off for this model (policy 'off'), so {' and '.join(named)} cannot run"
         )
-    if wish.method not in limits.drafters:
-        reason = limits.unavailable.get(wish.method) or f"{wish.method} is not loaded with this model"
-        raise SpeculationUnavailable(reason)
+    for method in named:
+        if method not in limits.drafters:
+            raise SpeculationUnavailable(limits.unavailable.get(method) or f"{method} is not loaded with this model")

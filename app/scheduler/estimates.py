@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from app.core.step import Offer
+from app.core.step import DRAFT_LENGTHS, Offer
 from app.scheduler.costs import PLAIN, Average
 
 FIRST_WEIGHT, MEMORY = 3.0, 256.0
@@ -49,12 +49,13 @@ class Kind(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """A row that may draft. `offered`: by the methods that tell it for nothing; `confidence`: how likely the target
-    thought its last tokens, None before the first."""
+    thought its last tokens, None before the first; `most_drafts`: what its request bounds a draft to."""
 
     request_id: str = ""
     context_tokens: int = 0
     offered: Mapping[str, Offer] = field(default_factory=dict)
     confidence: float | None = None
+    most_drafts: int = DRAFT_LENGTHS[-1]
 
     @property
     def sureness(self) -> int:

@@ -189,7 +189,7 @@ class Governor:
 
     def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
         """Judged anew only where something changed: plain steps in a row cost the host next to nothing."""
-        seen = tuple((row.request_id, row.sureness, *row.offered.values()) for row in drafting)
+        seen = tuple((row.request_id, row.sureness, row.most_drafts, *row.offered.values()) for row in drafting)
         key = (rows, methods, seen, drafting[0].context_tokens // JUDGED_TOKENS, self.costs.version)
         if not self._memo or self._memo[0] != key:
             judgement = _judgement(self._current.get(methods, OFF), self._weigh(rows, drafting, methods))
@@ -203,7 +203,10 @@ class Governor:
             limit = self._longest.get(method, DRAFT_LENGTHS[-1])
             none = Offer() if method in self._offering else None
             offers = [row.offered.get(method, none) for row in drafting]
-            limits = [limit if offer is None else min(limit, len(offer.tokens)) for offer in offers]
+            limits = [
+                min(limit, row.most_drafts, limit if offer is None else len(offer.tokens))
+                for row, offer in zip(drafting, offers, strict=True)
+            ]
             if not any(limits):
                 continue
             beliefs, first, unread = [], 0.0, 0

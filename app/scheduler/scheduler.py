@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from app.core.errors import InvalidRequest
 from app.core.ports import Clock, EngineLimits
-from app.core.request import Request
+from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
     DecodeStep,
@@ -31,13 +31,14 @@ from app.scheduler.sequence import Sequence, impossible
 from app.scheduler.speculation import Speculation
 from app.scheduler.stats import ModelCounters, Parts, Totals
 
+NO_WISH = SpeculationRequest()
+
 
 class Scheduler:
     """Continuous batching over counters; plain decoding is speculation with zero drafts.
 
-    `policy` is single, auto or off; `default_draft_tokens` fixes the draft length of requests that name none (None:
-    the governor chooses). `measured` is what steps are known to cost. `queue_limit` bounds the requests that wait for a
-    row.
+    `policy` is single, auto or off; `usual` is what requests that name no draft length are taken to ask for. `measured`
+    is what steps are known to cost. `queue_limit` bounds the requests that wait for a row.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Scheduler:
         limits: EngineLimits,
         *,
         policy: str = "single",
-        default_draft_tokens: int | None = None,
+        usual: SpeculationRequest = NO_WISH,
         measured: Iterable[StepCost] = (),
         queue_limit: int = 128,
         clock: Clock = time.monotonic,
@@ -57,9 +58,7 @@ class Scheduler:
         self._queue = WaitingQueue(queue_limit)
         self._active: dict[str, Sequence] = {}
         self._released: dict[str, tuple[int, ...]] = {}
-        self._speculation = Speculation(
-            limits, policy=policy, default_draft_tokens=default_draft_tokens, measured=measured
-        )
+        self._speculation = Speculation(limits, policy=policy, usual=usual, measured=measured)
         self._counters = ModelCounters()
         self._plan: StepPlan | None = None
         self._choices: dict[str, Choice] = {}

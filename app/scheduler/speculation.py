@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 
 from app.core.ports import EngineLimits
-from app.core.request import Request
-from app.core.step import Decision, DecodeRow, StepCost, StepResult
+from app.core.request import Request, SpeculationRequest
+from app.core.step import DRAFT_LENGTHS, Decision, DecodeRow, StepCost, StepResult
 from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import Choice, Governor, StepObservation
@@ -24,7 +24,7 @@ def allowed_methods(
         return (), _refused("request", "the request asked for it")
     if policy == "off":
         return (), _refused("policy", "speculation is switched off for this model (policy 'off')")
-    methods = limits.drafters if wish.method == "auto" else (wish.method,)
+    methods = wish.methods or limits.drafters if wish.method == "auto" else (wish.method,)
     if not methods:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in limits.unavailable.items())
         return (), _refused("drafters", reasons or "no drafter is loaded with this model")
@@ -40,16 +40,16 @@ def _refused(kind: str, text: str) -> Choice:
 
 
 class Speculation:
-    """The choices of one loaded model. `default_draft_tokens` fixes the length of requests that name none."""
+    """The choices of one loaded model. `usual` is what requests that name no length are taken to ask for."""
 
     def __init__(
-        self, limits: EngineLimits, *, policy: str, default_draft_tokens: int | None, measured: Iterable[StepCost]
+        self, limits: EngineLimits, *, policy: str, usual: SpeculationRequest, measured: Iterable[StepCost]
     ) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy is one of {', '.join(POLICIES)}, not {policy!r}")
         self._limits = limits
         self._policy = policy
-        self._default_draft_tokens = default_draft_tokens
+        self._usual = usual
         self._governor = Governor(measured, longest=limits.longest_drafts)
         self._splitter = Splitter()
 
@@ -65,23 +65,29 @@ class Speculation:
         for sequence in decoding:
             request = sequence.request
             methods, refusal = allowed_methods(request, policy=self._policy, limits=self._limits, others=others)
-            fixed = request.speculation.num_draft_tokens
-            fixed = self._default_draft_tokens if fixed is None else fixed
+            is_named, length = self._length(request.speculation)
             if not methods:
                 choices[request.id] = refusal
-            elif fixed is None:
-                governed.setdefault(methods, []).append(sequence)
-            elif fixed:
-                choices[request.id] = Choice(methods[0], fixed, Decision("request", methods[0], fixed))
-            else:
+            elif length == 0:
                 choices[request.id] = _refused("request", "0 draft tokens were asked for")
+            elif is_named and length is not None:
+                choices[request.id] = Choice(methods[0], length, Decision("request", methods[0], length))
+            else:
+                governed.setdefault(methods, []).append(sequence)
         for methods, sequences in governed.items():
-            drafting = [_drafting(sequence) for sequence in sequences]
+            drafting = [_drafting(each, self._length(each.request.speculation)[1]) for each in sequences]
             choice = self._governor.choose(len(decoding), drafting, methods)
-            for sequence in sequences:
-                choices[sequence.request.id] = choice
+            for sequence, row in zip(sequences, drafting, strict=True):
+                drafts = min(choice.num_draft_tokens, row.most_drafts)
+                choices[sequence.request.id] = choice._replace(num_draft_tokens=drafts)
                 sequence.decision = choice.why
         return choices
+
+    def _length(self, wish: SpeculationRequest) -> tuple[bool, int | None]:
+        """Whether a method is named, and the drafts asked for: so many then, else at most so many."""
+        if wish.num_draft_tokens is not None:
+            return wish.method != "auto", wish.num_draft_tokens
+        return {wish.method, self._usual.method} != {"auto"}, self._usual.num_draft_tokens
 
     def must_time(self, rows: Many[DecodeRow]) -> bool:
         """Whether the parts of this step should be waited for one by one."""
@@ -113,9 +119,10 @@ class Speculation:
         self._governor.forget(request_id)
 
 
-def _drafting(sequence: Sequence) -> Drafting:
+def _drafting(sequence: Sequence, most_drafts: int | None = None) -> Drafting:
     confidence = sequence.confidence.value if sequence.confidence.weight else None
-    return Drafting(sequence.request.id, len(sequence.tokens), sequence.hindsight.offered, confidence)
+    most_drafts = most_drafts or DRAFT_LENGTHS[-1]
+    return Drafting(sequence.request.id, len(sequence.tokens), sequence.hindsight.offered, confidence, most_drafts)
 
 
 def _observation(

@@ -42,9 +42,26 @@ class Resolver:
             specification = last
         else:
             specification = self._specify(main, drafts)
-        if method in DRAFT_METHODS and all(draft.method != method for draft in specification.drafts):
-            specification = self._with_method(main, specification, drafts, method)
+        if drafts not in {None, OFF}:
+            if method not in {"auto", OFF, *self.named_methods(specification, drafts)}:
+                reason = f"{drafts} does not draft by {method}: name a {method} drafter, or leave draft_model out"
+                raise SpeculationUnavailable(reason, parameter="speculation")
+        elif method in DRAFT_METHODS and all(draft.method != method for draft in specification.drafts):
+            specification = self._with_method(main, specification, method)
         self._last[main.id] = specification
+        return specification
+
+    def named_methods(self, specification: ModelSpecification, drafts: str | None) -> tuple[str, ...]:
+        """How the drafters draft that a request names in `drafts`; empty when it names none."""
+        names = () if drafts in {None, OFF} else self._finder.names(drafts)
+        return tuple(draft.method for draft in specification.drafts if draft.id in names)
+
+    def resolve_load(self, model_id: str, drafts: str | None) -> ModelSpecification:
+        """The unit that somebody loads by hand: with the drafters that `drafts` names and no others, else as usual."""
+        if drafts is None:
+            return self.resolve(model_id)
+        specification = self._specify(self.main(model_id), drafts)
+        self.adopt(specification)
         return specification
 
     def main(self, model_id: str | None) -> CatalogModel:
@@ -154,15 +171,11 @@ class Resolver:
             queue_limit=settings.queue_limit,
         )
 
-    def _with_method(
-        self, main: CatalogModel, specification: ModelSpecification, asked: str | None, method: str
-    ) -> ModelSpecification:
+    def _with_method(self, main: CatalogModel, specification: ModelSpecification, method: str) -> ModelSpecification:
         """The unit with the best drafter of a method that the request names, unless other ones were chosen."""
         chosen = self._chooser.choose(main)
         reason = specification.draft_unavailable
-        if asked is not None:
-            reason = reason or f"{asked} does not draft by {method}: name a {method} drafter, or leave draft_model out"
-        elif chosen.methods and method not in chosen.methods:
+        if chosen.methods and method not in chosen.methods:
             reason = f"only {' and '.join(chosen.methods)} may draft for {main.id}, not {method}"
         elif chosen.by_hand or reason == TURNED_OFF:
             reason = reason or f"no {method} drafter was chosen for {main.id}: name one in draft_model"

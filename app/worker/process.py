@@ -24,6 +24,7 @@ from types import FrameType
 
 from app.core.messages import ModelSpecification, Ready, Shutdown
 from app.core.ports import EnginePort
+from app.core.request import SpeculationRequest
 from app.engine import memory
 from app.engine.pool import open_pool
 from app.scheduler.scheduler import Scheduler
@@ -63,7 +64,10 @@ def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Sch
     return Scheduler(
         engine.limits,
         policy=specification.policy,
-        default_draft_tokens=specification.num_draft_tokens,
+        usual=SpeculationRequest(
+            method=specification.methods[0] if len(specification.methods) == 1 else "auto",
+            num_draft_tokens=specification.num_draft_tokens,
+        ),
         measured=engine.measured,
         queue_limit=specification.queue_limit,
         clock=time.monotonic,

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from app.core.messages import DraftSpecification
+from app.core.messages import DraftSpecification, LoadedModel, Snapshot
+from app.core.request import SpeculationRequest
 from tests.api.fakes import DRAFTERS, Site, chat_body, frames, make_site, names_of
 
 pytestmark = pytest.mark.anyio
@@ -161,7 +162,7 @@ async def test_defaults(site: Site) -> None:
     command = site.worker.commands[0]
     assert command.sampling.seed == first["seed"]
     assert (command.sampling.temperature, command.max_tokens, command.stop, command.n) == (1.0, None, (), 1)
-    assert (command.speculation.method, command.speculation.draft_model) == ("auto", None)
+    assert command.speculation == SpeculationRequest()
 
 
 async def test_a_method_that_is_named_brings_its_drafter_or_is_refused() -> None:
@@ -176,6 +177,20 @@ async def test_a_method_that_is_named_brings_its_drafter_or_is_refused() -> None
     refused = await site.chat(speculation={"method": "mtp"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "speculation_unavailable")
     assert "no mtp drafter on this computer fits demo-main" in refused.json()["error"]["message"]
+
+
+async def test_a_drafter_that_is_named_is_the_only_one_that_may_draft() -> None:
+    site = make_site(models=DRAFTERS)
+    assert (await site.chat(draft_model="demo-main-dflash+demo-draft")).status_code == 200
+    ids = tuple(names_of(site.worker.commands[0].model))
+    site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready", draft_ids=ids),))
+    for length in (None, 3):
+        assert (await site.chat(draft_model="demo-draft", num_draft_tokens=length)).status_code == 200
+        command = site.worker.commands[-1]
+        assert names_of(command.model) == ["demo-main-dflash", "demo-draft"], "it is loaded already"
+        assert command.speculation == SpeculationRequest(methods=("draft_model",), num_draft_tokens=length)
+    refused = await site.chat(draft_model="demo-draft", speculation={"method": "dflash"})
+    assert refused.json()["error"]["code"] == "speculation_unavailable"
 
 
 @pytest.mark.parametrize("off", ["", "off"])

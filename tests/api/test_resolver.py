@@ -116,6 +116,27 @@ def test_a_loaded_unit_serves_a_request_that_names_one_of_its_drafters() -> None
 # --- several drafters -------------------------------------------------------------------------------------------
 
 
+def test_what_is_loaded_by_hand_has_the_drafters_named_and_no_others() -> None:
+    site = make_site(models=DRAFTERS)
+    both = site.context.resolver.resolve_load("demo-main", "demo-main-dflash+demo-draft")
+    load(site, *names_of(both))
+    assert site.context.resolver.resolve_load("demo-main", None) is both
+    alone = site.context.resolver.resolve_load("demo-main", "demo-draft")
+    assert names_of(alone) == ["demo-draft"]
+    load(site, *names_of(alone))
+    assert site.context.resolver.resolve("demo-main") is alone
+
+
+def test_a_drafter_and_a_method_that_it_does_not_draft_by_are_refused() -> None:
+    site = make_site(models=DRAFTERS)
+    load(site, *names_of(site.context.resolver.resolve("demo-main", "demo-main-dflash+demo-draft")))
+    for method in ("draft_model", "ngram", "mtp"):
+        with pytest.raises(SpeculationUnavailable, match=f"demo-main-dflash does not draft by {method}"):
+            site.context.resolver.resolve("demo-main", "demo-main-dflash", method=method)
+    assert site.context.resolver.resolve("demo-main", "demo-main-dflash", method="dflash")
+    assert site.context.resolver.resolve("demo-main", "demo-main-dflash", method="off")
+
+
 def test_two_drafters_of_one_method_are_refused() -> None:
     models = (*DRAFTERS, drafter("dflash", "demo-main-other"))
     with pytest.raises(SpeculationUnavailable, match="demo-main-dflash is its dflash drafter already"):

@@ -1,8 +1,11 @@
 """Who may draft, and the reason that is told when somebody may not."""
 
+import msgspec
 import pytest
 
+from app.core.errors import SpeculationUnavailable
 from app.core.ports import EngineLimits
+from app.core.request import SpeculationRequest
 from app.core.step import DecodeStep
 from app.scheduler.scheduler import Scheduler
 from tests.scheduler.scripted import Loop, ScriptedEngine, build, some_request, speculative_limits
@@ -16,7 +19,7 @@ def drafts_planned(loop: Loop, name: str) -> list[int]:
 
 def test_a_lone_request_drafts_and_has_nothing_to_explain() -> None:
     loop = build()
-    loop.run(some_request("a", max_tokens=20, num_draft_tokens=4))
+    loop.run(some_request("a", max_tokens=20, method="draft_model", num_draft_tokens=4))
     assert drafts_planned(loop, "a") == [4, 4, 4, 4]
     statistics = loop.end("a").statistics
     assert (statistics.methods, statistics.reason) == (("draft_model",), "")
@@ -25,7 +28,7 @@ def test_a_lone_request_drafts_and_has_nothing_to_explain() -> None:
 
 def test_single_batches_plainly_and_speculates_again_when_alone() -> None:
     loop = build()
-    loop.scheduler.submit(some_request("a", max_tokens=60, num_draft_tokens=2))
+    loop.scheduler.submit(some_request("a", max_tokens=60, method="draft_model", num_draft_tokens=2))
     loop.turn()
     loop.turn()
     loop.scheduler.submit(some_request("b", prompt=2, max_tokens=4))
@@ -41,7 +44,7 @@ def test_single_batches_plainly_and_speculates_again_when_alone() -> None:
 
 def test_every_step_says_why_it_did_not_draft() -> None:
     loop = build()
-    loop.scheduler.submit(some_request("a", max_tokens=60, num_draft_tokens=2))
+    loop.scheduler.submit(some_request("a", max_tokens=60, method="draft_model", num_draft_tokens=2))
     loop.turn()
     loop.turn()
     loop.scheduler.submit(some_request("b", prompt=2, max_tokens=4))
@@ -66,7 +69,7 @@ def test_how_much_of_a_prompt_is_read_is_known_until_its_first_token() -> None:
 
 def test_single_does_not_draft_beside_a_prompt_that_is_being_read() -> None:
     loop = build(engine=ScriptedEngine(speculative_limits(chunk=4)))
-    loop.scheduler.submit(some_request("a", prompt=2, max_tokens=40, num_draft_tokens=2))
+    loop.scheduler.submit(some_request("a", prompt=2, max_tokens=40, method="draft_model", num_draft_tokens=2))
     loop.turn()
     loop.scheduler.submit(some_request("b", prompt=40, max_tokens=1))
     begun = len(loop.plans)
@@ -80,7 +83,7 @@ def test_single_does_not_draft_beside_a_prompt_that_is_being_read() -> None:
 def test_requests_that_cannot_be_admitted_yet_do_not_stop_drafting() -> None:
     loop = build(engine=ScriptedEngine(speculative_limits(rows=1)))
     for name in ("a", "b"):
-        loop.scheduler.submit(some_request(name, max_tokens=20, num_draft_tokens=4))
+        loop.scheduler.submit(some_request(name, max_tokens=20, method="draft_model", num_draft_tokens=4))
     loop.finish()
     assert loop.end("a").statistics.reason == ""
     assert loop.end("b").statistics.reason == ""
@@ -129,30 +132,63 @@ def test_an_explicit_method_is_the_one_that_runs() -> None:
     assert {event.method for event in loop.events["a"] if event.drafted} == {"ngram"}
 
 
-def test_a_configured_length_holds_for_requests_that_name_none() -> None:
+def test_a_configured_length_and_method_hold_for_requests_that_name_none() -> None:
     engine = ScriptedEngine(accepts=lambda drafts: drafts * 0)
-    loop = Loop(Scheduler(engine.limits, default_draft_tokens=3), engine)
+    usual = SpeculationRequest(method="draft_model", num_draft_tokens=3)
+    loop = Loop(Scheduler(engine.limits, usual=usual), engine)
     loop.run(some_request("a", max_tokens=10))
     assert drafts_planned(loop, "a") == [3] * 7 + [2, 1, 0]
-    loop.run(some_request("b", max_tokens=10, num_draft_tokens=5))
+    loop.run(some_request("b", max_tokens=10, method="draft_model", num_draft_tokens=5))
     assert drafts_planned(loop, "b")[0] == 5
+
+
+def test_a_length_without_a_method_is_the_most_that_the_governor_may_draft() -> None:
+    for usual, asked in ((SpeculationRequest(), 3), (SpeculationRequest(num_draft_tokens=3), None)):
+        engine = ScriptedEngine()
+        loop = Loop(Scheduler(engine.limits, usual=usual), engine)
+        loop.run(some_request("a", max_tokens=60, num_draft_tokens=asked))
+        assert max(drafts_planned(loop, "a")) == 3
+        engine = ScriptedEngine(accepts=lambda drafts: drafts * 0, seconds=lambda width: 0.01 * width)
+        loop = Loop(Scheduler(engine.limits, usual=usual), engine)
+        loop.run(some_request("a", max_tokens=300, num_draft_tokens=asked))
+        assert sum(map(bool, drafts_planned(loop, "a"))) < 40, "what is never accepted is not drafted on"
+        assert "plain is faster" in loop.end("a").statistics.reason
+
+
+def test_each_request_of_a_batch_keeps_to_its_own_most_drafts() -> None:
+    loop = build(policy="auto")
+    wishes = {"a": 2, "bb": None, "ccc": 5}
+    loop.run(*(some_request(name, max_tokens=60, num_draft_tokens=most) for name, most in wishes.items()))
+    assert [max(drafts_planned(loop, name)) for name in ("a", "ccc")] == [2, 5]
+    assert max(drafts_planned(loop, "bb")) > 5
+
+
+def test_only_the_drafter_that_a_request_names_drafts_for_it() -> None:
+    loop = build()
+    wish = SpeculationRequest(methods=("ngram",))
+    loop.run(msgspec.structs.replace(some_request("a", max_tokens=60), speculation=wish))
+    assert {row.method for row in loop.decode_rows("a") if row.num_draft_tokens} == {"ngram"}
+    wish = SpeculationRequest(methods=("dflash",))
+    for refusing in (loop, build(policy="off")):
+        with pytest.raises(SpeculationUnavailable, match="dflash"):
+            refusing.scheduler.submit(msgspec.structs.replace(some_request("b"), speculation=wish))
 
 
 def test_a_single_token_explains_why_nothing_was_drafted() -> None:
     loop = build()
-    loop.run(some_request("a", max_tokens=1, num_draft_tokens=4))
+    loop.run(some_request("a", max_tokens=1, method="draft_model", num_draft_tokens=4))
     assert loop.end("a").statistics.reason == "one token was left, nothing to draft"
 
 
 def test_a_drafter_that_never_proposes_explains_itself_once_nothing_was_drafted() -> None:
     loop = build(engine=ScriptedEngine(silent_rate=1.0))
-    loop.run(some_request("a", num_draft_tokens=4))
+    loop.run(some_request("a", method="draft_model", num_draft_tokens=4))
     assert loop.end("a").statistics.reason == "nothing matched"
 
 
 def test_a_drafter_that_is_silent_at_times_has_nothing_to_explain() -> None:
     loop = build(engine=ScriptedEngine(silent_rate=0.5))
-    loop.run(some_request("a", max_tokens=100, num_draft_tokens=4))
+    loop.run(some_request("a", max_tokens=100, method="draft_model", num_draft_tokens=4))
     assert loop.end("a").statistics.reason == ""
 
 

@@ -21,7 +21,7 @@ from tests.scheduler.scripted import (
 def running(*, prompt: int = 3, cached: int = 2, **wishes: object) -> Scheduler:
     """A scheduler with one admitted request `a` that is asked for four drafts."""
     scheduler = Scheduler(speculative_limits(), clock=ManualClock())
-    scheduler.submit(some_request("a", prompt=prompt, num_draft_tokens=4, **wishes))  # type: ignore[arg-type]
+    scheduler.submit(some_request("a", prompt=prompt, method="draft_model", num_draft_tokens=4, **wishes))  # type: ignore[arg-type]
     scheduler.admitted("a", cached)
     return scheduler
 

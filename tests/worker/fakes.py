@@ -8,7 +8,7 @@ from typing import Any
 from app.core.errors import ModelUnavailable, PacelineError
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import Clock, EngineLimits
-from app.core.request import Request
+from app.core.request import Request, SpeculationRequest
 from app.core.step import DecodeRow, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult, TokenEvent, TokenLogprobs
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent, Progress
 from app.scheduler.scheduler import Scheduler
@@ -59,7 +59,12 @@ class BreakableScheduler(Scheduler):
     """The real one; methods named in `broken` raise."""
 
     def __init__(self, limits: EngineLimits, *, queue_limit: int, clock: Clock) -> None:
-        super().__init__(limits, default_draft_tokens=2, queue_limit=queue_limit, clock=clock)
+        super().__init__(
+            limits,
+            usual=SpeculationRequest(method="draft_model", num_draft_tokens=2),
+            queue_limit=queue_limit,
+            clock=clock,
+        )
         self.broken: set[str] = set()
 
     def _check(self, name: str) -> None:
