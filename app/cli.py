@@ -57,7 +57,7 @@ def serve(
     """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
     from app.command.config import effective, given
     from app.command.greeting import greeting
-    from app.command.listing import check_named_drafts, models_as_chosen
+    from app.command.listing import check_named_drafts, models_as_chosen, models_on_disk
     from app.main import run
 
     with told_errors():
@@ -70,13 +70,18 @@ def serve(
             acceptance=acceptance,
             speculative_config=speculative_config,
         )
-        check_named_drafts(draft or (), models_as_chosen(effective(wanted)))
+
+    def check(settings: "Settings") -> None:
+        if draft:
+            check_named_drafts(draft, models_on_disk(settings))
 
     def greet(url: str, setup: str) -> None:
         settings = effective(wanted)
         console().print(greeting(settings, models_as_chosen(settings), url, setup), crop=False)
 
-    raise typer.Exit(run(wanted, announce=greet))
+    with told_errors():
+        code = run(wanted, check=check, announce=greet)
+    raise typer.Exit(code)
 
 
 @application.command()

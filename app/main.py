@@ -151,10 +151,13 @@ Announce = Callable[[str, str], None]
 """Told once the server is up: its address, and where to choose the first password, empty when there is one."""
 
 
-def run(given: Settings, *, announce: Announce | None = None) -> int:
+def run(
+    given: Settings, *, check: Callable[[Settings], None] = lambda _settings: None, announce: Announce | None = None
+) -> int:
     """Serve until SIGTERM or Ctrl-C. The exit code: 0, 1 for what cannot be had, 2 for an unsafe address.
 
-    `given` is what command line and environment say; what is stored is read here. A damaged store is set aside.
+    `given` is what command line and environment say; what is stored is read here, and only here, since a damaged
+    store is set aside first. `check` may refuse, by an exception, what both together say.
     """
     store = Store(given.home / FILE_NAME)
     try:
@@ -163,10 +166,11 @@ def run(given: Settings, *, announce: Announce | None = None) -> int:
         live = LiveSettings(given, kept)
         is_unsafe = BEYOND_LOOPBACK.clashes(Situation(live.current, kept.has_keys()))
     except StoreUnavailable as error:
-        _complain(error.message)
+        _complain(str(error))
         return EXIT_UNAVAILABLE
     if said:
         _complain(said)
+    check(live.current)
     if is_unsafe:
         _complain(f"{live.current.host}: {BEYOND_LOOPBACK.advice}")
         return EXIT_UNSAFE

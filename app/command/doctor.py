@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import platform
+import shlex
 import shutil
 import socket
 import sys
@@ -24,6 +25,7 @@ from app.command.listing import models_on_disk
 from app.command.server import address_of
 from app.core.errors import StoreUnavailable
 from app.settings import Settings
+from app.store.database import is_writable_by_others
 from app.store.store import FILE_NAME, Store
 
 Level = Literal["ok", "warn", "fail"]
@@ -210,15 +212,18 @@ def check_models(settings: Settings) -> Iterator[Finding]:
 
 
 def check_store(settings: Settings) -> Iterator[Finding]:
-    """What was chosen and measured can be read."""
+    """What was chosen and measured can be read, and nobody else may change it."""
     store = Store(settings.home / FILE_NAME)
     try:
         store.check()
     except StoreUnavailable as error:
-        reason, _, action = error.message.rpartition(": ")
+        reason, _, action = str(error).rpartition(": ")
         yield Finding("store", "fail", reason, action)
     else:
-        yield Finding("store", "ok", str(store.path) if store.path.exists() else "nothing was chosen or measured yet")
+        yield Finding("store", "ok", str(store.path) if store.exists else "nothing was chosen or measured yet")
+        if is_writable_by_others(settings.home):
+            action = f"run `chmod 700 {shlex.quote(str(settings.home))}`; `paceline serve` does it, too"
+            yield Finding("store", "warn", f"other users may write into {settings.home}", action)
     store.close()
 
 

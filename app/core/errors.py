@@ -105,10 +105,20 @@ class HubProblem(PacelineError):
 
 
 class StoreUnavailable(PacelineError):
-    """The file in which Paceline keeps choices and measurements is damaged, foreign or locked."""
+    """The file in which Paceline keeps choices and measurements is damaged, foreign or locked.
+
+    `message` is for everybody and names no folder; `str` is for whoever owns the computer, and does.
+    """
 
     status = 503
     code = "store_unavailable"
+
+    def __init__(self, message: str, *, for_owner: str = "") -> None:
+        super().__init__(message)
+        self._for_owner = for_owner or message
+
+    def __str__(self) -> str:
+        return self._for_owner
 
 
 class WorkerGone(PacelineError):

@@ -82,7 +82,7 @@ class Accounts:
 
     def _replace(self, made: str) -> None:
         now = self._clock()
-        with self._store.session() as session:
+        with self._store.session(vital=True) as session:
             row = session.get(AccountRow, ACCOUNT) or AccountRow(id=ACCOUNT, created_at=now)
             row.password_hash, row.changed_at = made, now
             session.add(row)

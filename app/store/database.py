@@ -1,25 +1,29 @@
 """The file of the store: is it ours and sound, and if not, how a new one takes its place.
 
-A file is only ever put into place whole, with all its tables: an empty, partial or foreign one is damage. Whoever calls
-these functions holds `exclusive`, except for `examine`, which changes nothing.
+A file is only ever put into place whole, with all its tables: an empty, partial or foreign one is damage, and so is
+whatever else lies at its path. Whoever calls these functions holds `exclusive`, except for `examine` and `check_owner`.
 """
 
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from app.core.errors import StoreUnavailable
 from app.store import migrating, seal
 from app.store.tables import TABLES
 
 MAGIC = b"SQLite format 3\x00"
 HEADER_BYTES = 100
+JOURNALS = ("-wal", "-shm", "-journal")
 ADOPTED_TABLES = frozenset({"model_choice", "benchmark"})
 """What a file of the first revision has; such a file may say no revision."""
 NOT_DAMAGE = frozenset({
@@ -28,6 +32,10 @@ NOT_DAMAGE = frozenset({
 })  # fmt: skip
 """Primary codes that tell of the disk or of another program, not of the file's content."""
 BACKUPS_KEPT = 3
+RESERVE_BYTES = 256 * 1024
+"""Several times what a change of keys, sessions or the password takes in the journal."""
+PRIVATE = 0o600
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 LOCKED_DOWN = "locked_down"
 """The row of the setting table that keeps the server closed; no setting is called so."""
 
@@ -48,23 +56,37 @@ class Damage(Exception):
 
 def examine(path: Path) -> Examined:
     """Look at a file and everything in it. Raises `OSError` or `sqlite3.Error` where it cannot be read at all."""
-    if not path.exists():
-        if _size_bytes(_beside(path, "-wal")):
-            return Examined("damaged", "it is gone, and its journal is still there")
+    if not is_there(path):
         return Examined("absent")
     try:
-        _check_size(path)
+        _check_kind(path)
         return _examine_content(path)
     except Damage as damage:
         return Examined("damaged", str(damage))
 
 
-def _check_size(path: Path) -> None:
-    """What SQLite would take for a new database."""
-    if not path.is_file():
-        raise OSError(f"{path.name} is no file")
-    if (size_bytes := _size_bytes(path)) < HEADER_BYTES:
-        raise Damage("it is no database" if size_bytes else "it is empty")
+def is_there(path: Path) -> bool:
+    """Whether anything was ever kept: the file, or what is left of it. Raises `OSError` where nobody may look."""
+    for part in (path, _beside(path, "-wal")):
+        with contextlib.suppress(FileNotFoundError):
+            if part.lstat().st_size or part == path:
+                return True
+    return False
+
+
+def _check_kind(path: Path) -> None:
+    """What SQLite would wait for, fail at, or take for a new database."""
+    if not path.exists():
+        is_link = path.is_symlink()
+        raise Damage("it is a link to nothing" if is_link else "it is gone, and its journal is still there")
+    for part in (path, *(_beside(path, suffix) for suffix in JOURNALS)):
+        if part.exists() and not part.is_file():
+            raise Damage(f"{'it' if part == path else part.name} is no file")
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        raise Damage("it belongs to another user")
+    if found.st_size < HEADER_BYTES:
+        raise Damage("it is no database" if found.st_size else "it is empty")
 
 
 def _check_header(file: sqlite3.Connection) -> None:
@@ -123,11 +145,34 @@ def _examine_tables(file: sqlite3.Connection) -> Examined:
     return Examined("sound", revision=said[0])
 
 
+def check_owner(folder: Path, user: int | None = None) -> None:
+    """Raise `StoreUnavailable` for a folder in which somebody else could change what is kept."""
+    if not folder.is_dir():
+        return
+    found = folder.stat()
+    why = ""
+    if found.st_uid != (os.geteuid() if user is None else user):
+        name = shlex.quote(str(folder))
+        why = f"belongs to another user: run `sudo chown -R $(id -un) {name}`, or set PACELINE_HOME to another folder"
+    elif found.st_mode & stat.S_ISVTX and found.st_mode & OTHERS_WRITE:
+        why = "is shared by everybody: set PACELINE_HOME to a folder of your own"
+    if why:
+        raise StoreUnavailable(f"The folder of Paceline's state {why.partition(':')[0]}", for_owner=f"{folder} {why}")
+
+
+def is_writable_by_others(folder: Path) -> bool:
+    """Whether other users may put something into the folder."""
+    return folder.is_dir() and bool(folder.stat().st_mode & OTHERS_WRITE)
+
+
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Alone among all processes that open, make or migrate this file."""
+    """Alone among all processes that open, make or migrate this file; its folder is ours alone from here on."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    check_owner(path.parent)
+    if is_writable_by_others(path.parent):
+        path.parent.chmod(0o700)
+    descriptor = os.open(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -135,12 +180,38 @@ def exclusive(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def free_reserve(path: Path) -> bool:
+    """Give the room in reserve back to the disk; whether there was any."""
+    try:
+        _beside(path, ".reserve").unlink()
+    except OSError:
+        return False
+    return True
+
+
+def fill_reserve(path: Path) -> None:
+    """Take room on the disk in reserve again, as much of it as there is."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(_beside(path, ".reserve"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        with os.fdopen(descriptor, "wb", buffering=0) as reserve:
+            while (left := RESERVE_BYTES - os.fstat(descriptor).st_size) > 0:
+                reserve.seek(0, os.SEEK_END)
+                reserve.write(os.urandom(min(left, 4096)))  # zeros might be compressed to nothing
+
+
+def make_private(path: Path) -> None:
+    """What is there of the file can be read and written by its owner, and by nobody else."""
+    for part in (path, *(_beside(path, suffix) for suffix in JOURNALS)):
+        if part.is_file() and part.stat().st_uid == os.geteuid() and stat.S_IMODE(part.stat().st_mode) != PRIVATE:
+            part.chmod(PRIVATE)
+
+
 def build(path: Path, *, locked_down_at: float | None = None) -> Path:
     """A new file with every table, under a temporary name beside `path`, which is the answer."""
     temporary = _beside(path, ".new")
     for leftover in (temporary, _beside(temporary, "-wal"), _beside(temporary, "-shm")):
         leftover.unlink(missing_ok=True)
-    os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
     migrating.migrate(temporary)
     if locked_down_at is not None:
         _lock_down(temporary, locked_down_at)
@@ -166,14 +237,16 @@ def put(new: Path, path: Path) -> None:
 def set_aside(path: Path, new: Path, moment: str) -> Path:
     """The damaged file gets a name of its own and `new` takes its place; there is never no file in between."""
     aside = _free_name(_beside(path, f".damaged-{moment}"))
-    if path.exists():
+    if path.is_file() and not path.is_symlink() and path.stat().st_uid == os.geteuid():
         try:
             os.link(path, aside)
         except OSError:  # a file system without links
             shutil.copy2(path, aside)
-    for suffix in ("-wal", "-shm", "-journal"):
+    elif os.path.lexists(path):
+        path.rename(aside)
+    for suffix in JOURNALS:
         with contextlib.suppress(FileNotFoundError):
-            _beside(path, suffix).replace(_beside(aside, suffix))
+            _beside(path, suffix).rename(_beside(aside, suffix))
     put(new, path)
     return aside
 
@@ -183,7 +256,7 @@ def back_up(path: Path, revision: str) -> Path:
     copy = _beside(path, f".before-{revision}")
     temporary = _beside(copy, ".new")
     temporary.unlink(missing_ok=True)
-    os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(temporary)) as target:
         source.backup(target)
     put(temporary, copy)
@@ -199,11 +272,7 @@ def _beside(path: Path, suffix: str) -> Path:
 
 def _free_name(path: Path) -> Path:
     names = (path if number == 1 else _beside(path, f"-{number}") for number in range(1, 1000))
-    return next(name for name in names if not name.exists())
-
-
-def _size_bytes(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _sync(path: Path) -> None:

@@ -86,7 +86,7 @@ class Keys:
 
     def revoke(self, key_id: int) -> bool:
         """End a key for good; False when there is none with this id. Its row stays, for the history of requests."""
-        with self._store.session() as session:
+        with self._store.session(vital=True) as session:
             row = session.exec(select(KeyRow).where(KeyRow.id == key_id, _active())).one_or_none()
             if row is None:
                 return False

@@ -46,7 +46,7 @@ class Sessions:
         secret = secrets.token_urlsafe(ID_BYTES)
         now = self._clock()
         row = SessionRow(id=_digest(secret), created_at=now, seen_at=now, browser=browser[:BROWSER_CHARACTERS])
-        with self._store.session() as session:
+        with self._store.session(vital=True) as session:
             if instead_of is not None:
                 session.exec(delete(SessionRow).where(col(SessionRow.id) == _digest(instead_of)))
             self._forget_expired(session)
@@ -69,12 +69,12 @@ class Sessions:
 
     def end(self, secret: str) -> None:
         """Sign this one browser out."""
-        with self._store.session() as session:
+        with self._store.session(vital=True) as session:
             session.exec(delete(SessionRow).where(col(SessionRow.id) == _digest(secret)))
 
     def end_all(self, *, but: str | None = None) -> None:
         """Sign every browser out, except the one with the secret `but`."""
-        with self._store.session() as session:
+        with self._store.session(vital=True) as session:
             session.exec(delete(SessionRow).where(col(SessionRow.id) != (_digest(but) if but else "")))
 
     def list(self, current: str | None = None) -> list[BrowserSession]:

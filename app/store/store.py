@@ -4,9 +4,11 @@
 and tables, or brings an older one to the latest revision after a backup copy; what only reads asks `exists` first.
 Calls may come from any thread and take milliseconds: make them in a thread. What is wrong with the file ends in one
 `StoreUnavailable`; only `start`, for the server, puts a new and locked-down file in the place of a damaged one.
+Beside the file lies a little room in reserve, so that a full disk does not keep a key alive.
 """
 
 import contextlib
+import errno
 import sqlite3
 import threading
 import time
@@ -30,7 +32,8 @@ CHECKPOINT_SECONDS = 0.5
 GUARDED = "guarded"
 LOCKED_WORDS = "Paceline is locked down: every request needs a key until a new account is set up."
 DAMAGED = "is damaged ({reason}): `paceline serve` sets it aside and starts locked down, with a new one"
-
+FULL = "cannot be written, because the disk is full: make room, and try again"
+NARROWED = "Other users could write into the folder of Paceline's state: from now on only you can."
 NEWER = "was written by a newer Paceline ({reason}): update Paceline, or move the file away"
 
 
@@ -48,13 +51,21 @@ class Store:
 
     @property
     def exists(self) -> bool:
-        """Whether anything was ever kept."""
-        return self.path.exists()
+        """Whether anything was ever kept. Raises `StoreUnavailable` where nobody may look."""
+        with self._told():
+            return database.is_there(self.path)
 
     @contextmanager
-    def session(self) -> Iterator[Session]:
-        """One transaction that may write: committed at the end, rolled back on any exception."""
-        with self._told(), Session(self._opened(), expire_on_commit=False) as session:
+    def session(self, *, vital: bool = False) -> Iterator[Session]:
+        """One transaction that may write: committed at the end, rolled back on any exception.
+
+        `vital` is what must succeed on a full disk, too: it gets the room that is kept in reserve.
+        """
+        with (
+            self._room() if vital else contextlib.nullcontext(),
+            self._told(),
+            Session(self._opened(), expire_on_commit=False) as session,
+        ):
             event.listen(session, "after_flush", _note_guarded)
             event.listen(session, "do_orm_execute", _note_bulk)
             with session.begin():
@@ -62,7 +73,7 @@ class Store:
                 session.flush()
                 if session.info.get(GUARDED):
                     migrating.renew_seal(session.connection())
-            if session.info.get(GUARDED):
+            if vital or session.info.get(GUARDED):
                 # What protects the server must not be in the journal alone, whose damaged end SQLite drops silently.
                 self._checkpoint()
 
@@ -77,18 +88,19 @@ class Store:
         """Open the file for a server. The answer says what was done about it, for people; empty: nothing."""
         with self._told(), self._lock:
             self.close()
-            said = self._prepare(repair=True)
-            self._opened()
-            return " ".join(each for each in (said, LOCKED_WORDS if self.locked_down else "") if each)
+            narrowed = NARROWED if database.is_writable_by_others(self.path.parent) else ""
+            said, self._engine = self._open(repair=True)
+            return " ".join(each for each in (narrowed, said, LOCKED_WORDS if self.locked_down else "") if each)
 
     def check(self) -> None:
-        """Raise `StoreUnavailable` unless the file is sound, or not there; changes nothing."""
+        """Raise `StoreUnavailable` unless the file is sound, or not there, and its folder ours; changes nothing."""
         with self._told():
+            database.check_owner(self.path.parent)
             found = database.examine(self.path)
             if found.state == "damaged":
-                raise StoreUnavailable(f"{self.path} {DAMAGED.format(reason=found.reason)}")
+                raise self._unusable(DAMAGED.format(reason=found.reason))
             if found.state == "newer":
-                raise StoreUnavailable(f"{self.path} {NEWER.format(reason=found.reason)}")
+                raise self._unusable(NEWER.format(reason=found.reason))
 
     @property
     def version(self) -> int:
@@ -138,39 +150,72 @@ class Store:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError, ValueError) as error:
             self.close()
-            reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
-            raise StoreUnavailable(
-                f"{self.path} cannot be used ({reason}): check that it is yours and the disk has room"
-            ) from error
+            if _is_full(error):
+                raise self._unusable(FULL) from error
+            said = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
+            reason = " ".join(str(said).split())[:200]
+            raise self._unusable(f"cannot be used ({reason}): check that it is yours and the disk has room") from error
+
+    def _unusable(self, why: str) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.path.name} {why}", for_owner=f"{self.path} {why}")
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """The reserve is free meanwhile."""
+        database.free_reserve(self.path)
+        try:
+            yield
+        finally:
+            database.fill_reserve(self.path)
 
     def _opened(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                self._prepare(repair=False)
-                self._engine = migrating.open_engine(self.path, pooled=True)
-                self._openings += 1
+                _, self._engine = self._open(repair=False)
             return self._engine
+
+    def _open(self, *, repair: bool) -> tuple[str, Engine]:
+        """What was done to the file, for people, and the engine of it; on a full disk, in the room of the reserve."""
+        try:
+            opened = self._open_once(repair=repair)
+        except (SQLAlchemyError, sqlite3.Error, OSError):
+            if not database.free_reserve(self.path):
+                raise
+            opened = self._open_once(repair=repair)
+        database.fill_reserve(self.path)
+        self._openings += 1
+        return opened
+
+    def _open_once(self, *, repair: bool) -> tuple[str, Engine]:
+        said = self._prepare(repair=repair)
+        engine = migrating.open_engine(self.path, pooled=True)
+        with engine.connect().execution_options(reading=True) as connection:  # makes the journal, which takes room
+            connection.exec_driver_sql("SELECT 1 FROM sqlite_master")
+        return said, engine
 
     def _prepare(self, *, repair: bool) -> str:
         """A sound file of the latest revision lies at our path afterwards, or `StoreUnavailable` is raised."""
         with database.exclusive(self.path):
+            database.make_private(self.path)
             found = database.examine(self.path)
             if found.state == "newer":
-                raise StoreUnavailable(f"{self.path} {NEWER.format(reason=found.reason)}")
+                raise self._unusable(NEWER.format(reason=found.reason))
             if found.state == "damaged":
                 return self._replace(found.reason, repair=repair)
             if found.state == "absent":
                 database.put(database.build(self.path), self.path)
-            self.path.chmod(0o600)
             if found.state == "absent" or found.revision == migrating.revisions()[-1]:
                 return ""
             copy = database.back_up(self.path, migrating.revisions()[-1])
-            migrating.migrate(self.path, adopt=not found.says_revision)
+            try:
+                migrating.migrate(self.path, adopt=not found.says_revision)
+            except ValueError:
+                return self._replace("it has values that are none", repair=repair)
             return f"{self.path.name} has a new form; the earlier one is kept as {copy.name}."
 
     def _replace(self, reason: str, *, repair: bool) -> str:
         if not repair:
-            raise StoreUnavailable(f"{self.path} {DAMAGED.format(reason=reason)}")
+            raise self._unusable(DAMAGED.format(reason=reason))
         moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._clock()))
         new = database.build(self.path, locked_down_at=self._clock())
         aside = database.set_aside(self.path, new, moment)
@@ -182,6 +227,14 @@ class Store:
 
     def _raw(self, wait_seconds: float = CHECKPOINT_SECONDS) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=wait_seconds, isolation_level=None, check_same_thread=False)
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether the disk, or the user's share of it, has no room."""
+    cause = getattr(error, "orig", None) or error
+    return getattr(cause, "errno", 0) in {errno.ENOSPC, errno.EDQUOT} or (
+        getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+    )
 
 
 def _note_guarded(session: Session, _context: Any) -> None:

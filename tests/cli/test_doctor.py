@@ -90,3 +90,19 @@ def test_a_ceiling_above_the_memory_is_a_warning() -> None:
 def test_every_finding_that_is_not_ok_says_what_to_do(settings: Settings) -> None:
     findings = doctor.examine(settings)
     assert [finding for finding in findings if finding.level != "ok" and not finding.action] == []
+
+
+def test_a_home_that_others_may_write_into_is_a_warning_with_the_command_to_run(settings: Settings) -> None:
+    settings.home.mkdir()
+    settings.home.chmod(0o777)
+    (_, finding) = doctor.check_store(settings)
+    assert finding.level == "warn"
+    assert f"chmod 700 {settings.home}" in finding.action
+
+
+def test_a_home_that_is_not_ours_alone_fails(settings: Settings) -> None:
+    settings.home.mkdir()
+    settings.home.chmod(0o1777)
+    (finding,) = doctor.check_store(settings)
+    assert finding.level == "fail"
+    assert "set PACELINE_HOME" in finding.action

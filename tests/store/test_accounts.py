@@ -218,10 +218,10 @@ def test_a_disk_that_takes_nothing_more_keeps_nobody_out(
         is_full = False
 
         @contextmanager
-        def session(self) -> Iterator[Session]:
+        def session(self, *, vital: bool = False) -> Iterator[Session]:
             if self.is_full:
                 raise StoreUnavailable("the disk is full")
-            with super().session() as session:
+            with super().session(vital=vital) as session:
                 yield session
 
     store = ReadOnlyStore(tmp_path / FILE_NAME)

@@ -85,13 +85,15 @@ def test_the_last_three_copies_are_kept(old: Path) -> None:
     ]
 
 
-def test_a_migration_that_fails_changes_nothing(old: Path) -> None:
+def test_an_older_file_with_values_that_are_none_is_set_aside_whole(old: Path) -> None:
     with closing(sqlite3.connect(old)) as file:
         file.execute("UPDATE model_choice SET drafts = '[\"dra' WHERE model_id = 'big'")
         file.commit()
-    with pytest.raises(StoreUnavailable, match="cannot be used"):
-        Store(old).start()
-    with closing(sqlite3.connect(old)) as file:
+    with pytest.raises(StoreUnavailable, match="`paceline serve` sets it aside"):
+        StoredSettings(Store(old)).models()
+    assert "locked down" in Store(old).start()
+    (aside,) = old.parent.glob(f"{FILE_NAME}.damaged-*")
+    with closing(sqlite3.connect(aside)) as file:
         tables = {row[0] for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         assert tables == {"model_choice", "benchmark"}
 
@@ -109,4 +111,4 @@ def test_a_file_of_a_newer_paceline_is_told_and_left_alone(tmp_path: Path) -> No
         with pytest.raises(StoreUnavailable, match=r"newer Paceline .* revision 0999"):
             use()
     assert path.read_bytes() == before
-    assert sorted(each.name for each in tmp_path.iterdir()) == [FILE_NAME, f"{FILE_NAME}.lock"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [FILE_NAME, f"{FILE_NAME}.lock", f"{FILE_NAME}.reserve"]

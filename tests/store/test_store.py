@@ -1,5 +1,6 @@
 """What is kept outlives the process, stays private, and what is wrong with the file is told."""
 
+import os
 import sqlite3
 import stat
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import pytest
 
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
+from app.store.database import check_owner
 from app.store.measurement_rows import KeptMeasurements
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
@@ -140,7 +142,8 @@ def test_a_damaged_file_is_told_with_what_to_do_and_left_alone(path: Path, use: 
     path.write_bytes(b"no database at all" * 100)
     with pytest.raises(StoreUnavailable, match="`paceline serve` sets it aside") as told:
         use(path)
-    assert str(path) in told.value.message
+    assert str(path) in str(told.value), "whoever owns the computer is told where it is"
+    assert str(path.parent) not in told.value.message, "and nobody else"
     assert "\n" not in told.value.message
     assert path.read_bytes() == b"no database at all" * 100
 
@@ -172,3 +175,30 @@ def test_two_stores_share_one_file(path: Path) -> None:
     StoredSettings(second).save_model("small", ModelSettings(policy="off"), source="test")
     first.close()
     assert StoredSettings(first).model("small") == ModelSettings(policy="off")
+
+
+def test_a_folder_that_others_may_write_into_becomes_private_and_that_is_said(path: Path) -> None:
+    path.parent.mkdir()
+    path.parent.chmod(0o777)
+    assert "from now on only you can" in Store(path).start()
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert Store(path).start() == ""
+
+
+def test_a_folder_of_another_user_is_refused_with_what_to_do(path: Path) -> None:
+    path.parent.mkdir()
+    with pytest.raises(StoreUnavailable) as told:
+        check_owner(path.parent, user=os.geteuid() + 1)
+    assert f"run `sudo chown -R $(id -un) {path.parent}`" in str(told.value)
+    assert str(path.parent) not in told.value.message
+
+
+def test_a_folder_that_everybody_shares_is_refused_and_left_as_it_is(path: Path) -> None:
+    path.parent.mkdir()
+    path.parent.chmod(0o1777)
+    for use in (Store(path).start, Store(path).check):
+        with pytest.raises(StoreUnavailable, match="is shared by everybody") as told:
+            use()
+        assert f"{path.parent} is shared by everybody: set PACELINE_HOME to a folder of your own" in str(told.value)
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o1777
+    assert list(path.parent.iterdir()) == []
