@@ -14,7 +14,7 @@ from fastapi.responses import Response
 
 from app.api.answer import Outcome, answer
 from app.api.chat_schemas import ChatBody
-from app.api.commands import Plan, plan
+from app.api.commands import Plan, max_tokens, plan
 from app.api.replies import chat_logprobs, usage_object
 from app.core.messages import Delta, Finished, Generate, Usage
 from app.serving.body import read_json
@@ -44,7 +44,7 @@ def chat_command(body: ChatBody, planned: Plan) -> Generate:
         messages=messages_of(body, planned.usual.system_prompt),
         tools=body.shown_tools(),
         template_arguments=dict(body.chat_template_kwargs or {}),
-        max_tokens=body.max_completion_tokens or body.max_tokens or planned.usual.max_tokens,
+        max_tokens=max_tokens(body.max_completion_tokens or body.max_tokens, planned.usual.max_tokens),
         stop=body.stop,
         n=body.n or 1,
         sampling=planned.sampling,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import Field, field_validator, model_validator
 
-from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, Body, GenerationBody
+from app.api.schemas import MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens
 
 MAX_MESSAGES = 2000
 MAX_TOOLS = 128
@@ -28,22 +28,28 @@ SERVER_CONTROLS = frozenset({
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class TextPart(Body):
-    """The only kind of content part that text models take."""
-
-    type: Literal["text"]
-    text: str
-
-
 class Message(Body):
     """One message; several text parts are joined into one string."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | None = None
     reasoning_content: str | None = None
     name: Name | None = None
     tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
     tool_call_id: Name | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_parts(cls, content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        if any(isinstance(part, dict) and part.get("type") not in {None, "text"} for part in content):
+            raise ValueError("this model reads text only: send parts of type text, no images, sound or files")
+        texts = [part.get("text") if isinstance(part, dict) and "type" in part else None for part in content]
+        strings = [text for text in texts if isinstance(text, str)]
+        if len(strings) < len(content):
+            raise ValueError("give a string, or parts of type text with their text")
+        return "".join(strings)
 
     @model_validator(mode="after")
     def _check_content(self) -> "Message":
@@ -53,10 +59,8 @@ class Message(Body):
 
     def render(self) -> dict[str, Any]:
         """The message as chat templates expect it; `developer` is what older templates call `system`."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": self.content}
         optional = self.model_dump(include={"name", "tool_calls", "tool_call_id", "reasoning_content"})
         return message | {name: value for name, value in optional.items() if value is not None}
 
@@ -109,26 +113,15 @@ class Tool(Body):
     function: FunctionDefinition
 
 
-class FunctionName(Body):
-    name: str
-
-
-class NamedTool(Body):
-    """`tool_choice` for exactly one function: only that one is shown to the model."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Any = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(
         None, max_length=MAX_TEMPLATE_ARGUMENTS
     )
@@ -139,6 +132,15 @@ class ChatBody(GenerationBody):
         if [message.role for message in messages[-2:]] == ["assistant", "assistant"]:
             raise ValueError("the last two messages are both from the assistant")
         return messages
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_tool_choice(cls, choice: Any) -> Any:
+        if choice == "required" or isinstance(choice, dict):
+            raise ValueError("a call cannot be enforced yet: give auto or none, and say in the prompt what to call")
+        if choice not in (None, "none", "auto"):
+            raise ValueError("give auto or none")
+        return choice
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -152,14 +154,10 @@ class ChatBody(GenerationBody):
     def _check_together(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is only allowed with logprobs: true")
-        if isinstance(self.tool_choice, NamedTool) and not self.shown_tools():
-            raise ValueError("tool_choice names a function that is not in tools")
         return self
 
     def shown_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the template shows, after `tool_choice`; None when there are none."""
         if self.tool_choice == "none" or not self.tools:
             return None
-        chosen = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
-        tools = [tool for tool in self.tools if chosen in {None, tool.function.name}]
-        return [tool.model_dump(exclude_unset=True) for tool in tools] or None
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from app.api.schemas import GenerationBody
+from app.api.schemas import NO_LIMIT, GenerationBody
 from app.core.errors import InvalidRequest
 from app.core.messages import ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
@@ -56,7 +56,7 @@ def _resolve(resolver: Resolver, body: GenerationBody) -> tuple[ModelSpecificati
 def sampling_parameters(
     body: GenerationBody, usual: ModelSettings, seed: int, top_logprobs: int | None
 ) -> SamplingParameters:
-    """The sampling of a request; negative seeds count from 2^64, `top_k` -1 is off as in vLLM."""
+    """The sampling of a request; negative seeds count from 2^64, `top_k` -1 is off as in vLLM, `top_p` 0 is greedy."""
     neutral = SamplingParameters(temperature=DEFAULT_TEMPERATURE)
 
     def value(name: str) -> Any:
@@ -64,10 +64,11 @@ def sampling_parameters(
         asked = getattr(body, name)
         return _or(asked if asked is not None else getattr(usual, name), getattr(neutral, name))
 
+    top_p = value("top_p")
     return SamplingParameters(
         seed=seed % (1 << 64),
-        temperature=value("temperature"),
-        top_p=value("top_p"),
+        temperature=value("temperature") if top_p else 0.0,
+        top_p=top_p or neutral.top_p,
         top_k=max(value("top_k"), 0),
         min_p=value("min_p"),
         repetition_penalty=value("repetition_penalty"),
@@ -76,6 +77,11 @@ def sampling_parameters(
         logit_bias={int(key): value for key, value in (body.logit_bias or {}).items()},
         top_logprobs=top_logprobs,
     )
+
+
+def max_tokens(asked: int | None, usual: int | None) -> int | None:
+    """How long the answer may get; None: up to the end of the context."""
+    return None if asked == NO_LIMIT else asked or usual
 
 
 def speculation_request(body: GenerationBody) -> SpeculationRequest:

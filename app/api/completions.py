@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
 from app.api.answer import Outcome, answer
-from app.api.commands import Plan, plan
+from app.api.commands import Plan, max_tokens, plan
 from app.api.replies import legacy_logprobs, usage_object
 from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, GenerationBody
 from app.core.messages import Delta, Finished, Generate, Usage
@@ -92,7 +92,7 @@ def completion_command(body: CompletionBody, planned: Plan, command_id: str, pro
         model=planned.model,
         text=prompt if isinstance(prompt, str) else None,
         tokens=None if isinstance(prompt, str) else prompt,
-        max_tokens=body.max_tokens or planned.usual.max_tokens or DEFAULT_MAX_TOKENS,
+        max_tokens=max_tokens(body.max_tokens, planned.usual.max_tokens or DEFAULT_MAX_TOKENS),
         stop=body.stop,
         n=body.n or 1,
         echo=bool(body.echo),

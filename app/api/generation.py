@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.core.errors import PacelineError
+from app.core.errors import CONTEXT_OVERFLOW, PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate
 from app.core.ports import Clock
 from app.serving.measurements import Measurements
@@ -141,6 +141,8 @@ class Generation:
             self._accepted[position].set_result(None)
 
     def _fail(self, position: int, error: PacelineError) -> None:
+        if error.code == CONTEXT_OVERFLOW:
+            error.parameter = "prompt" if self._commands[position].messages is None else "messages"
         if not self._accepted[position].done():
             self._accepted[position].set_exception(error)
         self.abort(error)

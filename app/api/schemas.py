@@ -5,7 +5,7 @@ Types are strict: no booleans or strings for numbers, no NaN. `null` means absen
 
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.core.request import Method
 
@@ -17,8 +17,19 @@ MAX_MODEL_CHARACTERS = 300
 MAX_TOP_LOGPROBS = 20
 METHODS = ("auto", *get_args(Method))
 
+NO_LIMIT = -1
+
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARACTERS)]
 DraftTokens = Annotated[int, Field(ge=1, le=64)]
+
+
+def _not_zero(tokens: int) -> int:
+    if tokens == 0:
+        raise ValueError(f"give at least 1, or {NO_LIMIT} for no limit")
+    return tokens
+
+
+MaxTokens = Annotated[int, Field(ge=NO_LIMIT, le=MAX_TOKEN_ID), AfterValidator(_not_zero)]
 
 
 class Body(BaseModel):
@@ -43,6 +54,8 @@ class StreamOptions(Body):
 class SpeculationOptions(Body):
     """How to speculate: `auto` may fall back and says why; a named method runs or the request is refused."""
 
+    model_config = ConfigDict(extra="forbid")
+
     method: str | None = None
     num_draft_tokens: DraftTokens | None = None
 
@@ -60,11 +73,11 @@ class GenerationBody(Body):
     model: ModelName | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKEN_ID)
+    max_tokens: MaxTokens | None = None
     n: int | None = Field(None, ge=1, le=8)
     stop: Any = ()
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1 << 20)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)

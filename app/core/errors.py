@@ -18,6 +18,8 @@ from app.core.download import problem_text
 HUB_STATUS = {"offline": 503, "busy": 503, "gated": 403, "not_found": 404, "refused": 403, "empty": 422, "unsafe": 422}
 """HTTP status by code of `PROBLEMS`, where it is not 502."""
 
+CONTEXT_OVERFLOW = "context_length_exceeded"
+
 
 class PacelineError(Exception):
     """Base of all errors told to a client: `message` is for people, `code` for programs."""
@@ -47,6 +49,15 @@ class InvalidRequest(PacelineError):
     status = 400
     kind = "invalid_request_error"
     code = "invalid_request"
+
+
+def context_overflow(prompt_tokens: int | str, context_tokens: int) -> InvalidRequest:
+    """A prompt that the context does not hold, in OpenAI's words: gateways and agents look for them."""
+    return InvalidRequest(
+        f"This model's maximum context length is {context_tokens} tokens. However, your messages resulted in "
+        f"{prompt_tokens} tokens, and one must stay free for the answer. Please reduce the length of the messages.",
+        code=CONTEXT_OVERFLOW,
+    )
 
 
 class SpeculationUnavailable(InvalidRequest):

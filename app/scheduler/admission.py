@@ -1,6 +1,6 @@
 """What may enter the queue of one model. A request that is refused here was never accepted; nothing is to be undone."""
 
-from app.core.errors import InvalidRequest, SpeculationUnavailable
+from app.core.errors import InvalidRequest, SpeculationUnavailable, context_overflow
 from app.core.ports import EngineLimits
 from app.core.request import Request
 
@@ -13,11 +13,7 @@ def check_request(request: Request, *, limits: EngineLimits, policy: str) -> Non
     if request.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", parameter="max_tokens")
     if length + 1 > room:
-        raise InvalidRequest(
-            f"the prompt has {length} tokens, but the context holds {room} and one must stay free for the answer; "
-            "shorten the prompt",
-            code="context_length_exceeded",
-        )
+        raise context_overflow(length, room)
     _check_speculation(request, limits=limits, policy=policy)
 
 

@@ -65,7 +65,8 @@ def invalid_request(error: ValidationError | RequestValidationError) -> InvalidR
     first = error.errors()[0]
     location = [str(part) for part in first["loc"]]
     place = ".".join(location)[:200]
-    message = str(first["msg"]).removeprefix("Value error, ")
+    is_unknown = first["type"] == "extra_forbidden"
+    message = "there is no such field" if is_unknown else str(first["msg"]).removeprefix("Value error, ")
     return InvalidRequest(f"{place}: {message}" if place else message, parameter=location[0][:64] if location else None)
 
 

@@ -40,6 +40,7 @@ class Answer:
             raise InvalidRequest("max_tokens must be at least 1.", parameter="max_tokens")
         self._command = command
         self._model = model = text.model
+        _check_biases(command, model)
         self._prompt = _prompt_tokens(command, model)
         after = () if command.messages is not None else self._prompt
         self._choices = [
@@ -144,6 +145,15 @@ def describe(model_id: str, finished: Finished) -> str:
         f" first_token_seconds={usage.first_token_seconds:.3f} queue_seconds={usage.queue_seconds:.3f}"
         f" reason={usage.reason!r}"
     )
+
+
+def _check_biases(command: Generate, model: TextModelPort) -> None:
+    """Raises InvalidRequest where `logit_bias` names tokens that the model does not have."""
+    strange = [str(token) for token in sorted(command.sampling.logit_bias) if token >= model.vocabulary_size]
+    if strange:
+        last = model.vocabulary_size - 1
+        message = f"logit_bias: the model has no token {', '.join(strange[:8])}; its ids are 0 to {last}."
+        raise InvalidRequest(message, parameter="logit_bias")
 
 
 def _prompt_tokens(command: Generate, model: TextModelPort) -> tuple[int, ...]:

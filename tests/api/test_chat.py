@@ -6,6 +6,7 @@ import pytest
 
 from app.core.messages import DraftSpecification, LoadedModel, Snapshot
 from app.core.request import SpeculationRequest
+from app.model_settings import ModelSettings
 from tests.api.fakes import DRAFTERS, Site, chat_body, frames, make_site, names_of
 
 pytestmark = pytest.mark.anyio
@@ -165,6 +166,20 @@ async def test_defaults(site: Site) -> None:
     assert command.speculation == SpeculationRequest()
 
 
+async def test_what_other_servers_take_for_no_limit_and_for_greedy(site: Site) -> None:
+    site.keeper.stored["demo-main"] = ModelSettings(max_tokens=7, temperature=0.5)
+    site.context.live.refresh()
+    for fields in ({"max_tokens": -1}, {"max_completion_tokens": -1}):
+        assert (await site.chat(**fields)).status_code == 200
+        assert site.worker.commands[-1].max_tokens is None
+    assert (await site.complete(max_tokens=-1)).status_code == 200
+    assert site.worker.commands[-1].max_tokens is None
+    for fields in ({"top_p": 0}, {"top_p": 0, "temperature": 1}):
+        assert (await site.chat(**fields)).status_code == 200
+        sampling = site.worker.commands[-1].sampling
+        assert (sampling.temperature, sampling.top_p) == (0, 1)
+
+
 async def test_a_method_that_is_named_brings_its_drafter_or_is_refused() -> None:
     site = make_site(models=DRAFTERS)
     assert (await site.chat(speculation={"method": "eagle3"})).status_code == 200
@@ -213,8 +228,6 @@ async def test_tools_go_to_the_template(site: Site) -> None:
         assert (await site.chat(tools=tools, tool_choice=choice)).status_code == 200
         shown = site.worker.commands[0].tools
         assert names == (shown and [tool["function"]["name"] for tool in shown])
-    await site.chat(tools=tools, tool_choice={"type": "function", "function": {"name": "two"}})
-    assert site.worker.commands[-1].tools == tools[1:]
     call = {"id": "c1", "type": "function", "function": {"name": "one", "arguments": "{}"}}
     history = [
         {"role": "user", "content": "x"},

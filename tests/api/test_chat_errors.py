@@ -13,6 +13,7 @@ from app.core.errors import (
     PacelineError,
     QueueFull,
     WorkerGone,
+    context_overflow,
 )
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from tests.api.fakes import USAGE, Site, failing, frames, make_site
@@ -20,7 +21,7 @@ from tests.api.fakes import USAGE, Site, failing, frames, make_site
 pytestmark = pytest.mark.anyio
 
 ERRORS = [
-    (InvalidRequest("the prompt is too long", code="context_length_exceeded", parameter="messages"), 400),
+    (InvalidRequest("the prompt is empty", code="empty_prompt", parameter="messages"), 400),
     (QueueFull("the queue is full", retry_after_seconds=3), 429),
     (ModelUnavailable("quarantined", code="model_quarantined"), 503),
     (InsufficientMemory("needs 9 GB", retry_after_seconds=5), 503),
@@ -47,6 +48,21 @@ async def test_an_error_before_the_first_token_has_its_status(
     wait = error.retry_after_seconds
     assert response.headers.get("retry-after") == (None if wait is None else str(wait))
     assert len(site.context.activity) == 0
+
+
+async def test_a_prompt_beyond_the_context_is_told_in_the_words_that_gateways_look_for(site: Site) -> None:
+    site.worker.script = failing(context_overflow(9000, 4096))
+    for answered, parameter in (
+        (site.chat(), "messages"),
+        (site.chat(stream=True), "messages"),
+        (site.complete(), "prompt"),
+    ):
+        response = await answered
+        error = response.json()["error"]
+        assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+        assert (error["code"], error["param"]) == ("context_length_exceeded", parameter)
+        assert "This model's maximum context length is 4096 tokens" in error["message"]
+        assert "9000 tokens" in error["message"]
 
 
 async def test_an_error_in_the_stream_is_one_frame_and_the_end(site: Site) -> None:

@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from app.core.errors import QueueFull, WorkerGone
+from app.core.errors import QueueFull, WorkerGone, context_overflow
 from tests.api.fakes import Site, failing, make_site, served
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +69,13 @@ async def check_errors(client: openai.AsyncOpenAI, site: Site) -> None:
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError):
         await client.chat.completions.create(model="demo-main", messages=messages, temperature=9)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with pytest.raises(openai.BadRequestError, match="text only"):
+        await client.chat.completions.create(model="demo-main", messages=[{"role": "user", "content": [picture]}])
+    site.worker.script = failing(context_overflow(9000, 4096))
+    with pytest.raises(openai.BadRequestError) as too_long:
+        await client.chat.completions.create(model="demo-main", messages=messages)
+    assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "messages")
     site.worker.script = failing(QueueFull("full", retry_after_seconds=1))
     with pytest.raises(openai.RateLimitError):
         await client.chat.completions.create(model="demo-main", messages=messages, stream=True)

@@ -72,7 +72,7 @@ SHARED: list[dict[str, Any]] = [
     {"temperature": 2.1},
     {"temperature": True},
     {"temperature": "1"},
-    {"top_p": 0},
+    {"top_p": -0.1},
     {"top_p": 1.01},
     {"top_k": -2},
     {"top_k": 1.5},
@@ -87,7 +87,7 @@ SHARED: list[dict[str, Any]] = [
     {"seed": True},
     {"seed": 1.0},
     {"max_tokens": 0},
-    {"max_tokens": -1},
+    {"max_tokens": -2},
     {"max_tokens": 2**31},
     {"max_tokens": True},
     {"n": 0},
@@ -125,6 +125,7 @@ SHARED: list[dict[str, Any]] = [
     {"speculation": {"method": 5}},
     {"speculation": {"num_draft_tokens": 0}},
     {"speculation": {"num_draft_tokens": 65}},
+    {"speculation": {"metod": "off"}},
     {"num_draft_tokens": 65},
     {"num_draft_tokens": True},
     {"draft_model": 1},
@@ -145,6 +146,8 @@ MESSAGES: list[Any] = [
     [{"role": "assistant", "content": None}],
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
     [{"role": "user", "content": [{"type": "text"}]}],
+    [{"role": "user", "content": [{"text": "x"}]}],
+    [{"role": "user", "content": ["x"]}],
     [{"role": "user", "content": "x", "name": 5}],
     [USER, {}],
     [USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}],
@@ -172,6 +175,7 @@ CHAT_ONLY: list[dict[str, Any]] = [
     {"logprobs": True, "top_logprobs": 21, "stream": True},
     {"logprobs": True, "top_logprobs": -1},
     {"max_completion_tokens": 0},
+    {"max_completion_tokens": -2},
     {"chat_template_kwargs": {"tokenize": False}},
     {"chat_template_kwargs": {"add_generation_prompt": False}},
     {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
@@ -190,7 +194,8 @@ CHAT_ONLY: list[dict[str, Any]] = [
     {"tools": [tool(**nested(40))]},
     {"tools": [tool()] * 129},
     {"tools": [tool()], "tool_choice": "maybe"},
-    {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+    {"tools": [tool()], "tool_choice": "required"},
+    {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "f"}}},
 ]
 PROMPTS: list[Any] = [
     None,
@@ -252,6 +257,33 @@ async def test_the_message_says_where_and_never_quotes_the_input(site: Site) -> 
     assert "secret" not in error["message"]
     missing = await refused(make_site(), CHAT, json.dumps(chat_body(response_format={"type": "json_schema"})))
     assert "json_schema" in missing["message"]
+
+
+SAID: list[tuple[dict[str, Any], str]] = [
+    ({"speculation": {"metod": "off"}}, "speculation.metod: there is no such field"),
+    ({"tools": [tool()], "tool_choice": "required"}, "tool_choice: a call cannot be enforced yet"),
+    (
+        {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "tool_choice: a call cannot be enforced yet",
+    ),
+    *(
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}]},
+            "messages.0.content: this model reads text only",
+        )
+        for part in (
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+            {"type": "file", "file": {"file_id": "f"}},
+        )
+    ),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: Input should be a valid string"),
+]
+
+
+@pytest.mark.parametrize(("bad", "said"), SAID, ids=[said for _, said in SAID])
+async def test_what_is_not_understood_is_named(site: Site, bad: dict[str, Any], said: str) -> None:
+    assert said in (await refused(site, CHAT, json.dumps(chat_body(**bad))))["message"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import error_class
-from app.core.messages import Accepted, Cancel, Delta, Generate, Shutdown
+from app.core.messages import Accepted, Cancel, Delta, Failed, Generate, Shutdown
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.answer import Answer, describe
 from tests.worker.fakes import FakeEngine, fake_text
@@ -238,3 +238,12 @@ def test_why_nothing_is_drafted_is_told_when_it_changes(pair: Pair) -> None:
     assert not any(told[1:])
     (finished,) = pair.finished("a")
     assert told[0] == finished.usage.reason
+
+
+def test_a_bias_for_tokens_that_the_model_does_not_have_is_refused_by_name(pair: Pair) -> None:
+    pair.say(pair.ask(sampling=SamplingParameters(logit_bias={3: 1.0, 256: 1.0, 999_999: 1.0})))
+    pair.settle()
+    (failed,) = pair.of("r")
+    assert isinstance(failed, Failed)
+    assert (failed.error, failed.parameter) == ("InvalidRequest", "logit_bias")
+    assert "no token 256, 999999; its ids are 0 to 255" in failed.message
