@@ -105,7 +105,13 @@ def door_of(admin: AdminContext) -> Door:
 async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     """While the server runs: every part hears the worker and the settings, and what was begun is ended in order."""
     context = admin.serving
-    hearers = (context.measurements.observe, context.idle.hear, admin.pace.hear, context.journal.hear)
+    hearers = (
+        context.measurements.observe,
+        context.idle.hear,
+        admin.pace.hear,
+        context.journal.hear,
+        admin.models.loading.hear,
+    )
     unsubscribes = [context.worker.subscribe(hear) for hear in hearers]
     feelers = (context.idle.feel, context.journal.feel, admin.downloads.queue.fill)
     unsubscribes += [context.live.subscribe(feel) for feel in feelers]

@@ -5,16 +5,19 @@ Every method belongs to the event loop; what reads the disk runs in a thread.
 
 import asyncio
 import contextlib
+import logging
 from typing import Any, Literal
 
 from app.core.errors import ModelUnavailable, PacelineError
-from app.core.messages import ModelLoaded
+from app.core.messages import Event, Heartbeat, ModelLoaded
 from app.serving.activity import Activity
 from app.serving.ports import Worker
 from app.serving.resolver import Resolver
 
 Reloaded = Literal["loaded", "in_use", "not_loaded"]
-"""What became of a model whose settings changed: it has them now; after its requests; when it is loaded next."""
+"""What became of a model whose settings changed: it has them now; as soon as no request uses it; when it is loaded."""
+
+logger = logging.getLogger(__name__)
 
 
 class Loading:
@@ -25,6 +28,20 @@ class Loading:
         self._resolver = resolver
         self._activity = activity
         self._tasks: dict[str, asyncio.Task[ModelLoaded]] = {}
+        self._waiting: set[str] = set()
+        """Models whose change waits for the end of their requests."""
+        self._renewals: set[asyncio.Task[None]] = set()
+
+    def hear(self, event: Event) -> None:
+        """One event of the worker, on the event loop: a change that waited comes when its model is idle."""
+        if not self._waiting or not isinstance(event, Heartbeat) or event.snapshot is None:
+            return
+        in_use = {model.id for model in event.snapshot.models if model.leases}
+        for model_id in self._waiting - in_use:
+            self._waiting.discard(model_id)
+            task = asyncio.get_running_loop().create_task(self._renew_at_last(model_id))
+            self._renewals.add(task)
+            task.add_done_callback(self._renewals.discard)
 
     async def load(self, model_id: str) -> dict[str, Any]:
         """Load a model with the drafters that are chosen for it; a second call waits for the same load."""
@@ -57,21 +74,30 @@ class Loading:
         return {"model": model, "state": "available"}
 
     async def renew(self, model_id: str) -> Reloaded:
-        """What is chosen for a model has changed: load it anew when it is loaded and nobody uses it."""
-        before = self._resolver.last(model_id)
-        self._resolver.forget(model_id)
+        """What is chosen for a model has changed: load it anew when it is loaded, now or once nobody uses it.
+
+        Until then requests go on getting the unit that is in memory.
+        """
+        self._waiting.discard(model_id)
         if model_id not in self._resolver.loaded():
+            self._resolver.forget(model_id)
             return "not_loaded"
-        unit = await asyncio.to_thread(self._resolver.resolve, model_id)
+        unit = await asyncio.to_thread(lambda: self._resolver.planned(self._resolver.main(model_id)))
         try:
             await self._worker.load(unit)
         except PacelineError as error:
-            if before is not None:
-                self._resolver.adopt(before)
-            if error.code == "model_in_use":
-                return "in_use"
-            raise
+            if error.code != "model_in_use":
+                raise
+            self._waiting.add(model_id)
+            return "in_use"
+        self._resolver.adopt(unit)
         return "loaded"
+
+    async def _renew_at_last(self, model_id: str) -> None:
+        try:
+            await self.renew(model_id)
+        except PacelineError as error:
+            logger.warning("what changed for %s could not be loaded: %s", model_id, error.message)
 
     def _ended(self, model_id: str, task: asyncio.Task[ModelLoaded]) -> None:
         self._tasks.pop(model_id, None)

@@ -85,7 +85,7 @@ def _add_memory_routes(router: APIRouter, context: AdminContext, view: ModelView
 
     @router.post("/admin/api/models/reload")
     async def reload_model(request: Request) -> dict[str, Any]:
-        """Load a loaded model anew, with what is chosen for it now; `in_use`: not while requests use it."""
+        """Load a loaded model anew, with what is chosen for it now; `in_use`: as soon as no request uses it."""
         body = await read_json(request, ModelBody)
         return {"model": body.model, "became": await context.models.loading.renew(body.model)}
 

@@ -27,11 +27,10 @@ async def load_model(request: Request) -> dict[str, Any]:
     context.activity.check_open()
     draft = "off" if body.draft == "" else body.draft
     model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
-    usual_seconds = context.live.model(model.id).idle_seconds or context.settings.idle_seconds
-    idle_seconds = usual_seconds if body.ttl is None else body.ttl
     if body.ttl is not None:
         context.idle.keep_own(model.id)
-    loaded = await unless_client_leaves(request, context.worker.load(model, pinned=body.pin, idle_seconds=idle_seconds))
+    loaded = await unless_client_leaves(request, context.worker.load(model))
+    context.worker.keep(model.id, pinned=body.pin, idle_seconds=body.ttl)
     return {
         "model": model.id,
         "draft": model.drafts[0].id if model.drafts else None,

@@ -84,8 +84,15 @@ class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     id: str
     model: ModelSpecification
+
+
+class KeepModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How long a model stays, whether it is loaded now or later. Loads nothing, is not answered; None: as it was."""
+
+    model_id: str
     pinned: bool | None = None
     idle_seconds: float | None = None
+    """Without a request until it is unloaded; negative: never."""
 
 
 class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -99,7 +106,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     drain_seconds: float = 0.0
 
 
-Command = Generate | Cancel | LoadModel | UnloadModel | Shutdown
+Command = Generate | Cancel | LoadModel | KeepModel | UnloadModel | Shutdown
 
 
 # --- events ---------------------------------------------------------------------------------------------------

@@ -86,11 +86,10 @@ class EnginePool:
             return
         entry = self._entries.get(spec.id)
         if entry is not None and not same_unit(entry.spec, spec):
-            if entry.leases and (entry.spec.path, entry.spec.drafts) != (spec.path, spec.drafts):
-                message = f"{spec.id} is in use with another draft or folder: retry when its requests have finished"
+            if entry.leases:
+                message = f"{spec.id} is in use with other drafters or settings: retry when its requests have finished"
                 raise ModelUnavailable(message, code="model_in_use", retry_after_seconds=RETRY_AFTER_SECONDS)
-            if not entry.leases:
-                entry = None
+            entry = None
         if entry is None:
             entry = self._start(spec)
         entry.leases += 1

@@ -58,6 +58,9 @@ class Evicted:
     model_id: str
 
 
+NOT_THE_UNITS = frozenset({"policy", "num_draft_tokens", "queue_limit", "draft_unavailable"})
+"""Of a specification: what an open engine does not depend on; whatever is not named here is the unit's."""
+
 PoolEvent = Progress | Loaded | LoadFailed | Evicted
 LoadSteps = Generator[tuple[str, float], None, LoadedUnit]
 
@@ -120,20 +123,5 @@ class Resident:
 
 
 def same_unit(old: ModelSpecification, new: ModelSpecification) -> bool:
-    """Whether an engine opened for `old` serves `new`: policy and queue are the scheduler's, not the unit's."""
-    return _opened_with(old) == _opened_with(new)
-
-
-def _opened_with(spec: ModelSpecification) -> tuple[object, ...]:
-    return (
-        spec.path,
-        spec.drafts,
-        spec.acceptance,
-        spec.methods,
-        spec.prompt_lookup_min,
-        spec.prompt_lookup_max,
-        spec.max_rows,
-        spec.prefill_chunk_tokens,
-        spec.max_context_tokens,
-        spec.prefix_cache_bytes,
-    )
+    """Whether an engine opened for `old` serves `new`: only what the scheduler alone reads may differ."""
+    return all(getattr(old, name) == getattr(new, name) for name in old.__struct_fields__ if name not in NOT_THE_UNITS)

@@ -1,13 +1,10 @@
-"""How long models stay in memory: told to the worker when a load is done, and again when the settings change.
+"""How long models stay in memory: told to the worker when a load is done, and again when the settings change. Telling
+it never loads a model that has gone meanwhile.
 
 What is set for a model goes before `idle_seconds` of the server. A model that was loaded with a `ttl` of its own keeps
 that one, until something is set for it.
 """
 
-import asyncio
-import contextlib
-
-from app.core.errors import PacelineError
 from app.core.messages import Event, LoadProgress
 from app.serving.live_settings import LiveSettings
 from app.serving.ports import Worker
@@ -31,7 +28,6 @@ class IdleLimit:
         self._live = live
         self._own: set[str] = set()
         self._told: dict[str, Stay] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def keep_own(self, model_id: str) -> None:
         """The model got a limit of its own: leave it alone until something is set for it."""
@@ -58,19 +54,8 @@ class IdleLimit:
         self._told[model_id] = wanted
         pinned = wanted[0] if wanted[0] or told[0] else None
         idle_seconds = wanted[1] if wanted[1] is not None or told[1] is None else DEFAULT_IDLE_SECONDS
-        self._begin(model_id, pinned=pinned, idle_seconds=idle_seconds)
+        self._worker.keep(model_id, pinned=pinned, idle_seconds=idle_seconds)
 
     def _wanted(self, model_id: str) -> Stay:
         model = self._live.model(model_id)
         return bool(model.pinned), model.idle_seconds or self._live.current.idle_seconds
-
-    def _begin(self, model_id: str, *, pinned: bool | None, idle_seconds: float | None) -> None:
-        task = asyncio.get_running_loop().create_task(self._tell(model_id, pinned, idle_seconds))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _tell(self, model_id: str, pinned: bool | None, idle_seconds: float | None) -> None:  # noqa: FBT001
-        specification = self._resolver.last(model_id)
-        if specification is not None:
-            with contextlib.suppress(PacelineError):  # the model is gone again, and its limit with it
-                await self._worker.load(specification, pinned=pinned, idle_seconds=idle_seconds)

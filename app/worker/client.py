@@ -23,6 +23,7 @@ from app.core.messages import (
     Finished,
     Generate,
     Heartbeat,
+    KeepModel,
     LoadModel,
     LoadProgress,
     ModelLoaded,
@@ -177,18 +178,19 @@ class WorkerClient:
             if not stream.ended:
                 self._cancel(command.id)
 
-    async def load(
-        self, model: ModelSpecification, *, pinned: bool | None = None, idle_seconds: float | None = None
-    ) -> ModelLoaded:
+    async def load(self, model: ModelSpecification) -> ModelLoaded:
         """Load a unit and keep it; cancelling the caller cancels the load. Raises the PacelineError that ended it."""
         await self._prepare(model.id)
         request_id = f"load-{secrets.token_hex(8)}"
-        answer = await self._ask(
-            LoadModel(id=request_id, model=model, pinned=pinned, idle_seconds=idle_seconds), request_id, model.id
-        )
+        answer = await self._ask(LoadModel(id=request_id, model=model), request_id, model.id)
         if not isinstance(answer, ModelLoaded):
             raise PacelineError("The worker answered a load with something else.")
         return answer
+
+    def keep(self, model_id: str, *, pinned: bool | None, idle_seconds: float | None) -> None:
+        """Say how long a model stays, if a worker runs; None: as it was. Loads nothing."""
+        with contextlib.suppress(WorkerGone):
+            self._link.send(KeepModel(model_id=model_id, pinned=pinned, idle_seconds=idle_seconds))
 
     async def unload(self, model_id: str) -> None:
         """Unload a unit. Raises ModelUnavailable while requests use it."""

@@ -15,6 +15,7 @@ from app.core.errors import PacelineError, QueueFull
 from app.core.messages import (
     Cancel,
     Event,
+    KeepModel,
     LoadedModel,
     LoadModel,
     LoadProgress,
@@ -131,6 +132,8 @@ class Loop:
                 self._withdraw(mail.request_ids)
             case LoadModel():
                 self._load(mail)
+            case KeepModel():
+                self._keep(mail)
             case UnloadModel():
                 self._unload(mail)
             case Cancel():
@@ -183,6 +186,13 @@ class Loop:
         self._loads[command.id] = command
         if self._pool.engine(model_id) is not None:
             self._answer_loads(model_id, 0.0)
+
+    def _keep(self, command: KeepModel) -> None:
+        if command.pinned is not None:
+            self._pool.pin(command.model_id, command.pinned)
+        if command.idle_seconds is not None:
+            self._pool.set_idle(command.model_id, command.idle_seconds if command.idle_seconds >= 0 else None)
+        self._pulse.show()
 
     def _unload(self, command: UnloadModel) -> None:
         model_id = command.model_id
@@ -255,11 +265,7 @@ class Loop:
 
     def _answer_loads(self, model_id: str, seconds: float) -> None:
         commands = self._take_loads(model_id)
-        for command in commands:
-            if command.pinned is not None:
-                self._pool.pin(model_id, command.pinned)
-            if command.idle_seconds is not None:
-                self._pool.set_idle(model_id, command.idle_seconds if command.idle_seconds >= 0 else None)
+        for _ in commands:
             self._pool.release(model_id)
         self._pulse.show()
         for command in commands:

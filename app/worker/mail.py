@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from app.core.errors import PacelineError
-from app.core.messages import Cancel, LoadModel, ModelSpecification, UnloadModel
+from app.core.messages import Cancel, KeepModel, LoadModel, ModelSpecification, UnloadModel
 from app.core.request import Request
 from app.core.step import TokenEvent
 
@@ -29,7 +29,7 @@ class Halt:
     """Leave the loop: everything that is to be said has been said."""
 
 
-Mail = Submission | Withdrawal | LoadModel | UnloadModel | Cancel | Halt
+Mail = Submission | Withdrawal | LoadModel | KeepModel | UnloadModel | Cancel | Halt
 
 
 @dataclass(frozen=True, slots=True)

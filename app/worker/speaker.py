@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from app.core.errors import PacelineError, QueueFull, WorkerGone
-from app.core.messages import Cancel, Command, Event, Generate, LoadModel, Shutdown, UnloadModel
+from app.core.messages import Cancel, Command, Event, Generate, KeepModel, LoadModel, Shutdown, UnloadModel
 from app.core.ports import Clock
 from app.worker.answer import Answer, Reaction
 from app.worker.failure import failed_frame, short_text
@@ -121,7 +121,7 @@ class Speaker:
                 self._generate(command, received_at)
             case Cancel():
                 self._cancel(command)
-            case LoadModel() | UnloadModel():
+            case LoadModel() | KeepModel() | UnloadModel():
                 self._post(command)
             case Shutdown():
                 again = self._drain_until is not None  # the second one means now

@@ -57,9 +57,7 @@ class PacedWorker(FakeWorker):
         """While it is set and clear, no answer begins."""
         self._time = time
 
-    async def load(
-        self, model: ModelSpecification, *, pinned: bool | None = None, idle_seconds: float | None = None
-    ) -> ModelLoaded:
+    async def load(self, model: ModelSpecification) -> ModelLoaded:
         if self.in_use:
             raise ModelUnavailable("it is in use", code="model_in_use")
         methods = (*(draft.method for draft in model.drafts), "ngram")
@@ -71,11 +69,10 @@ class PacedWorker(FakeWorker):
             longest_drafts={"dflash": 7},
             cache_families=("trim",),
             max_context_tokens=4096,
-            pinned=bool(pinned),
         )
         others = tuple(each for each in self.snapshot.models if each.id != model.id)
         self.snapshot = Snapshot(models=(*others, held))
-        return await super().load(model, pinned=pinned, idle_seconds=idle_seconds)
+        return await super().load(model)
 
     async def unload(self, model_id: str) -> None:
         self.snapshot = Snapshot(models=tuple(each for each in self.snapshot.models if each.id != model_id))

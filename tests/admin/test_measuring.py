@@ -68,8 +68,8 @@ async def test_what_was_in_memory_is_there_again_afterwards(site: ModelSite) -> 
     before = site.worker.snapshot.models[0].draft_ids
     await site.measured(rounds=1)
     assert site.worker.snapshot.models[0].draft_ids == before == ("demo-assistant-dflash",)
-    assert len(site.worker.loads[1][0].drafts) == 3, "measured was with the best drafter of each method"
-    assert site.admin.serving.resolver.resolve(DEMO).drafts == site.worker.loads[0][0].drafts
+    assert len(site.worker.loads[1].drafts) == 3, "measured was with the best drafter of each method"
+    assert site.admin.serving.resolver.resolve(DEMO).drafts == site.worker.loads[0].drafts
 
 
 async def test_what_was_not_in_memory_is_not_afterwards(site: ModelSite) -> None:

@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from app.admin.model_setting_words import SECTIONS, WORDS
 from app.core.download import Download
-from app.core.messages import Ready
+from app.core.messages import Heartbeat, Ready, Snapshot
 from app.hub.catalog import Catalog, default_catalog
 from app.i18n import Catalogs
 from app.model_settings import ModelSettings
@@ -182,6 +183,24 @@ async def test_a_loaded_model_gets_a_choice_at_once_unless_it_is_used(site: Mode
     site.worker.in_use = False
     assert (await site.call("POST", "/admin/api/models/reload", {"model": DEMO}))["became"] == "loaded"
     assert not site.worker.snapshot.models[0].draft_ids
+
+
+async def test_a_choice_for_a_model_in_use_comes_as_soon_as_no_request_uses_it(site: ModelSite) -> None:
+    await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": ["demo-draft"]})
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    site.worker.in_use = True
+    assert (await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": []}))["became"] == "in_use"
+    hear, resolver, loads = site.admin.models.loading.hear, site.admin.serving.resolver, len(site.worker.loads)
+    (used,) = site.worker.snapshot.models
+    hear(Heartbeat(pending=True, snapshot=Snapshot(models=(msgspec.structs.replace(used, leases=1),))))
+    assert resolver.resolve(DEMO).drafts, "until then requests get what is in memory"
+    site.worker.in_use = False
+    hear(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
+    await site.worker.wait_for(lambda: len(site.worker.loads) > loads)
+    assert not site.worker.snapshot.models[0].draft_ids
+    assert not resolver.resolve(DEMO).drafts
+    hear(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
+    assert len(site.worker.loads) == loads + 1, "it came once"
 
 
 async def test_conflicts_are_refused_as_everywhere(site: ModelSite) -> None:

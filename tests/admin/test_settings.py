@@ -227,12 +227,10 @@ async def test_pins_and_idle_times_are_felt_at_load_and_now(site: SignInSite, cl
         ({"pinned": None, "idle_seconds": 60}, (False, 60)),
         ({"idle_seconds": None}, (None, 3600.0)),
     ):
-        count = len(worker.loads)
         await client.patch(MODEL, json=body)
         context.idle.feel()
-        async with worker.changed:
-            await worker.changed.wait_for(lambda count=count: len(worker.loads) > count)  # type: ignore[misc]
-        assert worker.loads[-1][1:] == told, body
+        assert worker.kept[-1] == ("demo-main", *told), body
+    assert worker.loads == [], "a model that went meanwhile stays away"
 
 
 def test_methods_and_descriptions_are_complete(site: SignInSite) -> None:

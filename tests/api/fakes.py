@@ -118,7 +118,8 @@ class FakeWorker:
         self.renewals: list[float] = []
         self.commands: list[Generate] = []
         self.cancelled: list[str] = []
-        self.loads: list[tuple[ModelSpecification, bool | None, float | None]] = []
+        self.loads: list[ModelSpecification] = []
+        self.kept: list[tuple[str, bool | None, float | None]] = []
         self.unloads: list[str] = []
         self.listeners: list[Callable[[Event], None]] = []
         self.changed = asyncio.Condition()
@@ -154,10 +155,11 @@ class FakeWorker:
     async def wait_cancelled(self, count: int = 1) -> None:
         await self.wait_for(lambda: len(self.cancelled) >= count)
 
-    async def load(
-        self, model: ModelSpecification, *, pinned: bool | None = None, idle_seconds: float | None = None
-    ) -> ModelLoaded:
-        self.loads.append((model, pinned, idle_seconds))
+    def keep(self, model_id: str, *, pinned: bool | None, idle_seconds: float | None) -> None:
+        self.kept.append((model_id, pinned, idle_seconds))
+
+    async def load(self, model: ModelSpecification) -> ModelLoaded:
+        self.loads.append(model)
         await self.tell()
         return ModelLoaded(id="load", model_id=model.id, seconds=1.5)
 

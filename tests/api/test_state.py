@@ -168,12 +168,12 @@ async def test_load_and_unload(site: Site) -> None:
         "draft_unavailable": "",
         "seconds": 1.5,
     }
-    ((specification, pinned, idle_seconds),) = site.worker.loads
+    (specification,) = site.worker.loads
     assert specification.drafts == (DraftSpecification("demo-draft", "/models/demo-draft"),)
-    assert (pinned, idle_seconds) == (True, 60)
+    assert site.worker.kept == [("demo-main", True, 60)]
     await site.client.post("/api/load", json={"model": "demo-main", "draft": "off", "ttl": -1})
-    assert site.worker.loads[1][0].drafts == ()
-    assert site.worker.loads[1][2] == -1, "never"
+    assert site.worker.loads[1].drafts == ()
+    assert site.worker.kept[1] == ("demo-main", None, -1), "never"
     assert (await site.client.post("/api/unload", json={"model": "demo-main"})).status_code == 200
     assert site.worker.unloads == ["demo-main"]
     assert (await site.client.post("/api/unload", json={"model": "nothing"})).status_code == 404
@@ -204,6 +204,5 @@ async def test_a_model_that_a_request_loaded_gets_the_idle_limit() -> None:
             for phase in ("weights", "ready"):
                 for listener in site.worker.listeners:
                     listener(LoadProgress(model_id=name, phase=phase, fraction=1.0))
-        await site.worker.wait_for(lambda: len(site.worker.loads) >= 2)
-    limits = [(specification.id, seconds) for specification, _, seconds in site.worker.loads]
-    assert limits == [("org/other", 5), ("demo-main", 90)]
+    assert site.worker.kept == [("org/other", None, 5), ("demo-main", None, 90)]
+    assert [each.id for each in site.worker.loads] == ["org/other"], "telling a limit loads nothing"

@@ -1,9 +1,10 @@
 """The pool, one rule at a time, with a fake loader and a virtual clock."""
 
+import msgspec
 import pytest
 
 from app.core.errors import InsufficientMemory, ModelUnavailable
-from app.core.messages import DraftSpecification, LoadedModel
+from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
 from app.engine import memory
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress
 from app.engine.unit import LoadedUnit
@@ -183,23 +184,52 @@ def test_another_draft_reloads_an_idle_model_and_waits_for_a_busy_one(world: Wor
     pool.acquire(drafted)
     assert drain(pool)[0] == Evicted("a")
     assert pool.snapshot()[0].draft_ids == ("b",)
-    with pytest.raises(ModelUnavailable, match="in use with another draft") as caught:
+    with pytest.raises(ModelUnavailable, match="in use with other drafters or settings") as caught:
         pool.acquire(specification("a"))
     assert caught.value.retry_after_seconds is not None
     pool.acquire(drafted)
     assert pool.snapshot()[0].leases == 2
 
 
-def test_settings_of_the_scheduler_need_no_reload_and_sizes_wait_until_idle(world: World) -> None:
+SCHEDULERS = {"policy": "off", "queue_limit": 1, "num_draft_tokens": 2, "draft_unavailable": "none"}
+UNITS = {
+    "path": "/models/elsewhere",
+    "drafts": (DraftSpecification("b", "/models/b"),),
+    "acceptance": "rejection",
+    "methods": ("ngram",),
+    "prompt_lookup_min": 3,
+    "prompt_lookup_max": 9,
+    "ngram_across_requests": True,
+    "max_rows": 1,
+    "prefill_chunk_tokens": 64,
+    "max_context_tokens": 32,
+    "prefix_cache_bytes": 0,
+}
+
+
+def test_whatever_is_in_a_specification_is_the_schedulers_or_the_units() -> None:
+    assert {"id", *SCHEDULERS, *UNITS} == set(ModelSpecification.__struct_fields__)
+
+
+def test_settings_of_the_scheduler_need_no_reload(world: World) -> None:
     pool = world.pool()
     pool.acquire(specification("a"))
     drain(pool)
-    pool.acquire(specification("a", policy="off", queue_limit=1, num_draft_tokens=2, draft_unavailable="none"))
-    pool.acquire(specification("a", max_rows=1))
-    assert world.loads == ["a"]
-    for _ in range(3):
-        pool.release("a")
-    pool.acquire(specification("a", max_rows=1))
+    pool.acquire(specification("a", **SCHEDULERS))
+    assert (world.loads, pool.snapshot()[0].leases) == (["a"], 2)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_any_other_setting_reloads_an_idle_model_and_is_told_to_wait_for_one_in_use(world: World, name: str) -> None:
+    pool = world.pool()
+    pool.acquire(specification("a"))
+    drain(pool)
+    changed = msgspec.structs.replace(specification("a"), **{name: UNITS[name]})
+    with pytest.raises(ModelUnavailable, match="in use with other drafters or settings") as caught:
+        pool.acquire(changed)
+    assert (caught.value.code, pool.snapshot()[0].leases) == ("model_in_use", 1)
+    pool.release("a")
+    pool.acquire(changed)
     drain(pool)
     assert world.loads == ["a", "a"]
 

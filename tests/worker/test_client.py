@@ -29,7 +29,7 @@ def test_streams_loads_and_snapshot() -> None:
             assert [event.index for event in events if isinstance(event, Finished)] == [0, 1]
             phases: list[str] = []
             client.subscribe(lambda event: phases.append(event.phase) if isinstance(event, LoadProgress) else None)
-            assert (await client.load(FAST, pinned=True)).model_id == "fast"
+            assert (await client.load(FAST)).model_id == "fast"
             assert phases == ["weights", "ready"]
             assert client.progress == {}
             await client.unload("fast")

@@ -12,6 +12,7 @@ from app.core.messages import (
     Cancel,
     Failed,
     Generate,
+    KeepModel,
     LoadModel,
     LoadProgress,
     ModelLoaded,
@@ -34,12 +35,12 @@ def phases(pair: Pair) -> list[str]:
 
 
 def test_a_load_reports_its_progress_keeps_its_settings_and_gives_its_lease_back(pair: Pair) -> None:
-    pair.say(LoadModel(id="l", model=pair.model(), pinned=True, idle_seconds=5.0))
+    pair.say(KeepModel(model_id="m", pinned=True, idle_seconds=5.0), LoadModel(id="l", model=pair.model()))
     pair.settle()
     assert phases(pair) == ["weights", "weights", "ready"]
     assert pair.of("l") == [ModelLoaded(id="l", model_id="m", seconds=0.3)]
     assert (pair.pool.pinned, pair.pool.idle, pair.leases) == ({"m": True}, {"m": 5.0}, 0)
-    pair.say(LoadModel(id="again", model=pair.model(), idle_seconds=-1.0))
+    pair.say(LoadModel(id="again", model=pair.model()), KeepModel(model_id="m", idle_seconds=-1.0))
     pair.settle()
     assert pair.of("again") == [ModelLoaded(id="again", model_id="m", seconds=0.0)]
     assert pair.pool.idle == {"m": None}
@@ -48,6 +49,16 @@ def test_a_load_reports_its_progress_keeps_its_settings_and_gives_its_lease_back
     assert pair.of("u") == [ModelUnloaded(id="u", model_id="m")]
     shown = [[model.id for model in beat.snapshot.models] for beat in pair.heartbeats() if beat.snapshot]
     assert shown == [[], ["m"], []]
+
+
+def test_how_long_a_model_stays_is_told_without_loading_it(pair: Pair) -> None:
+    pair.say(KeepModel(model_id="m", pinned=True, idle_seconds=7.0))
+    pair.settle()
+    assert (pair.pool.pinned, pair.pool.idle) == ({"m": True}, {"m": 7.0})
+    assert phases(pair) == []
+    pair.say(KeepModel(model_id="m"))
+    pair.settle()
+    assert (pair.pool.pinned, pair.pool.idle) == ({"m": True}, {"m": 7.0})
 
 
 def test_a_failed_load_tells_everybody_who_waits(pair: Pair) -> None:

@@ -91,7 +91,8 @@ async def load_and_ask(client: WorkerClient, folder: Path) -> None:
     drafted = generate(
         folder, "drafted", draft=True, speculation=SpeculationRequest(method="draft_model", num_draft_tokens=4)
     )
-    loaded = await client.load(drafted.model, pinned=True)
+    loaded = await client.load(drafted.model)
+    client.keep("main", pinned=True, idle_seconds=None)
     assert loaded.model_id == "main"
     events = await collect(client, drafted)
     assert text_of(events) == text_of(plain)
