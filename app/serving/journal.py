@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from app.core.errors import PacelineError
-from app.core.messages import Event, LoadProgress
+from app.core.messages import Event, Finished, LoadProgress
 from app.core.past import Past
 from app.core.ports import Clock
-from app.serving.record import Asked, Record
+from app.serving.record import CANCELLED, Asked, Record
 
 RING = 100
 PENDING = 2_000
@@ -72,6 +72,8 @@ class Journal:
         self._clock = clock
         self._period_seconds = period_seconds
         self._running: dict[str, Record] = {}
+        self._unaccounted: deque[Record] = deque(maxlen=RING)
+        """Cancelled ones whose figures the worker has still to tell."""
         self._recent: deque[Past] = deque(maxlen=RING)
         self._pending: deque[Past] = deque(maxlen=PENDING)
         self._wake = asyncio.Event()
@@ -86,11 +88,17 @@ class Journal:
         return Record(asked, clock=self._clock, keeps_texts=keeps_texts, begun=self._begun, ended=self._ended)
 
     def hear(self, event: Event) -> None:
-        """Listen to the worker: loads that requests wait for."""
+        """Listen to the worker: loads that requests wait for, and the figures of cancelled ones."""
         if isinstance(event, LoadProgress):
             for record in self._running.values():
                 if record.asked.model_id == event.model_id:
                     record.loading(event)
+        elif isinstance(event, Finished):
+            for record in [each for each in self._unaccounted if event.id in each.asked.command_ids]:
+                record.finished(event)
+                if record.is_accounted:
+                    self._unaccounted.remove(record)
+                    self._keep(record.past())
 
     def cancel(self, request_id: str, error: PacelineError) -> bool:
         """End a running request with `error`; False when it does not run."""
@@ -119,8 +127,17 @@ class Journal:
     def _ended(self, record: Record) -> None:
         if self._running.pop(record.asked.id, None) is None or self._limit() <= 0:
             return
-        past = record.past()
-        self._recent.appendleft(replace(past, prompt=None, reply=None))
+        if record.outcome == CANCELLED and not record.is_accounted:
+            self._unaccounted.append(record)
+        self._keep(record.past())
+
+    def _keep(self, past: Past) -> None:
+        """Remember it in the place of what was known of it before."""
+        shown = replace(past, prompt=None, reply=None)
+        if past.id in {each.id for each in self._recent}:
+            self._recent = deque((shown if each.id == past.id else each for each in self._recent), maxlen=RING)
+        else:
+            self._recent.appendleft(shown)
         self._pending.append(past)
         self._wake.set()
 

@@ -41,6 +41,11 @@ class Asked:
         return self.commands[0].model.id
 
     @property
+    def command_ids(self) -> frozenset[str]:
+        """The names of its prompts at the worker."""
+        return frozenset(command.id for command in self.commands)
+
+    @property
     def choices(self) -> int:
         """How many answers were asked for."""
         return sum(command.n for command in self.commands)
@@ -79,7 +84,8 @@ class Record:
         self._first_told_at: float | None = None
         self._ended_at: float | None = None
         self._methods: dict[str, None] = {}
-        self._usages: list[Usage] = []
+        self._usages: dict[tuple[str, int], Usage] = {}
+        """What the worker told at the end of each choice: by prompt and index."""
         self._problem = ""
         self._replies: dict[int, list[str]] = {}
 
@@ -117,9 +123,9 @@ class Record:
             self._replies.setdefault(choice, []).append(event.text)
 
     def finished(self, event: Finished) -> None:
-        """One choice ended as it should."""
-        self._usages.append(event.usage)
-        if len(self._usages) == self.asked.choices:
+        """One choice ended; after a cancel, the worker still tells what it had come to."""
+        self._usages[event.id, event.index] = event.usage
+        if self.is_accounted:
             self._end(event.finish_reason)
 
     def failed(self, error: PacelineError) -> None:
@@ -154,6 +160,11 @@ class Record:
         return self._first_told_at is not None
 
     @property
+    def is_accounted(self) -> bool:
+        """Whether the worker told the figures of every choice: from then on they are the only ones."""
+        return len(self._usages) == self.asked.choices
+
+    @property
     def elapsed_seconds(self) -> float:
         """How long it has run, or ran."""
         return (self._clock() if self._ended_at is None else self._ended_at) - self._began
@@ -178,17 +189,18 @@ class Record:
         accepted_at = now if self._accepted_at is None else self._accepted_at
         first_told_at = now if self._first_told_at is None else self._first_told_at
         usage = self.usage()
-        waited = max(accepted_at - self._began, usage.queue_seconds if self._usages else 0.0)
-        prefill = usage.prefill_seconds if self._usages else max(0.0, first_told_at - accepted_at)
-        decode = usage.decode_seconds if self._usages else max(0.0, now - first_told_at)
+        waited = max(accepted_at - self._began, usage.queue_seconds if self.is_accounted else 0.0)
+        prefill = usage.prefill_seconds if self.is_accounted else max(0.0, first_told_at - accepted_at)
+        decode = usage.decode_seconds if self.is_accounted else max(0.0, now - first_told_at)
         named = {"queue": max(0.0, waited - load), "load": load, "prefill": prefill, "decode": decode}
         total = now - self._began
         return {name: round(value, 4) for name, value in {**named, "total": total}.items()}
 
     def usage(self) -> Usage:
-        """What the worker told of the choices that finished; for others, what was counted here."""
-        if len(self._usages) == self.asked.choices:
-            return add_usages(self._usages, choices_per_prompt=self.asked.commands[0].n)
+        """What the worker told of all choices; until it has, what was counted here."""
+        if self.is_accounted:
+            usages = [usage for _, usage in sorted(self._usages.items())]
+            return add_usages(usages, choices_per_prompt=self.asked.commands[0].n)
         now = self._clock() if self._ended_at is None else self._ended_at
         first = now if self._first_told_at is None else self._first_told_at
         return Usage(
@@ -235,7 +247,7 @@ class Record:
                 "streamed": asked.is_streamed,
                 "max_tokens": command.max_tokens,
                 "method": command.speculation.method,
-                "num_draft_tokens": command.speculation.num_draft_tokens,
+                "num_draft_tokens": command.speculation.num_draft_tokens or command.model.num_draft_tokens,
                 "sampling": sampling_object(command.sampling),
                 "drafters": [draft.id for draft in command.model.drafts],
             },

@@ -135,6 +135,29 @@ async def test_what_the_worker_told_at_the_end_goes_before_what_was_counted() ->
     assert (past.key_name, past.endpoint, past.outcome) == ("a key", "/v1/completions", "stop")
 
 
+async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterwards(tmp_path: Path) -> None:
+    journal = Journal(history(tmp_path))
+    record = journal.open(asked(n=2))
+    record.begin(lambda _error: None)
+    record.accepted(Accepted(id="r-0", prompt_tokens=40))
+    record.told(0, delta(3, drafted=4, accepted=2, method="ngram"))
+    record.close()
+    await journal.flush()
+    assert journal.recent[0].figures["usage"]["completion_tokens"] == 3
+    for index in range(2):
+        usage = Usage(cached_tokens=38, completion_tokens=4, drafted=6, accepted=3, cycles=2, decode_seconds=0.5)
+        journal.hear(Finished(id="r-0", index=index, finish_reason="cancelled", usage=usage))
+    (past,) = journal.recent
+    await journal.flush()
+    assert past == history(tmp_path).find("r")
+    assert (past.outcome, history(tmp_path).count()) == ("cancelled", 1)
+    assert past.figures["usage"] == {"prompt_tokens": 0, "cached_tokens": 38, "completion_tokens": 8}
+    assert past.figures["speculation"]["tokens_per_cycle"] == 2.5
+    assert past.figures["timings"]["predicted_per_second"] == 16.0
+    journal.hear(Finished(id="r-0", index=0, finish_reason="cancelled", usage=Usage()))
+    assert journal.recent == [past]
+
+
 async def test_several_choices_of_several_prompts_are_one_request() -> None:
     journal = Journal()
     record = journal.open(asked(prompts=2, n=2))

@@ -87,6 +87,28 @@ def test_one_that_runs_is_seen_and_cancelled(demo: Server) -> None:
     assert ask(demo, f"requests/{seen['id']}")["request"]["outcome"] == "cancelled"
 
 
+def test_a_cancelled_request_has_the_same_figures_on_its_page_in_the_list_and_in_the_log(demo: Server) -> None:
+    body = {"model": "demo-assistant", "messages": [{"role": "user", "content": SAID}], "stream": True, "temperature": 0}
+    with httpx2.stream("POST", f"{demo.url}/v1/chat/completions", json=body, headers=KEY, timeout=60) as reply:
+        chunks = (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {"))
+        name = [next(chunks)["id"] for _ in range(60)][0]
+    lines: list[Any] = []
+    while not lines:
+        lines = ask(demo, f"logs?text={name}")["lines"]
+    logged = dict(part.split("=", 1) for part in lines[0]["text"].split() if "=" in part)
+    figures: dict[str, Any] = {}
+    while not figures or figures["speculation"]["decision"] is None:  # the worker tells it a moment later
+        found = ask(demo, f"requests/{name}")["request"]
+        figures = found["figures"]
+    assert (logged["finish"], found["outcome"]) == ("cancelled", "cancelled")
+    assert int(logged["cached"]) == figures["usage"]["cached_tokens"]
+    assert int(logged["completion"]) == figures["usage"]["completion_tokens"] == found["completion_tokens"]
+    assert int(logged["drafted"]) == figures["speculation"]["drafted"]
+    assert float(logged["tokens_per_cycle"]) == round(figures["speculation"]["tokens_per_cycle"], 2)
+    assert float(logged["tokens_per_second"]) == found["tokens_per_second"]
+    assert next(each for each in ask(demo, "requests")["requests"] if each["id"] == name).items() <= found.items()
+
+
 def test_the_log_has_the_line_of_the_worker_with_the_request_and_no_text_of_it_is_on_disk(
     demo: Server, home: Path
 ) -> None:
