@@ -102,10 +102,10 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
 
 def _add_pages(router: APIRouter, desk: RequestDesk, pages: Pages) -> None:
     @router.get("/admin/requests", response_class=HTMLResponse)
-    async def get_requests_page(request: Request) -> HTMLResponse:
-        """The list; without a history it still shows what runs."""
+    async def get_requests_page(request: Request, model: Text = "", outcome: Text = "") -> HTMLResponse:
+        """The list, narrowed as the address says; without a history it still shows what runs."""
         try:
-            page, problem = await desk.page(), ""
+            page, problem = await desk.page(model=model, outcome=outcome), ""
         except StoreUnavailable as error:
             page, problem = {"requests": [], "next": "", "total": 0, "models": []}, error.message
         data = {"page": page, "now": desk.now(), "problem": problem}

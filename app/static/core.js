@@ -58,8 +58,24 @@ export function ago(unixSeconds) {
   const [size, name] = steps.find(([each]) => Math.abs(past) >= each) ?? steps[3];
   return relative.format(-Math.round(past / size), name);
 }
+const time = new Intl.DateTimeFormat(language, { timeStyle: "medium" });
+const day = new Intl.DateTimeFormat(language, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+// The time of today, the day of what was before.
+export function when(unixSeconds) {
+  const at = new Date(unixSeconds * 1000);
+  return (at.toDateString() === new Date().toDateString() ? time : day).format(at);
+}
 export const moment = (unixSeconds) =>
   new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "medium" }).format(new Date(unixSeconds * 1000));
+
+// --- the address ---------------------------------------------------------------------------------------------------
+
+// How a list is narrowed stands in the address, so that it is there again on the way back.
+export const address = (name, usual = "") => new URLSearchParams(location.search).get(name) ?? usual;
+export function keepInAddress(values) {
+  const kept = new URLSearchParams(Object.entries(values).filter(([, value]) => value));
+  history.replaceState(null, "", kept.size ? `?${kept}` : location.pathname);
+}
 
 // --- calls ---------------------------------------------------------------------------------------------------------
 
@@ -200,6 +216,6 @@ export async function copy(text) {
 export const component = (name, factory) => Alpine.data(name, factory);
 export const start = () => Alpine.start();
 
-for (const [name, help] of Object.entries({ number, percent, bytes, seconds, ago, moment, t })) {
+for (const [name, help] of Object.entries({ number, percent, bytes, seconds, ago, moment, when, t })) {
   Alpine.magic(name, () => help);
 }

@@ -1,6 +1,7 @@
 // What downloads and repositories are called on a page: states, problems, facts; shared by queue and search.
 
 import { ago, bytes, number, seconds, t } from "./core.js";
+import { methodWords } from "./model_words.js";
 
 const PROBLEMS = {
   offline: (values) => t("downloads.problem_offline", values),
@@ -23,14 +24,6 @@ const PROBLEMS = {
 export const problemWords = (code, repository, text) => PROBLEMS[code]?.({ repository }) ?? text;
 export const errorWords = (error, repository = "") =>
   problemWords(error.code?.replace(/^hub_/, ""), repository, error.message);
-
-const METHODS = {
-  dflash: () => t("downloads.method_dflash"),
-  eagle3: () => t("downloads.method_eagle"),
-  mtp: () => t("downloads.method_mtp"),
-  draft_model: () => t("downloads.method_model"),
-};
-export const methodWords = (method) => METHODS[method]?.() ?? method;
 
 const STATES = {
   queued: { tone: "", words: () => t("downloads.state_queued") },

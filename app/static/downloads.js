@@ -1,7 +1,8 @@
 // The queue of downloads and the recommended pairs.
 
 import { api, attempt, bytes, component, confirm, live, t, toast } from "./core.js";
-import { downloadRow, errorWords, methodWords, sizeWords } from "./download_words.js";
+import { downloadRow, errorWords, sizeWords } from "./download_words.js";
+import { methodWords } from "./model_words.js";
 
 const DOWNLOADS = "/admin/api/downloads";
 const encoded = (repository) => repository.split("/").map(encodeURIComponent).join("/");

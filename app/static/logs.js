@@ -1,6 +1,6 @@
 // The log as it grows: narrowed by level, logger and text, paused, copied. Lines are text and nothing else.
 
-import { api, component, copy, data, language, live, t } from "./core.js";
+import { address, api, component, copy, data, keepInAddress, language, live, t } from "./core.js";
 
 const LEVELS = ["debug", "info", "warning", "error"];
 const KEPT = 2000;
@@ -31,17 +31,21 @@ component("logs", () => ({
   lines: data.lines.map(lineOf),
   last: data.last,
   loggers: data.loggers,
-  level: "debug",
-  logger: "",
-  text: "",
+  level: LEVELS.includes(address("level")) ? address("level") : "debug",
+  logger: address("logger"),
+  text: address("text"),
   isPaused: false,
   waiting: [],
 
   init() {
     live("logs", (news) => this.hear(news));
+    this.$watch("filter", (filter) => keepInAddress(filter));
     this.$nextTick(() => this.follow(true));
   },
 
+  get filter() {
+    return { level: this.level === "debug" ? "" : this.level, logger: this.logger, text: this.text };
+  },
   get shown() {
     const lowest = LEVELS.indexOf(this.level);
     const wanted = this.text.toLowerCase();
@@ -68,7 +72,7 @@ component("logs", () => ({
     return this.isPaused ? t("logs.resume") : t("logs.pause");
   },
   get file() {
-    return `/admin/api/logs/download?${new URLSearchParams({ level: this.level, logger: this.logger, text: this.text })}`;
+    return `/admin/api/logs/download?${new URLSearchParams({ ...this.filter, level: this.level })}`;
   },
 
   // Lines that a slow tab missed are asked for; after a restart of the server the numbers begin anew.

@@ -11,7 +11,8 @@ const METHODS = {
   off: () => t("method.off"),
   auto: () => t("method.auto"),
 };
-export const methodWords = (method) => METHODS[method]?.() ?? method;
+// One method, or several joined by "+".
+export const methodWords = (method) => method.split("+").map((each) => METHODS[each]?.() ?? each).join(" + ");
 
 const STATES = {
   available: { tone: "", words: () => t("model.available") },

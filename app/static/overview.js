@@ -2,6 +2,7 @@
 
 import { area, axis, chart } from "./chart.js";
 import { api, attempt, component, confirm, data, live, number, percent, seconds, t } from "./core.js";
+import { methodWords } from "./model_words.js";
 import { requestWords } from "./running.js";
 
 const SPAN_SECONDS = 120;
@@ -77,6 +78,7 @@ component("overview", () => ({
   get memoryWords() {
     return percent(this.memoryShare, this.memoryShare < 0.1 ? 1 : 0);
   },
+  methodName: methodWords,
   reasons: (model) => Object.entries(model.unavailable).map(([method, reason]) => ({ method, reason })),
   used: (model) => model.weights_bytes + model.cache_bytes + model.prefix_cache_bytes,
   fraction: (model) => percent(model.fraction),

@@ -1,6 +1,7 @@
 // One request: where its seconds went, how its drafts fared by place and by method, and why. Live while it runs.
 
 import { api, attempt, component, confirm, data, live, number, percent, seconds, t } from "./core.js";
+import { methodWords } from "./model_words.js";
 import { callerWords, requestWords } from "./running.js";
 
 const PHASES = {
@@ -44,7 +45,7 @@ component("request", () => ({
   request: data.request,
 
   init() {
-    if (this.runs) live("requests", () => this.refresh());
+    live("requests", (now) => this.refresh(now.recent.find((each) => each.id === this.request.id)));
   },
 
   get runs() {
@@ -87,17 +88,23 @@ component("request", () => ({
     return Object.entries(this.figures.speculation.methods).map(([name, each]) => ({
       ...each,
       name,
+      words: methodWords(name),
       kept: each.drafted ? `${number(each.accepted)} (${percent(each.accepted / each.drafted)})` : t("core.none"),
       per_cycle: each.cycles ? 1 + each.accepted / each.cycles : 0,
     }));
   },
 
+  // It ended before a token was written: there is nothing to tell of its drafts.
+  get hasNothing() {
+    return !this.runs && !this.request.completion_tokens;
+  },
   get decision() {
     const { decision, method } = this.figures.speculation;
     const tell = decision && DECISIONS[decision.kind];
-    if (!tell) return method === "off" ? t("requests.plain") : t("requests.by_method", { method });
+    if (!tell && method === "off") return this.runs || this.hasNothing ? "" : t("requests.plain");
+    if (!tell) return this.figures.asked.num_draft_tokens ? t("requests.by_method", { method: methodWords(method) }) : "";
     return tell({
-      method: decision.method,
+      method: methodWords(decision.method),
       count: number(decision.num_draft_tokens),
       ratio: number(decision.cost_ratio, 2),
       share: percent(decision.acceptance),
@@ -113,15 +120,16 @@ component("request", () => ({
       [t("requests.streamed"), asked.streamed ? t("requests.yes") : t("requests.no")],
       [t("requests.choices"), number(asked.choices)],
       [t("requests.max_tokens"), asked.max_tokens === null ? unlimited : number(asked.max_tokens)],
-      [t("requests.wanted"), asked.num_draft_tokens === null ? asked.method : `${asked.method} · ${number(asked.num_draft_tokens)}`],
+      [t("requests.wanted"), [methodWords(asked.method), asked.num_draft_tokens && number(asked.num_draft_tokens)].filter(Boolean).join(" · ")],
       [t("requests.drafters"), asked.drafters.join(", ") || t("core.none")],
     ];
     const sampling = SAMPLING.filter((name) => name in asked.sampling).map((name) => [name, String(asked.sampling[name])]);
     return [...facts, ...sampling].map(([name, value]) => ({ name, value }));
   },
 
-  async refresh() {
-    if (!this.runs) return;
+  // A cancelled request's figures come a moment after its end.
+  async refresh(ended) {
+    if (!this.runs && (!ended || ended.completion_tokens + ended.drafted === this.request.completion_tokens + this.request.drafted)) return;
     const path = `/admin/api/requests/${encodeURIComponent(this.request.id)}`;
     this.request = (await api("GET", path).catch(() => null))?.request ?? this.request;
   },

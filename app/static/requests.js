@@ -1,6 +1,6 @@
 // Requests: what runs, live, above a list of what ran, which can be narrowed, read further back, and cleared.
 
-import { api, attempt, component, confirm, data, live, number, t } from "./core.js";
+import { address, api, attempt, component, confirm, data, keepInAddress, live, number, t } from "./core.js";
 import { callerWords, requestWords } from "./running.js";
 
 const ADDRESS = "/admin/api/requests";
@@ -24,8 +24,8 @@ component("requests", () => ({
   total: data.page.total,
   models: data.page.models,
   problem: data.problem,
-  model: "",
-  outcome: "",
+  model: address("model"),
+  outcome: address("outcome"),
   isBusy: false,
 
   init() {
@@ -51,6 +51,8 @@ component("requests", () => ({
   take(now) {
     this.running = now.running;
     this.open = now.open;
+    const newer = new Map(now.recent.map((each) => [each.id, each]));
+    this.rows = this.rows.map((each) => newer.get(each.id) ?? each);
     const fresh = now.recent.filter((each) => !seen.has(each.id));
     fresh.forEach((each) => seen.add(each.id));
     if (fresh.length > 1 && fresh.length === now.recent.length) return this.read();
@@ -62,6 +64,7 @@ component("requests", () => ({
   },
 
   async read() {
+    keepInAddress({ model: this.model, outcome: this.outcome });
     await this.fetch("", (page) => Object.assign(this, { rows: page.requests, models: page.models, total: page.total }));
   },
 

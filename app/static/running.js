@@ -1,8 +1,25 @@
 // Requests in words: what the overview says of those that run and those that ended.
 
 import { number, percent, seconds, t } from "./core.js";
+import { methodWords } from "./model_words.js";
 
 const FINE = ["stop", "length", "tool_calls"];
+const OUTCOMES = {
+  stop: () => t("requests.stop"),
+  length: () => t("requests.length"),
+  tool_calls: () => t("requests.tool_calls"),
+  cancelled: () => t("requests.was_cancelled"),
+  worker_restarted: () => t("requests.worker_restarted"),
+  stopping: () => t("requests.stopping"),
+  shutting_down: () => t("requests.stopping"),
+  model_unavailable: () => t("requests.model_unavailable"),
+  model_quarantined: () => t("requests.model_quarantined"),
+  insufficient_memory: () => t("requests.insufficient_memory"),
+  queue_full: () => t("requests.queue_full"),
+  client_too_slow: () => t("requests.client_too_slow"),
+  context_length_exceeded: () => t("requests.too_long"),
+  invalid_request: () => t("requests.invalid"),
+};
 
 export const requestWords = {
   address: (request) => `/admin/requests/${encodeURIComponent(request.id)}`,
@@ -21,17 +38,14 @@ export const requestWords = {
       speed: number(request.tokens_per_second, 1),
       time: seconds(Math.max(0, Date.now() / 1000 - request.started_at)),
     }),
+  speedOf: (request) => (request.tokens_per_second ? number(request.tokens_per_second, 1) : t("core.none")),
   share: (acceptance) => (acceptance === null ? t("core.none") : percent(acceptance)),
   accepted: (request) => t("overview.accepted", { share: percent(request.acceptance) }),
-  outcomeWords: (request) =>
-    ({
-      stop: t("requests.stop"),
-      length: t("requests.length"),
-      tool_calls: t("requests.tool_calls"),
-      cancelled: t("requests.was_cancelled"),
-    })[request.outcome] ?? request.outcome,
+  outcomeWords: (request) => (OUTCOMES[request.outcome] ?? (() => t("requests.failed")))(),
+  methodWords: (request) => methodWords(request.method),
   outcomeTone: (request) => (FINE.includes(request.outcome) ? "good" : request.outcome === "cancelled" ? "" : "bad"),
 };
 
 // Who asked: a key by its name, and these pages.
-export const callerWords = (name) => (name === "dashboard" ? t("requests.dashboard") : name);
+const CALLERS = { dashboard: () => t("requests.dashboard"), PACELINE_API_KEY: () => t("settings.api_key") };
+export const callerWords = (name) => CALLERS[name]?.() ?? name;

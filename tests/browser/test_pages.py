@@ -1,11 +1,12 @@
 """Every page, wide and on a phone, light and dark: usable by everybody, nothing cut off, nothing out of reach."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.admin.test_route_matrix import ROUTES
 from tests.browser.conftest import Visitor
@@ -50,6 +51,44 @@ def test_every_page_there_is_is_visited() -> None:
         route.removeprefix("GET ") for route in ROUTES if ROUTES[route] == "entrance" and route.startswith("GET")
     }
     assert entrances <= {place.route for place in (*PLACES, SET_UP)}
+
+
+SHIFT = """() => new Promise((done) => {
+  const seen = [];
+  new PerformanceObserver((list) => seen.push(...list.getEntries())).observe({ type: "layout-shift", buffered: true });
+  requestAnimationFrame(() => setTimeout(() => done(seen.reduce((sum, each) => sum + each.value, 0))));
+})"""
+MOST_SHIFT = 0.1
+"""What web.dev calls good."""
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_nothing_on_a_page_jumps_while_it_appears(server: Server, visitor: Visitor, place: Place) -> None:
+    page = visitor(server, signed_in=place.signed_in).open(place.address(server))
+    assert page.evaluate(SHIFT) < MOST_SHIFT
+
+
+def test_a_narrowed_list_stays_narrowed_on_the_way_back(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/requests?outcome=cancelled")
+    expect(page.locator("#outcome")).to_have_value("cancelled")
+    page.locator("#outcome").select_option("fine")
+    expect(page).to_have_url(re.compile(r"outcome=fine$"))
+    row = page.locator("tbody tr").first
+    row.click()  # all of it is the link
+    expect(page).to_have_url(re.compile("/admin/requests/chatcmpl-"))
+    page.go_back()
+    expect(page.locator("#outcome")).to_have_value("fine")
+    page.goto("/admin/logs")
+    page.locator("#level").select_option("error")
+    page.reload()
+    expect(page.locator("#level")).to_have_value("error")
+
+
+def test_methods_and_outcomes_are_called_by_their_names(server: Server, visitor: Visitor) -> None:
+    for address in ("/admin/", "/admin/requests"):
+        page = visitor(server).open(address)
+        expect(page.locator("tbody tr").first).to_be_visible()
+        assert not re.search(r"draft_model|ngram|dflash\b|eagle3|\boff\b", page.locator("tbody").first.inner_text())
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)

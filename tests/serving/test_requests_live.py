@@ -88,10 +88,15 @@ def test_one_that_runs_is_seen_and_cancelled(demo: Server) -> None:
 
 
 def test_a_cancelled_request_has_the_same_figures_on_its_page_in_the_list_and_in_the_log(demo: Server) -> None:
-    body = {"model": "demo-assistant", "messages": [{"role": "user", "content": SAID}], "stream": True, "temperature": 0}
+    body = {
+        "model": "demo-assistant",
+        "messages": [{"role": "user", "content": SAID}],
+        "stream": True,
+        "temperature": 0,
+    }
     with httpx2.stream("POST", f"{demo.url}/v1/chat/completions", json=body, headers=KEY, timeout=60) as reply:
         chunks = (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {"))
-        name = [next(chunks)["id"] for _ in range(60)][0]
+        (name,) = {next(chunks)["id"] for _ in range(60)}
     lines: list[Any] = []
     while not lines:
         lines = ask(demo, f"logs?text={name}")["lines"]
