@@ -23,6 +23,7 @@ from app.hub.repository import checked_repository, checked_revision
 from app.hub.transfer_rate import TransferRate
 
 SAVE_SECONDS, UNWRITTEN_SECONDS = 1.0, 60.0
+UNWRITTEN = "the list of downloads cannot be written: %s"
 
 _logger = logging.getLogger("paceline.downloads")
 
@@ -247,9 +248,12 @@ class Downloads:
             await asyncio.gather(running.task, return_exceptions=True)
 
     async def _settle(self, download_id: int) -> dict[str, Any]:
-        """After a command: fill the free places, keep the change, tell the result."""
+        """After a command: fill the free places, keep the change, tell the result; `_save_often` tries again."""
         self.fill()
-        await self._save()
+        try:
+            await self._save()
+        except PacelineError as error:
+            _logger.warning(UNWRITTEN, error.message)
         return self._view(self._downloads[download_id])
 
     def _put(self, download: Download, **changes: Any) -> Download:
@@ -281,7 +285,7 @@ class Downloads:
             try:
                 await self._save()
             except PacelineError as error:
-                _logger.warning("the list of downloads cannot be written: %s", error.message)
+                _logger.warning(UNWRITTEN, error.message)
                 await asyncio.sleep(UNWRITTEN_SECONDS)
 
     def _find(self, download_id: int, *states: str) -> Download:

@@ -127,7 +127,7 @@ class Store:
 
     def unlock(self) -> None:
         """A new account was set up: the server may serve as its settings say."""
-        with self.session() as session:
+        with self.session(vital=True) as session:
             row = session.get(SettingRow, LOCKED_DOWN)
             if row is not None:
                 session.delete(row)
@@ -149,9 +149,9 @@ class Store:
         try:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError, ValueError) as error:
-            self.close()
             if _is_full(error):
                 raise self._unusable(FULL) from error
+            self.close()
             said = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
             reason = " ".join(str(said).split())[:200]
             raise self._unusable(f"cannot be used ({reason}): check that it is yours and the disk has room") from error

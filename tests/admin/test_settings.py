@@ -239,3 +239,15 @@ def test_methods_and_descriptions_are_complete(site: SignInSite) -> None:
     assert rows["system_prompt"]["kind"] == "long_text"
     assert all(row["description"] for row in rows.values())
     assert len(describe(site.admin.settings)) == len(Settings.model_fields)
+
+
+async def test_a_store_that_cannot_be_used_is_told_in_words_and_never_where_it_lies(
+    site: SignInSite, client: httpx2.AsyncClient
+) -> None:
+    store = site.admin.store
+    store.close()
+    store.path.write_bytes(b"no database at all")
+    for response in (await client.patch(ADDRESS, json={"theme": "dark"}), await site.browser().get("/admin/login")):
+        assert response.status_code == 503
+        assert response.json()["error"]["message"].startswith("paceline.sqlite3 is damaged (it is no database): ")
+        assert str(store.path.parent) not in response.text

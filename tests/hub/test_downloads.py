@@ -261,6 +261,17 @@ async def test_a_store_that_cannot_be_written_at_the_end_is_no_crash(place: Plac
         place.store_file.write_bytes(b"no database")
 
 
+async def test_a_download_can_be_paused_and_cancelled_while_nothing_can_be_written(
+    place: Place, hub: StandInHub
+) -> None:
+    hub.faults.held = {ID}
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        place.store_file.write_bytes(b"no database")
+        assert (await downloads.pause(1))["state"] == "paused"
+        assert (await downloads.cancel(1))["state"] == "cancelled"
+
+
 async def test_nothing_is_imported_from_the_folder_that_the_server_was_started_in(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
