@@ -1,5 +1,6 @@
 // The last script of every page: the frame around it, then Alpine starts with all that the page has registered.
 
+import "./palette.js";
 import { api, attempt, component, link, live, start, t } from "./core.js";
 
 const THEMES = ["system", "light", "dark"];

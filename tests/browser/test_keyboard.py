@@ -7,7 +7,7 @@ from app.i18n import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.places import PLACES, Place
 from tests.browser.scene import QUESTION
-from tests.browser.server import Server
+from tests.browser.server import MODEL, Server
 
 words = read_words()
 MOST_STEPS = 150
@@ -72,6 +72,45 @@ def test_the_first_key_skips_to_the_content(page: Page) -> None:
     expect(page.locator("#content")).to_be_focused()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.closest('main') !== null")
+
+
+def test_pages_models_and_actions_are_found_by_typing(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/requests")
+    page.keyboard.press("Control+k")
+    field = page.get_by_role("combobox", name=words("palette.title"))
+    options = page.locator("#palette-list").get_by_role("option")
+    expect(field).to_be_focused()
+    field.fill("set page")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/admin/settings")
+
+    page.get_by_role("button", name=words("palette.title")).click()
+    expect(field).to_be_focused()
+    field.fill(f"{MODEL} model")
+    expect(options.first).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("ArrowDown")
+    expect(options.nth(1)).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("ArrowUp")
+    field.fill("no such thing anywhere")
+    expect(page.get_by_text(words("palette.none"))).to_be_visible()
+    field.fill(words("palette.chat", model=MODEL))
+    options.first.click()
+    page.wait_for_url(f"**/admin/chat?model={MODEL}")
+
+
+def test_the_palette_is_closed_as_it_was_opened_and_leaves_other_dialogs_alone(page: Page) -> None:
+    field = page.get_by_role("combobox", name=words("palette.title"))
+    page.keyboard.press("Control+k")
+    expect(field).to_be_visible()
+    page.keyboard.press("Control+k")
+    expect(field).to_be_hidden()
+    page.keyboard.press("Control+k")
+    page.keyboard.press("Escape")
+    expect(field).to_be_hidden()
+    page.get_by_role("button", name=words("overview.restart"), exact=True).click()
+    page.keyboard.press("Control+k")
+    expect(field).to_be_hidden()
+    page.keyboard.press("Escape")
 
 
 def test_a_dialog_takes_the_focus_and_escape_gives_it_back(page: Page) -> None:

@@ -1,0 +1,95 @@
+// ⌘K or Ctrl-K: pages, models and what can be done, found by typing. Links of the navigation are its pages; every
+// button that carries `data-command` is one of its actions, so a page adds one by marking the button that it has.
+
+import { api, attempt, component, t } from "./core.js";
+
+const MODELS = "/admin/models/";
+const address = (id) => id.split("/").map(encodeURIComponent).join("/");
+const wordsOf = (node) => (node.getAttribute("aria-label") || node.textContent).trim();
+
+function pages() {
+  const links = [...document.querySelectorAll(".side nav a[href]")];
+  return links.map((link) => ({ id: link.pathname, words: wordsOf(link), kind: t("palette.page"), run: () => link.click() }));
+}
+
+function actions() {
+  const buttons = [...document.querySelectorAll("button[data-command]")].filter((button) => !button.disabled);
+  return buttons.map((button) => ({ id: wordsOf(button), words: wordsOf(button), kind: t("palette.action"), run: () => button.click() }));
+}
+
+const go = (path) => () => location.assign(path);
+const call = (verb, model, done) => () => attempt(() => api("POST", `/admin/api/models/${verb}`, { model }), done);
+
+function commandsOf({ id, kind, state }) {
+  const page = { id: `page ${id}`, words: id, kind: t("palette.model"), run: go(MODELS + address(id)) };
+  if (kind !== "main") return [page];
+  const values = { model: id };
+  const chat = { id: `chat ${id}`, words: t("palette.chat", values), kind: t("palette.action"), run: go(`/admin/chat?model=${encodeURIComponent(id)}`) };
+  const load = { id: `load ${id}`, words: t("palette.load", values), kind: t("palette.action"), run: call("load", id, t("models.is_loaded", values)) };
+  const unload = { id: `unload ${id}`, words: t("palette.unload", values), kind: t("palette.action"), run: call("unload", id, t("models.is_unloaded", values)) };
+  return [page, ...{ loaded: [chat, unload], available: [chat, load] }[state] ?? []];
+}
+
+component("palette", () => ({
+  query: "",
+  at: 0,
+  entries: [],
+
+  init() {
+    document.addEventListener("keydown", (event) => {
+      if (event.key.toLowerCase() !== "k" || !(event.metaKey || event.ctrlKey) || event.altKey || event.shiftKey) return;
+      event.preventDefault();
+      if (this.$root.open) this.close();
+      else if (!document.querySelector("dialog[open]")) this.show();
+    });
+    const button = document.querySelector("[data-palette]");
+    button.addEventListener("click", () => this.show());
+    if (!/Mac|iP/.test(navigator.platform)) button.querySelector("kbd").textContent = "Ctrl K";
+  },
+
+  async show() {
+    Object.assign(this, { query: "", at: 0, entries: [...pages(), ...actions()] });
+    this.$root.showModal();
+    const { models } = await api("GET", "/admin/api/models").catch(() => ({ models: [] }));
+    this.entries = [...pages(), ...models.flatMap(commandsOf), ...actions()];
+  },
+  close() {
+    this.$root.close();
+  },
+
+  get shown() {
+    const terms = this.query.toLowerCase().split(/\s+/).filter(Boolean);
+    return this.entries.filter(({ words, kind }) => terms.every((term) => `${words} ${kind}`.toLowerCase().includes(term)));
+  },
+  get active() {
+    return this.shown.length ? `palette-${this.at}` : "";
+  },
+  isAt(index) {
+    return index === this.at;
+  },
+  optionId: (index) => `palette-${index}`,
+
+  search(event) {
+    this.query = event.target.value;
+    this.at = 0;
+  },
+  steer(event) {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const count = this.shown.length;
+    if (step && count) {
+      event.preventDefault();
+      this.at = (this.at + step + count) % count;
+      this.$nextTick(() => document.getElementById(this.active)?.scrollIntoView({ block: "nearest" }));
+    } else if (event.key === "Enter" && !event.isComposing && count) {
+      event.preventDefault();
+      this.run(this.shown[this.at]);
+    }
+  },
+  run(entry) {
+    this.close();
+    entry.run();
+  },
+  leaveByBackdrop(event) {
+    if (event.target === this.$root) this.close();
+  },
+}));
