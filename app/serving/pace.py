@@ -30,7 +30,7 @@ class Course:
     accepted: tuple[int, ...]
     tokens_per_second: float
     acceptance: float | None
-    """The share of drafts that stayed, over the whole span; None where nothing was drafted."""
+    """The share of drafts that stayed, over the whole span; None where nothing was drafted, or nothing runs now."""
 
 
 class Pace:
@@ -55,13 +55,14 @@ class Pace:
         self._advance()
         full = list(self._seconds)[:-1]
         recent = full[-SMOOTHED_SECONDS:]
+        speed = sum(second.tokens for second in recent) / len(recent)
         drafted, accepted = sum(second.drafted for second in full), sum(second.accepted for second in full)
         return Course(
             tokens=tuple(second.tokens for second in full),
             drafted=tuple(second.drafted for second in full),
             accepted=tuple(second.accepted for second in full),
-            tokens_per_second=round(sum(second.tokens for second in recent) / len(recent), 1),
-            acceptance=accepted / drafted if drafted else None,
+            tokens_per_second=round(speed, 1),
+            acceptance=accepted / drafted if drafted and speed else None,
         )
 
     def _advance(self) -> None:

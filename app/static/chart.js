@@ -1,43 +1,74 @@
-// Line charts by uPlot in the colours of the page: they follow its theme and its width. The page loads vendor/uplot.js.
+// Line charts as SVG in the colours of the page: they follow its theme and its width.
 
-const root = document.documentElement;
-export const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+const LEFT = 46;
+const RIGHT = 24;
+const LINE = 22;
 
-// Draws options(width) with uPlot into a node; answers a function that takes new data.
-export function chart(node, options, data) {
-  let plot = null;
-  let values = data;
-  const draw = () => {
-    plot?.destroy();
-    plot = new globalThis.uPlot(options(Math.max(node.clientWidth, 60)), values, node);
-  };
-  draw();
+function make(name, attributes = {}, text = "") {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.textContent = text;
+  return node;
+}
+
+// A chart is {x: [low, high], top, xTicks and yTicks: [[place, words]], series, perhaps xWords and yWords}; a series is
+// {points: [[x, y]], colour, and perhaps label, dash, isArea, hasDots}. Answers a function that draws another one into the same node.
+export function chart(node, height, first = null) {
+  let shown = first;
+  let width = 0;
+  const draw = () => shown && node.replaceChildren(drawn(shown, Math.max(width, 120), height), ...legend(shown.series));
   new ResizeObserver(() => {
-    if (plot.width !== node.clientWidth && node.clientWidth) plot.setSize({ width: node.clientWidth, height: plot.height });
+    if (width === node.clientWidth) return;
+    width = node.clientWidth;
+    draw();
   }).observe(node);
-  new MutationObserver(draw).observe(root, { attributeFilter: ["data-theme"] });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  width = node.clientWidth;
+  draw();
   return (fresh) => {
-    values = fresh;
-    plot.setData(fresh);
+    shown = fresh;
+    draw();
   };
 }
 
-// An axis with quiet lines; `values` writes the numbers.
-export const axis = (values, extra = {}) => ({
-  stroke: colour("soft"),
-  grid: { stroke: colour("line"), width: 1 },
-  ticks: { show: false },
-  font: "12px system-ui, sans-serif",
-  values: (_, splits) => splits.map(values),
-  ...extra,
-});
+function drawn({ x: [low, high], top, xTicks, yTicks, series, xWords = "", yWords = "" }, width, height) {
+  const bottom = height - (xWords ? 2 : 1) * LINE - 4;
+  const across = (x) => LEFT + ((x - low) / (high - low)) * (width - LEFT - RIGHT);
+  const up = (y) => bottom - (y / top) * (bottom - (yWords ? LINE : 12));
+  const svg = make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+  svg.append(make("text", { x: 0, y: 11 }, yWords));
+  svg.append(make("text", { x: (LEFT + width - RIGHT) / 2, y: height - 6, "text-anchor": "middle" }, xWords));
+  for (const [y, words] of yTicks) {
+    svg.append(make("line", { x1: LEFT, x2: width - RIGHT, y1: up(y), y2: up(y), stroke: "var(--line)" }));
+    svg.append(make("text", { x: LEFT - 8, y: up(y) + 4, "text-anchor": "end" }, words));
+  }
+  for (const [x, words] of xTicks) svg.append(make("text", { x: across(x), y: bottom + 18, "text-anchor": "middle" }, words));
+  for (const each of series) {
+    const places = each.points.map(([x, y]) => [across(x).toFixed(1), up(y).toFixed(1)]);
+    if (!places.length) continue;
+    const path = `M${places.join("L")}`;
+    const [[start], [end]] = [places[0], places.at(-1)];
+    if (each.isArea) svg.append(make("path", { d: `${path}L${end},${bottom}L${start},${bottom}Z`, fill: each.colour, opacity: 0.13 }));
+    svg.append(stroke("path", each, { d: path }));
+    if (each.hasDots) svg.append(...places.map(([cx, cy]) => make("circle", { cx, cy, r: 4, fill: each.colour })));
+  }
+  return svg;
+}
 
-export const area = (label, name, extra = {}) => ({
-  label,
-  stroke: colour(name),
-  fill: `${colour(name)}22`,
-  width: 2,
-  points: { show: false },
-  ...extra,
-});
+const stroke = (name, { colour, dash = "none" }, more) =>
+  make(name, { fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": dash, "stroke-linejoin": "round", ...more });
+
+// What each line is, with its colour and its dashes.
+function legend(series) {
+  const named = series.filter((each) => each.label);
+  if (!named.length) return [];
+  const list = document.createElement("ul");
+  list.className = "legend";
+  for (const each of named) {
+    const sample = make("svg", { width: 28, height: 10, "aria-hidden": "true" });
+    sample.append(stroke("line", each, { x1: 0, x2: 28, y1: 5, y2: 5 }));
+    const item = document.createElement("li");
+    item.append(sample, each.label);
+    list.append(item);
+  }
+  return [list];
+}

@@ -1,11 +1,10 @@
 // The overview: what runs, how fast, in how much memory; replaces the worker and releases models.
 
-import { area, axis, chart } from "./chart.js";
+import { chart } from "./chart.js";
 import { api, attempt, component, confirm, data, live, number, percent, seconds, t } from "./core.js";
 import { methodWords } from "./model_words.js";
 import { requestWords } from "./running.js";
 
-const SPAN_SECONDS = 120;
 const SMOOTHED_SECONDS = 3;
 
 // The mean over the last few seconds at every place: steps are too lumpy for one alone.
@@ -14,28 +13,23 @@ const smooth = (values) =>
     const part = values.slice(Math.max(0, index - SMOOTHED_SECONDS + 1), index + 1);
     return part.reduce((sum, value) => sum + value, 0) / part.length;
   });
-const times = (count) => Array.from({ length: count }, (_, index) => index - count);
-const seriesOf = (pace) => [times(pace.tokens.length), smooth(pace.tokens)];
-
 // The next round number that is easy to halve.
 function ceiling(highest) {
   const power = 10 ** Math.floor(Math.log10(Math.max(highest, 10)));
   return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= highest);
 }
 
-const options = (width) => ({
-  width,
-  height: 190,
-  padding: [8, 24, 0, 0],
-  cursor: { show: false },
-  legend: { show: false },
-  scales: { x: { time: false, range: [-SPAN_SECONDS, -1] }, y: { range: (_, low, high) => [0, ceiling(high)] } },
-  axes: [
-    axis((at) => (at < -1 ? t("overview.past", { time: seconds(-at) }) : t("overview.present")), { grid: { show: false }, size: 26, splits: () => [-SPAN_SECONDS, -SPAN_SECONDS / 2, -1] }),
-    axis((value) => number(value), { size: 44, splits: (_, scale, low, high) => [0, high / 2, high] }),
-  ],
-  series: [{}, area(t("overview.speed"), "series-1")],
-});
+function course(pace) {
+  const speeds = smooth(pace.tokens);
+  const top = ceiling(Math.max(...speeds));
+  return {
+    x: [-speeds.length, -1],
+    top,
+    xTicks: [-speeds.length, -speeds.length / 2].map((at) => [at, t("overview.past", { time: seconds(-at) })]).concat([[-1, t("overview.present")]]),
+    yTicks: [0, top / 2, top].map((speed) => [speed, number(speed)]),
+    series: [{ colour: "var(--series-1)", isArea: true, points: speeds.map((speed, at) => [at - speeds.length, speed]) }],
+  };
+}
 
 component("overview", () => ({
   ...requestWords,
@@ -49,10 +43,10 @@ component("overview", () => ({
     live("state", (state) => (this.state = state));
     live("pace", (pace) => {
       this.pace = pace;
-      this.draw(seriesOf(pace));
+      this.draw(course(pace));
     });
     if (this.hasJournal) live("requests", (requests) => (this.requests = requests));
-    this.draw = chart(this.$refs.chart, options, seriesOf(data.pace));
+    this.draw = chart(this.$refs.chart, 190, course(data.pace));
   },
 
   get isLoaded() {

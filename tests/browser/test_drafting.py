@@ -60,7 +60,7 @@ def test_pick_measure_apply_chat_and_see_it_again(own: Server, visitor: Visitor)
     apply = page.get_by_role("button", name=words("pays.apply"))
     expect(apply).to_be_visible(timeout=MEASURING_MS)
     expect(page.locator("p.answer")).to_contain_text(re.compile(r"\d|fastest"))
-    expect(page.locator(".plot canvas")).to_be_visible()
+    expect(page.locator(".plot > svg")).to_be_visible()
     assert page.locator("tbody tr").count() > 2
     apply.click()
     expect(page.locator(".toast.good").last).to_be_visible()
