@@ -113,7 +113,7 @@ class Settings(BaseModel):
     )
     queue_limit: int = _setting(
         128,
-        "Requests that may wait for one model; more get 429.",
+        "Requests of one API key that may wait for one model; more get 429.",
         "memory",
         "reload",
         unit="requests",

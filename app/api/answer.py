@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
 from app.api.generation import Generation, Told
-from app.core.errors import PacelineError
+from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, TokenText, Usage
 from app.serving.auth import identity_of
 from app.serving.context import Context
@@ -88,6 +88,7 @@ async def answer(
     include_usage: bool,
 ) -> Response:
     """Run `commands` and answer with what `renderer` makes of them. Raises what the worker refused."""
+    _check_choices(commands)
     identity = identity_of(request)
     commands = [msgspec.structs.replace(each, owner=identity.owner) for each in commands]
     asked = Asked(
@@ -117,6 +118,14 @@ async def answer(
         raise
     close()
     return Response(msgspec.json.encode(renderer.whole(outcomes)), media_type="application/json")
+
+
+def _check_choices(commands: Sequence[Generate]) -> None:
+    """Raise for more choices than may ever wait: coming back later would not help."""
+    choices, limit = sum(command.n for command in commands), commands[0].model.queue_limit
+    if choices > limit:
+        message = f"{choices} choices are asked for, but only {limit} may wait for a model: ask for fewer at a time."
+        raise InvalidRequest(message, code="too_many_choices", parameter="n")
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Value]) -> Value:

@@ -38,7 +38,8 @@ class Scheduler:
     """Continuous batching over counters; plain decoding is speculation with zero drafts.
 
     `policy` is single, auto or off; `usual` is what requests that name no draft length are taken to ask for. `measured`
-    is what steps are known to cost. `queue_limit` bounds the requests that wait for a row.
+    is what steps are known to cost. `queue_limit` bounds the requests of one owner that
+    wait for a row.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Scheduler:
             raise KeyError(f"{request_id} is not the next to be admitted")
         if not 0 <= cached_tokens < sequence.prompt_length:
             raise ValueError(f"{cached_tokens} cached tokens of a prompt of {sequence.prompt_length}")
-        self._queue.take(request_id)
+        self._queue.serve(sequence)
         sequence.computed = sequence.cached_tokens = cached_tokens
         sequence.admitted_at = self._clock()
         self._active[request_id] = sequence

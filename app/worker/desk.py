@@ -47,6 +47,10 @@ class Desk:
         """Choices that wait for the engine."""
         return sum(len(submission.requests) for submission in self._submissions)
 
+    def line_of(self, owner: str) -> int:
+        """Those of one owner."""
+        return sum(request.owner == owner for submission in self._submissions for request in submission.requests)
+
     @property
     def waiting(self) -> int:
         """Choices that have no row yet."""

@@ -145,8 +145,9 @@ class Loop:
     def _submit(self, submission: Submission) -> None:
         model_id = submission.model.id
         desk = self._desks.get(model_id)
-        if desk is not None and desk.line >= submission.model.queue_limit:
-            message = f"{desk.line} requests wait for {model_id} to be loaded; try again in a moment"
+        line = desk.line_of(submission.requests[0].owner) if desk is not None else 0
+        if line >= submission.model.queue_limit:
+            message = f"{line} requests wait for {model_id} to be loaded; try again in a moment"
             self._deliver(Refused(submission.id, QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)))
             return
         with self._at_work.on(model_id):

@@ -7,7 +7,7 @@ import pytest
 
 from app.core.errors import InvalidRequest
 from app.core.messages import Accepted, Delta, Finished, Generate
-from tests.api.fakes import USAGE, Site, frames
+from tests.api.fakes import USAGE, Site, frames, make_site
 
 pytestmark = pytest.mark.anyio
 
@@ -91,3 +91,12 @@ async def test_one_bad_prompt_refuses_all_and_cancels_the_others(site: Site, str
     assert response.json()["error"]["param"] == "prompt"
     await site.worker.wait_cancelled()
     assert len(site.context.activity) == 0
+
+
+async def test_more_choices_than_may_ever_wait_are_refused_for_good() -> None:
+    site = make_site(queue_limit=4)
+    refused = await site.complete(prompt=["a", "b", "c"], n=2)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "too_many_choices")
+    assert "only 4 may wait" in refused.json()["error"]["message"]
+    assert site.worker.commands == []
+    assert (await site.complete(prompt=["a", "b"], n=2)).status_code == 200

@@ -53,9 +53,11 @@ def some_request(
     stops: frozenset[int] = frozenset(),
     method: str = "auto",
     num_draft_tokens: int | None = None,
+    owner: str = "",
 ) -> Request:
     return Request(
         id=name,
+        owner=owner,
         prompt_tokens=tuple((7 * place + len(name)) % VOCABULARY for place in range(prompt)),
         max_tokens=max_tokens,
         stop_token_ids=stops,

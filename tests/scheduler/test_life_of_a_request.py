@@ -27,6 +27,35 @@ def test_requests_are_admitted_in_the_order_they_came() -> None:
     assert loop.admitted == list("abcdef")
 
 
+def test_owners_take_turns_however_much_one_of_them_asks() -> None:
+    loop = build(engine=ScriptedEngine(EngineLimits(4_096, 2)))
+    flood = [some_request(f"flood {number}", owner="alice") for number in range(12)]
+    loop.run(*flood, *(some_request(f"{owner} {turn}", owner=owner) for turn in (1, 2) for owner in ("bob", "carol")))
+    others = ["bob 1", "carol 1", "flood 1", "bob 2", "carol 2"]
+    assert loop.admitted[:6] == ["flood 0", *others], "who asks much waits behind himself"
+    assert loop.admitted[6:] == [f"flood {number}" for number in range(2, 12)]
+
+
+def test_a_full_line_of_one_owner_turns_nobody_else_away() -> None:
+    scheduler = Scheduler(EngineLimits(4_096, 1), queue_limit=2)
+    for name in "ab":
+        scheduler.submit(some_request(name, owner="alice"))
+    with pytest.raises(QueueFull):
+        scheduler.submit(some_request("c", owner="alice"))
+    scheduler.submit(some_request("d", owner="bob"))
+    assert scheduler.waiting == 3
+
+
+def test_cancelling_costs_an_owner_no_turn() -> None:
+    scheduler = Scheduler(EngineLimits(4_096, 4))
+    for name, owner in (("a", "alice"), ("b", "bob"), ("a2", "alice")):
+        scheduler.submit(some_request(name, owner=owner))
+    scheduler.cancel("a")
+    head = scheduler.next_admission()
+    assert head is not None
+    assert head.id == "a2"
+
+
 def test_a_row_is_free_again_only_when_the_engine_was_told() -> None:
     scheduler = Scheduler(EngineLimits(4_096, 1))
     scheduler.submit(some_request("a"))
