@@ -1,4 +1,4 @@
-"""`POST /api/load`, `POST /api/unload`, `GET /api/ps`: what the command line asks of a running server."""
+"""`POST /api/load`, `/api/unload` and `/api/release`, `GET /api/ps`: what the command line asks of a running server."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 
 from app.api.answer import unless_client_leaves
 from app.api.models import drafts_object
-from app.api.schemas import LoadBody, UnloadBody
+from app.api.schemas import LoadBody, NamedModel
 from app.core.messages import LoadedModel
 from app.serving.auth import authorize_operator
 from app.serving.body import read_json
@@ -44,12 +44,20 @@ async def load_model(request: Request) -> dict[str, Any]:
 async def unload_model(request: Request) -> dict[str, str]:
     """Take a model out of memory. Raises ModelUnavailable while requests use it, ModelNotFound for an unknown id."""
     context = context_of(request)
-    body = await read_json(request, UnloadBody)
+    body = await read_json(request, NamedModel)
     model_id = body.model
     if model_id not in context.resolver.loaded():
         model_id = (await asyncio.to_thread(context.resolver.find, model_id)).id
     await context.worker.unload(model_id)
     return {"model": model_id, "state": "available"}
+
+
+@router.post("/api/release", dependencies=[Depends(authorize_operator)])
+async def release_model(request: Request) -> dict[str, Any]:
+    """Let a model run again that is quarantined. Raises InvalidRequest for one that is not."""
+    body = await read_json(request, NamedModel)
+    context_of(request).worker.release_quarantine(body.model)
+    return {"model": body.model, "released": True}
 
 
 @router.get("/api/ps")

@@ -66,8 +66,8 @@ class Server:
         return self._call("POST", "/api/unload", {"model": model})
 
     def release(self, model: str) -> dict[str, Any]:
-        """`POST /admin/api/quarantine/release`."""
-        return self._call("POST", "/admin/api/quarantine/release", {"model": model})
+        """`POST /api/release`."""
+        return self._call("POST", "/api/release", {"model": model})
 
     def add_download(self, repository: str, revision: str = "") -> dict[str, Any]:
         """`POST /admin/api/downloads`: the download, new or gone on with."""

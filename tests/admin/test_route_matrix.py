@@ -31,6 +31,7 @@ ROUTES: dict[str, Access] = {
     "GET /api/ps": "key",
     "POST /api/load": "operator",
     "POST /api/unload": "operator",
+    "POST /api/release": "operator",
     # signing in, keys
     "GET /admin/login": "entrance",
     "GET /admin/setup": "entrance",

@@ -118,9 +118,9 @@ def test_ps_tells_what_to_do_when_nothing_is_loaded(environment: Mapping[str, st
 
 
 def test_a_quarantined_model_is_released_by_command(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/admin/api/quarantine/release"] = (200, {"model": "big", "released": True})
+    fake.answers["/api/release"] = (200, {"model": "big", "released": True})
     assert "big may run again" in run(environment, "release", "big").stdout
-    assert fake.requests[-1][1:3] == ("/admin/api/quarantine/release", {"model": "big"})
+    assert fake.requests[-1][1:3] == ("/api/release", {"model": "big"})
 
 
 def test_load_and_unload_send_what_was_asked(environment: Mapping[str, str], fake: FakeServer) -> None:
