@@ -53,8 +53,8 @@ class Server:
         return list(self._call("GET", "/v1/models").get("data", []))
 
     def loaded(self) -> dict[str, Any]:
-        """`GET /api/ps`."""
-        return self._call("GET", "/api/ps")
+        """`GET /api/status`."""
+        return self._call("GET", "/api/status")
 
     def load(self, model: str, *, draft: str | None, pin: bool | None, ttl: float | None) -> dict[str, Any]:
         """`POST /api/load`; returns when the model is ready."""

@@ -99,7 +99,7 @@ def test_serve_refuses_a_draft_that_cannot_be_used_in_one_line(
 
 
 def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/api/ps"] = (200, LOADED)
+    fake.answers["/api/status"] = (200, LOADED)
     shown = run(environment, "ps").stdout
     for part in ("big", "small", "ready (pinned)", "1.5 GB", "draft_model", "ngram"):
         assert part in shown
@@ -108,12 +108,12 @@ def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[st
     assert "bad is quarantined: it crashed three times" in shown
     assert json.loads(run(environment, "ps", "--json").stdout) == LOADED
     alone = LOADED | {"models": [LOADED["models"][0] | {"draft": None, "drafts": [], "methods": ["ngram"]}]}  # type: ignore[index, operator]
-    fake.answers["/api/ps"] = (200, alone)
+    fake.answers["/api/status"] = (200, alone)
     assert "mtp: it" in run(environment, "ps").stdout
 
 
 def test_ps_tells_what_to_do_when_nothing_is_loaded(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/api/ps"] = (200, {"models": [], "loading": {}})
+    fake.answers["/api/status"] = (200, {"models": [], "loading": {}})
     assert "paceline load MODEL" in run(environment, "ps").stdout
 
 
@@ -147,14 +147,14 @@ def test_an_error_of_the_server_is_one_line(environment: Mapping[str, str], fake
 
 
 def test_a_wanted_key_is_told(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/api/ps"] = (401, {"error": {"message": "missing"}})
+    fake.answers["/api/status"] = (401, {"error": {"message": "missing"}})
     result = run(environment, "ps")
     assert result.exit_code == 1
     assert "PACELINE_API_KEY" in result.stderr
 
 
 def test_another_program_at_the_port_is_told(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/api/ps"] = (500, "what?")
+    fake.answers["/api/status"] = (500, "what?")
     result = run(environment, "ps")
     assert result.exit_code == 1
     assert "is it Paceline?" in result.stderr
