@@ -1,36 +1,41 @@
 """`/admin/chat`: the playground, and its conversations under `/admin/api/conversations`.
 
 Replies stream from `/admin/api/v1/chat/completions`, which is the API's own route behind the sign-in. The page keeps
-a reply with `PUT …/messages` when it is finished or stopped.
+what was said with `POST …/turns`, under ids of its own making: it sends again whatever nobody acknowledged. Topic
+`conversations`: another number after each change, so that other tabs look.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.admin.context import AdminContext
 from app.admin.templating import Pages
+from app.core.errors import StaleVersion
 from app.serving.body import read_json
-from app.serving.errors import Rejected
-from app.store.conversations import Conversations, Message, Role
+from app.serving.errors import Rejected, error_object
+from app.store.conversations import Beginning, Conversation, Conversations, Role, Turn
 
 MAX_ID = (1 << 63) - 1
 MAX_TITLE_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 1_000_000
+MAX_TURNS = 2000
+MAX_TIME = 1e11
 MAX_SPANS = 100_000
-MAX_FIGURES_BYTES = 16 * 1024
+MAX_PROBLEM_CHARACTERS = 4000
 MAX_SEED = (1 << 53) - 1
 """What a script's numbers hold exactly."""
 
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE_CHARACTERS)]
 ModelId = Annotated[str, Field(max_length=300)]
 Span = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[str, Field(max_length=60)]]
+Count = Annotated[float, Field(ge=0)]
+TurnId = Annotated[str, Field(pattern=r"^[a-z0-9]{1,40}$")]
 Found = TypeVar("Found")
 
 
@@ -54,14 +59,6 @@ class ChatOptions(Body):
     num_draft_tokens: int | None = Field(None, ge=1, le=64)
 
 
-class NewConversation(Body):
-    """A conversation to begin."""
-
-    title: Title
-    model: ModelId = ""
-    options: ChatOptions = ChatOptions()
-
-
 class ConversationChange(Body):
     """What is to be different; the rest stays."""
 
@@ -70,38 +67,100 @@ class ConversationChange(Body):
     options: ChatOptions | None = None
 
 
-class NewMessage(Body):
-    """One message to keep."""
+class Kept(BaseModel):
+    """Base of the figures of a reply: what a page of another version, or a file, says besides is left out."""
 
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
+
+
+class KeptTimings(Kept):
+    """How fast a reply came."""
+
+    first_token_ms: Count | None = None
+    predicted_n: Count | None = None
+    predicted_per_second: Count | None = None
+
+
+class KeptSpeculation(Kept):
+    """How its drafts fared."""
+
+    method: str = Field("off", max_length=200)
+    reason: str = Field("", max_length=2000)
+    drafted: Count = 0
+    accepted: Count = 0
+    tokens_per_cycle: Count = 0
+
+
+class KeptProblem(Kept):
+    """Why a reply broke off."""
+
+    code: str = Field("", max_length=100)
+    message: str = Field("", max_length=MAX_PROBLEM_CHARACTERS)
+
+
+class Figures(Kept):
+    """What a page shows under a reply."""
+
+    timings: KeptTimings | None = None
+    speculation: KeptSpeculation | None = None
+    seed: int | None = None
+    finish: str | None = Field(None, max_length=60)
+    stopped: bool = False
+    problem: KeptProblem | None = None
+
+
+class NewTurn(Body):
+    """One turn to keep; a parent is there already, or comes before it in the list."""
+
+    id: TurnId
+    parent: TurnId | Literal[""]
     role: Role
     content: str = Field(max_length=MAX_MESSAGE_CHARACTERS)
     reasoning: str = Field("", max_length=MAX_MESSAGE_CHARACTERS)
     spans: list[Span] = Field([], max_length=MAX_SPANS)
-    figures: dict[str, Any] | None = None
+    figures: Figures | None = None
+    created_at: float = Field(0, ge=0, le=MAX_TIME)
 
-    @field_validator("figures")
-    @classmethod
-    def _check_figures(cls, figures: dict[str, Any] | None) -> dict[str, Any] | None:
-        if figures is not None and len(msgspec.json.encode(figures)) > MAX_FIGURES_BYTES:
-            raise ValueError(f"figures have at most {MAX_FIGURES_BYTES} bytes")
-        return figures
-
-    def message(self) -> Message:
+    def turn(self) -> Turn:
         """As the store keeps it."""
-        return Message(self.role, self.content, self.reasoning, tuple(self.spans), self.figures)
+        figures = None if self.figures is None else self.figures.model_dump(exclude_unset=True)
+        return Turn(
+            self.id,
+            self.parent,
+            self.role,
+            self.content,
+            self.reasoning,
+            tuple(self.spans),
+            figures,
+            self.created_at,
+        )
 
 
-class Messages(Body):
-    """`messages` take the place of everything after the message with the id `after`; 0 is the beginning."""
+class NewConversation(Body):
+    """What a conversation is called and asks for."""
 
-    after: int = Field(ge=0, le=MAX_ID)
-    messages: list[NewMessage] = Field(max_length=1000)
+    title: Title
+    model: ModelId = ""
+    options: ChatOptions = ChatOptions()
+
+    def beginning(self) -> Beginning:
+        """As the store keeps it."""
+        return Beginning(self.title, self.model, self.options.model_dump(exclude_none=True))
+
+
+class NewTurns(Body):
+    """Turns for a conversation of a version; 0 with `begin` makes it."""
+
+    version: int = Field(ge=0, le=MAX_ID)
+    turns: list[NewTurn] = Field(max_length=MAX_TURNS)
+    begin: NewConversation | None = None
 
 
 def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     """The page and its JSON routes."""
     router = APIRouter()
     conversations = Conversations(context.store)
+    context.live.topic("conversations", lambda: {"revision": conversations.revision})
     _add_page(router, context, pages)
     _add_all(router, conversations)
     _add_one(router, conversations)
@@ -121,13 +180,6 @@ def _add_all(router: APIRouter, conversations: Conversations) -> None:
         """Headings, the latest first; with `search` those whose title or messages contain it."""
         return {"conversations": [asdict(each) for each in conversations.list(search.strip())]}
 
-    @router.post("/admin/api/conversations", status_code=201)
-    async def create_conversation(request: Request) -> dict[str, Any]:
-        """A new one, still empty."""
-        asked = await read_json(request, NewConversation)
-        options = asked.options.model_dump(exclude_none=True)
-        return asdict(await asyncio.to_thread(conversations.create, asked.title, asked.model, options))
-
     @router.delete("/admin/api/conversations")
     def delete_conversations() -> dict[str, Any]:
         """Forget all of them."""
@@ -139,13 +191,8 @@ def _add_one(router: APIRouter, conversations: Conversations) -> None:
 
     @router.get(path)
     def get_conversation(conversation_id: int) -> dict[str, Any]:
-        """One with its messages."""
-        found = _found(conversation_id, conversations.find)
-        return {
-            **asdict(found.heading),
-            "options": dict(found.options),
-            "messages": [asdict(message) for message in found.messages],
-        }
+        """One with its turns."""
+        return _told(_found(conversation_id, conversations.find))
 
     @router.patch(path)
     async def change_conversation(request: Request, conversation_id: int) -> dict[str, Any]:
@@ -164,15 +211,31 @@ def _add_one(router: APIRouter, conversations: Conversations) -> None:
         _found(conversation_id, lambda number: conversations.delete(number) or None)
         return {"deleted": 1}
 
-    @router.put(path + "/messages")
-    async def put_messages(request: Request, conversation_id: int) -> dict[str, Any]:
-        """Keep messages in the place of everything after one; answers them with their ids."""
-        asked = await read_json(request, Messages)
-        messages = [each.message() for each in asked.messages]
-        added = await asyncio.to_thread(
-            _found, conversation_id, lambda number: conversations.put(number, asked.after, messages)
-        )
-        return {"messages": [{"id": message.id, "created_at": message.created_at} for message in added]}
+    @router.post(path + "/turns")
+    async def add_turns(request: Request, conversation_id: int) -> Response:
+        """Keep turns; 409 with what is there when somebody else wrote since."""
+        asked = await read_json(request, NewTurns)
+        return await asyncio.to_thread(_answer_turns, conversations, conversation_id, asked)
+
+
+def _answer_turns(conversations: Conversations, conversation_id: int, asked: NewTurns) -> Response:
+    turns = [each.turn() for each in asked.turns]
+    beginning = None if asked.begin is None else asked.begin.beginning()
+    try:
+        added = _found(conversation_id, lambda number: conversations.add(number, asked.version, turns, beginning))
+        return JSONResponse(asdict(added))
+    except StaleVersion as error:
+        present = _told(_found(conversation_id, conversations.find))
+        return JSONResponse({**error_object(error), "conversation": present}, error.status)
+
+
+def _told(conversation: Conversation) -> dict[str, Any]:
+    """A whole conversation, as the page reads, exports and imports it."""
+    return {
+        **asdict(conversation.heading),
+        "options": dict(conversation.options),
+        "turns": [asdict(turn) for turn in conversation.turns],
+    }
 
 
 def _found(conversation_id: int, look: Callable[[int], Found | None]) -> Found:

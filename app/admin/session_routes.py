@@ -88,7 +88,7 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
         cookie = request.cookies.get(COOKIE, "")
         if cookie and accounts.sessions.is_open(cookie):
             return RedirectResponse("/admin/", 303)
-        return pages.render("login.html", request, data={})
+        return pages.render("login.html", request, data={}, ended="ended" in request.query_params)
 
 
 class _Gatekeeper:

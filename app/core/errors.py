@@ -3,7 +3,8 @@
 PacelineError
 ├── InvalidRequest            400  the client asked for something malformed or impossible
 │   ├── SpeculationUnavailable     a method was asked for explicitly and cannot run
-│   └── InvalidSetting        422  a setting is unknown, out of range or clashes with another one
+│   ├── InvalidSetting        422  a setting is unknown, out of range or clashes with another one
+│   └── StaleVersion          409  somebody else changed it since; read it again
 ├── ModelNotFound             404
 ├── QueueFull                 429  come back after `retry_after_seconds`
 ├── ModelUnavailable          503  the model cannot be loaded or is quarantined
@@ -71,6 +72,13 @@ class InvalidSetting(InvalidRequest):
 
     status = 422
     code = "invalid_setting"
+
+
+class StaleVersion(InvalidRequest):
+    """A write carried a version that is not the present one: read what is there, then write again."""
+
+    status = 409
+    code = "stale_version"
 
 
 class ModelNotFound(PacelineError):

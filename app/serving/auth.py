@@ -149,14 +149,14 @@ def _admit(door: Door, path: str, keys: list[bytes], cookie: str, *, is_admin: b
     if is_admin:
         if cookie and door.callers.is_session(cookie):
             return SESSION
-        return _admin(door, identity, path)
+        return _admin(door, identity, path, has_ended=bool(cookie))
     if identity is None and door.is_closed:
         advice = "A valid API key is required: send `Authorization: Bearer <key>`."
         raise Rejected(401, advice, "invalid_api_key", close=True)
     return identity or ANONYMOUS
 
 
-def _admin(door: Door, identity: Identity | None, path: str) -> Identity:
+def _admin(door: Door, identity: Identity | None, path: str, *, has_ended: bool) -> Identity:
     if identity is not None and identity.scope == "admin":
         return identity
     if identity is not None:
@@ -164,14 +164,16 @@ def _admin(door: Door, identity: Identity | None, path: str) -> Identity:
     if path.startswith(ADMIN_JSON):
         advice = "Sign in at /admin/login, or send an API key of scope admin."
         raise Rejected(401, advice, "not_signed_in", close=True)
-    raise HTTPException(303, headers={"location": _entrance(door, path)})
+    raise HTTPException(303, headers={"location": _entrance(door, path, has_ended=has_ended)})
 
 
-def _entrance(door: Door, path: str) -> str:
-    """Where a browser signs in, and comes back from to the page it wanted."""
+def _entrance(door: Door, path: str, *, has_ended: bool) -> str:
+    """Where a browser signs in, and comes back from to the page it wanted; `has_ended`: it was signed in before."""
     if not door.callers.has_account:
         return "/admin/setup"
-    return "/admin/login" if path in {ADMIN, ADMIN + "/"} else f"/admin/login?next={quote(path)}"
+    reason = ["ended=1"] if has_ended else []
+    place = [] if path in {ADMIN, ADMIN + "/"} else [f"next={quote(path)}"]
+    return "?".join(part for part in ("/admin/login", "&".join([*reason, *place])) if part)
 
 
 def _key_owner(door: Door, keys: list[bytes]) -> Identity | None:

@@ -1,6 +1,7 @@
 // The chat page: its parts put together, what is typed and not sent yet, the keyboard, and the scrolling.
 
 import { attempt, component, data, live, t } from "./core.js";
+import { keeping } from "./chat_keeping.js";
 import { list } from "./chat_list.js";
 import { byId, panel } from "./chat_options.js";
 import { thread } from "./chat_thread.js";
@@ -9,7 +10,7 @@ const VIEW = "paceline.chat.view";
 const PANEL = "paceline.chat.panel";
 const DRAFTS = "paceline.chat.drafts";
 const NEAR_END = 60;
-const WIDE = "(min-width: 1180px)";
+const WIDE = "(min-width: 1440px)";
 
 const described = (part) => Object.getOwnPropertyDescriptors(part);
 const readDrafts = () => JSON.parse(sessionStorage.getItem(DRAFTS) ?? "{}");
@@ -35,6 +36,7 @@ const page = {
     new ResizeObserver(measure).observe(navigation);
     this.opening = this.read().then(() => this.openNamed());
     addEventListener("hashchange", () => this.openNamed());
+    live("conversations", () => this.opening.then(() => this.followOthers()).catch(() => null));
     if (!(await this.opening) && matchMedia("(pointer: fine)").matches) byId("draft").focus();
   },
   async read() {
@@ -57,7 +59,7 @@ const page = {
     return this.current.title || t("chat.new");
   },
   get isNew() {
-    return !this.current.messages.length;
+    return !this.current.turns.length;
   },
   get noModels() {
     return this.areModelsRead && !this.models.length;
@@ -80,7 +82,7 @@ const page = {
   togglePanel() {
     this.isPanelOpen = !this.isPanelOpen;
     if (matchMedia(WIDE).matches) localStorage.setItem(PANEL, this.isPanelOpen ? "open" : "closed");
-    else if (this.isPanelOpen) this.$nextTick(() => byId("option-model").focus());
+    else if (this.isPanelOpen) this.$nextTick(() => byId("option-method").focus());
   },
   closeDrawers() {
     this.isListOpen = false;
@@ -129,20 +131,24 @@ const page = {
   },
 
   keepDraft() {
-    const drafts = { ...readDrafts(), [this.current.id]: this.draft };
+    const drafts = { ...readDrafts(), [this.draftKey]: this.draft };
     const written = Object.entries(drafts).filter(([, text]) => text);
     sessionStorage.setItem(DRAFTS, JSON.stringify(Object.fromEntries(written)));
   },
   restoreDraft() {
-    this.draft = readDrafts()[this.current.id] ?? "";
+    this.draft = readDrafts()[this.draftKey] ?? "";
+  },
+  get draftKey() {
+    return this.current.turns.length ? this.current.id : 0;
   },
   // Replies that are being written end with the page; what is there of them is kept.
   leave() {
     this.keepDraft();
+    this.keepShown();
     for (const conversation of [this.current, ...this.running]) this.keepUnfinished(conversation);
   },
 };
 
 component("chat", () =>
-  [list, panel, thread].reduce((whole, part) => Object.defineProperties(whole, described(part)), Object.defineProperties({}, described(page))),
+  [keeping, list, panel, thread].reduce((whole, part) => Object.defineProperties(whole, described(part)), Object.defineProperties({}, described(page))),
 );

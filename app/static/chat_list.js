@@ -1,19 +1,50 @@
-// The conversations that are kept: open, search, rename, delete.
+// The conversations that are kept: open, search, rename, delete, export, import.
 
 import { ago, api, confirm, t } from "./core.js";
+import { ADDRESS } from "./chat_keeping.js";
 import { byId, formOf } from "./chat_options.js";
-import { makeMessage } from "./chat_thread.js";
+import { discard, entries } from "./chat_outbox.js";
+import { stored } from "./chat_thread.js";
+import { choose, newNumber } from "./chat_tree.js";
 
-const ADDRESS = "/admin/api/conversations";
 const SEARCH_MS = 250;
+const SHOWN = "paceline.chat.shown"; // by conversation: the last turn of the line on screen
 let keys = 0;
 
-const fresh = () => ({ key: (keys += 1), id: 0, title: "", messages: [] });
+// `version` 0: the server has not seen it yet. `messages` is the line of `turns` that is on screen.
+const fresh = (id = newNumber()) => ({ key: (keys += 1), id, version: 0, title: "", turns: [], messages: [], chosen: {} });
+const isAlive = (conversation) => conversation.turns.some((turn) => turn.status === "writing" || turn.unsaved);
+const FORM = { format: "paceline.conversation", form: 1 };
+const MAX_FILE_BYTES = 30e6;
+const MAX_NAME_CHARACTERS = 60;
+const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, MAX_NAME_CHARACTERS) || "chat";
+
+function save(name, type, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+// What an export says; anything else is refused in words.
+async function readExport(file) {
+  if (file.size > MAX_FILE_BYTES) throw new Error(t("chat.import_large"));
+  try {
+    const whole = JSON.parse(await file.text());
+    if (whole.format === FORM.format && whole.form === FORM.form) return whole;
+  } catch {
+    // no JSON: said below
+  }
+  throw new Error(t("chat.import_foreign"));
+}
+
+const readShown = () => JSON.parse(sessionStorage.getItem(SHOWN) ?? "{}");
 
 export const list = {
   conversations: [],
   current: fresh(),
-  running: [], // conversations whose reply is still being written
+  running: [], // others whose reply is still being written, or that are not saved yet
   search: "",
   isRead: false,
   isListOpen: false,
@@ -36,6 +67,10 @@ export const list = {
     const { conversations } = await api("GET", `${ADDRESS}?search=${encodeURIComponent(this.search.trim().slice(0, 200))}`);
     Object.assign(this, { conversations, isRead: true });
   },
+  // One of them as it is now, where it belongs.
+  noteHeading(heading) {
+    this.conversations = [heading, ...this.conversations.filter((each) => each.id !== heading.id)];
+  },
   find() {
     clearTimeout(this.finding);
     this.finding = setTimeout(() => this.attempt(() => this.readList()), SEARCH_MS);
@@ -45,23 +80,40 @@ export const list = {
     this.enter(fresh());
   },
   async open(id) {
-    const known = this.running.find((conversation) => conversation.id === id && id);
-    if (known) return this.enter(known);
+    const known = this.known(id);
+    if (known) {
+      this.enter(known);
+      return this.refresh(known);
+    }
     await this.attempt(async () => {
-      const { title, messages, options, model_id: model } = await api("GET", `${ADDRESS}/${id}`);
-      this.enter({ ...fresh(), id, title, model, options, messages: messages.map(makeMessage) });
-      if (!this.conversations.some((each) => each.id === id)) await this.readList();
+      const conversation = fresh(id);
+      const present = await this.readOne(conversation);
+      if (present) this.merge(conversation, present);
+      this.adopt(conversation);
+      const last = conversation.turns.find((turn) => turn.id === readShown()[id]) ?? conversation.turns.at(-1);
+      if (last) choose(conversation, last.id);
+      this.enter(conversation);
+      await this.deliver(id);
     });
+  },
+  // As the server has it; null where it has not yet, and this browser does.
+  async readOne(conversation) {
+    try {
+      return await api("GET", this.path(conversation));
+    } catch (error) {
+      if (entries(conversation.id).length) return null;
+      throw error;
+    }
   },
   // A reply that is being written goes on; its conversation is found again while it does.
   enter(conversation) {
     this.keepDraft();
-    this.running = this.running.filter((each) => each.messages.some((message) => message.status === "writing"));
-    if (this.isBusy) this.running.push(this.current);
+    this.keepShown();
+    this.running = this.running.filter((each) => isAlive(each) && each.key !== this.current.key);
+    if (isAlive(this.current)) this.running.push(this.current);
     this.current = conversation;
     this.isListOpen = false;
-    if (conversation.options) this.form = formOf(conversation.options);
-    if (this.models.some((model) => model.id === conversation.model)) this.model = conversation.model;
+    this.enterOptions(conversation);
     this.remember();
     this.restoreDraft();
     this.$nextTick(() => {
@@ -69,9 +121,17 @@ export const list = {
       if (matchMedia("(pointer: fine)").matches) byId("draft").focus();
     });
   },
+  keepShown() {
+    const last = this.current.messages.at(-1);
+    if (last) sessionStorage.setItem(SHOWN, JSON.stringify({ ...readShown(), [this.current.id]: last.id }));
+  },
+  enterOptions({ options, model }) {
+    if (options) this.form = formOf(options);
+    if (this.models.some((each) => each.id === model)) this.model = model;
+  },
   // The address names the open conversation, so that a reload finds it.
   remember() {
-    history.replaceState(null, "", this.current.id ? `#${this.current.id}` : location.pathname);
+    history.replaceState(null, "", this.current.turns.length ? `#${this.current.id}` : location.pathname);
   },
 
   renameWords: ({ title }) => t("chat.rename_named", { title }),
@@ -85,10 +145,14 @@ export const list = {
     if (this.renamed !== conversation.id) return;
     this.renamed = 0;
     if (!title || title === conversation.title) return;
-    const isDone = await this.attempt(() => api("PATCH", this.path(conversation), { title }));
-    if (!isDone) return;
     if (this.isCurrent(conversation)) this.current.title = title;
+    await this.attempt(() => this.change(conversation, { title }));
     await this.attempt(() => this.readList());
+  },
+  async change(conversation, values) {
+    const { version } = await api("PATCH", this.path(conversation), values);
+    const known = this.known(conversation.id);
+    if (known?.version === version - 1) known.version = version;
   },
   keepTitle() {
     this.renamed = 0;
@@ -97,12 +161,16 @@ export const list = {
     const title = t("chat.delete_title", { title: conversation.title });
     if (!(await confirm({ title, text: t("chat.delete_text"), action: t("chat.delete"), tone: "bad" }))) return;
     const isDone = await this.attempt(() => api("DELETE", this.path(conversation)));
-    if (isDone) this.forget((each) => each.id === conversation.id);
+    if (!isDone) return;
+    discard(conversation.id);
+    await this.forget((each) => each.id === conversation.id);
   },
   async removeAll() {
     const title = t("chat.delete_all_title");
     if (!(await confirm({ title, text: t("chat.delete_text"), action: t("chat.delete_all"), tone: "bad" }))) return;
-    if (await this.attempt(() => api("DELETE", ADDRESS))) this.forget(() => true);
+    if (!(await this.attempt(() => api("DELETE", ADDRESS)))) return;
+    discard();
+    await this.forget(() => true);
   },
   // They are gone from the store: their replies need no more writing.
   forget(isGone) {
@@ -112,5 +180,34 @@ export const list = {
     }
     if (isGone(this.current)) this.begin();
     return this.attempt(() => this.readList());
+  },
+
+  exportJson() {
+    const { title, model, options, turns } = this.current;
+    const whole = { ...FORM, title, model: model ?? "", options: options ?? {}, turns: turns.map(stored) };
+    save(`${fileName(title)}.json`, "application/json", `${JSON.stringify(whole, null, 2)}\n`);
+  },
+  exportMarkdown() {
+    const { title, messages } = this.current;
+    const parts = messages.map((message) => `## ${this.authorOf(message)}\n\n${stored(message).content.trim()}`);
+    save(`${fileName(title)}.md`, "text/markdown", `${[`# ${title}`, ...parts].join("\n\n")}\n`);
+  },
+  pickFile: () => byId("chat-import").click(),
+  // A file that `exportJson` wrote becomes a conversation of its own.
+  async importFile(event) {
+    const [file] = event.target.files;
+    event.target.value = "";
+    if (file) await this.attempt(() => this.importText(file), t("chat.imported"));
+  },
+  async importText(file) {
+    const { title, model, options, turns } = await readExport(file);
+    const id = newNumber();
+    try {
+      await api("POST", `${ADDRESS}/${id}/turns`, { version: 0, turns, begin: { title, model, options } });
+    } catch (error) {
+      throw error.status === 400 ? new Error(t("chat.import_refused", { reason: error.message })) : error;
+    }
+    await this.readList();
+    await this.open(id);
   },
 };

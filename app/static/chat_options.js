@@ -91,7 +91,7 @@ export const panel = {
     const value = this.chosen?.settings[name];
     if (value !== undefined) return number(value, Number.isInteger(value) ? 0 : 2);
     if (name === "top_k" || name === "max_tokens") return t("chat.no_limit");
-    return { temperature: "1", top_p: "1", min_p: "0", seed: t("chat.random"), num_draft_tokens: t("method.auto") }[name];
+    return { temperature: "1", top_p: "1", min_p: "0", seed: t("chat.random"), num_draft_tokens: t("chat.method_auto") }[name];
   },
 
   choose(event) {
@@ -104,8 +104,11 @@ export const panel = {
     const { current } = this;
     const change = { model: this.model, options: optionsOf(this.form) };
     Object.assign(current, change);
-    if (!current.id) return;
-    this.saving = setTimeout(() => this.attempt(() => api("PATCH", this.path(current), change)), SAVE_MS);
+    if (!current.version) return;
+    this.saving = setTimeout(async () => {
+      await this.attempt(() => this.change(current, change));
+      this.saving = null;
+    }, SAVE_MS);
   },
   resetOptions() {
     this.form = empty();

@@ -1,6 +1,6 @@
 // One streamed completion: chunks as they come. Throws ApiError for a refusal, an error frame, or a cut connection.
 
-import { ApiError, t } from "./core.js";
+import { ApiError, signInAgain, t } from "./core.js";
 
 const ADDRESS = "/admin/api/v1/chat/completions";
 const DATA = "data: ";
@@ -34,7 +34,7 @@ async function ask(body, signal) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(t("core.offline"), "offline", 0);
   }
-  if (response.status === 401) location.assign("/admin/login?next=/admin/chat");
+  if (response.status === 401) signInAgain();
   if (response.ok) return response;
   const problem = (await response.json().catch(() => null))?.error;
   throw new ApiError(problem?.message ?? t("core.failed", { status: response.status }), problem?.code, response.status);

@@ -1,45 +1,59 @@
-// Asking and answering: sends, streams, stops, edits, asks again, and keeps every message in the store.
+// Asking and answering: sends, streams, stops, edits and asks again. What is asked anew becomes a branch.
 
 import { api, copy, number, percent, seconds, t } from "./core.js";
 import { byId, optionsOf, requestOf } from "./chat_options.js";
 import { Painter, paint } from "./chat_paint.js";
 import { stream } from "./chat_stream.js";
 import { Reply } from "./chat_text.js";
+import { add, choose, lineTo, newTurnId, remove } from "./chat_tree.js";
 import { methodWords } from "./model_words.js";
 
 const TITLE_CHARACTERS = 60;
-const MAX_LAST_CHARACTERS = 20_000; // browsers finish calls of 64 KiB after the page is gone
-const runs = new Map(); // by the key of its message: {controller, painter, reply, began}
-const replies = new Map(); // by the key of a message: its text with who wrote what
-let keys = 0;
+const KEEP_MS = 1000; // a reply that is being written is written down this often
+const FIGURES_MS = 200;
+const FIGURES_TRIES = 10;
+const runs = new Map(); // by the id of its message: {controller, painter, reply, began}
+const replies = new Map(); // by the id of a message: its text with who wrote what
 
-export function makeMessage(values) {
-  const key = (keys += 1);
-  const { content = "", spans = [], reasoning = "", id = 0, role, figures = null } = values;
-  replies.set(key, new Reply({ content, spans: spans ?? [], reasoning }));
+const PROBLEMS = {
+  offline: () => t("core.offline"),
+  cut: () => t("chat.cut"),
+  worker_restarted: () => t("chat.worker_restarted"),
+};
+const problemWords = ({ code, message }) => PROBLEMS[code]?.() ?? message ?? "";
+
+export function makeMessage({ id = newTurnId(), parent, role, content = "", spans, reasoning, figures = null, created_at = 0 }) {
+  replies.set(id, new Reply({ content, spans: spans ?? [], reasoning: reasoning ?? "" }));
+  const problem = figures?.problem ? problemWords(figures.problem) : "";
   const status = figures?.stopped ? "stopped" : "done";
-  return { key, id, role, figures, status, problem: "", isEditing: false, edited: "", version: 0 };
+  const createdAt = created_at || Date.now() / 1000;
+  return { id, parent, role, figures, createdAt, status, problem, unsaved: "", isEditing: false, edited: "", version: 0 };
 }
 
-const replyOf = (message) => replies.get(message.key);
+export const replyOf = (message) => replies.get(message.id);
 const partOf = (record, names) => Object.fromEntries(names.map((name) => [name, record[name]]));
 const KEPT_TIMINGS = ["first_token_ms", "predicted_n", "predicted_per_second"];
 const KEPT_SPECULATION = ["method", "reason", "drafted", "accepted", "tokens_per_cycle"];
+const keptFigures = ({ timings, speculation }) => ({
+  timings: partOf(timings, KEPT_TIMINGS),
+  speculation: partOf(speculation, KEPT_SPECULATION),
+});
 
-const stored = (message) => {
+// A turn as the server keeps it; what is still written would have been stopped.
+export function stored(message) {
   const { content, spans, reasoning } = replyOf(message);
-  return { role: message.role, content, reasoning, spans, figures: message.figures };
-};
-const isWorthKeeping = (message) => {
-  const { content, reasoning } = replyOf(message);
-  return message.status !== "writing" && Boolean(content || reasoning);
-};
+  const figures = message.status === "writing" ? { ...message.figures, stopped: true } : message.figures;
+  const { id, parent, role, createdAt: created_at } = message;
+  return { id, parent, role, content, reasoning, spans, figures, created_at };
+}
+const isSaid = (message) => Boolean(replyOf(message).content || replyOf(message).reasoning);
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export const thread = {
   authorOf: (message) => (message.role === "user" ? t("chat.you") : t("chat.model")),
   isWriting: (message) => message.status === "writing",
   get isBusy() {
-    return this.current.messages.some((message) => message.status === "writing");
+    return this.current.turns.some((message) => message.status === "writing");
   },
   get isUnanswered() {
     return !this.isBusy && this.current.messages.at(-1)?.role === "user";
@@ -51,7 +65,7 @@ export const thread = {
 
   show(node, message, view) {
     void message.version;
-    const run = runs.get(message.key);
+    const run = runs.get(message.id);
     if (run) run.painter.attach(node);
     else if (message.role === "user") node.textContent = replyOf(message).content;
     else paint(node, replyOf(message), view === "tokens");
@@ -63,32 +77,41 @@ export const thread = {
     const text = this.draft.toWellFormed().trim();
     if (!text || this.isBusy || !this.model) return;
     this.draft = "";
-    await this.say(this.current, text);
+    await this.say(this.current, text, this.current.messages.at(-1)?.id ?? "");
   },
-  async say(conversation, text) {
-    conversation.messages.push(makeMessage({ role: "user", content: text }));
-    if (!conversation.title) conversation.title = Array.from(text.split("\n")[0]).slice(0, TITLE_CHARACTERS).join("");
-    this.save(conversation);
-    await this.answer(conversation);
+  async say(conversation, text, parent) {
+    if (!conversation.title) {
+      const title = Array.from(text.split("\n")[0]).slice(0, TITLE_CHARACTERS).join("");
+      Object.assign(conversation, { title, model: this.model, options: optionsOf(this.form) });
+    }
+    const message = makeMessage({ role: "user", content: text, parent });
+    add(conversation, message);
+    this.remember();
+    this.keepAndSend(conversation, message);
+    await this.answer(conversation, message.id);
   },
 
-  // Streams a reply to the last message of the user.
-  async answer(conversation) {
-    const history = conversation.messages.map((message) => ({
+  // Streams a reply to a message of the user.
+  async answer(conversation, parent) {
+    const history = lineTo(conversation, parent).filter((message) => message.role === "user" || isSaid(message));
+    const messages = history.map((message) => ({
       role: message.role,
       content: message.role === "user" ? replyOf(message).content : replyOf(message).answer,
     }));
-    conversation.messages.push({ ...makeMessage({ role: "assistant" }), status: "writing" });
-    const message = conversation.messages.at(-1);
-    const run = { controller: new AbortController(), painter: new Painter(replyOf(message)), reply: replyOf(message), began: performance.now() };
-    runs.set(message.key, run);
+    add(conversation, { ...makeMessage({ role: "assistant", parent }), status: "writing" });
+    const message = conversation.turns.at(-1);
+    const now = performance.now();
+    const run = { conversation, controller: new AbortController(), painter: new Painter(replyOf(message)), reply: replyOf(message), began: now, keptAt: now };
+    runs.set(message.id, run);
     this.follow(true);
-    await this.receive(message, run, requestOf(this.model, optionsOf(this.form), history));
-    runs.delete(message.key);
+    await this.receive(message, run, requestOf(this.model, optionsOf(this.form), messages));
+    runs.delete(message.id);
+    if (message.figures?.problem?.code === "not_signed_in") return remove(conversation, message.id);
     message.version += 1;
-    this.announcement = message.problem || t("chat.finished");
+    this.announcement = { done: t("chat.finished"), stopped: t("reply.stopped") }[message.status] ?? message.problem;
     this.follow();
-    await this.save(conversation);
+    await this.keepAndSend(conversation, message);
+    if (message.status !== "done" && run.id) await this.readFigures(conversation, message, run.id);
   },
   async receive(message, run, body) {
     try {
@@ -97,12 +120,27 @@ export const thread = {
     } catch (error) {
       const wasStopped = error.name === "AbortError";
       message.status = wasStopped ? "stopped" : "failed";
-      message.problem = wasStopped ? "" : error.message;
+      message.figures = { ...message.figures, stopped: true };
+      if (wasStopped) return;
+      const cut = (text, length) => String(text ?? "").slice(0, length).toWellFormed();
+      message.figures.problem = { code: cut(error.code, 100), message: cut(error.message, 4000) };
+      message.problem = problemWords(error);
     }
-    if (message.status !== "done") message.figures = { ...message.figures, stopped: true };
+  },
+  // A reply that broke off ends without its figures: the server knows them.
+  async readFigures(conversation, message, id) {
+    for (let tries = 0; tries < FIGURES_TRIES; tries += 1) {
+      const { request } = await api("GET", `/admin/api/requests/${id}`).catch(() => ({}));
+      if (!request) return;
+      message.figures = { ...message.figures, ...keptFigures(request.figures) };
+      if (request.phase === "done") break;
+      await pause(FIGURES_MS);
+    }
+    await this.keepAndSend(conversation, message);
   },
   take(message, run, chunk) {
     const choice = chunk.choices[0];
+    run.id = chunk.id;
     const { content = "", reasoning_content: reasoning = "", tool_calls: calls = [] } = choice?.delta ?? {};
     if ((content || reasoning) && !message.figures) {
       message.figures = { timings: { first_token_ms: performance.now() - run.began } };
@@ -111,9 +149,11 @@ export const thread = {
     run.reply.reasoning += reasoning ?? "";
     for (const call of calls ?? []) run.reply.write(`<tool_call>\n${JSON.stringify(call.function, null, 2)}\n</tool_call>`);
     if (chunk.timings) {
-      const timings = partOf(chunk.timings, KEPT_TIMINGS);
-      const speculation = partOf(chunk.speculation, KEPT_SPECULATION);
-      message.figures = { timings, speculation, seed: chunk.seed, finish: choice?.finish_reason };
+      message.figures = { ...keptFigures(chunk), seed: chunk.seed, finish: choice?.finish_reason };
+    }
+    if (performance.now() - run.keptAt > KEEP_MS) {
+      run.keptAt = performance.now();
+      this.keep(run.conversation, message);
     }
     this.repaint(message, run);
   },
@@ -123,7 +163,7 @@ export const thread = {
     run.isPlanned = true;
     requestAnimationFrame(() => {
       run.isPlanned = false;
-      if (!runs.has(message.key)) return;
+      if (!runs.has(message.id)) return;
       run.painter.update();
       if (this.methodsSeen !== run.reply.methods.length) {
         this.methodsSeen = run.reply.methods.length;
@@ -134,88 +174,87 @@ export const thread = {
   },
 
   stop(conversation) {
-    for (const message of conversation.messages) runs.get(message.key)?.controller.abort();
+    for (const message of conversation.turns) runs.get(message.id)?.controller.abort();
   },
   // For a page that goes away.
   keepUnfinished(conversation) {
-    const written = conversation.messages.filter((message) => message.status === "writing");
-    for (const message of written) {
+    for (const message of conversation.turns.filter((each) => each.status === "writing")) {
       Object.assign(message, { status: "stopped", figures: { ...message.figures, stopped: true } });
+      this.keepAndSend(conversation, message);
     }
-    if (written.length) this.keep(conversation).catch(() => null);
   },
-  // Asks for a reply once more; what came after its question is dropped.
-  async again(message) {
+  // Asks for a reply once more: beside the earlier one, or to a question that has none.
+  async again(message = this.current.messages.at(-1)) {
     if (this.isBusy) return;
-    const { messages } = this.current;
-    const at = message ? messages.findIndex((each) => each.key === message.key) : messages.length;
-    messages.splice(messages[at]?.role === "user" ? at + 1 : at);
-    await this.answer(this.current);
+    await this.answer(this.current, message.role === "user" ? message.id : message.parent);
   },
   edit(message) {
     Object.assign(message, { isEditing: true, edited: replyOf(message).content });
-    this.$nextTick(() => byId(`edit-${message.key}`).focus());
+    this.$nextTick(() => byId(`edit-${message.id}`).focus());
   },
   async resend(message) {
     const text = message.edited.toWellFormed().trim();
     if (!text || this.isBusy) return;
-    const at = this.current.messages.findIndex((each) => each.key === message.key);
-    this.current.messages.splice(at);
-    await this.say(this.current, text);
+    message.isEditing = false;
+    await this.say(this.current, text, message.parent);
   },
   endEdit(message) {
     message.isEditing = false;
   },
-  copyText: (message) => copy(replyOf(message).answer || replyOf(message).content),
 
-  // Keeps what is not kept yet, in the place of everything behind what is. One call after the other.
-  save(conversation) {
-    const work = () => this.attempt(() => this.keep(conversation));
-    conversation.saved = (conversation.saved ?? Promise.resolve()).then(work);
-    return conversation.saved;
+  // The versions of a turn: a reply that brought nothing counts only while it is looked at.
+  versionsOf(message) {
+    const versions = this.current.turns.filter((each) => each.parent === message.parent && each.role === message.role);
+    return versions.filter((each) => each.id === message.id || each.status === "writing" || isSaid(each));
   },
-  async keep(conversation) {
-    if (conversation.isDeleted) return;
-    if (!conversation.id) {
-      const body = { title: conversation.title, model: this.model, options: optionsOf(this.form) };
-      conversation.id = (await api("POST", "/admin/api/conversations", body)).id;
-      if (conversation.key === this.current.key) this.remember();
-    }
-    const kept = conversation.messages.filter((message) => message.id || isWorthKeeping(message));
-    const first = kept.findIndex((message) => !message.id);
-    const fresh = first < 0 ? [] : kept.slice(first);
-    const after = (first < 0 ? kept.at(-1) : kept[first - 1])?.id ?? 0;
-    const body = { after, messages: fresh.map(stored) };
-    const keepalive = JSON.stringify(body).length < MAX_LAST_CHARACTERS;
-    const { messages } = await api("PUT", `${this.path(conversation)}/messages`, body, { keepalive });
-    messages.forEach(({ id }, index) => (fresh[index].id = id));
-    await this.readList();
+  hasVersions(message) {
+    return this.versionsOf(message).length > 1;
   },
+  versionWords(message) {
+    const versions = this.versionsOf(message);
+    return t("chat.version", { at: number(versions.findIndex((each) => each.id === message.id) + 1), count: number(versions.length) });
+  },
+  isFirstVersion(message) {
+    return this.versionsOf(message)[0]?.id === message.id;
+  },
+  isLastVersion(message) {
+    return this.versionsOf(message).at(-1)?.id === message.id;
+  },
+  // Shows the version before or after; the focus stays on the button that was pressed, while it can be pressed again.
+  turnTo(message, step) {
+    const versions = this.versionsOf(message);
+    const next = versions[versions.findIndex((each) => each.id === message.id) + step];
+    if (!next) return;
+    choose(this.current, next.id);
+    this.announcement = this.versionWords(next);
+    this.$nextTick(() => {
+      const sides = step < 0 ? ["before", "after"] : ["after", "before"];
+      sides.map((side) => byId(`${side}-${next.id}`)).find((button) => !button.disabled).focus();
+    });
+  },
+  copyText: (message) => copy(replyOf(message).answer || replyOf(message).content),
 
   figuresOf(message) {
     const { timings, speculation } = message.figures ?? {};
     const figures = [];
-    const add = (value, words, title = "") => figures.push({ value, words, title });
-    if (timings?.predicted_per_second) add(number(timings.predicted_per_second, 1), t("figure.speed"));
+    const show = (value, words, title = "", tone = "") => figures.push({ value, words, title, tone });
+    if (timings?.predicted_per_second) show(number(timings.predicted_per_second, 1), t("figure.speed"));
     if (speculation?.drafted) {
       const counts = { accepted: number(speculation.accepted), drafted: number(speculation.drafted) };
-      add(percent(speculation.accepted / speculation.drafted), t("figure.acceptance"), t("figure.counts", counts));
-      add(number(speculation.tokens_per_cycle, 2), t("figure.cycle"));
+      show(percent(speculation.accepted / speculation.drafted), t("figure.acceptance"), t("figure.counts", counts));
     }
-    if (timings?.first_token_ms) add(seconds(timings.first_token_ms / 1000), t("chat.first_token"));
-    if (timings?.predicted_n) add(number(timings.predicted_n), t("figure.tokens"));
+    if (speculation?.method) show(methodWords(speculation.method), "", t("figure.method"));
+    if (timings?.first_token_ms) show(seconds(timings.first_token_ms / 1000), t("chat.first_token"), "", "more");
+    if (speculation?.drafted) show(number(speculation.tokens_per_cycle, 2), t("figure.step"), "", "extra");
+    if (timings?.predicted_n) show(number(timings.predicted_n), t("figure.tokens"), "", "extra");
     return figures;
-  },
-  methodOfReply: (message) => {
-    const names = message.figures?.speculation?.method.split("+") ?? [];
-    return names.map(methodWords).join(" + ");
   },
   reasonOf: (message) => {
     const { reason = "", method } = message.figures?.speculation ?? {};
     return reason && `${method === "off" ? t("figure.off") : t("figure.partly")} ${reason}`;
   },
   noteOf: (message) => {
-    if (message.status === "stopped") return t("reply.stopped");
+    if (message.status === "stopped" && !message.problem) return t("reply.stopped");
     return message.figures?.finish === "length" ? t("chat.length") : "";
   },
   get waitingWords() {

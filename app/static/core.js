@@ -80,10 +80,18 @@ export function keepInAddress(values) {
 // --- calls ---------------------------------------------------------------------------------------------------------
 
 export class ApiError extends Error {
-  constructor(message, code, status) {
+  constructor(message, code, status, answer = null) {
     super(message);
-    Object.assign(this, { code, status });
+    Object.assign(this, { code, status, answer });
   }
+}
+
+let isLeaving = false;
+// The session has ended: signing in leads back to this very place. However many calls find out, one of them leaves.
+export function signInAgain() {
+  if (isLeaving || !document.body.dataset.area) return;
+  isLeaving = true;
+  location.assign(`/admin/login?ended=1&next=${encodeURIComponent(location.pathname)}${location.hash}`);
 }
 
 // JSON in, JSON out. Throws ApiError; a session that has ended leads to the sign-in page.
@@ -97,11 +105,11 @@ export async function api(method, path, body, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(t("core.offline"), "offline", 0);
   }
-  if (response.status === 401 && document.body.dataset.area) location.assign("/admin/login");
+  if (response.status === 401) signInAgain();
   const answer = response.status === 204 ? null : await response.json().catch(() => null);
   if (response.ok) return answer;
   const problem = answer?.error ?? { message: t("core.failed", { status: response.status }), code: "http" };
-  throw new ApiError(problem.message, problem.code, response.status);
+  throw new ApiError(problem.message, problem.code, response.status, answer);
 }
 
 // Runs `work`, says what went wrong, and answers whether it went well.

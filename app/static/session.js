@@ -6,12 +6,13 @@ import { api, component, data, t } from "./core.js";
 const HOME = "/admin/";
 
 const code = location.hash.slice(1);
-if (code) history.replaceState(null, "", location.pathname + location.search);
+const place = /^\d+$/.test(code) ? location.hash : ""; // of the page that was asked for, such as a conversation
+if (code && !place) history.replaceState(null, "", location.pathname + location.search);
 
 // The page that was asked for before signing in; another site's address, or one with tricks in it, is not followed.
 function wanted() {
   const next = new URLSearchParams(location.search).get("next") ?? HOME;
-  return /^\/admin\/[\w\-./%@+ ]*$/.test(next) && !next.startsWith("/admin/api/") ? next : HOME;
+  return /^\/admin\/[\w\-./%@+ ]*$/.test(next) && !next.startsWith("/admin/api/") ? next + place : HOME;
 }
 
 // What both forms do: one call at a time, the problem in words next to the field, the secret gone afterwards.

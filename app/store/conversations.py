@@ -1,49 +1,62 @@
 """The conversations of the chat page: texts of a person's own, kept until they are deleted.
 
-Messages are in the order of their ids. `put` drops what follows a message and adds others behind it: that is how a
-reply is kept, an edited question sent again and a reply made anew. Calls take milliseconds: make them in a thread.
+A conversation is a tree of turns whose ids the page makes. Turns are added and never taken away: a question that was
+edited or a reply made anew is a sibling of the earlier one. Adding a turn again changes nothing, so whoever got no
+answer sends it once more; only a reply that broke off is completed by a longer one that begins alike. Each write
+carries the version that its page knows. Calls take milliseconds: make them in a thread.
 """
 
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
-from app.core.errors import InvalidRequest
+from app.core.errors import InvalidRequest, StaleVersion
 from app.store.store import Store
 from app.store.tables import ConversationRow, MessageRow
 
 ESCAPE = "\\"
-ID_BITS = 48
-"""Ids are drawn: a window that still shows a deleted conversation must not write into a new one."""
 
 Role = Literal["user", "assistant"]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept; messages and characters are those of one conversation."""
+    """How much is kept; turns and characters are those of one conversation."""
 
     conversations: int = 1000
-    messages: int = 1000
+    turns: int = 2000
     characters: int = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One message. `spans`: which characters of a reply a drafter wrote, as (start, end, method)."""
+class Turn:
+    """One message. `parent` is the turn that it follows, empty for a first one; `created_at` 0 is now.
 
+    `spans`: which characters of a reply a drafter wrote, as (start, end, method).
+    """
+
+    id: str
+    parent: str
     role: Role
     content: str
     reasoning: str = ""
     spans: tuple[tuple[int, int, str], ...] = ()
     figures: Mapping[str, Any] | None = None
-    id: int = 0
     created_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a conversation has besides its turns: `options` is what its requests ask for."""
+
+    title: str
+    model_id: str
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +68,16 @@ class Heading:
     model_id: str
     created_at: float
     changed_at: float
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A whole one: `options` is what its requests ask for besides the messages."""
+    """A whole one; a turn comes after the one it follows."""
 
     heading: Heading
     options: Mapping[str, Any]
-    messages: tuple[Message, ...]
+    turns: tuple[Turn, ...]
 
 
 class Conversations:
@@ -73,6 +87,8 @@ class Conversations:
         self._store = store
         self._clock = clock
         self._limits = limits or Limits()
+        self.revision = int(clock() * 1000)
+        """Another number after each change of any conversation, also by an earlier server."""
 
     def list(self, search: str = "") -> list[Heading]:
         """The one that changed last comes first; `search` is looked for in titles and messages."""
@@ -84,35 +100,36 @@ class Conversations:
         with self._store.reading() as session:
             return [_heading(row) for row in session.exec(found)]
 
-    def create(self, title: str, model_id: str, options: Mapping[str, Any]) -> Heading:
-        """A new one without messages. Raises `InvalidRequest` when there are too many."""
-        now = self._clock()
-        row = ConversationRow(
-            id=1 + secrets.randbits(ID_BITS),
-            title=title,
-            model_id=model_id,
-            options=dict(options),
-            created_at=now,
-            changed_at=now,
-        )
-        with self._store.session() as session:
-            if session.exec(select(func.count()).select_from(ConversationRow)).one() >= self._limits.conversations:
-                message = f"{self._limits.conversations} conversations are kept already: delete some first."
-                raise InvalidRequest(message, code="too_many_conversations")
-            session.add(row)
-            session.flush()
+    def add(
+        self, conversation_id: int, version: int, turns: Sequence[Turn], beginning: Beginning | None = None
+    ) -> Heading | None:
+        """Add turns to a conversation of this version; with `beginning`, version 0 makes one.
+
+        Raises `StaleVersion` when it has another version, and `InvalidRequest` when a turn follows none that is there
+        or something becomes too much; then nothing is added.
+        """
+        with self._changing() as session:
+            row = session.get(ConversationRow, conversation_id)
+            if row is None:
+                if version or beginning is None:
+                    return None
+                row = self._begun(session, conversation_id, beginning)
+            elif row.version != version:
+                message = "This conversation was changed in another window: read it again."
+                raise StaleVersion(message, parameter="version")
+            self._place(session, row, turns)
             return _heading(row)
 
     def find(self, conversation_id: int) -> Conversation | None:
-        """One with its messages."""
+        """One with its turns."""
         if not self._store.exists:
             return None
         with self._store.reading() as session:
             row = session.get(ConversationRow, conversation_id)
             if row is None:
                 return None
-            messages = tuple(_message(each) for each in _rows(session, conversation_id))
-            return Conversation(_heading(row), row.options or {}, messages)
+            turns = tuple(_turn(each) for each in _rows(session, conversation_id))
+            return Conversation(_heading(row), row.options or {}, turns)
 
     def change(
         self,
@@ -122,20 +139,21 @@ class Conversations:
         model_id: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Heading | None:
-        """Set what is given; its place in the list stays."""
-        with self._store.session() as session:
+        """Set what is given, whatever it was; its place in the list stays."""
+        with self._changing() as session:
             row = session.get(ConversationRow, conversation_id)
             if row is None:
                 return None
             row.title = row.title if title is None else title
             row.model_id = row.model_id if model_id is None else model_id
             row.options = row.options if options is None else dict(options)
+            row.version += 1
             session.add(row)
             return _heading(row)
 
     def delete(self, conversation_id: int) -> bool:
-        """Forget one with its messages."""
-        with self._store.session() as session:
+        """Forget one with its turns."""
+        with self._changing() as session:
             row = session.get(ConversationRow, conversation_id)
             if row is not None:
                 session.delete(row)
@@ -143,40 +161,61 @@ class Conversations:
 
     def delete_all(self) -> int:
         """Forget every one; the answer is how many there were."""
-        with self._store.session() as session:
+        with self._changing() as session:
             rows = session.exec(select(ConversationRow)).all()
             for row in rows:
                 session.delete(row)
             return len(rows)
 
-    def put(self, conversation_id: int, after: int, messages: Sequence[Message]) -> tuple[Message, ...] | None:
-        """Drop what follows the message with the id `after` (0: all), then add; the answer is what was added.
-
-        Raises `InvalidRequest` when that message is gone, or the conversation would become too long.
-        """
+    @contextmanager
+    def _changing(self) -> Iterator[Session]:
         with self._store.session() as session:
-            conversation = session.get(ConversationRow, conversation_id)
-            if conversation is None:
-                return None
-            rows = _rows(session, conversation_id)
-            if after and after not in {row.id for row in rows}:
-                message = "This conversation was changed in another window: open it again."
-                raise InvalidRequest(message, code="conversation_changed", parameter="after")
-            kept = [row for row in rows if (row.id or 0) <= after]
-            self._check_size([*map(_message, kept), *messages])
-            for row in rows[len(kept) :]:
-                session.delete(row)
-            conversation.changed_at = now = self._clock()
-            added = [_row(each, conversation_id, now) for each in messages]
-            session.add_all([conversation, *added])
-            session.flush()
-            return tuple(_message(row) for row in added)
+            yield session
+        self.revision += 1  # once it is written: who looks then finds it
 
-    def _check_size(self, messages: Sequence[Message]) -> None:
-        characters = sum(len(each.content) + len(each.reasoning) for each in messages)
-        if len(messages) > self._limits.messages or characters > self._limits.characters:
+    def _begun(self, session: Session, conversation_id: int, beginning: Beginning) -> ConversationRow:
+        if session.exec(select(func.count()).select_from(ConversationRow)).one() >= self._limits.conversations:
+            message = f"{self._limits.conversations} conversations are kept already: delete some first."
+            raise InvalidRequest(message, code="too_many_conversations")
+        return ConversationRow(
+            id=conversation_id,
+            title=beginning.title,
+            model_id=beginning.model_id,
+            options=dict(beginning.options),
+            created_at=self._clock(),
+            version=0,
+        )
+
+    def _place(self, session: Session, conversation: ConversationRow, turns: Sequence[Turn]) -> None:
+        """Add the turns that are new, and complete those that broke off."""
+        conversation.changed_at = now = self._clock()
+        conversation.version += 1
+        session.add(conversation)
+        session.flush()
+        conversation_id = conversation.id or 0
+        rows = {row.turn: row for row in _rows(session, conversation_id)}
+        for turn in turns:
+            if turn.parent and turn.parent not in rows:
+                raise InvalidRequest("A turn follows one that is not there.", code="unknown_parent", parameter="turns")
+            row = rows.setdefault(turn.id, MessageRow(conversation_id=conversation_id, turn=turn.id, created_at=now))
+            if not row.role or _completes(turn, row):
+                _write(row, turn)
+            session.add(row)
+        self._check_size(rows.values())
+        session.flush()
+
+    def _check_size(self, rows: Iterable[MessageRow]) -> None:
+        sizes = [len(row.content) + len(row.reasoning) for row in rows]
+        if len(sizes) > self._limits.turns or sum(sizes) > self._limits.characters:
             message = "This conversation has become too long to be kept: go on in a new one."
-            raise InvalidRequest(message, code="conversation_too_long", parameter="messages")
+            raise InvalidRequest(message, code="conversation_too_long", parameter="turns")
+
+
+def _completes(turn: Turn, row: MessageRow) -> bool:
+    """Whether a turn says more than the row, which broke off: it begins alike."""
+    is_longer = len(turn.content) + len(turn.reasoning) > len(row.content) + len(row.reasoning)
+    begins_alike = turn.content.startswith(row.content) and turn.reasoning.startswith(row.reasoning)
+    return bool((row.figures or {}).get("stopped")) and begins_alike and (is_longer or turn.figures != row.figures)
 
 
 def _contains(search: str) -> Any:
@@ -193,29 +232,26 @@ def _rows(session: Session, conversation_id: int) -> list[MessageRow]:
     return list(session.exec(wanted.order_by(col(MessageRow.id))))
 
 
-def _row(message: Message, conversation_id: int, now: float) -> MessageRow:
-    return MessageRow(
-        conversation_id=conversation_id,
-        role=message.role,
-        content=message.content,
-        reasoning=message.reasoning,
-        spans=[list(span) for span in message.spans],
-        figures=None if message.figures is None else dict(message.figures),
-        created_at=now,
-    )
+def _write(row: MessageRow, turn: Turn) -> None:
+    row.parent, row.role = turn.parent, turn.role
+    row.content, row.reasoning = turn.content, turn.reasoning
+    row.spans = [list(span) for span in turn.spans]
+    row.figures = None if turn.figures is None else dict(turn.figures)
+    row.created_at = turn.created_at or row.created_at
 
 
-def _message(row: MessageRow) -> Message:
-    return Message(
+def _turn(row: MessageRow) -> Turn:
+    return Turn(
+        id=row.turn,
+        parent=row.parent,
         role="assistant" if row.role == "assistant" else "user",
         content=row.content,
         reasoning=row.reasoning,
         spans=tuple((start, end, method) for start, end, method in row.spans or ()),
         figures=row.figures,
-        id=row.id or 0,
         created_at=row.created_at,
     )
 
 
 def _heading(row: ConversationRow) -> Heading:
-    return Heading(row.id or 0, row.title, row.model_id, row.created_at, row.changed_at)
+    return Heading(row.id or 0, row.title, row.model_id, row.created_at, row.changed_at, row.version)

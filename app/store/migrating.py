@@ -24,8 +24,9 @@ def revisions() -> tuple[str, ...]:
     return tuple(sorted(step.revision for step in steps))
 
 
-def migrate(path: Path, *, adopt: bool = False) -> None:
-    """Bring a file to the latest revision; `adopt`: it has the tables of the first one, and says no revision."""
+def migrate(path: Path, *, adopt: bool = False, to: str | None = None) -> None:
+    """Bring a file to a revision, the latest by default; `adopt`: it has the first one's tables, and says none."""
+    target = to or revisions()[-1]
     engine = open_engine(path)
     try:
         with engine.begin() as connection:
@@ -33,8 +34,8 @@ def migrate(path: Path, *, adopt: bool = False) -> None:
             config.attributes["connection"] = connection
             if adopt:
                 command.stamp(config, FIRST)
-            command.upgrade(config, "head")
-            connection.exec_driver_sql(f"PRAGMA user_version = {int(revisions()[-1])}")
+            command.upgrade(config, target)
+            connection.exec_driver_sql(f"PRAGMA user_version = {int(target)}")
             renew_seal(connection)
     finally:
         engine.dispose()

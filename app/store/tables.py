@@ -5,7 +5,7 @@ A change here needs a migration in `migrations/versions/`; a test compares the t
 
 from typing import Any
 
-from sqlalchemy import JSON, Column
+from sqlalchemy import JSON, Column, Index, text
 from sqlmodel import Field, SQLModel
 
 
@@ -138,7 +138,7 @@ class RequestRow(SQLModel, table=True):
 
 
 class ConversationRow(SQLModel, table=True):
-    """One conversation of the chat page."""
+    """One conversation of the chat page. `version` is another number after each change."""
 
     __tablename__ = "conversation"
 
@@ -148,15 +148,20 @@ class ConversationRow(SQLModel, table=True):
     options: dict[str, Any] = _json()
     created_at: float = 0.0
     changed_at: float = Field(default=0.0, index=True)
+    version: int = Field(default=1, sa_column_kwargs={"server_default": "1"})
 
 
 class MessageRow(SQLModel, table=True):
-    """One message of a conversation, in the order of `id`."""
+    """One turn of a conversation: `turn` is its id, made by the page, and `parent` that of the one it follows."""
 
     __tablename__ = "message"
+    __table_args__ = (Index("ix_message_turn", "conversation_id", "turn", unique=True),)
 
     id: int | None = Field(default=None, primary_key=True)
-    conversation_id: int = Field(foreign_key="conversation.id", index=True, ondelete="CASCADE")
+    conversation_id: int = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    turn: str = Field(default="", sa_column_kwargs={"server_default": text("''")})
+    parent: str = Field(default="", sa_column_kwargs={"server_default": text("''")})
+    """Empty: it begins the conversation."""
     role: str = ""
     content: str = ""
     reasoning: str = ""

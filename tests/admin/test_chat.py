@@ -15,14 +15,17 @@ from tests.api.fakes import chat_body, failing, frames
 pytestmark = pytest.mark.anyio
 
 ALL = "/admin/api/conversations"
+PATH = f"{ALL}/7"
+QUESTION = {"id": "q1", "parent": "", "role": "user", "content": "Hi"}
 REPLY = {
+    "id": "a1",
+    "parent": "q1",
     "role": "assistant",
     "content": "Hello, world",
     "reasoning": "",
     "spans": [[5, 12, "draft_model"]],
     "figures": {"speculation": {"drafted": 4, "accepted": 2}},
 }
-QUESTION = {"role": "user", "content": "Hi"}
 
 
 @pytest.fixture
@@ -34,10 +37,12 @@ async def delete(client: httpx2.AsyncClient, path: str) -> httpx2.Response:
     return await client.delete(path, headers={"content-type": "application/json"})
 
 
-async def created(client: httpx2.AsyncClient, **fields: Any) -> str:
-    response = await client.post(ALL, json={"title": "Counting", **fields})
-    assert response.status_code == 201, response.text
-    return f"{ALL}/{response.json()['id']}"
+async def added(
+    client: httpx2.AsyncClient, *turns: dict[str, Any], version: int = 0, path: str = PATH, **begin: Any
+) -> httpx2.Response:
+    """Turns for a conversation; without a version they begin it."""
+    body = {"version": version, "turns": turns, "begin": {"title": "Counting", **begin} if not version else None}
+    return await client.post(path + "/turns", json=body)
 
 
 async def test_a_reply_streams_to_a_session_although_endpoints_want_a_key(site: SignInSite) -> None:
@@ -71,28 +76,27 @@ async def test_the_page_names_the_model_that_requests_get(site: SignInSite) -> N
 
 async def test_a_conversation_is_made_read_renamed_and_deleted(site: SignInSite) -> None:
     client = await site.signed_in()
-    path = await created(client, model="demo-main", options={"temperature": 0.5, "method": "off"})
-    put = await client.put(path + "/messages", json={"after": 0, "messages": [QUESTION, REPLY]})
-    ids = [message["id"] for message in put.json()["messages"]]
-    assert (await client.patch(path, json={"title": "Greeting"})).json()["title"] == "Greeting"
-    assert (await client.patch(path, json={"options": {"seed": 7}})).status_code == 200
-    found = (await client.get(path)).json()
+    made = await added(client, QUESTION, REPLY, model="demo-main", options={"temperature": 0.5, "method": "off"})
+    assert (made.status_code, made.json()["version"]) == (200, 1)
+    assert (await client.patch(PATH, json={"title": "Greeting"})).json()["title"] == "Greeting"
+    assert (await client.patch(PATH, json={"options": {"seed": 7}})).status_code == 200
+    found = (await client.get(PATH)).json()
     assert (found["title"], found["model_id"], found["options"]) == ("Greeting", "demo-main", {"seed": 7})
-    assert [message["id"] for message in found["messages"]] == ids
-    assert {name: found["messages"][1][name] for name in REPLY} == REPLY
+    assert {name: found["turns"][1][name] for name in REPLY} == REPLY
     listed = (await client.get(ALL)).json()["conversations"]
-    assert [each["title"] for each in listed] == ["Greeting"]
+    assert [(each["title"], each["version"]) for each in listed] == [("Greeting", found["version"])]
     assert (await client.get(ALL, params={"search": "WORLD"})).json()["conversations"] == listed
     assert (await client.get(ALL, params={"search": "nothing"})).json()["conversations"] == []
-    assert (await delete(client, path)).json() == {"deleted": 1}
-    for response in (await client.get(path), await delete(client, path), await client.patch(path, json={"title": "x"})):
+    assert (await delete(client, PATH)).json() == {"deleted": 1}
+    gone = await client.get(PATH), await delete(client, PATH), await client.patch(PATH, json={"title": "x"})
+    for response in (*gone, await added(client, REPLY, version=1)):
         assert (response.status_code, response.json()["error"]["code"]) == (404, "conversation_not_found")
 
 
 async def test_all_conversations_are_deleted_at_once(site: SignInSite) -> None:
     client = await site.signed_in()
-    for _ in range(3):
-        await created(client)
+    for number in (1, 2, 3):
+        await added(client, path=f"{ALL}/{number}")
     assert (await delete(client, ALL)).json() == {"deleted": 3}
     assert (await client.get(ALL)).json() == {"conversations": []}
 
@@ -100,32 +104,41 @@ async def test_all_conversations_are_deleted_at_once(site: SignInSite) -> None:
 @pytest.mark.parametrize("number", ["0", "-1", "99", str(1 << 63), str(1 << 70)])
 async def test_an_unknown_conversation_is_told_as_such(site: SignInSite, number: str) -> None:
     client = await site.signed_in()
-    await created(client)
-    body = {"after": 0, "messages": [QUESTION]}
-    for response in (await client.get(f"{ALL}/{number}"), await client.put(f"{ALL}/{number}/messages", json=body)):
+    await added(client)
+    path = f"{ALL}/{number}"
+    for response in (await client.get(path), await added(client, QUESTION, version=1, path=path)):
         assert (response.status_code, response.json()["error"]["code"]) == (404, "conversation_not_found")
 
 
-BAD_MESSAGES: list[dict[str, Any]] = [
-    {"role": "system", "content": "x"},
-    {"role": "user"},
-    {"role": "user", "content": "x" * (chat_routes.MAX_MESSAGE_CHARACTERS + 1)},
-    {"role": "user", "content": "x", "html": "<b>"},
-    {"role": "assistant", "content": "x", "spans": [[-1, 2, "ngram"]]},
-    {"role": "assistant", "content": "x", "spans": [[0, 2]]},
-    {"role": "assistant", "content": "x", "spans": [[0, 1, "n" * 61]]},
-    {"role": "assistant", "content": "x", "figures": {"x": "y" * chat_routes.MAX_FIGURES_BYTES}},
+BAD_TURNS: list[dict[str, Any]] = [
+    {"role": "system"},
+    {"role": None},
+    {"id": ""},
+    {"id": "A-1"},
+    {"id": "x" * 41},
+    {"parent": None},
+    {"parent": "<b>"},
+    {"parent": "nowhere"},
+    {"content": "x" * (chat_routes.MAX_MESSAGE_CHARACTERS + 1)},
+    {"html": "<b>"},
+    {"created_at": -1},
+    {"spans": [[-1, 2, "ngram"]]},
+    {"spans": [[0, 2]]},
+    {"spans": [[0, 1, "n" * 61]]},
+    {"figures": {"timings": {"predicted_per_second": "fast"}}},
+    {"figures": {"speculation": {"method": ["<b>"]}}},
+    {"figures": {"problem": {"message": "y" * (chat_routes.MAX_PROBLEM_CHARACTERS + 1)}}},
 ]
 
 
-@pytest.mark.parametrize("message", BAD_MESSAGES, ids=range(len(BAD_MESSAGES)))
-async def test_a_message_that_is_none_is_refused(site: SignInSite, message: dict[str, Any]) -> None:
+@pytest.mark.parametrize("wrong", BAD_TURNS, ids=range(len(BAD_TURNS)))
+async def test_a_turn_that_is_none_is_refused(site: SignInSite, wrong: dict[str, Any]) -> None:
     client = await site.signed_in()
-    path = await created(client)
-    response = await client.put(path + "/messages", json={"after": 0, "messages": [message]})
+    await added(client)
+    response = await added(client, {**QUESTION, **wrong}, version=1)
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "messages"
-    assert (await client.get(path)).json()["messages"] == []
+    assert response.json()["error"]["param"] == "turns"
+    assert (await client.get(PATH)).json()["turns"] == []
 
 
 @pytest.mark.parametrize(
@@ -145,16 +158,55 @@ async def test_a_message_that_is_none_is_refused(site: SignInSite, message: dict
 )
 async def test_options_out_of_range_are_refused(site: SignInSite, options: dict[str, Any]) -> None:
     client = await site.signed_in()
-    response = await client.post(ALL, json={"title": "x", "options": options})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "options")
+    for response in (await added(client, options=options), await client.patch(PATH, json={"options": options})):
+        assert response.status_code == 400
+        assert "options" in response.json()["error"]["message"]
 
 
-async def test_a_change_of_another_window_is_no_reason_to_lose_a_message(site: SignInSite) -> None:
+async def test_figures_that_no_page_shows_are_not_kept(site: SignInSite) -> None:
     client = await site.signed_in()
-    path = await created(client)
-    put = await client.put(path + "/messages", json={"after": 0, "messages": [QUESTION]})
-    old = put.json()["messages"][0]["id"]
-    await client.put(path + "/messages", json={"after": 0, "messages": [QUESTION, REPLY]})
-    response = await client.put(path + "/messages", json={"after": old, "messages": []})
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "conversation_changed")
-    assert len((await client.get(path)).json()["messages"]) == 2
+    assert (await added(client, {**QUESTION, "figures": {"stopped": True, "x": "y" * 10_000}})).status_code == 200
+    assert (await client.get(PATH)).json()["turns"][0]["figures"] == {"stopped": True}
+
+
+async def test_two_windows_that_write_learn_of_each_other_and_nothing_is_lost(site: SignInSite) -> None:
+    client = await site.signed_in()
+    await added(client, QUESTION)
+    await added(client, REPLY, version=1)
+    other = {**QUESTION, "id": "q2", "parent": "q1"}
+    refused = await added(client, other, version=1)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "stale_version")
+    present = refused.json()["conversation"]
+    assert present == (await client.get(PATH)).json()
+    assert [turn["id"] for turn in present["turns"]] == ["q1", "a1"]
+    assert (await added(client, other, version=present["version"])).status_code == 200
+    assert [turn["id"] for turn in (await client.get(PATH)).json()["turns"]] == ["q1", "a1", "q2"]
+
+
+async def test_what_got_no_answer_is_sent_again_and_is_there_once(site: SignInSite) -> None:
+    client = await site.signed_in()
+    assert (await added(client, QUESTION)).status_code == 200
+    repeated = await added(client, QUESTION)
+    assert repeated.status_code == 409
+    assert [turn["id"] for turn in repeated.json()["conversation"]["turns"]] == ["q1"]
+
+
+async def test_other_tabs_are_told_of_every_change(site: SignInSite) -> None:
+    client = await site.signed_in()
+    listener = site.admin.live.join(["conversations"])
+
+    async def told() -> bool:
+        await site.admin.live.tick()
+        return bool(listener.take())
+
+    assert await told()
+    assert not await told()
+    await added(client, QUESTION)
+    assert await told()
+    await client.patch(PATH, json={"title": "Greeting"})
+    assert await told()
+    await client.get(PATH)
+    assert not await told()
+    await delete(client, PATH)
+    assert await told()
+    site.admin.live.leave(listener)

@@ -14,13 +14,15 @@ def test_there_are_sixty_different_ones() -> None:
 
 async def test_conversations_give_back_what_was_put_in() -> None:
     client = await make_sign_in_site().signed_in()
-    for text in HOSTILE.values():
+    for number, text in enumerate(HOSTILE.values(), start=1):
+        path = f"/admin/api/conversations/{number}"
         title = text[:200]
-        made = await client.post("/admin/api/conversations", json={"title": title, "options": {"system": text}})
-        assert made.status_code == 201
-        path = f"/admin/api/conversations/{made.json()['id']}"
-        message = {"role": "assistant", "content": text, "reasoning": text, "spans": [[0, 2, text[:60]]]}
-        assert (await client.put(path + "/messages", json={"after": 0, "messages": [message]})).status_code == 200
+        turn = {"id": "a1", "parent": "", "role": "assistant", "content": text, "reasoning": text}
+        turn |= {"spans": [[0, 2, text[:60]]], "figures": {"problem": {"message": text[:4000]}}}
+        begin = {"title": title, "options": {"system": text}}
+        assert (
+            await client.post(path + "/turns", json={"version": 0, "turns": [turn], "begin": begin})
+        ).status_code == 200
         found = (await client.get(path)).json()
         assert (found["title"], found["options"]) == (title, {"system": text})
-        assert {name: found["messages"][0][name] for name in message} == message
+        assert {name: found["turns"][0][name] for name in turn} == turn

@@ -194,6 +194,16 @@ async def test_a_page_that_was_wanted_is_remembered() -> None:
     assert response.headers["location"] == "/admin/login?next=/admin/connect"
 
 
+async def test_whose_session_has_ended_is_told_so_where_it_signs_in() -> None:
+    site = make_sign_in_site()
+    client = await site.signed_in()
+    site.accounts.sessions.end_all()
+    response = await client.get("/admin/chat")
+    assert (response.status_code, response.headers["location"]) == (303, "/admin/login?ended=1&next=/admin/chat")
+    assert "Your session has ended." in (await client.get(response.headers["location"])).text
+    assert "Your session has ended." not in (await client.get("/admin/login?next=/admin/chat")).text
+
+
 async def test_who_is_signed_in_needs_no_sign_in_page() -> None:
     client = await make_sign_in_site().signed_in()
     response = await client.get("/admin/login")

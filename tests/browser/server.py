@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 
 from app.serving.auth import COOKIE
 
@@ -23,7 +24,7 @@ READY = "Ctrl-C stops the server"
 CALL_SECONDS = 90
 
 
-@dataclass(frozen=True)
+@dataclass
 class Server:
     """A running server. `setup` is the printed address where the first password is chosen."""
 
@@ -33,6 +34,24 @@ class Server:
     said: str
     log: Path
     client: httpx2.Client
+    process: subprocess.Popen[str]
+    environment: dict[str, str]
+
+    def kill(self) -> None:
+        """As a crash does: at once, and the worker with it."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def restart(self) -> None:
+        """After `kill`: the same home at the same address."""
+        self.process, _ = launch(self.environment, self.log, port=self.address.rpartition(":")[2])
+
+    @property
+    def worker(self) -> int:
+        """The worker's process id."""
+        return max(psutil.Process(self.process.pid).children(), key=lambda child: child.create_time()).pid
 
     def url(self, path: str) -> str:
         return self.address + path
@@ -86,34 +105,39 @@ def serving(folder: Path, *, account: bool = True, **environment: str) -> Iterat
         "COLUMNS": "200",
         **environment,
     }
-    command = [sys.executable, "-m", "app.cli", "serve", "--port", "0"]
     folder.mkdir(parents=True, exist_ok=True)
     log_path = folder / "log"
-    with (
-        log_path.open("wb") as log,
-        subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=log, text=True) as process,
-    ):
+    process, said = launch(variables, log_path)
+    found = re.search(r"http://127\.0\.0\.1:\d+(?=/admin/\s)", said)
+    assert found, said + log_path.read_text(encoding="utf-8")
+    setup = re.search(r"http://\S+/admin/setup#\S+", said)
+    with httpx2.Client(base_url=found[0], timeout=CALL_SECONDS) as client:
+        server = Server(
+            address=found[0],
+            setup=setup[0] if setup else "",
+            home=folder / "home",
+            said=said,
+            log=log_path,
+            client=client,
+            process=process,
+            environment=variables,
+        )
         try:
-            said = _greeting(process)
-            found = re.search(r"http://127\.0\.0\.1:\d+(?=/admin/\s)", said)
-            assert found, said + log_path.read_text(encoding="utf-8")
-            setup = re.search(r"http://\S+/admin/setup#\S+", said)
-            with httpx2.Client(base_url=found[0], timeout=CALL_SECONDS) as client:
-                server = Server(
-                    address=found[0],
-                    setup=setup[0] if setup else "",
-                    home=folder / "home",
-                    said=said,
-                    log=log_path,
-                    client=client,
-                )
-                if account:
-                    server.set_up()
-                yield server
+            if account:
+                server.set_up()
+            yield server
         finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.stdout is not None
-            process.stdout.read()
+            if server.process.poll() is None:
+                server.process.send_signal(signal.SIGTERM)
+                server.process.communicate()
+
+
+def launch(environment: dict[str, str], log_path: Path, port: str = "0") -> tuple[subprocess.Popen[str], str]:
+    """A server that has said that it is ready, and what it said."""
+    command = [sys.executable, "-m", "app.cli", "serve", "--port", port]
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+    return process, _greeting(process)
 
 
 def _greeting(process: subprocess.Popen[str]) -> str:

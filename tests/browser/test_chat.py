@@ -43,27 +43,27 @@ def body(page: Page, at: int = -1) -> str:
 
 
 def test_a_reply_shows_who_drafted_it_and_what_it_cost_and_is_there_after_a_reload(server: Server, chat: Page) -> None:
-    chat.get_by_label("Drafting", exact=True).select_option("dflash")
-    chat.get_by_label("Tokens drafted per step").fill("4")
+    chat.get_by_label("Speculative decoding", exact=True).select_option("dflash")
+    chat.get_by_label("Draft length").fill("4")
     ask(chat)
     assert COUNTED.search(body(chat))
     figures = chat.locator(f"{REPLIES} dl")
-    for words in ("tokens per second", "drafts accepted", "tokens per cycle", "to the first token", "DFlash"):
+    for words in ("tokens/s", "accepted", "tokens per step", "to first token", "DFlash"):
         expect(figures).to_contain_text(words)
     expect(chat.locator("mark[data-method]:visible")).to_have_count(1)  # of the drafter in the panel
-    chat.get_by_role("button", name="Drafts", exact=True).click()
+    chat.get_by_role("button", name="Accepted tokens", exact=True).click()
     expect(chat.locator(f"{REPLIES} mark[data-method=dflash]").first).to_be_visible()
     expect(chat.locator(".legend")).to_contain_text("DFlash")
     told = figures.text_content()
     chat.wait_for_function("() => location.hash.length > 1")
     stored = server.call("GET", f"/admin/api/conversations/{chat.url.partition('#')[2]}")
-    assert [message["role"] for message in stored["messages"]] == ["user", "assistant"]
-    assert stored["messages"][1]["spans"]
+    assert [message["role"] for message in stored["turns"]] == ["user", "assistant"]
+    assert stored["turns"][1]["spans"]
     chat.reload()
     expect(chat.locator(f"{REPLIES} mark[data-method=dflash]").first).to_be_visible()
     assert chat.locator(f"{REPLIES} dl").text_content() == told
     expect(chat.get_by_label("Temperature")).to_have_value("0")
-    expect(chat.get_by_label("Drafting", exact=True)).to_have_value("dflash")
+    expect(chat.get_by_label("Speculative decoding", exact=True)).to_have_value("dflash")
 
 
 def test_a_reply_is_stopped_by_escape_and_what_was_written_is_kept(chat: Page) -> None:
@@ -128,24 +128,6 @@ def test_a_list_that_cannot_be_read_says_so_and_can_be_read_again(server: Server
     expect(page.locator(".conversations .skeleton").first).to_be_hidden()
 
 
-def test_an_edited_question_drops_what_followed_and_a_reply_can_be_asked_for_again(server: Server, chat: Page) -> None:
-    ask(chat)
-    ask(chat, "Count from 1 to 3.")
-    expect(chat.locator(".message")).to_have_count(4)
-    chat.get_by_role("button", name="Edit this message").first.click()
-    chat.locator(".editing textarea:visible").fill("Count from 2 to 6.")
-    chat.get_by_role("button", name="Send again").and_(chat.locator(":visible")).click()
-    expect(chat.locator(".message")).to_have_count(2)
-    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("2, 3, 4")
-    expect(chat.locator(f"{REPLIES} footer dl")).to_be_visible()
-    before = body(chat)
-    chat.get_by_role("button", name="Ask again").and_(chat.locator(":visible")).click()
-    expect(chat.locator(WRITING)).to_have_count(0)
-    expect(chat.locator(f"{REPLIES} .body")).to_have_text(before)
-    chat.reload()
-    expect(chat.locator(".message")).to_have_count(2)
-
-
 def test_a_reply_that_breaks_off_says_why_keeps_its_beginning_and_can_be_tried_again(chat: Page) -> None:
     def break_off(route: Route) -> None:
         begun = {"choices": [{"index": 0, "delta": {"content": "One, "}}]}
@@ -156,7 +138,7 @@ def test_a_reply_that_breaks_off_says_why_keeps_its_beginning_and_can_be_tried_a
     chat.route(STREAM, break_off, times=1)
     chat.locator("#draft").fill("Count from 1 to 20.")
     chat.locator("#draft").press("Enter")
-    expect(chat.locator(f"{REPLIES} [role=alert]")).to_contain_text("The worker ended.")
+    expect(chat.locator(f"{REPLIES} [role=alert]")).to_contain_text("model process stopped")
     assert body(chat).strip() == "One,"
     chat.get_by_role("button", name="Try again").click()
     expect(chat.locator(f"{REPLIES} .body")).to_contain_text(COUNTED)
@@ -230,6 +212,6 @@ def test_on_a_phone_list_and_options_are_drawers(server: Server, visitor: Visito
     expect(page.locator("#chat-list")).to_be_hidden()
     expect(page.get_by_role("button", name="Conversations")).to_be_focused()
     page.get_by_role("button", name="Model and sampling").click()
-    expect(page.get_by_label("Model", exact=True)).to_be_focused()
+    expect(page.get_by_label("Speculative decoding", exact=True)).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.locator("#chat-options")).to_be_hidden()

@@ -5,6 +5,7 @@ The witness of each visit fails a test that opened a dialog, asked another host 
 
 import json
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,8 +50,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @contextmanager
 def kept(server: Server, title: str, messages: list[dict[str, Any]]) -> Iterator[int]:
     """A conversation that is in the store for a while."""
-    number = server.call("POST", ALL, {"title": title[:200], "options": {"system": title}})["id"]
-    server.call("PUT", f"{ALL}/{number}/messages", {"after": 0, "messages": messages})
+    number = 1 + secrets.randbits(40)
+    turns = [{"id": f"t{at}", "parent": f"t{at - 1}" if at else "", **each} for at, each in enumerate(messages)]
+    begin = {"title": title[:200], "options": {"system": title}}
+    server.call("POST", f"{ALL}/{number}/turns", {"version": 0, "turns": turns, "begin": begin})
     yield number
     server.call("DELETE", f"{ALL}/{number}")
 
@@ -81,7 +84,7 @@ def test_texts_that_are_kept_stay_texts(server: Server, visitor: Visitor, *, pho
         check_nodes(page)
         width, room = page.evaluate(WIDTHS)
         assert width <= room
-        page.get_by_role("button", name="Drafts", exact=True).click()
+        page.get_by_role("button", name="Accepted tokens", exact=True).click()
         expect(page.locator("mark[data-method=ngram]").first).to_be_attached()
         check_nodes(page)
         bodies = page.evaluate(BODIES)

@@ -1,20 +1,26 @@
-"""Conversations: kept in order, changed from a message on, found by their words, gone when deleted."""
+"""Conversations: trees of turns that only grow, found by their words, gone when deleted."""
 
+import itertools
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
 import pytest
 from sqlmodel import select
 
-from app.core.errors import InvalidRequest
-from app.store.conversations import Conversations, Limits, Message
+from app.core.errors import InvalidRequest, StaleVersion
+from app.store import migrating
+from app.store.conversations import Beginning, Conversation, Conversations, Limits, Turn
 from app.store.store import Store
 from app.store.tables import MessageRow
 
-QUESTION = Message("user", "Count from 1 to 3.")
-REPLY = Message("assistant", "1, 2, 3", "easy", ((0, 4, "ngram"), (4, 7, "draft_model")), {"drafted": 6})
+NUMBER = 7
+BEGINNING = Beginning("Counting", "demo", {"temperature": 0.5})
+QUESTION = Turn("q1", "", "user", "Count from 1 to 3.")
+REPLY = Turn("a1", "q1", "assistant", "1, 2, 3", "easy", ((0, 4, "ngram"), (4, 7, "draft_model")), {"drafted": 6})
 
 
 @pytest.fixture
@@ -30,85 +36,147 @@ def conversations(store: Store) -> Conversations:
     return Conversations(store, clock=lambda: float(next(ticks)))
 
 
-def contents(conversations: Conversations, conversation_id: int) -> list[str]:
-    found = conversations.find(conversation_id)
-    assert found is not None
-    return [message.content for message in found.messages]
+def found(conversations: Conversations, number: int = NUMBER) -> Conversation:
+    conversation = conversations.find(number)
+    assert conversation is not None
+    return conversation
+
+
+def contents(conversations: Conversations, number: int = NUMBER) -> dict[str, str]:
+    return {turn.id: turn.content for turn in found(conversations, number).turns}
+
+
+def begun(conversations: Conversations, *turns: Turn, number: int = NUMBER, title: str = "x") -> int:
+    """A conversation with these turns; the answer is its version."""
+    heading = conversations.add(number, 0, turns, Beginning(title, "", {}))
+    assert heading is not None
+    return heading.version
 
 
 def test_a_conversation_comes_back_whole_and_after_a_restart(conversations: Conversations, store: Store) -> None:
-    made = conversations.create("Counting", "demo", {"temperature": 0.5})
-    added = conversations.put(made.id, 0, [QUESTION, REPLY])
-    assert added is not None
+    heading = conversations.add(NUMBER, 0, [QUESTION, REPLY], BEGINNING)
     store.close()
-    found = Conversations(Store(store.path)).find(made.id)
-    assert found is not None
-    assert (found.heading.title, found.heading.model_id, found.options) == ("Counting", "demo", {"temperature": 0.5})
-    assert found.messages == added
-    assert [each.spans for each in found.messages] == [(), REPLY.spans]
-    assert found.messages[1].figures == {"drafted": 6}
-    assert found.messages[0].id < found.messages[1].id
+    conversation = found(Conversations(Store(store.path)))
+    assert conversation.heading == heading
+    assert (conversation.heading.title, conversation.heading.model_id) == ("Counting", "demo")
+    assert conversation.options == {"temperature": 0.5}
+    question, reply = conversation.turns
+    assert (question.content, question.parent, reply.parent) == (QUESTION.content, "", "q1")
+    assert (reply.spans, reply.reasoning, reply.figures) == (REPLY.spans, "easy", {"drafted": 6})
+    assert question.created_at > 0
 
 
-def test_what_follows_a_message_is_dropped_when_something_takes_its_place(conversations: Conversations) -> None:
-    made = conversations.create("x", "", {})
-    first, second = conversations.put(made.id, 0, [QUESTION, REPLY]) or ()
-    conversations.put(made.id, second.id, [Message("user", "again"), Message("assistant", "4")])
-    assert contents(conversations, made.id) == [QUESTION.content, REPLY.content, "again", "4"]
-    conversations.put(made.id, first.id, [Message("assistant", "one, two, three")])
-    assert contents(conversations, made.id) == [QUESTION.content, "one, two, three"]
-    conversations.put(made.id, first.id, [])
-    assert contents(conversations, made.id) == [QUESTION.content]
-    conversations.put(made.id, 0, [Message("user", "edited")])
-    assert contents(conversations, made.id) == ["edited"]
+def test_a_question_that_is_edited_and_a_reply_that_is_made_anew_leave_the_earlier_ones(
+    conversations: Conversations,
+) -> None:
+    version = begun(conversations, QUESTION, REPLY)
+    again = [Turn("a2", "q1", "assistant", "one"), Turn("q2", "", "user", "edited"), Turn("q3", "a1", "user", "on")]
+    assert conversations.add(NUMBER, version, again) is not None
+    assert [(turn.id, turn.parent) for turn in found(conversations).turns] == [
+        ("q1", ""), ("a1", "q1"), ("a2", "q1"), ("q2", ""), ("q3", "a1"),
+    ]  # fmt: skip
 
 
-def test_a_conversation_that_was_changed_elsewhere_keeps_what_it_has(conversations: Conversations) -> None:
-    made, other = conversations.create("x", "", {}), conversations.create("y", "", {})
-    (old,) = conversations.put(made.id, 0, [QUESTION]) or ()
-    (foreign,) = conversations.put(other.id, 0, [QUESTION]) or ()
-    conversations.put(made.id, 0, [Message("user", "edited elsewhere")])
-    for gone in (old.id, foreign.id, 10**6):
-        with pytest.raises(InvalidRequest, match="another window") as refused:
-            conversations.put(made.id, gone, [REPLY])
-        assert refused.value.code == "conversation_changed"
-    assert contents(conversations, made.id) == ["edited elsewhere"]
+def test_turns_that_are_sent_again_are_there_once(conversations: Conversations) -> None:
+    version = begun(conversations, QUESTION)
+    for _ in range(3):
+        heading = conversations.add(NUMBER, version, [QUESTION, REPLY])
+        assert heading is not None
+        version = heading.version
+    changed = Turn("a1", "q1", "assistant", "something else")
+    conversations.add(NUMBER, version, [changed])
+    assert contents(conversations) == {"q1": QUESTION.content, "a1": "1, 2, 3"}
+
+
+PIECES = ("1", "1, 2", "1, 2, 3")
+
+
+def test_a_reply_that_broke_off_is_completed_in_whatever_order_its_pieces_come(conversations: Conversations) -> None:
+    for number, order in enumerate(itertools.permutations(PIECES), start=1):
+        version = begun(conversations, QUESTION, number=number)
+        for piece in (*order, order[0]):
+            figures = {"drafted": 6} if piece == PIECES[-1] else {"stopped": True}
+            heading = conversations.add(number, version, [Turn("a1", "q1", "assistant", piece, figures=figures)])
+            assert heading is not None
+            version = heading.version
+        reply = found(conversations, number).turns[-1]
+        assert (reply.content, reply.figures) == (PIECES[-1], {"drafted": 6}), order
+
+
+def test_a_write_of_an_earlier_version_changes_nothing_and_says_so(conversations: Conversations) -> None:
+    version = begun(conversations, QUESTION)
+    conversations.add(NUMBER, version, [REPLY])
+    for stale in (0, version, version + 9):
+        with pytest.raises(StaleVersion, match="another window") as refused:
+            conversations.add(NUMBER, stale, [Turn("q9", "q1", "user", "mine")], BEGINNING)
+        assert (refused.value.status, refused.value.code) == (409, "stale_version")
+    assert set(contents(conversations)) == {"q1", "a1"}
+
+
+def test_a_turn_that_follows_none_is_refused_with_all_that_came_with_it(conversations: Conversations) -> None:
+    version = begun(conversations, QUESTION)
+    begun(conversations, Turn("other", "", "user", "x"), number=8)
+    loop = [Turn("l1", "l2", "user", "x"), Turn("l2", "l1", "user", "x")]
+    for turns in ([REPLY, Turn("q2", "none", "user", "x")], [Turn("q2", "other", "user", "x")], loop):
+        with pytest.raises(InvalidRequest) as refused:
+            conversations.add(NUMBER, version, turns)
+        assert refused.value.code == "unknown_parent"
+    assert set(contents(conversations)) == {"q1"}
+    assert conversations.add(NUMBER, version, [REPLY]) is not None, "the version is what it was"
+
+
+def test_a_conversation_that_was_deleted_is_not_made_by_what_comes_late(conversations: Conversations) -> None:
+    version = begun(conversations, QUESTION)
+    assert conversations.delete(NUMBER)
+    assert conversations.add(NUMBER, version, [REPLY], BEGINNING) is None
+    assert conversations.add(NUMBER, 0, [REPLY]) is None
+    assert conversations.list() == []
 
 
 def test_the_one_that_changed_last_comes_first_and_renaming_moves_nothing(conversations: Conversations) -> None:
-    ids = [conversations.create(title, "", {}).id for title in ("a", "b", "c")]
-    conversations.put(ids[0], 0, [QUESTION])
-    renamed = conversations.change(ids[1], title="B", options={"seed": 1})
+    for number, title in ((1, "a"), (2, "b"), (3, "c")):
+        begun(conversations, number=number, title=title)
+    conversations.add(1, 1, [QUESTION])
+    renamed = conversations.change(2, title="B", options={"seed": 1})
     assert renamed is not None
+    assert renamed.version == 2
     assert [each.title for each in conversations.list()] == ["a", "c", "B"]
-    found = conversations.find(ids[1])
-    assert found is not None
-    assert found.options == {"seed": 1}
+    assert found(conversations, 2).options == {"seed": 1}
 
 
-def test_words_are_found_in_titles_and_messages_and_are_only_words(conversations: Conversations) -> None:
-    first = conversations.create("A river", "", {})
-    second = conversations.create("100 % sure_", "", {})
-    conversations.put(second.id, 0, [Message("user", "back\\slash"), REPLY])
+def test_every_change_gives_another_revision_also_after_a_restart(store: Store) -> None:
+    clock = itertools.count(1).__next__
+    conversations = Conversations(store, clock)
+    seen = [conversations.revision]
+    begun(conversations, QUESTION)
+    seen.append(conversations.revision)
+    conversations.change(NUMBER, title="y")
+    seen.append(conversations.revision)
+    conversations.delete(NUMBER)
+    seen += [conversations.revision, Conversations(store, clock).revision]
+    assert len(set(seen)) == len(seen)
 
-    def found(search: str) -> list[int]:
+
+def test_words_are_found_in_titles_and_turns_and_are_only_words(conversations: Conversations) -> None:
+    begun(conversations, number=1, title="A river")
+    begun(conversations, Turn("q1", "", "user", "back\\slash"), REPLY, number=2, title="100 % sure_")
+
+    def numbers(search: str) -> list[int]:
         return [each.id for each in conversations.list(search)]
 
-    assert found("RIVER") == [first.id]
-    assert found("1, 2, 3") == found("%") == found("_") == found("\\") == [second.id]
-    assert found("") == [second.id, first.id]
-    assert found("' OR 1=1 --") == found("r%r") == []
+    assert numbers("RIVER") == [1]
+    assert numbers("1, 2, 3") == numbers("%") == numbers("_") == numbers("\\") == [2]
+    assert numbers("") == [2, 1]
+    assert numbers("' OR 1=1 --") == numbers("r%r") == []
 
 
-def test_deleted_is_gone_with_its_messages(conversations: Conversations, store: Store) -> None:
-    ids = [conversations.create("x", "", {}).id for _ in range(3)]
-    for each in ids:
-        conversations.put(each, 0, [QUESTION, REPLY])
-    assert conversations.delete(ids[0])
-    assert not conversations.delete(ids[0])
-    assert conversations.find(ids[0]) is None
-    assert conversations.put(ids[0], 0, [QUESTION]) is None
-    assert conversations.change(ids[0], title="y") is None
+def test_deleted_is_gone_with_its_turns(conversations: Conversations, store: Store) -> None:
+    for number in (1, 2, 3):
+        begun(conversations, QUESTION, REPLY, number=number)
+    assert conversations.delete(1)
+    assert not conversations.delete(1)
+    assert conversations.find(1) is None
+    assert conversations.change(1, title="y") is None
     assert conversations.delete_all() == 2
     assert conversations.list() == []
     with store.reading() as session:
@@ -116,31 +184,39 @@ def test_deleted_is_gone_with_its_messages(conversations: Conversations, store: 
 
 
 def test_what_would_be_too_much_is_refused_and_changes_nothing(store: Store) -> None:
-    conversations = Conversations(store, limits=Limits(conversations=2, messages=3, characters=40))
-    made = conversations.create("x", "", {})
-    conversations.create("y", "", {})
+    conversations = Conversations(store, limits=Limits(conversations=2, turns=3, characters=40))
+    version = begun(conversations, QUESTION)
+    begun(conversations, number=8)
     with pytest.raises(InvalidRequest) as refused:
-        conversations.create("z", "", {})
+        begun(conversations, number=9)
     assert refused.value.code == "too_many_conversations"
-    (kept,) = conversations.put(made.id, 0, [QUESTION]) or ()
-    for after, messages in ((kept.id, [REPLY, REPLY, REPLY]), (kept.id, [Message("assistant", "x" * 20, "y" * 20)])):
+    many = [Turn(f"a{at}", "q1", "assistant", "x") for at in range(3)]
+    for turns in (many, [Turn("a1", "q1", "assistant", "x" * 20, "y" * 20)]):
         with pytest.raises(InvalidRequest) as refused:
-            conversations.put(made.id, after, messages)
+            conversations.add(NUMBER, version, turns)
         assert refused.value.code == "conversation_too_long"
-    assert contents(conversations, made.id) == [QUESTION.content]
+    assert set(contents(conversations)) == {"q1"}
 
 
-def test_two_windows_that_write_at_once_leave_one_order(conversations: Conversations) -> None:
-    made = conversations.create("x", "", {})
-    threads = [
-        threading.Thread(target=conversations.put, args=(made.id, 0, [Message("user", str(at)), REPLY]))
-        for at in range(8)
-    ]
+def test_windows_that_write_at_once_lose_nothing(conversations: Conversations) -> None:
+    version = begun(conversations, QUESTION)
+
+    def write(at: int) -> None:
+        known = version
+        while True:
+            try:
+                conversations.add(NUMBER, known, [Turn(f"w{at}", "q1", "assistant", str(at))])
+            except StaleVersion:
+                known = found(conversations).heading.version
+            else:
+                return
+
+    threads = [threading.Thread(target=write, args=(at,)) for at in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(contents(conversations, made.id)) == 2
+    assert set(contents(conversations)) == {"q1", *(f"w{at}" for at in range(8))}
 
 
 def test_nothing_is_made_by_looking(tmp_path: Path) -> None:
@@ -148,3 +224,33 @@ def test_nothing_is_made_by_looking(tmp_path: Path) -> None:
     assert conversations.list() == []
     assert conversations.find(1) is None
     assert list(tmp_path.iterdir()) == []
+
+
+LINES = """
+INSERT INTO conversation VALUES (5, 'Old', 'demo', '{}', 1.0, 2.0), (6, 'Other', 'demo', '{"seed": 1}', 1.0, 3.0);
+INSERT INTO message (id, conversation_id, role, content, reasoning, spans, figures, created_at) VALUES
+    (1, 5, 'user', 'one', '', '[]', NULL, 1.0), (2, 6, 'user', 'eins', '', '[]', NULL, 1.0),
+    (3, 5, 'assistant', 'two', 'hm', '[[0, 3, "ngram"]]', '{"seed": 4}', 2.0),
+    (7, 5, 'user', 'three', '', '[]', NULL, 3.0);
+"""
+
+
+def test_conversations_of_an_earlier_paceline_become_lines_and_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    migrating.migrate(path, to="0002")
+    with closing(sqlite3.connect(path)) as file:
+        file.executescript(LINES)
+    store = Store(path)
+    assert "has a new form" in store.start()
+    conversations = Conversations(store)
+    old = found(conversations, 5)
+    assert [(turn.id, turn.parent, turn.content) for turn in old.turns] == [
+        ("m1", "", "one"), ("m3", "m1", "two"), ("m7", "m3", "three"),
+    ]  # fmt: skip
+    assert (old.turns[1].spans, old.turns[1].reasoning, old.turns[1].figures) == (((0, 3, "ngram"),), "hm", {"seed": 4})
+    assert [turn.parent for turn in found(conversations, 6).turns] == [""]
+    heading = conversations.add(5, old.heading.version, [Turn("q2", "m7", "assistant", "four")])
+    assert heading is not None
+    assert list(contents(conversations, 5).values()) == ["one", "two", "three", "four"]
+    store.close()
+    assert Store(path).start() == ""

@@ -14,6 +14,7 @@ import pytest
 
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
+from app.store import migrating
 from app.store.accounts import Accounts
 from app.store.measurement_rows import KeptMeasurements
 from app.store.passwords import ScryptCost
@@ -120,7 +121,15 @@ def test_flipped_bytes_anywhere_never_open_the_server(sound: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "text", [b"require_key", b"studio.local", b"scrypt$", b"laptop", b"0002", b"CREATE TABLE setting"]
+    "text",
+    [
+        b"require_key",
+        b"studio.local",
+        b"scrypt$",
+        b"laptop",
+        migrating.revisions()[-1].encode(),
+        b"CREATE TABLE setting",
+    ],
 )
 def test_a_changed_letter_in_what_protects_the_server_is_noticed(sound: Path, tmp_path: Path, text: bytes) -> None:
     """SQLite itself finds nothing wrong with these."""

@@ -54,7 +54,10 @@ def test_the_migrations_make_the_tables_that_the_code_declares(tmp_path: Path) -
 
 def test_a_file_from_before_migrations_keeps_what_is_in_it(old: Path) -> None:
     store = Store(old)
-    assert store.start() == f"{FILE_NAME} has a new form; the earlier one is kept as {FILE_NAME}.before-0002."
+    assert (
+        store.start()
+        == f"{FILE_NAME} has a new form; the earlier one is kept as {FILE_NAME}.before-{migrating.revisions()[-1]}."
+    )
     assert StoredSettings(store).models() == {
         "big": ModelSettings(drafts=("draft",), num_draft_tokens=7, policy="single"),
         "none": ModelSettings(
@@ -68,7 +71,7 @@ def test_a_file_from_before_migrations_keeps_what_is_in_it(old: Path) -> None:
 
 def test_the_copy_is_the_file_as_it_was_and_for_the_owner_only(old: Path) -> None:
     StoredSettings(Store(old)).save_model("new", ModelSettings(pinned=True), source="a person")
-    copy = old.with_name(f"{FILE_NAME}.before-0002")
+    copy = old.with_name(f"{FILE_NAME}.before-{migrating.revisions()[-1]}")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     with closing(sqlite3.connect(copy)) as file:
         chosen = file.execute("SELECT model_id, drafts FROM model_choice ORDER BY 1").fetchall()

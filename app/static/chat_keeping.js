@@ -1,0 +1,164 @@
+// Keeps every word: a turn is written down in this browser first, then sent until the server acknowledges it, and what
+// other tabs wrote is merged. Turns have ids of their own, so sending one again changes nothing.
+
+import { api, t, toast } from "./core.js";
+import { discard, drop, entries, isLeftToOthers, put } from "./chat_outbox.js";
+import { makeMessage, replyOf, stored } from "./chat_thread.js";
+import { arrange, inOrder, newNumber, turnOf } from "./chat_tree.js";
+
+export const ADDRESS = "/admin/api/conversations";
+const RETRY_MS = 5000;
+const MAX_LAST_CHARACTERS = 20_000; // browsers finish calls of 64 KiB after the page is gone
+const deliveries = new Map(); // by number of the conversation: one call after the other
+let retry = 0;
+
+const isWorthKeeping = (message) => message.status !== "writing";
+
+async function send(number, version, waiting) {
+  const body = { version, turns: inOrder(waiting.map((entry) => entry.turn)), begin: version ? null : waiting[0].begin };
+  const keepalive = JSON.stringify(body).length < MAX_LAST_CHARACTERS;
+  return api("POST", `${ADDRESS}/${number}/turns`, body, { keepalive });
+}
+
+export const keeping = {
+  // The conversation as it is in this page, if it is.
+  known(number) {
+    return [this.current, ...this.running].find((each) => each.id === number && each.turns.length);
+  },
+  keep(conversation, message) {
+    const { id: number, version, title, model = "", options = {} } = conversation;
+    if (conversation.isDeleted) return;
+    put({ number, version, begin: { title, model, options }, turn: stored(message) }, message.status === "writing");
+  },
+  async keepAndSend(conversation, message) {
+    this.keep(conversation, message);
+    await this.deliver(conversation.id);
+  },
+  deliver(number) {
+    const next = (deliveries.get(number) ?? Promise.resolve()).then(() => this.sendWaiting(number));
+    deliveries.set(number, next);
+    return next;
+  },
+  // Everything that waits, whoever wrote it.
+  async flush() {
+    clearTimeout(retry);
+    const numbers = new Set(entries().map((entry) => entry.number));
+    await Promise.all([...numbers].map((number) => this.deliver(number)));
+    if (isLeftToOthers()) this.flushLater();
+  },
+  flushLater() {
+    clearTimeout(retry);
+    retry = setTimeout(() => this.flush(), RETRY_MS);
+  },
+
+  async sendWaiting(number) {
+    const waiting = entries(number);
+    if (!waiting.length) return;
+    try {
+      const version = this.known(number)?.version ?? waiting.at(-1).version;
+      this.acknowledge(number, waiting, await this.sendMerged(number, version, waiting));
+    } catch (error) {
+      if (error.status === 404) return this.revive(number, waiting);
+      for (const { turn } of waiting) this.mark(number, turn.id, error);
+      if (!error.status || error.status >= 500) this.flushLater();
+    }
+  },
+  // Whoever wrote in between is merged first.
+  async sendMerged(number, version, waiting) {
+    try {
+      return await send(number, version, waiting);
+    } catch (error) {
+      if (error.status !== 409) throw error;
+      const present = error.answer.conversation;
+      const conversation = this.known(number);
+      if (conversation) this.merge(conversation, present);
+      return this.sendMerged(number, present.version, waiting);
+    }
+  },
+  acknowledge(number, waiting, heading) {
+    for (const entry of waiting) drop(entry);
+    this.noteHeading(heading);
+    const conversation = this.known(number);
+    if (!conversation) return;
+    conversation.version = heading.version;
+    const unsaved = new Set(entries(number).map((entry) => entry.turn.id));
+    for (const turn of conversation.turns) if (!unsaved.has(turn.id)) turn.unsaved = "";
+  },
+  mark(number, id, error) {
+    const conversation = this.known(number);
+    const message = conversation && turnOf(conversation, id);
+    if (message) message.unsaved = error.status ? t("chat.unsaved_because", { reason: error.message }) : t("chat.unsaved");
+  },
+
+  // What another tab wrote comes beside what is here; what is on screen stays there.
+  merge(conversation, present) {
+    const { version, title, model_id: model, options } = present;
+    const here = new Map(conversation.turns.map((turn) => [turn.id, turn]));
+    const line = present.turns.map((turn) => this.met(here.get(turn.id), turn));
+    const kept = new Set(present.turns.map((turn) => turn.id));
+    conversation.turns = [...line, ...conversation.turns.filter((turn) => !kept.has(turn.id))];
+    Object.assign(conversation, { version, title, model, options });
+    arrange(conversation);
+  },
+  // One turn as it is here and as it is kept: a reply that broke off elsewhere may have been completed.
+  met(message, turn) {
+    if (!message) return makeMessage(turn);
+    const { content, reasoning } = replyOf(message);
+    const isLonger = turn.content.length + turn.reasoning.length > content.length + reasoning.length;
+    if (isLonger && message.status !== "writing") return Object.assign(message, makeMessage(turn), { version: message.version + 1 });
+    return message;
+  },
+  // What waits for the server since an earlier page.
+  adopt(conversation) {
+    for (const { begin, turn } of entries(conversation.id)) {
+      if (!conversation.title) Object.assign(conversation, begin);
+      if (!turnOf(conversation, turn.id)) conversation.turns.push({ ...makeMessage(turn), unsaved: t("chat.unsaved") });
+    }
+    arrange(conversation);
+  },
+
+  // Deleted in another tab. What a person wrote since is not: it goes on as a conversation of its own.
+  async revive(number, waiting) {
+    const conversation = this.known(number);
+    discard(number);
+    if (!waiting.some((entry) => entry.turn.role === "user")) return conversation && this.leaveDeleted(conversation);
+    const fresh = newNumber();
+    const turns = conversation ? conversation.turns.filter(isWorthKeeping).map(stored) : waiting.map((entry) => entry.turn);
+    const ids = new Set(turns.map((turn) => turn.id));
+    for (const turn of turns) {
+      const parent = ids.has(turn.parent) ? turn.parent : "";
+      put({ number: fresh, version: 0, begin: waiting[0].begin, turn: { ...turn, parent } });
+    }
+    if (conversation) Object.assign(conversation, { id: fresh, version: 0 });
+    if (conversation?.key === this.current.key) this.remember();
+    toast(t("chat.revived"));
+    return this.deliver(fresh);
+  },
+  leaveDeleted(conversation) {
+    conversation.isDeleted = true;
+    this.stop(conversation);
+    if (conversation.key === this.current.key) this.begin();
+  },
+
+  // The conversation as it is kept now.
+  async refresh(conversation) {
+    if (!conversation.version) return;
+    try {
+      const present = await api("GET", this.path(conversation));
+      if (present.version === conversation.version) return;
+      this.merge(conversation, present);
+      if (conversation.key === this.current.key && !this.saving) this.enterOptions(present);
+    } catch (error) {
+      if (error.status === 404) await this.revive(conversation.id, entries(conversation.id));
+    }
+  },
+  // Something was written, here or elsewhere; or the server is there again.
+  async followOthers() {
+    await this.flush();
+    await this.readList();
+    const { current } = this;
+    const listed = this.conversations.find((each) => each.id === current.id);
+    if (current.version && listed?.version !== current.version) await this.refresh(current);
+  },
+};
+

@@ -1,0 +1,72 @@
+// A conversation is a tree of turns: a question sent again or a reply made anew is a sibling, and nothing is taken
+// away. The page shows one line of it: `chosen` says at each turn which of those that follow it.
+
+const ID_BYTES = 16;
+
+// Ids are drawn here, so that what is sent again is known again. (randomUUID is not there without https.)
+export function newTurnId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(ID_BYTES));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+export function newNumber() {
+  const [high, low] = crypto.getRandomValues(new Uint32Array(2));
+  return 1 + (high % 2 ** 16) * 2 ** 32 + low;
+}
+
+export const turnOf = (conversation, id) => conversation.turns.find((turn) => turn.id === id);
+
+function byParent(turns) {
+  const found = new Map();
+  for (const turn of turns) {
+    if (found.has(turn.parent)) found.get(turn.parent).push(turn);
+    else found.set(turn.parent, [turn]);
+  }
+  return found;
+}
+
+// The turns on screen, and the choices that keep them there when others come.
+export function arrange(conversation) {
+  const followers = byParent(conversation.turns);
+  const line = [];
+  for (let at = ""; followers.has(at); at = line.at(-1).id) {
+    const turns = followers.get(at);
+    const turn = turns.find((each) => each.id === conversation.chosen[at]) ?? turns.at(-1);
+    conversation.chosen[at] = turn.id;
+    line.push(turn);
+  }
+  conversation.messages = line;
+}
+
+// From the beginning to a turn.
+export function lineTo(conversation, id) {
+  const line = [];
+  for (let turn = turnOf(conversation, id); turn; turn = turnOf(conversation, turn.parent)) line.unshift(turn);
+  return line;
+}
+
+// Shows the line that leads to a turn, and from there on what it showed before.
+export function choose(conversation, id) {
+  for (const turn of lineTo(conversation, id)) conversation.chosen[turn.parent] = turn.id;
+  arrange(conversation);
+}
+
+export function add(conversation, turn) {
+  conversation.turns.push(turn);
+  choose(conversation, turn.id);
+}
+
+// For a reply that was never begun: nothing was said.
+export function remove(conversation, id) {
+  conversation.turns = conversation.turns.filter((turn) => turn.id !== id);
+  arrange(conversation);
+}
+
+// Parents before those that follow them; who follows none that is there begins anew.
+export function inOrder(turns) {
+  const followers = byParent(turns);
+  const ids = new Set(turns.map((turn) => turn.id));
+  const roots = turns.filter((turn) => !ids.has(turn.parent));
+  const line = [...roots];
+  for (let at = 0; at < line.length; at += 1) line.push(...(followers.get(line[at].id) ?? []));
+  return line;
+}

@@ -1,0 +1,24 @@
+"""Conversations become trees: each message is a turn with an id that the page made, and knows what it follows.
+
+A conversation from before is one line: each message follows the one before it.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    """Give every message its place, and every conversation a version."""
+    op.add_column("conversation", sa.Column("version", sa.Integer(), nullable=False, server_default="1"))
+    for name in ("turn", "parent"):
+        op.add_column("message", sa.Column(name, sa.String(), nullable=False, server_default=sa.text("''")))
+    op.execute("UPDATE message SET turn = 'm' || id")
+    op.execute(
+        "UPDATE message SET parent = coalesce((SELECT 'm' || max(earlier.id) FROM message AS earlier"
+        " WHERE earlier.conversation_id = message.conversation_id AND earlier.id < message.id), '')"
+    )
+    op.create_index("ix_message_turn", "message", ["conversation_id", "turn"], unique=True)
+    op.drop_index("ix_message_conversation_id", "message")

@@ -1,0 +1,397 @@
+"""The chat loses no word: a server that is killed, two windows, a session that ends, branches, files of conversations.
+
+Each story ends with a look at what the store has, for a page can show what nobody kept.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from playwright.sync_api import Locator, Page, Route, expect
+
+from tests.browser.conftest import Visitor
+from tests.browser.server import PASSWORD, Server, serving
+from tests.browser.visit import Visit
+from tests.browser.witness import is_settled
+
+ALL = "/admin/api/conversations"
+TURNS = re.compile(r"/admin/api/conversations/\d+/turns")
+REPLIES = '.message[data-role="assistant"]'
+QUESTIONS = '.message[data-role="user"]'
+WRITING = ".message[aria-busy=true]"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("keeping")) as server:
+        yield server
+
+
+@pytest.fixture
+def visit(server: Server, visitor: Visitor) -> Visit:
+    """A person whose server is about to be killed, or who is refused: that much belongs to these stories."""
+    server.call("DELETE", ALL)
+    visit = visitor(server)
+    visit.witness.expects(401, 404, 409)
+    visit.witness.is_offline = True
+    return visit
+
+
+@pytest.fixture
+def chat(visit: Visit) -> Page:
+    return opened(visit)
+
+
+def opened(visit: Visit, path: str = "/admin/chat") -> Page:
+    page = visit.open(path)
+    page.get_by_label("Temperature").fill("0")
+    return page
+
+
+def send(page: Page, text: str) -> None:
+    page.locator("#draft").fill(text)
+    page.locator("#draft").press("Enter")
+
+
+def ask(page: Page, text: str) -> None:
+    """Send, and wait for the end of the reply."""
+    count = page.locator(REPLIES).count()
+    send(page, text)
+    expect(page.locator(REPLIES)).to_have_count(count + 1)
+    expect(page.locator(REPLIES).last.locator("footer dl")).to_be_visible()
+
+
+def texts(page: Page, which: str = ".message") -> list[str]:
+    return [text.strip() for text in page.locator(f"{which} .body").all_text_contents()]
+
+
+def number_of(page: Page) -> str:
+    return page.url.partition("#")[2]
+
+
+def kept(server: Server, number: str) -> list[dict[str, Any]]:
+    turns: list[dict[str, Any]] = server.call("GET", f"{ALL}/{number}")["turns"]
+    return turns
+
+
+def is_saved(page: Page) -> None:
+    """Until nothing waits in the browser any more."""
+    page.wait_for_function("() => !Object.keys(localStorage).some((name) => name.startsWith('paceline.chat.unsaved'))")
+    expect(page.locator(".unsaved:visible")).to_have_count(0)
+
+
+def button(page: Page | Locator, name: str) -> Locator:
+    return page.get_by_role("button", name=name).and_(page.locator(":visible"))
+
+
+def test_a_message_sent_while_the_server_is_down_is_there_after_its_restart(server: Server, chat: Page) -> None:
+    send(chat, "Count from 1 to 400.")
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2, 3")
+    server.kill()
+    expect(chat.locator(f"{REPLIES} [role=alert]")).to_contain_text("connection was cut")
+    send(chat, "And one more question.")
+    expect(chat.locator(".message")).to_have_count(4)
+    expect(chat.locator(REPLIES).last.get_by_role("alert")).to_contain_text("does not answer")
+    expect(chat.locator(QUESTIONS).last.locator(".unsaved")).to_contain_text("Not saved yet")
+    shown = texts(chat)
+    server.restart()
+    chat.reload()
+    expect(chat.locator(".message")).to_have_count(4)
+    is_saved(chat)
+    assert texts(chat) == shown
+    turns = kept(server, number_of(chat))
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
+    assert [turn["content"].strip() for turn in turns] == shown
+    chat.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+    chat.reload()
+    expect(chat.locator(".message")).to_have_count(4)
+    assert texts(chat) == shown
+    button(chat, "Try again").last.click()
+    expect(chat.locator(WRITING)).to_have_count(0)
+    expect(chat.locator(REPLIES).last.locator("footer dl")).to_be_visible()
+
+
+def test_a_page_that_stays_open_saves_by_itself_when_the_server_is_back(server: Server, chat: Page) -> None:
+    ask(chat, "Count from 1 to 5.")
+    is_saved(chat)
+    server.kill()
+    send(chat, "Are you there?")
+    expect(chat.locator(".unsaved:visible").first).to_be_visible()
+    server.restart()
+    is_saved(chat)
+    assert [turn["content"] for turn in kept(server, number_of(chat))][2] == "Are you there?"
+
+
+def test_a_browser_that_ends_while_the_server_is_down_loses_nothing(server: Server, chat: Page) -> None:
+    ask(chat, "Count from 1 to 5.")
+    number = number_of(chat)
+    is_saved(chat)
+    server.kill()
+    send(chat, "Are you there?")
+    expect(chat.locator(".unsaved:visible").first).to_be_visible()
+    context = chat.context
+    chat.close()
+    server.restart()
+    page = context.new_page()
+    page.goto("/admin/chat")
+    is_settled(page)
+    is_saved(page)
+    assert [turn["content"] for turn in kept(server, number)][2] == "Are you there?"
+
+
+def test_two_windows_of_one_conversation_lose_nothing_of_each_other(server: Server, visit: Visit) -> None:
+    first = opened(visit)
+    ask(first, "Count from 1 to 3.")
+    is_saved(first)
+    number = number_of(first)
+    second = visit.context.new_page()
+    second.route("**/admin/api/live?*", lambda route: route.abort())  # it hears of nothing
+    second.goto(f"/admin/chat#{number}")
+    expect(second.locator(".message")).to_have_count(2)
+    ask(first, "Spell the word river.")
+    is_saved(first)
+    ask(second, "Count from 4 to 6.")
+    is_saved(second)
+    turns = kept(server, number)
+    assert sorted(turn["content"] for turn in turns if turn["role"] == "user") == [
+        "Count from 1 to 3.", "Count from 4 to 6.", "Spell the word river.",
+    ]  # fmt: skip
+    assert len(turns) == 6
+    expect(second.locator(QUESTIONS).last.locator(".body")).to_have_text("Count from 4 to 6.")
+    expect(second.locator(QUESTIONS).last).to_contain_text("2/2")
+    expect(first.locator(QUESTIONS).last).to_contain_text("1/2")
+    expect(first.locator(QUESTIONS).last.locator(".body")).to_have_text("Spell the word river.")
+
+
+def test_a_window_follows_what_another_one_writes_and_deletes(visit: Visit) -> None:
+    first = opened(visit)
+    ask(first, "Count from 1 to 3.")
+    second = opened(visit, f"/admin/chat#{number_of(first)}")
+    expect(second.locator(".message")).to_have_count(2)
+    ask(first, "Spell the word river.")
+    expect(second.locator(".message")).to_have_count(4)
+    assert texts(second) == texts(first)
+    first.locator(".conversations li").first.hover()
+    first.locator(".conversations li").first.get_by_title("Delete").click()
+    first.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(second.locator("#chat-title")).to_have_text("New chat")
+    expect(second.locator(".conversations li")).to_have_count(0)
+
+
+def test_what_is_written_after_another_window_deleted_it_is_a_conversation_of_its_own(
+    server: Server, visit: Visit
+) -> None:
+    page = visit.context.new_page()
+    page.route("**/admin/api/live?*", lambda route: route.abort())
+    page.goto("/admin/chat")
+    is_settled(page)
+    ask(page, "Count from 1 to 3.")
+    is_saved(page)
+    server.call("DELETE", f"{ALL}/{number_of(page)}")
+    ask(page, "Spell the word river.")
+    expect(page.locator(".toast")).to_contain_text("deleted in another window")
+    is_saved(page)
+    assert [turn["content"] for turn in kept(server, number_of(page))] == texts(page)
+    assert len(texts(page)) == 4
+
+
+def test_an_early_reply_that_is_made_anew_leaves_every_later_turn(server: Server, chat: Page) -> None:
+    for limit in range(3, 7):
+        ask(chat, f"Count from 1 to {limit}.")
+    before = texts(chat)
+    button(chat, "Regenerate").first.click()
+    expect(chat.locator(".message")).to_have_count(2)
+    expect(chat.locator(REPLIES).first).to_contain_text("2/2")
+    expect(chat.locator(WRITING)).to_have_count(0)
+    is_saved(chat)
+    assert len(kept(server, number_of(chat))) == 9
+    chat.reload()
+    expect(chat.locator(REPLIES).first).to_contain_text("2/2")
+    expect(chat.locator(".message")).to_have_count(2)
+    previous = button(chat, "Previous version")
+    previous.focus()
+    chat.keyboard.press("Enter")
+    expect(chat.locator(".message")).to_have_count(8)
+    assert texts(chat) == before
+    expect(button(chat, "Next version")).to_be_focused()
+    chat.keyboard.press("ArrowRight")
+    expect(chat.locator(".message")).to_have_count(2)
+    chat.keyboard.press("ArrowLeft")
+    expect(chat.locator(".message")).to_have_count(8)
+    expect(chat.locator("p[role=status]").filter(has_text="1/2")).to_have_count(1)
+
+
+def test_an_edited_question_is_a_branch_and_the_earlier_one_stays(server: Server, chat: Page) -> None:
+    ask(chat, "Count from 1 to 3.")
+    ask(chat, "Count from 1 to 4.")
+    before = texts(chat)
+    button(chat, "Edit this message").first.click()
+    expect(chat.locator(".editing:visible")).to_contain_text("The earlier version stays")
+    chat.locator(".editing textarea:visible").fill("Count from 2 to 6.")
+    button(chat, "Save and resend").click()
+    expect(chat.locator(".message")).to_have_count(2)
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("2, 3, 4")
+    expect(chat.locator(f"{REPLIES} footer dl")).to_be_visible()
+    is_saved(chat)
+    assert len(kept(server, number_of(chat))) == 6
+    button(chat, "Previous version").click()
+    expect(chat.locator(".message")).to_have_count(4)
+    assert texts(chat) == before
+
+
+def sign_in(page: Page) -> None:
+    page.get_by_label("Password", exact=True).fill(PASSWORD)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def test_a_session_that_ended_leads_to_the_sign_in_once_and_back_with_all_that_was_written(
+    server: Server, visit: Visit
+) -> None:
+    page = visit.context.new_page()
+    page.route("**/admin/api/live?*", lambda route: route.abort())  # sending finds out first
+    page.goto("/admin/chat")
+    is_settled(page)
+    ask(page, "Count from 1 to 3.")
+    is_saved(page)
+    number = number_of(page)
+    sign_ins: list[str] = []
+    page.on("framenavigated", lambda frame: sign_ins.append(frame.url) if "/admin/login" in frame.url else None)
+    server.call("DELETE", "/admin/api/sessions")
+    send(page, "Do not lose me.")
+    page.wait_for_url("**/admin/login?*")
+    expect(page.get_by_text("Your session has ended.")).to_be_visible()
+    assert len(sign_ins) == 1
+    sign_in(page)
+    page.wait_for_url(f"**/admin/chat#{number}")
+    expect(page.locator(QUESTIONS).last.locator(".body")).to_have_text("Do not lose me.")
+    is_saved(page)
+    contents = [turn["content"] for turn in session_of(server, page, f"{ALL}/{number}")["turns"]]
+    assert contents == texts(page)[: len(contents)]
+    assert "Do not lose me." in contents
+    button(page, "Get a reply").click()
+    expect(page.locator(REPLIES)).to_have_count(2)
+    expect(page.locator(REPLIES).last.locator("footer dl")).to_be_visible()
+    renew(server)
+
+
+def test_what_is_typed_survives_a_session_that_ends(server: Server, visit: Visit) -> None:
+    page = opened(visit)
+    page.locator("#draft").fill("Half a thought")
+    server.call("DELETE", "/admin/api/sessions")
+    page.wait_for_url("**/admin/login?*")
+    sign_in(page)
+    page.wait_for_url("**/admin/chat")
+    expect(page.locator("#draft")).to_have_value("Half a thought")
+    renew(server)
+
+
+def session_of(server: Server, page: Page, path: str) -> Any:
+    """What the page's own session reads."""
+    cookies = {cookie["name"]: cookie["value"] for cookie in page.context.cookies([f"{server.address}/admin/"])}
+    return httpx2.get(server.url(path), cookies=cookies).json()
+
+
+def renew(server: Server) -> None:
+    """Every browser was signed out, the tests' own, too."""
+    server.call("POST", "/admin/api/login", {"password": PASSWORD})
+
+
+def test_a_stopped_reply_is_announced_as_such_and_has_its_figures(server: Server, chat: Page) -> None:
+    send(chat, "Count from 1 to 400.")
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2, 3, 4, 5, 6, 7, 8, 9, 10")
+    chat.keyboard.press("Escape")
+    expect(chat.locator("p[role=status]").filter(has_text="Stopped.")).to_have_count(1)
+    expect(chat.get_by_text("The reply is complete.")).to_have_count(0)
+    figures = chat.locator(f"{REPLIES} footer dl")
+    for words in ("tokens/s", "accepted", "tokens per step"):
+        expect(figures).to_contain_text(words)
+    is_saved(chat)
+    reply = kept(server, number_of(chat))[1]
+    assert reply["figures"]["stopped"]
+    assert reply["figures"]["timings"]["predicted_per_second"] > 0
+
+
+def test_a_store_that_cannot_write_is_told_and_tried_again(server: Server, chat: Page, visit: Visit) -> None:
+    visit.witness.expects(503)
+    error = json.dumps({"error": {"message": "The disk is full.", "code": "store_unavailable"}})
+    refuse = True
+
+    def answer(route: Route) -> None:
+        if refuse:
+            route.fulfill(status=503, content_type="application/json", body=error)
+        else:
+            route.continue_()
+
+    chat.route(TURNS, answer)
+    send(chat, "Count from 1 to 3.")
+    expect(chat.locator(QUESTIONS).locator(".unsaved")).to_have_text("Not saved yet: The disk is full.")
+    refuse = False
+    is_saved(chat)
+    assert [turn["role"] for turn in kept(server, number_of(chat))] == ["user", "assistant"]
+
+
+def test_a_conversation_is_exported_with_all_its_branches_and_imported_again(
+    server: Server, chat: Page, tmp_path: Path
+) -> None:
+    ask(chat, "Count from 1 to 3.")
+    button(chat, "Regenerate").click()
+    expect(chat.locator(REPLIES)).to_contain_text("2/2")
+    expect(chat.locator(WRITING)).to_have_count(0)
+    is_saved(chat)
+    with chat.expect_download() as markdown:
+        button(chat, "Markdown").click()
+    assert markdown.value.suggested_filename == "Count-from-1-to-3.md"
+    question, reply = texts(chat)
+    assert markdown.value.path().read_text("utf-8") == (
+        f"# Count from 1 to 3.\n\n## You\n\n{question}\n\n## Model\n\n{reply}\n"
+    )
+    with chat.expect_download() as whole:
+        button(chat, "JSON").click()
+    path = tmp_path / whole.value.suggested_filename
+    whole.value.save_as(path)
+    turns = kept(server, number_of(chat))
+    server.call("DELETE", ALL)
+    expect(chat.locator("#chat-title")).to_have_text("New chat")
+    chat.locator("#chat-import").set_input_files(path)
+    expect(chat.locator(".toast").last).to_have_text("Conversation imported")
+    expect(chat.locator(REPLIES)).to_contain_text("2/2")
+    assert texts(chat) == [question, reply]
+    assert [turn["content"] for turn in kept(server, number_of(chat))] == [turn["content"] for turn in turns]
+
+
+FOREIGN = {
+    "no JSON": "<html>",
+    "another program's": json.dumps({"messages": [{"role": "user", "content": "x"}]}),
+    "null": "null",
+    "a later form": json.dumps({"format": "paceline.conversation", "form": 2}),
+}
+TURN = {"id": "a", "parent": "", "role": "user", "content": "x"}
+WHOLE = {"format": "paceline.conversation", "form": 1, "title": "x", "model": "", "options": {}, "turns": [TURN]}
+REFUSED = {
+    "no turns": {"turns": None},
+    "a turn that follows itself": {"turns": [{**TURN, "parent": "a"}]},
+    "markup in an id": {"turns": [{**TURN, "id": "<img src=x onerror=alert(1)>"}]},
+    "an unknown role": {"turns": [{**TURN, "role": "system"}]},
+    "figures that are none": {"turns": [{**TURN, "figures": {"timings": "fast"}}]},
+    "no title": {"title": ""},
+    "options out of range": {"options": {"temperature": 99}},
+}
+
+
+def test_a_file_that_is_no_conversation_of_ours_is_refused_in_words(
+    server: Server, chat: Page, visit: Visit, tmp_path: Path
+) -> None:
+    visit.witness.expects(400)
+    files = {name: (text, "not a conversation exported from Paceline") for name, text in FOREIGN.items()}
+    files |= {name: (json.dumps(WHOLE | wrong), "cannot be imported:") for name, wrong in REFUSED.items()}
+    for name, (text, words) in files.items():
+        path = tmp_path / "file.json"
+        path.write_text(text, encoding="utf-8")
+        chat.locator("#chat-import").set_input_files(path)
+        expect(chat.locator(".toast").last, name).to_contain_text(words)
+        chat.locator(".toast").last.click()
+    assert server.call("GET", ALL) == {"conversations": []}
