@@ -6,6 +6,8 @@ Reads the disk and the store: call it in a thread.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from app.admin.context import AdminContext
 from app.admin.model_view import ModelView
 from app.admin.room import sizes
@@ -15,9 +17,9 @@ from app.hub.candidates import Candidate
 from app.hub.catalog import CatalogModel
 from app.hub.published import Published, published_for
 from app.model_settings import SPECULATION
-from app.store.measurement_rows import best_by_drafter
+from app.serving.sweep.report import Figures, best_by_drafter
 
-Best = Mapping[tuple[str, str], Mapping[str, Any]]
+Best = Mapping[tuple[str, str], Figures]
 GIVEN = ("environment", "command line")
 DECIDED_ELSEWHERE = ("drafts", "speculative_config", "num_draft_tokens", "policy", "acceptance")
 """Settings of the server that go before what is chosen for a model, where environment or command line give them."""
@@ -36,8 +38,8 @@ class DraftView:
         main = serving.resolver.find(model_id)
         loaded = serving.resolver.loaded().get(main.id)
         usable = main.kind == "main" and not main.problem
-        best = best_by_drafter(tools.kept.of(main.id)) if usable else {}
-        speedups = {key: each["gain"] for key, each in best.items()}
+        best = best_by_drafter(row.results for row in tools.kept.of(main.id)) if usable else {}
+        speedups = {key: each.ratio for key, each in best.items()}
         candidates = tools.units.candidates(main, speedups) if usable else []
         used = self._used(main, loaded) if usable else set()
         settings = self._context.settings
@@ -84,7 +86,7 @@ class DraftView:
             "extra": sizes(candidate.footprint),
             "has_room": self._has_room(main, candidate.footprint),
             "rollback": list(candidate.rollback),
-            "measured": dict(measured) if measured is not None else None,
+            "measured": msgspec.to_builtins(measured),
             "in_use": key in used,
         }
 

@@ -1,6 +1,7 @@
 """`/admin/pays/{id}`: does drafting pay? Measure, see, apply, and what was measured before. Topic: `measuring`."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -9,12 +10,14 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import AdminContext
+from app.admin.draft_view import DECIDED_ELSEWHERE, GIVEN
 from app.admin.measurement_job import Wish
 from app.admin.model_page import render_model
 from app.admin.templating import Pages
 from app.core.errors import InvalidRequest
-from app.model_settings import SPECULATION, Id
+from app.model_settings import Id
 from app.serving.body import read_json
+from app.serving.sweep.report import drafting_of, report_object
 from app.store.tables import BenchmarkRow
 
 SOURCE = "measurement"
@@ -33,10 +36,12 @@ class MeasureBody(BaseModel):
 
 
 class ApplyBody(BaseModel):
-    """What to keep of a measurement: its recommendation, or one setting that was measured (`off`, `auto`, a method)."""
+    """What to keep of a measurement: its recommendation, or one setting that was measured with so many requests at once
+    (`off`, `auto`, a method)."""
 
     method: str | None = Field(None, max_length=40)
     num_draft_tokens: int | None = Field(None, ge=1, le=64)
+    rows: int = Field(1, ge=1, le=64)
 
 
 def make_router(context: AdminContext, pages: Pages) -> APIRouter:
@@ -86,22 +91,19 @@ def _add_results(router: APIRouter, context: AdminContext) -> None:
     def list_measurements(model: str = "") -> dict[str, Any]:
         """What was measured, of one model or of all, the latest first; and what is being measured."""
         found = context.serving.resolver.find(model).id if model else ""
-        rows = [row_object(row) for row in kept.of(found)]
-        return {"measurements": rows, **context.models.measuring.view()}
+        current = drafting_now(context, found) if found else None
+        rows = [row_object(row, current) for row in kept.of(found)]
+        elsewhere = [name for name in DECIDED_ELSEWHERE if context.settings.origin(name) in GIVEN]
+        return {"measurements": rows, "elsewhere": elsewhere, **context.models.measuring.view()}
 
     @router.post("/admin/api/measurements/{number}/apply")
     async def apply_measurement(request: Request, number: int) -> dict[str, Any]:
         """Set what was recommended, or one measured setting, for the model; a loaded one gets it when it is free."""
         body = await read_json(request, ApplyBody)
         row = await asyncio.to_thread(found_row, number)
-        choice = choice_of(row.results, body)
-        changes = {name: choice.get(name) for name in SPECULATION}
-        await asyncio.to_thread(context.settings.change_model, row.model_id, changes, SOURCE)
-        return {
-            "model": row.model_id,
-            "choice": choice,
-            "became": await context.models.loading.renew(row.model_id),
-        }
+        changes = await asyncio.to_thread(_apply, context, row, body)
+        became = await context.models.loading.renew(row.model_id)
+        return {"model": row.model_id, "changes": changes, "became": became}
 
     @router.delete("/admin/api/measurements/{number}")
     def delete_measurement(number: int) -> dict[str, Any]:
@@ -117,8 +119,8 @@ def _add_results(router: APIRouter, context: AdminContext) -> None:
         return row
 
 
-def row_object(row: BenchmarkRow) -> dict[str, Any]:
-    """A measurement as JSON."""
+def row_object(row: BenchmarkRow, current: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A measurement as JSON, with what it says."""
     return {
         "id": row.id,
         "model_id": row.model_id,
@@ -126,23 +128,30 @@ def row_object(row: BenchmarkRow) -> dict[str, Any]:
         "versions": row.versions,
         "machine": row.machine,
         "results": row.results,
+        "report": report_object(row.results, current),
     }
 
 
-def choice_of(results: dict[str, Any], body: ApplyBody) -> dict[str, Any]:
-    """The settings of a model that a measurement leads to. Raises InvalidRequest where it leads to none."""
-    if body.method is None:
-        recommendation = results.get("recommendation")
-        if not recommendation:
-            raise InvalidRequest("This measurement recommends nothing: no drafting was measured.", parameter="method")
-        return {name: value for name, value in recommendation["choice"].items() if value is not None}
-    drafters = results.get("methods") or {}
-    if body.method == "off":
-        return {"policy": "off"}
-    if body.method == "auto":
-        return {"policy": "single", **({"drafts": list(drafters.values())} if drafters else {})}
-    if body.method != "ngram" and body.method not in drafters:
-        raise InvalidRequest("This measurement had no drafter of that method.", parameter="method")
-    drafts = {} if body.method == "ngram" else {"drafts": [drafters[body.method]]}
-    length = {} if body.num_draft_tokens is None else {"num_draft_tokens": body.num_draft_tokens}
-    return {"policy": "single", "methods": [body.method], **drafts, **length}
+def drafting_now(context: AdminContext, model_id: str) -> dict[str, Any]:
+    """How a model drafts now, as `changes_to` compares it; empty for one that cannot draft. Reads the disk."""
+    resolver = context.serving.resolver
+    main = resolver.find(model_id)
+    unit = resolver.planned(main) if main.kind == "main" and not main.problem else None
+    return drafting_of(context.settings.model(model_id).given(), unit)
+
+
+def _apply(context: AdminContext, row: BenchmarkRow, body: ApplyBody) -> list[dict[str, Any]]:
+    """Change what the page listed, and nothing else. Raises InvalidRequest where nothing would change."""
+    report = report_object(row.results, drafting_now(context, row.model_id))
+    changes = report["advice"]["changes"]
+    if body.method is not None:
+        wanted = (body.method, body.num_draft_tokens or 0)
+        settings = [each for cell in report["cells"] if cell["rows"] == body.rows for each in cell["settings"]]
+        measured = [each for each in settings if (each["method"], each["num_draft_tokens"]) == wanted]
+        if not measured:
+            raise InvalidRequest("This measurement had no such setting.", parameter="method")
+        changes = measured[0]["changes"]
+    elif not changes:
+        raise InvalidRequest(f"This measurement recommends no change: {report['text']}.", parameter="method")
+    context.settings.change_model(row.model_id, {each["name"]: each["new"] for each in changes}, SOURCE)
+    return list(changes)

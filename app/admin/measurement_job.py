@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from app.serving.sweep.document import sweep_results
+from app.serving.sweep.report import report_object
 from app.serving.sweep.turns import Ask, Budget, Sweep
 
 Phase = Literal["loading", "measuring", "paused", "restoring"]
@@ -45,7 +45,7 @@ class Job:
             "seconds_left": max(0, round(self.budget.remaining)),
             "minutes": self.wish.minutes,
             "disturbed": self.disturbed,
-            "cells": sweep_results(self.sweep, None, model="", drafts={}, options={})["cells"],
+            "report": report_object(self.sweep.results(options={"disturbed": self.disturbed})),
         }
 
 

@@ -21,10 +21,9 @@ from app.serving.activity import Activity
 from app.serving.errors import Rejected
 from app.serving.ports import Worker
 from app.serving.resolver import Resolver
-from app.serving.sweep.document import sweep_results
 from app.serving.sweep.grid import CONTEXTS, LENGTHS, MAIN, Cell
 from app.serving.sweep.machine import describe_machine, describe_versions
-from app.serving.sweep.recommendation import recommend
+from app.serving.sweep.report import best_by_drafter, report_of
 from app.serving.sweep.tasks import TASKS
 from app.serving.sweep.turns import Ask, Budget, Turn, turns
 from app.serving.sweep.worker_side import WorkerSide
@@ -118,8 +117,7 @@ class Measuring:
             self._job, self._task, self.last = None, None, ended
 
     async def _measure_and_restore(self, job: Job) -> Ended:
-        speedups = await asyncio.to_thread(self._kept.speedups, job.wish.model_id)
-        unit = await asyncio.to_thread(self._units.choose, job.wish.model_id, job.wish.drafts, speedups)
+        unit = await asyncio.to_thread(self._choose, job.wish)
         before = self._loaded_unit(unit.specification.id)
         try:
             loaded = await self._load(job, unit.specification)
@@ -133,6 +131,10 @@ class Measuring:
                 await self._restore(unit.specification.id, before)
         number = await asyncio.to_thread(self._keep, job, unit)
         return Ended(unit.specification.id, "stopped" if job.sweep.interrupted else "done", number)
+
+    def _choose(self, wish: Wish) -> MeasuredUnit:
+        best = best_by_drafter(row.results for row in self._kept.of(wish.model_id))
+        return self._units.choose(wish.model_id, wish.drafts, {key: each.ratio for key, each in best.items()})
 
     def _is_cancelled(self) -> bool:
         return self._task is not None and self._task.cancelling() > 0
@@ -227,10 +229,6 @@ class Measuring:
 
     def _keep(self, job: Job, unit: MeasuredUnit) -> int:
         """Store what was measured; 0 when that is not enough to compare."""
-        drafts = {draft.method: draft.id for draft in unit.specification.drafts}
-        recommendation = recommend(job.sweep, drafts)
-        if recommendation is None and job.sweep.interrupted:
-            return 0
         info = self._worker.ready_info
         options = {
             "minutes": job.wish.minutes,
@@ -241,13 +239,11 @@ class Measuring:
             "disturbed": job.disturbed,
             "left_out": list(unit.left_out),
         }
-        results = sweep_results(
-            job.sweep,
-            recommendation,
-            model=unit.specification.id,
-            drafts=drafts,
-            options=options,
-        )
+        drafts = {draft.method: draft.id for draft in unit.specification.drafts}
+        results = job.sweep.results(model=unit.specification.id, drafts=drafts, options=options)
+        alone = report_of(results).alone
+        if job.sweep.interrupted and (alone is None or alone.verdict == "none"):
+            return 0
         return self._kept.keep(
             unit.specification.id, versions=describe_versions(), machine=describe_machine(), results=results
         )

@@ -5,7 +5,7 @@ measurement, and with `--apply` the recommendation, in the store.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from app.model_settings import ALL_METHODS, ModelSettings
 from app.serving.live_settings import LiveSettings
 from app.serving.resolver import Resolver
 from app.serving.sweep.grid import MAIN, Cell, cells
-from app.serving.sweep.recommendation import Recommendation, recommend
+from app.serving.sweep.report import Report, advice_of, doubt_text, drafting_of, report_of
 from app.serving.sweep.tasks import TOKENS
 from app.serving.sweep.turns import Budget, Sweep
 from app.serving.unkept import Unkept
@@ -43,6 +43,8 @@ from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
 
 SOURCE = "paceline bench"
+DERIVED = {"machine", "versions", "report"}
+"""What is kept beside the results, or follows from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +66,6 @@ def bench_model(wishes: Wishes, settings: Settings, *, console: Console, note: s
     with console.status(f"Loading {specification.id}…") as status:
         sweep, unavailable = run_sweep(specification, wishes, status.update)
     drafts = {draft.method: draft.id for draft in specification.drafts}
-    recommendation = recommend(sweep, drafts)
-    title = " + ".join([specification.id, *drafts.values()])
-    console.print(sweep_table(sweep, f"{title} on {memory.device_name()}"))
-    for line in (*unavailable, left_out(sweep)):
-        if line:
-            console.print(Text(line, style="dim"))
-    said = recommendation.text if recommendation else "nothing to compare: no drafting was measured"
-    console.print(Text(f"{specification.id}: {said}", style="bold"))
     options = {
         "minutes": wishes.minutes,
         "rounds": wishes.rounds,
@@ -79,12 +73,22 @@ def bench_model(wishes: Wishes, settings: Settings, *, console: Console, note: s
         "device": memory.device_name(),
         "blas": note,
     }
-    document = sweep_document(sweep, recommendation, model=specification.id, drafts=drafts, options=options)
+    document = sweep_document(sweep, model=specification.id, drafts=drafts, options=options)
+    report = report_of(document)
+    title = " + ".join([specification.id, *drafts.values()])
+    console.print(sweep_table(report, f"{title} on {memory.device_name()}"))
+    for line in (*unavailable, left_out(sweep), *map(doubt_text, report.doubts)):
+        if line:
+            console.print(Text(line, style="dim"))
+    console.print(Text(f"{specification.id}: {report.text}", style="bold"))
     _write(wishes.json, json.dumps(document, indent=2) + "\n")
-    _write(wishes.svg, as_svg(sweep, f"Speed by draft length: {title}"))
-    _keep(Store(settings.home / FILE_NAME), specification.id, document, recommendation if wishes.apply else None)
-    if wishes.apply and recommendation:
-        console.print(Text(f"Stored for {specification.id}; a server uses it when it next loads the model."))
+    _write(wishes.svg, as_svg(report, f"Speed by draft length: {title}"))
+    store = Store(settings.home / FILE_NAME)
+    measured = {name: value for name, value in document.items() if name not in DERIVED}
+    versions, machine = document["versions"], document["machine"]
+    KeptMeasurements(store).keep(specification.id, versions=versions, machine=machine, results=measured)
+    advise(report, drafts, store, settings, specification.id, console=console, apply=wishes.apply)
+    store.close()
     return sweep
 
 
@@ -138,11 +142,34 @@ def _write(file: Path | None, content: str) -> None:
         file.write_text(content, encoding="utf-8")
 
 
-def _keep(store: Store, model_id: str, document: dict[str, Any], recommendation: Recommendation | None) -> None:
-    measured = {name: value for name, value in document.items() if name not in {"machine", "versions"}}
-    KeptMeasurements(store).keep(model_id, versions=document["versions"], machine=document["machine"], results=measured)
-    if recommendation:
-        kept = StoredSettings(store)
-        settings = (kept.model(model_id) or ModelSettings()).with_speculation(recommendation.choice)
-        kept.save_model(model_id, settings, source=SOURCE)
-    store.close()
+def advise(
+    report: Report,
+    drafts: Mapping[str, str],
+    store: Store,
+    settings: Settings,
+    model_id: str,
+    *,
+    console: Console,
+    apply: bool,
+) -> None:
+    """List what the recommendation changes, and with `apply` change that and nothing else."""
+    live = LiveSettings(settings, StoredSettings(store))
+    resolver = Resolver(live, default_catalog(settings.model_folders), WorkerClient(Supervisor()), pairing)
+    current = drafting_of(live.model(model_id).given(), resolver.planned(resolver.find(model_id)))
+    changes = advice_of(report, drafts, current).changes
+    if not changes:
+        console.print(Text("Nothing to change."))
+        return
+    for each in changes:
+        console.print(Text(f"  {each.name}: {_value(each.old)} → {_value(each.new)}"))
+    if apply:
+        live.change_model(model_id, {each.name: each.new for each in changes}, SOURCE)
+        console.print(Text(f"Stored for {model_id}; a server uses it when it next loads the model."))
+    else:
+        console.print(Text("--apply stores this."))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(value) or "none"
+    return "automatic" if value is None else str(value)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell
-from app.serving.sweep.turns import Point, Sweep
+from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN
+from app.serving.sweep.report import CellReport, Figures, Report
 
 PANEL_WIDTH, PANEL_HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 46
@@ -46,10 +46,11 @@ class Scale:
         return TOP + (PANEL_HEIGHT - TOP - BOTTOM) * (1 - rate / self.top)
 
 
-def as_svg(sweep: Sweep, title: str) -> str:
-    """The plot; cells without drafting settings are left out."""
-    cells = [cell for cell in sorted(sweep.cells()) if cell.context == MAIN.context and sweep.best(cell)]
-    methods = sorted({setting.method for _, setting in sweep.points if setting.drafts})
+def as_svg(report: Report, title: str) -> str:
+    """The plot, with the spread of each speed; cells without drafting settings are left out."""
+    cells = [each for each in report.cells if each.context == MAIN.context and any(map(_drafts, each.settings))]
+    cells.sort(key=lambda cell: cell.rows)
+    methods = sorted({each.method for cell in cells for each in cell.settings if _drafts(each)})
     columns = 1 if len(cells) < 2 else 2
     width = PANEL_WIDTH * columns
     legend = list(_legend(methods, width))
@@ -66,26 +67,28 @@ def as_svg(sweep: Sweep, title: str) -> str:
     parts += [f'<g transform="translate(0 {HEADER + LEGEND_ROW * row})">{line}</g>' for row, line in enumerate(legend)]
     for number, cell in enumerate(cells):
         at = f"{PANEL_WIDTH * (number % columns)} {header + PANEL_HEIGHT * (number // columns)}"
-        parts += [f'<g transform="translate({at})">', *_panel(sweep, cell, methods), "</g>"]
+        parts += [f'<g transform="translate({at})">', *_panel(cell, methods), "</g>"]
     if not cells:
         parts.append(f'<text x="{LEFT}" y="{header + 24}">No drafting method was measured.</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _panel(sweep: Sweep, cell: Cell, methods: Sequence[str]) -> Iterator[str]:
-    points = sweep.points_of(cell)
-    lengths = tuple(sorted({point.setting.drafts for point in points if point.setting.drafts}))
-    step = _nice_step(max(point.tokens_per_second for point in points))
-    scale = Scale(lengths, step * math.ceil(max(point.tokens_per_second for point in points) / step))
-    yield f'<text class="panel" x="{LEFT}" y="20">{escape(cell.name.partition(",")[0])}</text>'
+def _drafts(figures: Figures) -> int:
+    return figures.num_draft_tokens
+
+
+def _panel(cell: CellReport, methods: Sequence[str]) -> Iterator[str]:
+    lengths = tuple(sorted({each.num_draft_tokens for each in cell.settings if _drafts(each)}))
+    highest = max(each.fastest for each in cell.settings)
+    step = _nice_step(highest)
+    scale = Scale(lengths, step * math.ceil(highest / step))
+    yield f'<text class="panel" x="{LEFT}" y="20">{cell.rows} {"request" if cell.rows == 1 else "requests"}</text>'
     yield from _axes(scale, step)
     for setting, kind in ((PLAIN, "plain"), (GOVERNOR, "governor")):
-        if (point := sweep.points.get((cell, setting))) is not None:
-            y = scale.y(point.tokens_per_second)
-            yield f'<path class="{kind}" d="M{LEFT} {y:.1f}H{PANEL_WIDTH - RIGHT}"/>'
+        if (found := cell.find(setting.name)) is not None:
+            yield f'<path class="{kind}" d="M{LEFT} {scale.y(found.tokens_per_second):.1f}H{PANEL_WIDTH - RIGHT}"/>'
     for number, method in enumerate(methods):
-        line = sorted((point for point in points if point.setting.method == method), key=lambda point: point.setting)
-        yield from _line(line, scale, number)
+        yield from _line(sorted((each for each in cell.settings if each.method == method), key=_drafts), scale, number)
 
 
 def _axes(scale: Scale, step: float) -> Iterator[str]:
@@ -98,18 +101,21 @@ def _axes(scale: Scale, step: float) -> Iterator[str]:
         x = scale.x(length)
         yield f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{length}</text>'
     middle = (LEFT + PANEL_WIDTH - RIGHT) / 2
-    yield f'<text x="{middle:.1f}" y="{bottom + 36}" text-anchor="middle">Drafts per step (tokens)</text>'
+    yield f'<text x="{middle:.1f}" y="{bottom + 36}" text-anchor="middle">Draft length (tokens)</text>'
     turned = (TOP + bottom) / 2
     yield f'<text transform="translate(14 {turned:.1f}) rotate(-90)" text-anchor="middle">Speed (tokens/s)</text>'
 
 
-def _line(points: Sequence[Point], scale: Scale, number: int) -> Iterator[str]:
-    places = [(scale.x(point.setting.drafts), scale.y(point.tokens_per_second)) for point in points]
-    if places:
-        colour = f"var(--line-{number % COLOURS})"
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        yield f'<polyline class="line" stroke="{colour}" points="{path}"/>'
-        yield from (_mark(x, y, number, colour) for x, y in places)
+def _line(line: Sequence[Figures], scale: Scale, number: int) -> Iterator[str]:
+    if not line:
+        return
+    colour = f"var(--line-{number % COLOURS})"
+    places = [(scale.x(each.num_draft_tokens), scale.y(each.tokens_per_second)) for each in line]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    yield f'<polyline class="line" stroke="{colour}" points="{path}"/>'
+    for each, (x, y) in zip(line, places, strict=True):
+        yield f'<path stroke="{colour}" d="M{x:.1f} {scale.y(each.slowest):.1f}V{scale.y(each.fastest):.1f}"/>'
+        yield _mark(x, y, number, colour)
 
 
 def _mark(x: float, y: float, number: int, colour: str) -> str:
@@ -126,7 +132,10 @@ def _mark(x: float, y: float, number: int, colour: str) -> str:
 
 def _legend(methods: Sequence[str], width: int) -> Iterator[str]:
     """Rows of entries that fit the width."""
-    entries = [('<path class="plain" d="M0 0H28"/>', "plain"), ('<path class="governor" d="M0 0H28"/>', "governor")]
+    entries = [
+        ('<path class="plain" d="M0 0H28"/>', "no drafting"),
+        ('<path class="governor" d="M0 0H28"/>', "governor"),
+    ]
     for number, method in enumerate(methods):
         colour = f"var(--line-{number % COLOURS})"
         line = f'<path class="line" stroke="{colour}" d="M0 0H28"/>{_mark(14, 0, number, colour)}'

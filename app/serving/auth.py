@@ -22,7 +22,6 @@ COOKIE = "paceline_session"
 PUBLIC_PATHS = frozenset(
     {
         "/",
-        "/health",
         "/health/live",
         "/health/ready",
         "/admin/login",

@@ -11,8 +11,9 @@ function make(name, attributes = {}, text = "") {
   return node;
 }
 
-// A chart is {x: [low, high], top, xTicks and yTicks: [[place, words]], series, perhaps xWords and yWords}; a series is
-// {points: [[x, y]], colour, and perhaps label, dash, isArea, hasDots}. Answers a function that draws another one into the same node.
+// A chart is {x: [low, high], top, xTicks and yTicks: [[place, words, perhaps words on the right]], series, perhaps xWords and
+// yWords}; a series is {points: [[x, y, perhaps low, high]], colour, and perhaps label, dash, isArea, hasDots}. Answers a function
+// that draws another one into the same node.
 export function chart(node, height, first = null) {
   let shown = first;
   let width = 0;
@@ -32,14 +33,16 @@ export function chart(node, height, first = null) {
 
 function drawn({ x: [low, high], top, xTicks, yTicks, series, xWords = "", yWords = "" }, width, height) {
   const bottom = height - (xWords ? 2 : 1) * LINE - 4;
-  const across = (x) => LEFT + ((x - low) / (high - low)) * (width - LEFT - RIGHT);
+  const right = width - (yTicks.some(([, , words]) => words) ? LEFT : RIGHT);
+  const across = (x) => LEFT + ((x - low) / (high - low)) * (right - LEFT);
   const up = (y) => bottom - (y / top) * (bottom - (yWords ? LINE : 12));
   const svg = make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
   svg.append(make("text", { x: 0, y: 11 }, yWords));
-  svg.append(make("text", { x: (LEFT + width - RIGHT) / 2, y: height - 6, "text-anchor": "middle" }, xWords));
-  for (const [y, words] of yTicks) {
-    svg.append(make("line", { x1: LEFT, x2: width - RIGHT, y1: up(y), y2: up(y), stroke: "var(--line)" }));
+  svg.append(make("text", { x: (LEFT + right) / 2, y: height - 6, "text-anchor": "middle" }, xWords));
+  for (const [y, words, other = ""] of yTicks) {
+    svg.append(make("line", { x1: LEFT, x2: right, y1: up(y), y2: up(y), stroke: "var(--line)" }));
     svg.append(make("text", { x: LEFT - 8, y: up(y) + 4, "text-anchor": "end" }, words));
+    svg.append(make("text", { x: right + 8, y: up(y) + 4 }, other));
   }
   for (const [x, words] of xTicks) svg.append(make("text", { x: across(x), y: bottom + 18, "text-anchor": "middle" }, words));
   for (const each of series) {
@@ -49,10 +52,15 @@ function drawn({ x: [low, high], top, xTicks, yTicks, series, xWords = "", yWord
     const [[start], [end]] = [places[0], places.at(-1)];
     if (each.isArea) svg.append(make("path", { d: `${path}L${end},${bottom}L${start},${bottom}Z`, fill: each.colour, opacity: 0.13 }));
     svg.append(stroke("path", each, { d: path }));
+    for (const [x, , slowest, fastest] of each.points) {
+      if (fastest > slowest) svg.append(stroke("path", { ...each, dash: "none" }, { "stroke-width": 1, d: bar(across(x), up(slowest), up(fastest)) }));
+    }
     if (each.hasDots) svg.append(...places.map(([cx, cy]) => make("circle", { cx, cy, r: 4, fill: each.colour })));
   }
   return svg;
 }
+
+const bar = (x, low, high) => `M${x},${low}V${high}M${x - 4},${low}H${x + 4}M${x - 4},${high}H${x + 4}`;
 
 const stroke = (name, { colour, dash = "none" }, more) =>
   make(name, { fill: "none", stroke: colour, "stroke-width": 2, "stroke-dasharray": dash, "stroke-linejoin": "round", ...more });

@@ -3,8 +3,6 @@
 import { bytes, number, percent, t } from "./core.js";
 import { cacheTitle, cacheWords, memoryWords, methodWords, times } from "./model_words.js";
 
-const PAYS = 1.05;
-
 const TOKENS = {
   same: { tone: "good", words: () => t("drafts.tokens_same") },
   borrowed: { tone: "good", words: () => t("drafts.tokens_borrowed") },
@@ -21,11 +19,12 @@ function liveWords(counts) {
 }
 
 function gain(measured) {
-  if (!measured) return { gainWords: "", gainTone: "", measuredWords: t("drafts.unmeasured") };
-  const gainTone = measured.gain >= PAYS ? "good" : "";
+  if (!measured) return { gainWords: "", gainTone: "", measuredWords: t("drafts.unmeasured"), acceptedWords: t("core.none") };
+  const gainTone = measured.standing === "faster" ? "good" : "";
   const length = t.n("drafts.per_step", measured.num_draft_tokens);
   const speed = t("drafts.speed", { speed: number(measured.tokens_per_second, 0) });
-  return { gainTone, gainWords: times(measured.gain), measuredWords: `${speed} · ${length}` };
+  const acceptedWords = measured.acceptance === null ? t("core.none") : percent(measured.acceptance);
+  return { gainTone, gainWords: times(measured.ratio), measuredWords: `${speed} · ${length}`, acceptedWords };
 }
 
 export function candidateRow(each, { view, chosen }) {
@@ -40,12 +39,13 @@ export function candidateRow(each, { view, chosen }) {
     name,
     methodWords: methodWords(each.method),
     frame: each.in_use ? "used" : "",
+    useWords: each.in_use ? (view.model.state === "loaded" ? t("drafts.in_use") : t("drafts.is_planned")) : "",
     tokensTone: tokens.tone,
     tokensWords: tokens.words(),
     fitWords: each.tokens === "other" ? t("drafts.tokens_other") : t("drafts.no_fit"),
     isUnusual: !each.is_usual && !each.refusal,
     memoryWords: isText ? t("drafts.no_memory") : bytes(each.extra.total_bytes),
-    memoryTitle: isText ? "" : memoryWords(each.extra),
+    memoryParts: isText ? "" : memoryWords(each.extra),
     rollbackWords: isText ? t("drafts.no_rollback") : cacheWords(each.rollback),
     rollbackTitle: cacheTitle(each.rollback),
     liveWords: liveWords(view.counts[each.method]),

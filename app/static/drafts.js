@@ -22,8 +22,6 @@ component("drafts", () => ({
   measuring: null,
   units: "",
   downloads: [],
-  changes: null,
-  saved: "",
 
   init() {
     live("measuring", (measuring) => {
@@ -38,10 +36,6 @@ component("drafts", () => ({
     });
     live("drafting", (counts) => {
       if (this.view) this.view.counts = counts[data.model.id] ?? this.view.counts;
-    });
-    live("settings", (count) => {
-      if (this.changes !== null && count !== this.changes) this.read();
-      this.changes = count;
     });
     if (data.topics.includes("downloads")) live("downloads", (value) => this.takeDownloads(value));
     return this.read();
@@ -72,6 +66,9 @@ component("drafts", () => ({
   get offers() {
     const coming = (each) => this.downloads.find((download) => download.repository === each.repository);
     return this.view.published.map((each) => offerRow(each, coming(each)));
+  },
+  get isChoosing() {
+    return this.who === "chosen";
   },
   get isFixed() {
     return this.length === "fixed";
@@ -118,18 +115,17 @@ component("drafts", () => ({
       this.problem = error.message;
     }
   },
-  // What is ticked here and not saved yet stays, whatever was saved elsewhere meanwhile.
   take(view) {
     const { choice } = view;
-    if (this.view && this.saved !== JSON.stringify(this.wanted())) return void (this.view = view);
-    this.chosen = Object.fromEntries(view.candidates.filter((each) => each.in_use).map((each) => [each.method, each.id]));
+    const isSaved = ({ id, method }) => (choice.drafts === null || !id || choice.drafts.includes(id)) && (choice.methods === null || choice.methods.includes(method));
     this.who = choice.drafts === null && choice.methods === null ? "usual" : "chosen";
+    const ticked = view.candidates.filter((each) => (this.who === "usual" || choice.drafts === null ? each.in_use : true) && isSaved(each));
+    this.chosen = Object.fromEntries(ticked.map((each) => [each.method, each.id]));
     this.length = choice.num_draft_tokens ? "fixed" : "governor";
     this.tokens = choice.num_draft_tokens ?? 4;
     this.policy = choice.policy ?? "";
     this.acceptance = choice.acceptance ?? "";
     this.view = view;
-    this.saved = JSON.stringify(this.wanted());
   },
   takeDownloads(value) {
     const done = (list) => list.filter((each) => each.state === "done").length;
@@ -139,7 +135,6 @@ component("drafts", () => ({
   },
 
   choose(each, event) {
-    this.who = "chosen";
     const { [each.method]: _, ...others } = this.chosen;
     this.chosen = event.target.checked ? { ...others, [each.method]: each.id } : others;
   },
@@ -166,7 +161,6 @@ component("drafts", () => ({
     try {
       const { became } = await api("PUT", draftsCall(data.model.id), this.wanted());
       toast(BECAME[became](), "good");
-      this.saved = JSON.stringify(this.wanted());
       await this.read();
     } catch (error) {
       this.refusal = error.message;

@@ -20,7 +20,6 @@ component("keys", () => ({
   name: "",
   scope: "inference",
   text: "",
-  made: 0,
   problem: "",
   isBusy: false,
   isLoaded: false,
@@ -57,8 +56,8 @@ component("keys", () => ({
     if (this.isBusy) return;
     this.isBusy = true;
     await attempt(async () => {
-      const { key, text } = await api("POST", KEYS, { name: this.name, scope: this.scope });
-      Object.assign(this, { text, made: key.id, name: "", scope: "inference" });
+      const { text } = await api("POST", KEYS, { name: this.name, scope: this.scope });
+      Object.assign(this, { text, name: "", scope: "inference" });
     });
     this.isBusy = false;
     await this.load();
@@ -67,8 +66,7 @@ component("keys", () => ({
   async revoke(row) {
     const title = t("keys.revoke_named", { name: row.name });
     if (!(await confirm({ title, text: t("keys.revoke_text"), action: t("keys.revoke"), tone: "bad" }))) return;
-    const isGone = await attempt(() => api("DELETE", `${KEYS}/${row.id}`), t("keys.revoked"));
-    if (isGone && row.id === this.made) this.hide();
+    await attempt(() => api("DELETE", `${KEYS}/${row.id}`), t("keys.revoked"));
     await this.load();
   },
 

@@ -1,7 +1,7 @@
 // The head of a page about one model: state, memory, load, unload, pin, default. Other components share its live state.
 
 import { api, attempt, bytes, component, confirm, data, live, t } from "./core.js";
-import { bitWords, cacheWords, contextWords, filesCall, liveStateOf, parameterWords, stateOf, tooLargeWords } from "./model_words.js";
+import { bitWords, contextWords, filesCall, liveStateOf, parameterWords, stateOf, tooLargeWords } from "./model_words.js";
 
 const REST = ["loaded", "loading", "unloading"];
 
@@ -65,9 +65,8 @@ component("modelHead", () => ({
     return this.state === "too_large" ? tooLargeWords(this.model.footprint) : this.model.problem;
   },
   get facts() {
-    const { size_bytes: size, parameter_count: count, bits, context, families } = this.model;
-    const cache = families.length ? t("model.cache", { cache: cacheWords(families) }) : "";
-    return [size ? bytes(size) : "", parameterWords(count), bitWords(bits), contextWords(context), cache].filter(Boolean).join(" · ");
+    const { size_bytes: size, parameter_count: count, bits, context } = this.model;
+    return [size ? bytes(size) : "", parameterWords(count), bitWords(bits), contextWords(context)].filter(Boolean).join(" · ");
   },
 
   call(verb, done) {

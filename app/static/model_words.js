@@ -14,6 +14,13 @@ const METHODS = {
 // One method, or several joined by "+".
 export const methodWords = (method) => method.split("+").map((each) => METHODS[each]?.() ?? each).join(" + ");
 
+const POLICIES = {
+  single: () => t("drafts.policy_single"),
+  auto: () => t("drafts.policy_auto"),
+  off: () => t("drafts.policy_off"),
+};
+export const policyWords = (policy) => POLICIES[policy]?.() ?? policy;
+
 const STATES = {
   available: { tone: "", words: () => t("model.available") },
   loading: { tone: "busy", words: () => t("model.loading") },

@@ -2,7 +2,7 @@
 
 import { api, attempt, bytes, component, live, t } from "./core.js";
 import {
-  bitWords, cacheTitle, cacheWords, contextWords, draftsAddress, liveStateOf, methodWords, modelAddress, parameterWords,
+  bitWords, contextWords, draftsAddress, liveStateOf, methodWords, modelAddress, parameterWords,
   stateOf, tooLargeWords,
 } from "./model_words.js";
 
@@ -34,8 +34,6 @@ function row(model, now) {
     sizeWords: model.size_bytes ? bytes(model.size_bytes) : t("core.none"),
     weightWords: [parameterWords(model.parameter_count), bitWords(model.bits)].filter(Boolean).join(" · "),
     contextWords: contextWords(model.context),
-    cacheWords: cacheWords(model.families),
-    cacheTitle: cacheTitle(model.families),
     hasDrafts: isMain && state !== "unusable",
     draftWords: drafts.length ? drafts.map((draft) => draft.id).join(", ") : t("models.choose_draft"),
     methodWords: isMain ? "" : t("models.drafts_by", { method: methodWords(model.method) }),

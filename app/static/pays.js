@@ -1,15 +1,19 @@
 // Does it pay? Begins and follows a measurement, draws it, says what it recommends, and applies it.
 
 import { api, attempt, component, confirm, data, live, moment, number, t, toast } from "./core.js";
-import { methodWords, times } from "./model_words.js";
+import { times } from "./model_words.js";
 import { plot } from "./pays_chart.js";
-import { answerOf, batchOf, cellWords, disturbedNow, fastest, historyRow, leftWords, notesOf, phaseWords, settingRow, telling } from "./pays_words.js";
+import {
+  adviceWords, answerOf, batchOf, cellWords, changeLines, changeRow, disturbedNow, doubtsOf, historyRow, leftWords, notesOf,
+  phaseWords, settingRow, settingWords, telling,
+} from "./pays_words.js";
 
 const MEASUREMENTS = "/admin/api/measurements";
 const FELT = { loaded: () => t("drafts.felt_now"), in_use: () => t("drafts.felt_later"), not_loaded: () => t("drafts.felt_load") };
 
 component("pays", () => ({
   kept: [],
+  elsewhere: [],
   active: null,
   opened: 0,
   shownRows: 1,
@@ -38,9 +42,16 @@ component("pays", () => ({
   get current() {
     return this.kept.find((row) => row.id === this.opened) ?? null;
   },
+  // The report that is shown: of what is measured now, as far as it is known, or of the measurement that is open.
+  get report() {
+    if (this.isOurs && this.active.report.cells.length) return this.active.report;
+    return this.current?.report ?? { cells: [], doubts: [], choice: null };
+  },
+  get isFinal() {
+    return !this.isOurs && Boolean(this.current);
+  },
   get shownCells() {
-    if (this.isOurs && this.active.cells.length) return this.active.cells;
-    return this.current?.results.cells ?? [];
+    return this.report.cells;
   },
   get cell() {
     return this.shownCells.find((each) => each.rows === this.shownRows) ?? this.shownCells[0] ?? null;
@@ -54,7 +65,7 @@ component("pays", () => ({
   get settings() {
     if (!this.cell) return [];
     const shown = this.isWhole ? this.cell.settings : telling(this.cell);
-    return shown.map((each) => settingRow(each, fastest(this.cell)));
+    return shown.map((each) => settingRow(each, this.cell));
   },
   get hasMore() {
     return Boolean(this.cell) && telling(this.cell).length < this.cell.settings.length;
@@ -69,29 +80,41 @@ component("pays", () => ({
     return this.isOurs ? t("pays.so_far") : t("pays.result");
   },
   get momentWords() {
-    return this.isOurs || !this.current ? "" : moment(this.current.created_at);
+    return this.isFinal ? moment(this.current.created_at) : "";
   },
   get answer() {
-    return this.isOurs || !this.current ? "" : answerOf(this.current.results);
+    return this.isFinal ? answerOf(this.report) : "";
   },
   get batchWords() {
-    return this.isOurs || !this.current ? "" : batchOf(this.current.results);
+    return this.isFinal ? batchOf(this.report) : "";
+  },
+  get doubts() {
+    return this.isFinal ? doubtsOf(this.report) : [];
   },
   get notes() {
-    return this.isOurs || !this.current ? "" : notesOf(this.current);
+    return this.isFinal ? notesOf(this.current) : "";
+  },
+  get adviceWords() {
+    return this.isFinal ? adviceWords(this.report) : "";
+  },
+  get changes() {
+    return this.isFinal ? this.report.advice.changes.map(changeRow) : [];
+  },
+  get elsewhereWords() {
+    return this.elsewhere.length && this.changes.length ? t("drafts.elsewhere", { names: this.elsewhere.join(", ") }) : "";
   },
   get plotWords() {
-    const told = this.settings.filter((each) => each.method !== "off").map((each) => `${each.words}: ${times(each.to_plain)}`);
+    const told = this.settings.filter((each) => each.method !== "off").map((each) => `${each.words}: ${times(each.ratio)}`);
     return t("pays.plot", { settings: told.join("; ") });
   },
   get rows() {
     return this.kept.map((row) => historyRow(row, this.opened));
   },
   get canApply() {
-    return !this.isOurs && Boolean(this.current?.results.recommendation);
+    return this.changes.length > 0;
   },
-  get canPick() {
-    return !this.isOurs && Boolean(this.current?.results.methods);
+  get beginTone() {
+    return this.canApply ? "" : "primary";
   },
 
   // --- what is being measured ------------------------------------------------------------------------------------
@@ -103,7 +126,7 @@ component("pays", () => ({
   get stepWords() {
     const ask = this.active?.ask;
     if (!ask) return "";
-    const setting = ask.drafts ? t.n("pays.with_drafts", ask.drafts, { method: methodWords(ask.method) }) : methodWords(ask.method);
+    const setting = settingWords({ method: ask.method, num_draft_tokens: ask.drafts });
     return t.n("pays.step", ask.rows, { setting, round: number(ask.round), rounds: number(ask.rounds) });
   },
   get share() {
@@ -133,9 +156,9 @@ component("pays", () => ({
 
   async read(number = 0) {
     try {
-      const { measurements, active } = await api("GET", `${MEASUREMENTS}?model=${encodeURIComponent(data.model.id)}`);
+      const { measurements, active, elsewhere } = await api("GET", `${MEASUREMENTS}?model=${encodeURIComponent(data.model.id)}`);
       const known = measurements.some((row) => row.id === this.opened) ? this.opened : (measurements[0]?.id ?? 0);
-      Object.assign(this, { kept: measurements, active, opened: number || known, isRead: true, problem: "" });
+      Object.assign(this, { kept: measurements, active, elsewhere, opened: number || known, isRead: true, problem: "" });
       this.paint();
     } catch (error) {
       this.problem = error.message;
@@ -173,14 +196,20 @@ component("pays", () => ({
   applyRecommended() {
     return this.apply({});
   },
-  pick(each) {
-    return this.apply({ method: each.method, num_draft_tokens: each.num_draft_tokens || null });
+  canPick(each) {
+    return this.isFinal && !each.isInUse;
+  },
+  async pick(each) {
+    const wording = { title: each.pickWords, text: changeLines(each.changes), action: t("pays.apply_these") };
+    if (!(await confirm(wording))) return;
+    await this.apply({ method: each.method, num_draft_tokens: each.num_draft_tokens || null, rows: this.cell.rows });
   },
   async apply(body) {
     this.isBusy = true;
     await attempt(async () => {
       const { became } = await api("POST", `${MEASUREMENTS}/${this.opened}/apply`, body);
       toast(FELT[became](), "good");
+      await this.read();
     });
     this.isBusy = false;
   },

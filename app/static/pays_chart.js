@@ -1,38 +1,45 @@
-// Speed by draft length: a line for each method, plain decoding and the governor straight across.
+// Speed by draft length: a line with its spread for each method; no drafting, which is 1.0×, and the governor straight across.
 
 import { chart } from "./chart.js";
 import { number, t } from "./core.js";
-import { methodWords } from "./model_words.js";
+import { methodWords, times } from "./model_words.js";
 
 const COLOURS = ["var(--series-1)", "var(--series-2)", "var(--series-3)", "var(--series-4)", "var(--series-5)"];
+const EDGE = 0.6;
+const APART = 0.07;
 
-// The lengths that were measured, one place each, and half a place of room at both ends for the straight lines.
+// Round ratios up to the top, 1.0× among them: at most six.
+function ratios(most) {
+  const step = [0.25, 0.5, 1, 2, 5, 10, 20, 50].find((each) => most / each <= 6) ?? most / 2;
+  return Array.from({ length: Math.floor(most / step) + 1 }, (_, count) => count * step);
+}
+
+// Lengths lie as far apart as their logarithms; methods of one length beside one another, so that their spreads can be told apart.
 function shape(cell) {
   const drafting = cell.settings.filter((each) => each.num_draft_tokens);
   const lengths = [...new Set(drafting.map((each) => each.num_draft_tokens))].sort((one, other) => one - other);
-  const x = [-0.5, Math.max(lengths.length, 1) - 0.5];
-  const across = (method) => {
-    const found = cell.settings.find((each) => each.method === method);
-    return found ? x.map((place) => [place, found.tokens_per_second]) : [];
-  };
-  const along = (method) => drafting
-    .filter((each) => each.method === method)
-    .map((each) => [lengths.indexOf(each.num_draft_tokens), each.tokens_per_second])
-    .sort(([one], [other]) => one - other);
   const methods = [...new Set(drafting.map((each) => each.method))];
-  const top = Math.max(1, ...cell.settings.map((each) => each.tokens_per_second)) * 1.1;
+  const ends = lengths.length ? [Math.log2(lengths[0]) - EDGE, Math.log2(lengths.at(-1)) + EDGE] : [0, 1];
+  const find = (method) => cell.settings.find((each) => each.method === method);
+  const across = (method) => (find(method) ? ends.map((place) => [place, find(method).tokens_per_second]) : []);
+  const along = (method, at) => drafting
+    .filter((each) => each.method === method)
+    .map((each) => [Math.log2(each.num_draft_tokens) + APART * (at - (methods.length - 1) / 2), each.tokens_per_second, each.slowest, each.fastest])
+    .sort(([one], [other]) => one - other);
+  const plain = find("off").tokens_per_second;
+  const top = Math.max(1, ...cell.settings.map((each) => (each.num_draft_tokens ? each.fastest : each.tokens_per_second))) * 1.05;
   return {
-    x,
+    x: ends,
     top,
-    xTicks: lengths.map((length, place) => [place, number(length)]),
-    yTicks: [0, top / 2, top].map((speed) => [speed, number(speed)]),
+    xTicks: lengths.map((length) => [Math.log2(length), number(length)]),
+    yTicks: ratios(top / plain).map((ratio) => [ratio * plain, number(ratio * plain, plain < 10 ? 1 : 0), times(ratio)]),
     xWords: t("pays.axis_lengths"),
     yWords: t("pays.axis_speed"),
     series: [
-      { label: t("method.off"), colour: "var(--ink)", dash: "8 5", points: across("off") },
+      { label: t("pays.baseline"), colour: "var(--ink)", dash: "8 5", points: across("off") },
       { label: t("method.auto"), colour: "var(--soft)", dash: "2 4", points: across("auto") },
       ...methods.map((method, at) => (
-        { label: methodWords(method), colour: COLOURS[at % COLOURS.length], hasDots: true, points: along(method) }
+        { label: methodWords(method), colour: COLOURS[at % COLOURS.length], hasDots: true, points: along(method, at) }
       )),
     ].filter((each) => each.points.length),
   };
@@ -40,6 +47,6 @@ function shape(cell) {
 
 // Draws cells into a node; answers a function that draws another one.
 export function plot(node) {
-  const draw = chart(node, 280);
+  const draw = chart(node, 300);
   return (cell) => draw(shape(cell));
 }

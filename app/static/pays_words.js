@@ -1,73 +1,110 @@
-// What a measurement says, in words: its recommendation, its settings, its circumstances.
+// What a measurement says, in words: its verdicts, its settings, its changes, its circumstances. The report has the figures.
 
 import { ago, moment, number, percent, seconds, t } from "./core.js";
-import { methodWords, times } from "./model_words.js";
+import { methodWords, policyWords, times } from "./model_words.js";
 
-const PAYS = 1.05;
+const share = (part) => percent(part);
 
-// Measurements of an earlier version tell the plain ratio only.
-const gainOf = (setting) => setting.gain ?? setting.to_plain;
-
-const better = (first, each) => (!first || gainOf(each) > gainOf(first) ? each : first);
-const best = (cell) => cell.settings.filter((each) => each.method !== "off").reduce(better, null);
-const pays = (setting) => setting !== null && gainOf(setting) >= PAYS;
-const alone = (results) => results.cells.find((cell) => cell.rows === 1);
-
-export function answerOf(results) {
-  const cell = alone(results);
-  const found = cell && best(cell);
-  if (!found) return t("pays.nothing");
-  if (!pays(found)) return batchPays(results) ? t("pays.plain_wins_alone") : t("pays.plain_wins");
-  const gain = times(gainOf(found));
-  if (found.method === "auto") return found.used ? t("pays.governor_wins", { gain, method: methodWords(found.used) }) : t("pays.governor_wins_bare", { gain });
-  return t.n("pays.method_wins", found.num_draft_tokens, { gain, method: methodWords(found.method) });
+export function settingWords({ method, num_draft_tokens: length }) {
+  return length ? t("pays.with_length", { method: methodWords(method), length: number(length) }) : methodWords(method);
 }
 
-const batch = (results) => results.cells.find((each) => each.rows > 1 && each.context === alone(results)?.context);
-const batchPays = (results) => Boolean(batch(results)) && pays(best(batch(results)));
+export const isAlone = (cell) => cell.rows === 1 && cell.context <= 128;
+const bestOf = (cell) => cell.settings.find((each) => each.name === cell.best);
 
-export function batchOf(results) {
-  const cell = batch(results);
-  const found = cell && best(cell);
-  if (!found) return "";
-  const told = { count: number(cell.rows), gain: times(gainOf(found)) };
-  return pays(found) ? t("pays.batch_wins", told) : t("pays.batch_plain", told);
+// One cell in a sentence.
+function verdictWords(cell) {
+  if (cell.verdict === "tie") return t("pays.tie", { share: share(cell.noise) });
+  if (cell.verdict === "plain") return t("pays.plain_wins");
+  if (cell.verdict === "none") return t("pays.nothing");
+  const best = bestOf(cell);
+  const told = { setting: settingWords(best), method: methodWords(best.used), gain: times(best.ratio) };
+  return best.method === "auto" && best.used ? t("pays.governor_wins", told) : t("pays.method_wins", told);
 }
 
-export function settingRow(each, top) {
-  const name = methodWords(each.method);
-  const words = each.num_draft_tokens ? t.n("pays.with_drafts", each.num_draft_tokens, { method: name }) : name;
+export function answerOf(report) {
+  const cell = report.cells.find(isAlone);
+  return cell ? verdictWords(cell) : t("pays.nothing");
+}
+export function batchOf(report) {
+  const cell = report.cells.find((each) => each.rows > 1 && each.context <= 128);
+  return cell && cell.verdict !== "none" ? t("pays.batch", { count: number(cell.rows), verdict: verdictWords(cell) }) : "";
+}
+
+// What there is to do: nothing, where nothing is clear, or where it is done.
+export function adviceWords({ choice, advice, cells }) {
+  if (!advice || advice.changes.length || !cells.some((each) => each.verdict !== "none")) return "";
+  if (choice === null) return t("pays.keep");
+  const kept = cells.flatMap((cell) => cell.settings).find((each) => each.name === advice.kept);
+  return kept ? t("pays.kept", { setting: settingWords(kept) }) : t("pays.in_use_already");
+}
+
+const DOUBTS = {
+  one_round: () => t("pays.one_round"),
+  unsteady: (amount) => t("pays.unsteady", { share: share(amount) }),
+  disturbed: (amount) => t.n("pays.disturbed", amount),
+};
+export const doubtsOf = (report) => report.doubts.map((each) => DOUBTS[each.kind](each.amount));
+
+const listed = (values) => values.join(", ") || t("pays.value_none");
+const VALUES = {
+  drafts: { name: () => t("model_settings.drafts"), unset: () => t("drafts.who_usual"), words: listed },
+  methods: { name: () => t("model_settings.methods"), unset: () => t("pays.value_all"), words: (values) => listed(values.map(methodWords)) },
+  num_draft_tokens: { name: () => t("model_settings.num_draft_tokens"), unset: () => t("drafts.length_governor"), words: (value) => number(value) },
+  policy: { name: () => t("model_settings.policy"), unset: () => t("drafts.as_server"), words: policyWords },
+  prompt_lookup_min: { name: () => t("model_settings.prompt_lookup_min"), unset: () => t("drafts.as_server"), words: (value) => number(value) },
+  prompt_lookup_max: { name: () => t("model_settings.prompt_lookup_max"), unset: () => t("drafts.as_server"), words: (value) => number(value) },
+};
+export function changeRow({ name, old, new: fresh }) {
+  const { name: title, unset, words } = VALUES[name];
+  const value = (each) => (each === null ? unset() : words(each));
+  return { name, title: title(), words: t("pays.change", { old: value(old), new: value(fresh) }) };
+}
+export const changeLines = (changes) => changes.map((each) => changeRow(each)).map((each) => `${each.title}: ${each.words}`).join("\n");
+
+const range = (low, high, write) => t("pays.range", { low: write(low), high: write(high) });
+const speed = (value) => number(value, value < 100 ? 1 : 0);
+
+export function settingRow(each, cell) {
+  const words = settingWords(each);
   const used = each.method === "auto" && each.used ? t("pays.mostly", { method: methodWords(each.used) }) : "";
+  const isPlain = each.method === "off";
   return {
     ...each,
     words: [words, used].filter(Boolean).join(" "),
-    frame: each === top ? "best" : "",
-    speedWords: number(each.tokens_per_second, each.tokens_per_second < 100 ? 1 : 0),
-    ratioWords: each.method === "off" ? t("core.none") : times(each.to_plain),
+    frame: each.name === cell.best ? "best" : "",
+    isInUse: each.changes?.length === 0,
+    speedWords: speed(each.tokens_per_second),
+    speedRange: range(each.slowest, each.fastest, speed),
+    ratioWords: isPlain ? t("core.none") : times(each.ratio),
+    ratioRange: isPlain ? "" : range(each.low, each.high, (value) => number(value, 2)),
     acceptedWords: each.acceptance === null ? t("core.none") : percent(each.acceptance),
     cycleWords: each.tokens_per_cycle === null ? t("core.none") : number(each.tokens_per_cycle, 2),
     pickWords: t("pays.pick_named", { setting: words }),
   };
 }
-export const fastest = (cell) => cell.settings.reduce(better, null);
 
-// Plain decoding, the governor, and the best length of each method.
+// No drafting, the governor, the best length of each method, and what a cell speaks for or is in use.
 export function telling(cell) {
   const tops = new Map();
-  for (const each of cell.settings) tops.set(each.method, better(tops.get(each.method), each));
-  return cell.settings.filter((each) => tops.get(each.method) === each);
+  for (const each of cell.settings) if (!(tops.get(each.method)?.ratio > each.ratio)) tops.set(each.method, each);
+  return cell.settings.filter((each) => tops.get(each.method) === each || each.name === cell.best || each.changes?.length === 0);
 }
 export const cellWords = (cell) => t.n(cell.context > 128 ? "pays.rows_long" : "pays.rows_count", cell.rows, { tokens: number(cell.context) });
 
+function shortVerdict(cell) {
+  if (!cell || cell.verdict === "none") return t("core.none");
+  if (cell.verdict === "tie") return t("pays.tie_short", { share: share(cell.noise) });
+  return cell.verdict === "plain" ? methodWords("off") : times(bestOf(cell).ratio);
+}
+
 export function historyRow(row, opened) {
-  const cell = alone(row.results);
-  const found = cell && best(cell);
-  const { options, drafts } = row.results;
+  const { options = {}, drafts = [] } = row.results;
   const when = moment(row.created_at);
   return {
     ...row,
     isOpen: row.id === opened,
-    gainWords: found ? times(gainOf(found)) : t("core.none"),
+    gainWords: shortVerdict(row.report.cells.find(isAlone)),
     momentWords: ago(row.created_at),
     aboutWords: [options.device || row.machine.processor, drafts.join(" + "), t("pays.version", { version: row.versions.paceline ?? "" })].filter(Boolean).join(" · "),
     removeWords: t("pays.remove_named", { moment: when }),
@@ -76,11 +113,12 @@ export function historyRow(row, opened) {
 
 // What a reader must know to trust the numbers.
 export function notesOf(row) {
-  const { options, skipped, interrupted } = row.results;
+  const { options = {}, skipped = [], interrupted } = row.results;
+  const rounds = row.report.cells.find(isAlone)?.rounds ?? 0;
   const notes = [
+    rounds ? t.n("pays.paired", rounds) : "",
     interrupted ? t("pays.interrupted") : "",
     skipped.length ? t("pays.skipped") : "",
-    options.disturbed ? t.n("pays.disturbed", options.disturbed) : "",
     Array.isArray(options.prompts) ? t("pays.own_prompt") : t("pays.built_in"),
     row.versions["mlx-lm"] ? t("pays.engine", { mlx: row.versions.mlx, lm: row.versions["mlx-lm"] }) : "",
     ...(options.left_out ?? []),
@@ -96,4 +134,4 @@ const PHASES = {
 };
 export const phaseWords = (phase) => PHASES[phase]?.() ?? "";
 export const leftWords = (left) => t("pays.left", { time: seconds(Math.max(left, 1)) });
-export const disturbedNow = (count) => (count ? t.n("pays.disturbed", count) : "");
+export const disturbedNow = (count) => (count ? t.n("pays.disturbed_now", count) : "");

@@ -1,7 +1,7 @@
 """What was measured of models, as rows: kept, listed, deleted. `paceline bench` and the dashboard write the same."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlmodel import col, select
@@ -26,10 +26,6 @@ class KeptMeasurements:
             wanted = wanted.where(BenchmarkRow.model_id == model_id)
         with self._store.reading() as session:
             return list(session.exec(wanted))
-
-    def speedups(self, model_id: str) -> dict[tuple[str, str], float]:
-        """How many times plain decoding each drafter was, by method and id, where it was measured last."""
-        return {key: best["gain"] for key, best in best_by_drafter(self.of(model_id)).items()}
 
     def find(self, number: int) -> BenchmarkRow | None:
         """One of them; None when it is not there."""
@@ -63,33 +59,3 @@ class KeptMeasurements:
             if row is not None:
                 session.delete(row)
             return row is not None
-
-
-def best_by_drafter(rows: Iterable[BenchmarkRow]) -> dict[tuple[str, str], dict[str, Any]]:
-    """The best fixed setting of one request by method and drafter, out of the latest measurement that has it.
-
-    The drafter of n-grams is "". What is no such document, because another version wrote it, is left out.
-    """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:
-        try:
-            best = _best_of(row.results)
-        except (KeyError, TypeError, AttributeError):
-            continue
-        for key, setting in best.items():
-            found.setdefault(key, {**setting, "number": row.id, "created_at": row.created_at})
-    return found
-
-
-def _best_of(results: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    methods = dict(results["methods"])
-    alone = next((cell for cell in results["cells"] if cell["rows"] == 1), {"settings": ()})
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for setting in alone["settings"]:
-        key = (setting["method"], methods.get(setting["method"], ""))
-        drafts = setting["num_draft_tokens"] > 0 and (setting["method"] == "ngram" or key[1])
-        gain = setting.get("gain", setting["to_plain"])
-        if drafts and gain > found.get(key, {"gain": 0.0})["gain"]:
-            names = ("num_draft_tokens", "tokens_per_second", "acceptance", "tokens_per_cycle")
-            found[key] = {name: setting[name] for name in names} | {"gain": gain}
-    return found

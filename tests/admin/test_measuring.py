@@ -21,7 +21,7 @@ def site(tmp_path: Path) -> ModelSite:
 
 
 def cell(row: dict[str, Any], rows: int) -> dict[tuple[str, int], dict[str, Any]]:
-    found = next(each for each in row["results"]["cells"] if each["rows"] == rows)
+    found = next(each for each in row["report"]["cells"] if each["rows"] == rows)
     return {(each["method"], each["num_draft_tokens"]): each for each in found["settings"]}
 
 
@@ -30,7 +30,7 @@ async def test_every_method_is_compared_with_plain_decoding_alone_and_four_at_on
     for rows in (1, 4):
         settings = cell(row, rows)
         assert {method for method, _ in settings} == {"off", "auto", "dflash", "eagle3", "draft_model", "ngram"}
-        assert settings["draft_model", 4]["to_plain"] == pytest.approx(2.0, rel=1e-3)
+        assert settings["draft_model", 4]["ratio"] == pytest.approx(2.0, rel=1e-3)
         assert settings["dflash", 7]["acceptance"] == 0.75
         assert settings["auto", 0]["used"] == "draft_model"
     assert ("dflash", 8) not in cell(row, 1), "it never drafts so many"
@@ -77,33 +77,62 @@ async def test_what_was_not_in_memory_is_not_afterwards(site: ModelSite) -> None
     assert site.worker.snapshot.models == ()
 
 
-async def test_the_recommendation_is_applied_as_stored_settings(site: ModelSite) -> None:
+async def test_the_recommendation_is_listed_applied_and_nothing_else(site: ModelSite) -> None:
+    other = {"acceptance": "rejection", "temperature": 0.3}
+    site.admin.settings.change_model(DEMO, other, "test")
     row = await site.measured()
-    choice = row["results"]["recommendation"]["choice"]
-    assert (choice["drafts"], choice["methods"], choice["policy"]) == (["demo-draft"], ["draft_model"], "auto")
+    listed = row["report"]["advice"]["changes"]
+    assert {each["name"]: (each["old"], each["new"]) for each in listed} == {
+        "drafts": (None, ["demo-draft"]),
+        "methods": (None, ["draft_model"]),
+        "policy": ("single", "auto"),
+    }
     answer = await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", {})
-    assert answer["became"] == "not_loaded"
-    assert site.admin.settings.model(DEMO).given() == choice
+    assert (answer["became"], answer["changes"]) == ("not_loaded", listed)
+    expected = {"drafts": ["demo-draft"], "methods": ["draft_model"], "policy": "auto", **other}
+    assert site.admin.settings.model(DEMO).given() == expected
     again = make_model_site(site.admin.serving.settings.home)
     unit = again.admin.serving.resolver.resolve(DEMO)
     assert ([draft.id for draft in unit.drafts], unit.methods) == (["demo-draft"], ("draft_model",))
+    (row,) = (await site.call("GET", f"/admin/api/measurements?model={DEMO}"))["measurements"]
+    assert row["report"]["advice"]["changes"] == []
+    await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", {}, status=400)
+
+
+async def test_the_setting_in_use_is_the_one_that_changes_nothing(site: ModelSite) -> None:
+    row = await site.measured(several=False)
+    body = {"method": "dflash", "num_draft_tokens": 7}
+    await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", body)
+    (row,) = (await site.call("GET", f"/admin/api/measurements?model={DEMO}"))["measurements"]
+    assert [key for key, each in cell(row, 1).items() if not each["changes"]] == [("dflash", 7)]
+
+
+async def test_where_nothing_differs_nothing_is_recommended(site: ModelSite) -> None:
+    site.worker.speeds = dict.fromkeys(site.worker.speeds, 100.0)
+    row = await site.measured(several=False)
+    assert row["report"]["text"] == "no clear difference, ± 5 % (1 request); change nothing"
+    refused = await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", {}, status=400)
+    assert "no clear difference" in refused["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
         ({"method": "off"}, {"policy": "off"}),
-        ({"method": "ngram", "num_draft_tokens": 3}, {"policy": "single", "methods": ["ngram"], "num_draft_tokens": 3}),
-        (
-            {"method": "dflash", "num_draft_tokens": 7},
-            {"policy": "single", "methods": ["dflash"], "drafts": ["demo-assistant-dflash"], "num_draft_tokens": 7},
-        ),
+        ({"method": "ngram", "num_draft_tokens": 3}, {"methods": ["ngram"], "num_draft_tokens": 3}),
+        ({"method": "dflash", "num_draft_tokens": 7}, {"methods": ["dflash"], "num_draft_tokens": 7}),
     ],
 )
 async def test_any_measured_setting_can_be_used(site: ModelSite, body: Any, expected: Any) -> None:
     row = await site.measured(rounds=1, several=False)
     await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", body)
     assert site.admin.settings.model(DEMO).given() == expected
+
+
+async def test_what_was_not_measured_cannot_be_used(site: ModelSite) -> None:
+    row = await site.measured(rounds=1, several=False)
+    body = {"method": "dflash", "num_draft_tokens": 12}
+    await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", body, status=400)
 
 
 async def test_a_turn_that_others_would_share_is_done_again_without_them(site: ModelSite) -> None:
@@ -123,7 +152,7 @@ async def test_a_turn_that_others_would_share_is_done_again_without_them(site: M
     assert ended.outcome == "done"
     (row,) = (await site.call("GET", "/admin/api/measurements"))["measurements"]
     assert row["results"]["options"]["disturbed"] == 1
-    assert cell(row, 1)["draft_model", 4]["to_plain"] == pytest.approx(2.0, rel=1e-3)
+    assert cell(row, 1)["draft_model", 4]["ratio"] == pytest.approx(2.0, rel=1e-3)
 
 
 async def test_requests_that_come_meanwhile_get_the_unit_that_is_in_memory(site: ModelSite) -> None:

@@ -116,11 +116,11 @@ async def test_the_picker_ranks_what_fits_and_says_why_the_rest_does_not(site: M
     assert candidate(view, "demo-draft")["tokens"] == "same"
     assert "cannot run here" in candidate(view, "demo-hybrid-mtp")["refusal"]
     assert candidate(view, "")["in_use"], "n-grams may always draft"
-    row = await site.measured()
+    await site.measured()
     measured = await drafts(site)
     first = measured["candidates"][0]
-    assert (first["id"], first["measured"]["gain"]) == ("demo-draft", pytest.approx(2.0, rel=1e-3))
-    assert first["measured"]["number"] == row["id"]
+    assert (first["id"], first["measured"]["ratio"]) == ("demo-draft", pytest.approx(2.0, rel=1e-3))
+    assert first["measured"]["num_draft_tokens"] == 1
 
 
 async def test_another_tokenizer_is_told_token_by_token(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ async def test_one_click_chooses_loads_and_measures(site: ModelSite) -> None:
     assert (ended.outcome, ended.model_id) == ("done", DEMO)
     assert site.worker.snapshot.models[0].draft_ids == ("demo-draft",), "it stays loaded as it was chosen"
     view = await drafts(site)
-    assert candidate(view, "demo-draft")["measured"]["gain"] == pytest.approx(2.0, rel=1e-3)
+    assert candidate(view, "demo-draft")["measured"]["ratio"] == pytest.approx(2.0, rel=1e-3)
     await site.call("POST", "/admin/api/drafts/attach", {"model": DEMO, "draft": "demo-hybrid"}, status=400)
 
 

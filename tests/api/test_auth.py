@@ -14,9 +14,7 @@ PROTECTED = {
     ("GET", "/v1/models/{model_id:path}"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
-    ("GET", "/v1"),
     ("GET", "/api/ps"),
-    ("GET", "/api/status"),
     ("POST", "/api/load"),
     ("POST", "/api/unload"),
 }

@@ -1,6 +1,7 @@
 """A scripted side for the sweep: known speeds, a clock that moves by what turns are said to cost."""
 
 from collections.abc import Callable
+from typing import Any
 
 from app.serving.sweep.grid import PLAIN, Cell, Setting
 from app.serving.sweep.turns import Budget, Sweep, Turn
@@ -43,12 +44,24 @@ class ScriptedSide:
         return Budget(seconds, lambda: self.now)
 
 
-def swept(speeds: dict[tuple[int, str, int], float]) -> Sweep:
-    """A finished sweep at the shortest context: tokens per second by (rows, method, drafts)."""
+def swept(speeds: dict[tuple[int, str, int], float], *, rounds: int = 3) -> Sweep:
+    """A finished sweep at the shortest context: tokens per second by (rows, method, drafts), the same in each round."""
     sweep = Sweep()
     for (rows, method, drafts), speed in speeds.items():
-        accepted = None if method == "off" else 0.8
-        yielded = None if accepted is None else 9.0
-        turn = Turn(speed, 1.0, acceptance=accepted, tokens_per_cycle=yielded, method="dflash" if accepted else "")
-        sweep.add(Cell(rows, 128), Setting(method, drafts), 0, turn)
+        for number in range(rounds):
+            accepted = None if method == "off" else 0.8
+            yielded = None if accepted is None else 9.0
+            turn = Turn(speed, 1.0, acceptance=accepted, tokens_per_cycle=yielded, method="dflash" if accepted else "")
+            sweep.add(Cell(rows, 128), Setting(method, drafts), number, turn)
     return sweep
+
+
+def measured(cells: dict[int, dict[tuple[str, int], list[float]]], **options: Any) -> dict[str, Any]:
+    """Results of rounds that differ: speeds by requests at once and (method, drafts)."""
+    sweep = Sweep()
+    for rows, settings in cells.items():
+        for (method, drafts), speeds in settings.items():
+            for number, speed in enumerate(speeds):
+                turn = Turn(speed, 1.0, tokens_per_cycle=None if method == "off" else 9.0, method="dflash")
+                sweep.add(Cell(rows, 128), Setting(method, drafts), number, turn)
+    return sweep.results(model="big", drafts={"dflash": "big-dflash", "draft_model": "small"}, options=options)

@@ -45,5 +45,9 @@ def test_without_a_method_only_plain_decoding_is_left() -> None:
 
 
 def test_cells_and_settings_have_names_for_people() -> None:
-    assert [Cell(1, 128).name, Cell(4, 4096).name] == ["1 row, 0.1k", "4 rows, 4k"]
-    assert [setting.name for setting in (PLAIN, GOVERNOR, Setting("dflash", 7))] == ["plain", "governor", "dflash 7"]
+    assert [Cell(1, 128).name, Cell(4, 4096).name] == ["1 request, 0.1k", "4 requests, 4k"]
+    assert [setting.name for setting in (PLAIN, GOVERNOR, Setting("dflash", 7))] == [
+        "no drafting",
+        "governor",
+        "dflash 7",
+    ]

@@ -6,18 +6,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from app.benchmark.model_command import Wishes, affordable, bench_model, specification_for
+from app.benchmark.model_command import Wishes, advise, affordable, bench_model, specification_for
 from app.benchmark.model_side import ModelSide
 from app.benchmark.ours import OurSide
 from app.benchmark.prompts import Prompts
 from app.core.errors import ModelNotFound
+from app.model_settings import ModelSettings
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
+from app.serving.sweep.report import report_object, report_of
 from app.serving.sweep.tasks import TOKENS
 from app.settings import Settings
 from app.store.measurement_rows import KeptMeasurements
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.text.template import TextModel
+from tests.benchmark.sweeps import measured
 
 DEMO = "demo-assistant"
 
@@ -38,19 +41,45 @@ def test_a_model_is_measured_told_drawn_and_kept(tmp_path: Path, settings: Setti
     assert {PLAIN, GOVERNOR} <= {point.setting for point in sweep.points_of(MAIN)}
     assert {"draft_model", "ngram"} <= {point.setting.method for point in sweep.points_of(MAIN)}
     shown = console.export_text()
-    for part in (DEMO, "Tokens/s", "plain", "governor", "1 row, 0.1k", "No time was left for", f"Stored for {DEMO}"):
+    for part in (
+        DEMO,
+        "Tokens/s",
+        "no drafting",
+        "governor",
+        "1 request, 0.1k",
+        "No time was left for",
+        "One round only",
+    ):
         assert part in shown
     document = json.loads(files["json"].read_text(encoding="utf-8"))
-    assert document["recommendation"]["text"] in shown
+    assert document["report"]["text"] in shown
     assert document["options"]["prompts"] == ["Count from 1 to 20."]
     assert files["svg"].read_text(encoding="utf-8").startswith("<svg")
     store = Store(settings.home / FILE_NAME)
     kept = KeptMeasurements(store).of(DEMO)
     assert [row.results["model"] for row in kept] == [DEMO]
     assert (kept[0].versions, kept[0].machine) == (document["versions"], document["machine"])
-    choice = StoredSettings(store).model(DEMO)
-    assert choice is not None
-    assert choice.policy == document["recommendation"]["choice"]["policy"]
+    assert json.loads(json.dumps(report_object(kept[0].results))) == document["report"], "told from the same results"
+    stored = StoredSettings(store).model(DEMO)
+    assert (stored is None) == ("Nothing to change." in shown)
+
+
+@pytest.mark.parametrize("apply", [False, True])
+def test_apply_stores_what_it_lists_and_nothing_else(settings: Settings, apply: bool) -> None:
+    store = Store(settings.home / FILE_NAME)
+    kept = StoredSettings(store)
+    kept.save_model(DEMO, ModelSettings(acceptance="rejection", temperature=0.4, policy="off"), source="test")
+    console = Console(record=True, width=140)
+    report = report_of(measured({1: {("off", 0): [10.0] * 3, ("ngram", 2): [30.0] * 3}}))
+    advise(report, {}, store, settings, DEMO, console=console, apply=apply)
+    shown = console.export_text()
+    for line in ("methods: automatic → ngram", "num_draft_tokens: automatic → 2", "policy: off → single"):
+        assert line in shown
+    after = ModelSettings(acceptance="rejection", temperature=0.4, policy="off")
+    if apply:
+        after = after.model_copy(update={"policy": "single", "methods": ("ngram",), "num_draft_tokens": 2})
+    assert kept.model(DEMO) == after
+    assert ("Stored for" in shown) == apply
 
 
 def test_every_drafter_of_a_model_is_loaded_and_none_is_limited(settings: Settings) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from app.benchmark.sweep import measure
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
+from app.serving.sweep.report import report_of
 from app.serving.sweep.turns import Sweep, Turn, plan
 from tests.benchmark.sweeps import ScriptedSide, swept
 
@@ -57,11 +58,10 @@ def test_little_time_thins_the_grid_and_is_kept(seconds: float) -> None:
 def test_other_cells_stay_around_the_best_length_of_the_first() -> None:
     side = ScriptedSide(dflash_pays)
     sweep = run(side, 60.0)
-    best = sweep.best(MAIN, "dflash")
+    best = Setting("dflash", sweep.best_lengths(MAIN)["dflash"])
     others = [cell for cell in sweep.cells() if cell != MAIN]
-    assert best is not None
     assert others
-    assert all((cell, best.setting) in sweep.points for cell in others)
+    assert all((cell, best) in sweep.points for cell in others)
 
 
 def test_no_time_at_all_still_compares_in_the_first_cell() -> None:
@@ -94,18 +94,14 @@ def test_a_ratio_pairs_the_rounds_that_both_ran() -> None:
         sweep.add(MAIN, PLAIN, number, Turn(plain, 1.0))
         sweep.add(MAIN, Setting("ngram", 4), number, Turn(drafted, 1.0))
     sweep.add(MAIN, PLAIN, 3, Turn(1000, 1.0))
-    assert sweep.ratio(sweep.points[MAIN, Setting("ngram", 4)]) == 2.0
+    assert report_of(sweep.results()).cells[0].settings[1].ratio == 2.0
 
 
-def test_the_best_fixed_setting_is_found_by_method() -> None:
+def test_the_best_length_of_each_method_is_known() -> None:
     sweep = swept(
         {(1, "off", 0): 10, (1, "auto", 0): 40, (1, "dflash", 4): 30, (1, "ngram", 2): 12, (1, "ngram", 4): 9}
     )
-    best, lookup = sweep.best(MAIN), sweep.best(MAIN, "ngram")
-    assert best is not None
-    assert lookup is not None
-    assert (best.setting, lookup.setting) == (Setting("dflash", 4), Setting("ngram", 2))
-    assert sweep.best(MAIN, "mtp") is None
+    assert sweep.best_lengths(MAIN) == {"dflash": 4, "ngram": 2}
 
 
 def test_a_plan_takes_fewer_settings_before_a_single_round() -> None:

@@ -23,9 +23,9 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As people read it: "4 rows, 1k"."""
+        """As people read it: "4 requests, 1k"."""
         context = f"{self.context // 1024}k" if self.context >= 1024 else "0.1k"
-        return f"{self.rows} {'row' if self.rows == 1 else 'rows'}, {context}"
+        return f"{self.rows} {'request' if self.rows == 1 else 'requests'}, {context}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,7 +38,7 @@ class Setting:
     @property
     def name(self) -> str:
         """As people read it: "plain", "governor", "dflash 7"."""
-        return {"off": "plain", "auto": "governor"}.get(self.method, f"{self.method} {self.drafts}")
+        return {"off": "no drafting", "auto": "governor"}.get(self.method, f"{self.method} {self.drafts}")
 
 
 PLAIN, GOVERNOR = Setting("off"), Setting("auto")

@@ -8,9 +8,11 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 from app.core.ports import Clock
 from app.serving.sweep.grid import MAIN, PLAIN, Cell, Setting, choices
+from app.serving.sweep.report import report_of
 
 MAIN_SHARE = 0.5
 """Share of the time for the main cell while others wait."""
@@ -65,11 +67,6 @@ class Point:
     turns: dict[int, Turn] = field(default_factory=dict)
 
     @property
-    def tokens_per_second(self) -> float:
-        """Median over the rounds, of all rows together."""
-        return median(turn.tokens_per_second for turn in self.turns.values())
-
-    @property
     def acceptance(self) -> float | None:
         """Median share of accepted drafts; None when nothing was drafted."""
         return _median([turn.acceptance for turn in self.turns.values()])
@@ -83,6 +80,18 @@ class Point:
     def method(self) -> str:
         """What ran in the last turn: the governor has learned by then."""
         return self.turns[max(self.turns)].method
+
+    def results(self) -> dict[str, Any]:
+        """As plain JSON values; the place of a value is its round."""
+        return {
+            "name": self.setting.name,
+            "method": self.setting.method,
+            "num_draft_tokens": self.setting.drafts,
+            "used": self.method,
+            "acceptance": self.acceptance,
+            "tokens_per_cycle": self.tokens_per_cycle,
+            "values": [self.turns[number].tokens_per_second for number in sorted(self.turns)],
+        }
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -110,23 +119,30 @@ class Sweep:
     def add(self, cell: Cell, setting: Setting, number: int, turn: Turn) -> None:
         self.points.setdefault((cell, setting), Point(cell, setting)).turns[number] = turn
 
-    def ratio(self, point: Point) -> float:
-        """Against plain decoding: the median over the rounds that both ran."""
-        plain = self.points[point.cell, PLAIN].turns
-        shared = [number for number in point.turns if number in plain]
-        rates = [point.turns[number].tokens_per_second / plain[number].tokens_per_second for number in shared]
-        return median(rates) if rates else 0.0
+    def results(
+        self, *, model: str = "", drafts: Mapping[str, str] | None = None, options: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What was measured as plain JSON values, as the store keeps it; `drafts`: id by method."""
+        return {
+            "model": model,
+            "drafts": list((drafts or {}).values()),
+            "methods": dict(drafts or {}),
+            "options": dict(options or {}),
+            "cells": [self._cell(cell) for cell in self.cells()],
+            "skipped": [cell.name for cell in self.skipped],
+            "interrupted": self.interrupted,
+        }
 
-    def gain(self, point: Point) -> float:
-        """The ratio as far as it can be true: a step gains at most the tokens that it yields, the rest is noise."""
-        ratio, yielded = self.ratio(point), point.tokens_per_cycle
-        return ratio if yielded is None else min(ratio, yielded)
+    def _cell(self, cell: Cell) -> dict[str, Any]:
+        settings = [point.results() for point in self.points_of(cell)]
+        return {"rows": cell.rows, "context": cell.context, "settings": settings}
 
-    def best(self, cell: Cell, method: str = "") -> Point | None:
-        """The fastest fixed setting of a cell, of one method or of all."""
-        drafting = [point for point in self.points_of(cell) if point.setting.drafts]
-        wanted = [point for point in drafting if point.setting.method == (method or point.setting.method)]
-        return max(wanted, key=self.gain, default=None)
+    def best_lengths(self, cell: Cell) -> dict[str, int]:
+        """The number of drafts with which each method was fastest in a cell."""
+        report = report_of(self.results())
+        settings = next((each.settings for each in report.cells if Cell(each.rows, each.context) == cell), ())
+        drafting = sorted((each for each in settings if each.num_draft_tokens), key=lambda each: each.ratio)
+        return {each.method: each.num_draft_tokens for each in drafting}
 
 
 class Budget:
@@ -209,7 +225,7 @@ class _Planner:
         cold = yield Ask(cell, PLAIN, 0, reading=True)
         first = yield from self._kept(Ask(cell, PLAIN, 0))
         self._learn(cell, cold, first)
-        best = {method: point.setting.drafts for method in self.methods if (point := self.sweep.best(MAIN, method))}
+        best = self.sweep.best_lengths(MAIN)
         chosen = plan(
             choices(self.methods, best),
             turn=first,

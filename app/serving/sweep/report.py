@@ -1,0 +1,375 @@
+"""What a measurement says: every figure, each cell's verdict, the recommendation and what it would change. Pure.
+
+Page, table, plot, history and "apply" all show this and compute nothing themselves. Everything of a cell comes from
+paired rounds: a setting's turn is divided by the plain turn of the same round. `ratio` is the median of these, from
+`low` to `high`; a speed is that ratio times the median plain speed, so that the speeds of a table divide to its ratios.
+A difference counts where it is above the noise and no round speaks against it; anything else is a tie.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+import msgspec
+
+from app.core.messages import ModelSpecification
+from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Setting
+
+Standing = Literal["plain", "faster", "slower", "tie"]
+Verdict = Literal["faster", "plain", "tie", "none"]
+SMALLEST_NOISE = (0.25, 0.10, 0.05)
+"""What one, two, and three rounds or more can miss, as a share."""
+NOISE_PER_DEVIATION = 2.0
+STEADY = 0.10
+"""Plain decoding that strays further from its median had company on this machine."""
+ROUNDS_WITH_OUTLIERS = 8
+"""From so many rounds on, the slowest and the fastest one may be odd."""
+UNSET = {"drafts": None, "methods": None, "num_draft_tokens": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One setting of a cell; speeds are tokens per second of all rows together, over `rounds` paired rounds."""
+
+    name: str
+    method: str
+    num_draft_tokens: int
+    used: str
+    """What the governor used most."""
+    rounds: int
+    tokens_per_second: float
+    slowest: float
+    fastest: float
+    ratio: float
+    low: float
+    high: float
+    standing: Standing
+    acceptance: float | None
+    tokens_per_cycle: float | None
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.method, self.num_draft_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class CellReport:
+    """What a cell says. `best` is the name of the setting that it speaks for; empty in a tie."""
+
+    rows: int
+    context: int
+    verdict: Verdict
+    best: str
+    noise: float
+    """The smallest difference that counts; in a tie, the largest that was seen."""
+    deviation: float
+    """How far a plain round was from the median of them."""
+    rounds: int
+    settings: tuple[Figures, ...]
+
+    def find(self, name: str) -> Figures | None:
+        return next((each for each in self.settings if each.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A reason to measure again: `one_round`, `unsteady` (by this share) or `disturbed` (so many turns)."""
+
+    kind: Literal["one_round", "unsteady", "disturbed"]
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of it. `choice` are the settings to keep, None where nothing should be changed."""
+
+    cells: tuple[CellReport, ...]
+    choice: Mapping[str, Any] | None
+    doubts: tuple[Doubt, ...]
+    text: str
+    """In one line, for people."""
+
+    @property
+    def alone(self) -> CellReport | None:
+        """The main cell: one request."""
+        return next((cell for cell in self.cells if _is_main(cell)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting of the model, as it is and as it would be; None is unset."""
+
+    name: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to change; nothing where `kept`, the name of the setting in use, is as good within the noise."""
+
+    changes: tuple[Change, ...] = ()
+    kept: str = ""
+
+
+def report_of(results: Mapping[str, Any]) -> Report:
+    """`results` is what `Sweep.results` makes; what another version wrote and nobody can read has no cells."""
+    try:
+        cells = tuple(_cell(each) for each in results["cells"] if _plain_values(each))
+        choice = _choice(cells, _drafters(results))
+        doubts = tuple(_doubts(cells, int(results["options"].get("disturbed", 0))))
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
+        return Report((), None, (), "it was measured by another version")
+    return Report(cells, choice, doubts, _text(cells, choice))
+
+
+def report_object(results: Mapping[str, Any], current: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The report as plain JSON values; with `current`, the advice, and what each setting would change: in use is the
+    one that would change nothing."""
+    report = report_of(results)
+    plain: dict[str, Any] = msgspec.to_builtins(report)
+    if current is not None:
+        plain["advice"] = msgspec.to_builtins(advice_of(report, _drafters(results), current))
+        for cell in plain["cells"]:
+            for each in cell["settings"]:
+                setting = Setting(each["method"], each["num_draft_tokens"])
+                choice = choice_of(setting, _drafters(results), rows=cell["rows"])
+                each["changes"] = msgspec.to_builtins(changes_to(choice, current))
+    return plain
+
+
+def _drafters(results: Mapping[str, Any]) -> dict[str, str]:
+    return dict(results.get("methods") or {})
+
+
+# --- figures ----------------------------------------------------------------------------------------------------
+
+
+def _plain_values(cell: Mapping[str, Any]) -> Sequence[float]:
+    return next((each["values"] for each in cell["settings"] if each["method"] == PLAIN.method), ())
+
+
+def _cell(cell: Mapping[str, Any]) -> CellReport:
+    plain = _plain_values(cell)
+    usual = median(plain)
+    deviation = max(abs(value / usual - 1) for value in plain)
+    settings = tuple(_figures(each, plain, usual, deviation) for each in cell["settings"] if each["values"])
+    verdict, best = _verdict(settings, _noise(len(plain), deviation))
+    seen = [each.ratio - 1 for each in settings if verdict == "tie" and each.method != PLAIN.method]
+    noise = max([_noise(len(plain), deviation), *seen])
+    return CellReport(cell["rows"], cell["context"], verdict, best, noise, deviation, len(plain), settings)
+
+
+def _noise(rounds: int, deviation: float) -> float:
+    return max(SMALLEST_NOISE[min(rounds, len(SMALLEST_NOISE)) - 1], NOISE_PER_DEVIATION * deviation)
+
+
+def _figures(each: Mapping[str, Any], plain: Sequence[float], usual: float, deviation: float) -> Figures:
+    is_plain, yielded = each["method"] == PLAIN.method, each["tokens_per_cycle"]
+    # a step gains at most the tokens that it yields: what is above is noise
+    pairs = zip(each["values"], [usual] * len(plain) if is_plain else plain, strict=False)
+    ratios = sorted(min(value / base, yielded or value / base) for value, base in pairs)
+    cut = 1 if len(ratios) >= ROUNDS_WITH_OUTLIERS else 0
+    ratio, low, high = median(ratios), ratios[cut], ratios[-1 - cut]
+    standing: Standing = "plain" if is_plain else _standing(ratio, low, high, _noise(len(ratios), deviation))
+    setting = Setting(each["method"], each["num_draft_tokens"])
+    return Figures(
+        name=setting.name,
+        method=setting.method,
+        num_draft_tokens=setting.drafts,
+        used=each["used"],
+        rounds=len(ratios),
+        tokens_per_second=usual * ratio,
+        slowest=usual * low,
+        fastest=usual * high,
+        ratio=ratio,
+        low=low,
+        high=high,
+        standing=standing,
+        acceptance=each["acceptance"],
+        tokens_per_cycle=yielded,
+    )
+
+
+def _standing(ratio: float, low: float, high: float, noise: float) -> Standing:
+    if low > 1 and ratio >= 1 + noise:
+        return "faster"
+    return "slower" if high < 1 and ratio <= 1 / (1 + noise) else "tie"
+
+
+def _verdict(settings: Sequence[Figures], noise: float) -> tuple[Verdict, str]:
+    """The governor goes before a fixed length that is no clearly better: it adapts."""
+    drafting = [each for each in settings if each.method != PLAIN.method]
+    faster = [each for each in drafting if each.standing == "faster"]
+    if faster:
+        best = max(faster, key=lambda each: each.ratio)
+        close = [each for each in faster if each.method == GOVERNOR.method and each.ratio * (1 + noise) >= best.ratio]
+        return "faster", (close or [best])[0].name
+    if not drafting:
+        return "none", ""
+    return ("plain", PLAIN.name) if all(each.standing == "slower" for each in drafting) else ("tie", "")
+
+
+# --- what follows ------------------------------------------------------------------------------------------------
+
+
+def _is_main(cell: CellReport) -> bool:
+    return (cell.rows, cell.context) == (MAIN.rows, MAIN.context)
+
+
+def _weighed(cells: Iterable[CellReport]) -> list[CellReport]:
+    """The cells that decide, by rows: those with short prompts, where drafting was measured."""
+    return sorted((each for each in cells if each.context == MAIN.context and each.verdict != "none"), key=_rows)
+
+
+def _rows(cell: CellReport) -> int:
+    return cell.rows
+
+
+def _choice(cells: Sequence[CellReport], drafters: Mapping[str, str]) -> dict[str, Any] | None:
+    """A number of drafts is kept where one request runs alone. Where drafting pays for several, the governor chooses:
+    no one number suits them all. Of `policy`, it says what was measured and nothing else."""
+    weighed = _weighed(cells)
+    batches = {cell.verdict for cell in weighed if cell.rows > 1}
+    best = [found.setting for cell in weighed if cell.verdict == "faster" and (found := cell.find(cell.best))]
+    if not best:
+        alone = next((cell for cell in weighed if _is_main(cell)), None)
+        return choice_of(PLAIN, drafters) if alone is not None and alone.verdict == "plain" else None
+    pays_for_several = any(cell.verdict == "faster" for cell in weighed if cell.rows > 1)
+    if GOVERNOR in best:
+        choice = choice_of(GOVERNOR, drafters)
+    else:
+        methods = list(dict.fromkeys(setting.method for setting in best))
+        choice = _fixed(methods, None if pays_for_several else best[0].drafts, drafters)
+    if batches:
+        choice |= {"policy": "auto"} if pays_for_several else {"policy": "single"} if batches == {"plain"} else {}
+    return choice
+
+
+def choice_of(setting: Setting, drafters: Mapping[str, str], *, rows: int = 1) -> dict[str, Any]:
+    """The settings of a model that make it draft like a measured setting; `drafters`: id by method."""
+    if setting == PLAIN:
+        return {**UNSET, "policy": "off"}
+    policy = {"policy": "auto"} if rows > 1 else {}
+    if setting == GOVERNOR:
+        return {**UNSET, "drafts": list(drafters.values()), **policy}
+    return _fixed([setting.method], setting.drafts or None, drafters) | policy
+
+
+def _fixed(methods: list[str], length: int | None, drafters: Mapping[str, str]) -> dict[str, Any]:
+    named = [drafters[method] for method in methods if method in drafters]
+    choice = {"methods": methods, "num_draft_tokens": length, **({"drafts": named} if named else {})}
+    return choice if "ngram" in methods else {**choice, "prompt_lookup_min": None, "prompt_lookup_max": None}
+
+
+def drafting_of(given: Mapping[str, Any], unit: ModelSpecification | None) -> dict[str, Any]:
+    """How a model drafts now, as `changes_to` compares it: what is set for it, and the unit that would be loaded."""
+    return {
+        **given,
+        "policy": unit.policy if unit is not None else "off",
+        "planned": [draft.id for draft in unit.drafts] if unit is not None else [],
+    }
+
+
+def changes_to(choice: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Change, ...]:
+    """What `choice` would change of `current`: the settings that are given, the `policy` in force, and `planned`, the
+    drafters that the model would get now. A choice to draft switches drafting on."""
+    wanted = dict(choice)
+    if current["policy"] == "off" and wanted.get("policy") is None:
+        wanted["policy"] = "single"
+    drafts = wanted.get("drafts")
+    if drafts is not None and current.get("drafts") is None and set(drafts) == set(current.get("planned") or ()):
+        del wanted["drafts"]
+    return tuple(
+        Change(name, current.get(name), new)
+        for name, new in wanted.items()
+        if _plain_value(new) != _plain_value(current.get(name))
+    )
+
+
+def _plain_value(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def advice_of(report: Report, drafters: Mapping[str, str], current: Mapping[str, Any]) -> Advice:
+    """What to change of `current`."""
+    if report.choice is None:
+        return Advice()
+    changes = changes_to(report.choice, current)
+    alone = report.alone
+    best = alone.find(alone.best) if alone is not None else None
+    if not changes or alone is None or best is None or {change.name for change in changes} & {"policy"}:
+        return Advice(changes)
+    close = [
+        each.name
+        for each in alone.settings
+        if each.standing == best.standing
+        and each.ratio * (1 + alone.noise) >= best.ratio
+        and not changes_to(choice_of(each.setting, drafters), current)
+    ]
+    return Advice(kept=close[0]) if close else Advice(changes)
+
+
+def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Figures]:
+    """The best fixed setting of one request by method and drafter, out of the first document that has it.
+
+    The drafter of n-grams is "".
+    """
+    found: dict[tuple[str, str], Figures] = {}
+    for results in documents:
+        found = _best_of(results) | found
+    return found
+
+
+def _best_of(results: Mapping[str, Any]) -> dict[tuple[str, str], Figures]:
+    alone = report_of(results).alone
+    found: dict[tuple[str, str], Figures] = {}
+    for each in alone.settings if alone is not None else ():
+        drafters = _drafters(results)
+        key = (each.method, drafters.get(each.method, ""))
+        if each.num_draft_tokens and (each.method == "ngram" or key[1]):
+            found[key] = max(found.get(key, each), each, key=lambda figures: figures.ratio)
+    return found
+
+
+# --- in words ----------------------------------------------------------------------------------------------------
+
+
+def _doubts(cells: Sequence[CellReport], disturbed: int) -> Iterable[Doubt]:
+    deviation = max((cell.deviation for cell in cells), default=0.0)
+    if any(cell.rounds == 1 for cell in _weighed(cells)):
+        yield Doubt("one_round", 1)
+    if deviation > STEADY:
+        yield Doubt("unsteady", deviation)
+    if disturbed:
+        yield Doubt("disturbed", disturbed)
+
+
+def doubt_text(doubt: Doubt) -> str:
+    """For people, with what to do."""
+    return {
+        "one_round": "One round only: a first impression. Measure for longer to be sure.",
+        "unsteady": f"The same work without drafting varied by ± {100 * doubt.amount:.0f} % between rounds: something "
+        "else kept this computer busy. Measure again when it is quiet.",
+        "disturbed": f"{doubt.amount:.0f} turns were repeated for requests of others. Measure again when nobody asks.",
+    }[doubt.kind]
+
+
+def _text(cells: Sequence[CellReport], choice: Mapping[str, Any] | None) -> str:
+    weighed = _weighed(cells)
+    if not weighed:
+        return "nothing to compare: no drafting was measured"
+    said = [f"{_said(cell)} ({cell.rows} {'request' if cell.rows == 1 else 'requests'})" for cell in weighed]
+    return "; ".join([*said, *([] if choice else ["change nothing"])])
+
+
+def _said(cell: CellReport) -> str:
+    best = cell.find(cell.best)
+    if cell.verdict == "tie" or best is None:
+        return f"no clear difference, ± {100 * cell.noise:.0f} %"
+    if best.setting == PLAIN:
+        return "no drafting is fastest"
+    if best.setting == GOVERNOR:
+        return f"governor{', mostly ' + best.used if best.used else ''}: {best.ratio:.2f}x"
+    return f"{best.method}, draft length {best.num_draft_tokens}: {best.ratio:.2f}x"
