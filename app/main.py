@@ -20,6 +20,7 @@ from app.admin.live import LiveFeed
 from app.admin.model_tools import ModelTools
 from app.admin.setup_token import SetupToken
 from app.api import chat, completions, control, health, metrics, models
+from app.core import descriptors
 from app.core.errors import StoreUnavailable
 from app.hub import pairing
 from app.hub.catalog import default_catalog
@@ -36,7 +37,13 @@ from app.serving.log_outlets import WorkerLines, open_outlets, set_log_level
 from app.serving.log_ring import LogRing
 from app.serving.ports import Catalog, Worker
 from app.serving.resolver import Resolver
-from app.serving.server import AddressError, DrainingServer, bind, serve_config
+from app.serving.server import (
+    AddressError,
+    DrainingServer,
+    bind,
+    max_open_requests,
+    serve_config,
+)
 from app.settings import Settings
 from app.store.accounts import Accounts
 from app.store.history import RequestHistory
@@ -64,7 +71,7 @@ def compose(live: LiveSettings, store: Store, client: Worker, catalog: Catalog, 
         live=live,
         worker=client,
         resolver=resolver,
-        activity=Activity(lambda: live.current.max_requests),
+        activity=Activity(lambda: min(live.current.max_requests, max_open_requests())),
         idle=IdleLimit(client, resolver, live),
         journal=Journal(
             RequestHistory(store),
@@ -165,6 +172,7 @@ def run(
     `given` is what command line and environment say; what is stored is read here, and only here, since a damaged
     store is set aside first. `check` may refuse, by an exception, what both together say.
     """
+    descriptors.raise_limit()
     store = Store(given.home / FILE_NAME)
     try:
         said = store.start()

@@ -18,6 +18,8 @@ from app.serving.context import context_of
 from app.serving.errors import Rejected, invalid_request
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
+MIN_BYTES_PER_SECOND = 16 * 1024
+"""What has arrived buys time at this rate: honest slow uploads pass, and a byte now and then does not."""
 MAX_JSON_DEPTH = 64
 THREAD_FROM_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, so that other streams are not held up."""
@@ -82,18 +84,17 @@ def _children(container: Any) -> Iterable[Any]:
 
 async def _read(request: Request, timeout_seconds: float, max_bytes: int) -> bytes:
     chunks = bytearray()
-    stream = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                chunk = await anext(stream, None)
-        except TimeoutError:
-            raise Rejected(408, "The body did not arrive in time.", "request_timeout", close=True) from None
-        if chunk is None:
-            return bytes(chunks)
-        chunks += chunk
-        if len(chunks) > max_bytes:
-            raise too_large(max_bytes)
+    try:
+        async with asyncio.timeout(timeout_seconds) as deadline:
+            began = asyncio.get_running_loop().time()
+            async for chunk in request.stream():
+                chunks += chunk
+                if len(chunks) > max_bytes:
+                    raise too_large(max_bytes)
+                deadline.reschedule(began + timeout_seconds + len(chunks) / MIN_BYTES_PER_SECOND)
+    except TimeoutError:
+        raise Rejected(408, "The body did not arrive in time.", "request_timeout", close=True) from None
+    return bytes(chunks)
 
 
 def too_large(max_bytes: int = MAX_BODY_BYTES) -> Rejected:

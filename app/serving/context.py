@@ -35,7 +35,7 @@ class Context:
     write_timeout_seconds: float = 30.0
     """A client that reads nothing for this long is taken for gone."""
     body_timeout_seconds: float = 30.0
-    """A body must make progress this often."""
+    """A body must be here by then, or faster than the slowest that is taken for honest."""
 
     @property
     def settings(self) -> Settings:

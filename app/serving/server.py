@@ -1,31 +1,45 @@
 """The listening side: a socket that says why it cannot be had, deadlines for slow clients, and an orderly end.
 
-uvicorn has no timer for request headers and answers broken HTTP in plain text; `DeadlineProtocol` adds the one and
-mends the other. The first signal drains: open requests finish, new ones get 503. The second one ends at once.
+uvicorn has no timer for request headers, answers broken HTTP in plain text, hangs up on clients that closed their half,
+and accepts more connections than the process can open files: `DeadlineProtocol` and `Acceptor` mend that. The first
+signal drains: open requests finish, new ones get 503. The second one ends at once.
 """
 
 import asyncio
 import contextlib
 import errno
+import functools
+import http
 import ipaddress
+import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
+from typing import cast
 
 import h11
 import msgspec
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from app.core import descriptors
 from app.serving.activity import Activity
 from app.serving.errors import Rejected, error_object
+from app.serving.sse import COMMENT
 
+SPARE_DESCRIPTORS = 96
+"""Open files that are no connections: the store, models on disk, the log, the worker, downloads."""
+SPARE_CONNECTIONS = 32
+"""Connections beyond the generation requests that may be open: for the dashboard, and to tell others to wait."""
+LISTEN_QUEUE = 1024
 MAX_INCOMPLETE_BYTES = 64 * 1024
 """Headers beyond this are refused by h11, before the gate could."""
 CLOSE_SECONDS = 3
 """What connections get to send their last bytes after the drain."""
+
+logger = logging.getLogger(__name__)
 
 
 class AddressError(OSError):
@@ -58,15 +72,40 @@ def _why(error: OSError, host: str, port: int) -> str:
     return f"{host} is not an address of this machine: set PACELINE_HOST, for example to 127.0.0.1"
 
 
+def max_connections() -> int:
+    """How many connections may be open, so that files can be opened besides."""
+    return max(2 * SPARE_CONNECTIONS, descriptors.limit() - SPARE_DESCRIPTORS)
+
+
+def max_open_requests() -> int:
+    """How many generation requests may be open, so that others can still be answered."""
+    return max_connections() - SPARE_CONNECTIONS
+
+
 class DeadlineProtocol(H11Protocol):
     """One connection; its request headers must be complete `header_seconds` after their first byte, or the accept."""
 
     header_seconds = 15.0
+    probe_seconds = (0.0, 0.1, 1.0)
+    """When whoever closed a half of the connection is written to: one who is gone makes the second write fail."""
+    waits_since = 0.0
+    """When we began to wait for this client, in the loop's time."""
     _deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every request was answered, and no next one has begun."""
+        return self.cycle is not None and self.cycle.response_complete and not self.conn.trailing_data[0]
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether it is the client's turn: to send a request, or the rest of one."""
+        return self.cycle is None or self.cycle.response_complete or bool(self.cycle.more_body)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock."""
         super().connection_made(transport)
+        self.waits_since = self.loop.time()
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -84,29 +123,56 @@ class DeadlineProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Start the clock when the beginning of a next request is already here."""
+        self.waits_since = self.loop.time()
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             self._arm()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more: whoever asked for something gets it, if it still listens."""
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            return False
+        self.cycle.keep_alive = False
+        for seconds in self.probe_seconds:
+            self.loop.call_later(seconds, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        """Write something that clients ignore: it has to fail for us to learn that a client left."""
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        if not self.cycle.response_started:
+            self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+        elif comment := self.cycle.scope["state"].get(COMMENT):
+            self.transport.write(self.conn.send(h11.Data(data=comment)) or b"")
+
+    def give_way(self) -> None:
+        """Leave room for somebody else: an idle connection closes, an incomplete request is refused."""
+        if self.is_idle:
+            self.transport.close()
+        else:
+            self._refuse(Rejected(408, "The request did not arrive in time.", "request_timeout"))
+
     def send_400_response(self, msg: str) -> None:
-        """Answer broken HTTP with an error object; when an answer is under way, just hang up."""
-        body = msgspec.json.encode(error_object(Rejected(400, msg, "invalid_http")))
+        """Answer broken HTTP with an error object."""
+        self._refuse(Rejected(400, msg, "invalid_http"))
+
+    def _refuse(self, error: Rejected) -> None:
+        """Answer before the application does, and hang up; when an answer is under way, just hang up."""
+        body = msgspec.json.encode(error_object(error))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
         ]
+        reason = http.HTTPStatus(error.status).phrase.encode()
+        response = h11.Response(status_code=error.status, headers=headers, reason=reason)
         with contextlib.suppress(h11.LocalProtocolError):
-            self.transport.write(
-                b"".join(
-                    self.conn.send(event) or b""
-                    for event in (
-                        h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-                        h11.Data(data=body),
-                        h11.EndOfMessage(),
-                    )
-                )
-            )
+            events = (response, h11.Data(data=body), h11.EndOfMessage())
+            self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # from here on the application speaks to nobody
+            self.cycle.message_event.set()
         self.transport.close()
 
     def _arm(self) -> None:
@@ -123,10 +189,120 @@ class DeadlineProtocol(H11Protocol):
         self.transport.close()
 
 
+class PoliteEnd:
+    """ASGI middleware: an answer that closes the connection takes the rest of the request's body first, for a while.
+
+    The answer itself is sent at once. Closing with bytes unread would reset the connection, and the client might never
+    see why.
+    """
+
+    patience_seconds = 0.5
+    bytes_per_second = 128 * 1024
+    """What arrives buys time at this rate."""
+    most_bytes = 64 * 1024 * 1024
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass everything on; the last message of such an answer waits for the rest of the body."""
+        closes = False
+
+        async def send_politely(message: Message) -> None:
+            nonlocal closes
+            if message["type"] == "http.response.start":
+                closes = (b"connection", b"close") in message.get("headers", ())
+            elif closes and message["type"] == "http.response.body" and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await self._take(receive)
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app(scope, receive, send_politely)
+
+    async def _take(self, receive: Receive) -> None:
+        taken, began = 0, asyncio.get_running_loop().time()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.patience_seconds) as deadline:
+                more = True
+                while more and taken < self.most_bytes:
+                    message = await receive()
+                    taken += len(message.get("body", b""))
+                    more = message.get("more_body", False)
+                    deadline.reschedule(began + self.patience_seconds + taken / self.bytes_per_second)
+
+
+class Acceptor:
+    """Takes connections while there is room for them; what comes meanwhile waits in the system's queue.
+
+    Without room, whoever lets us wait the longest gives way. Stands in for the server object of asyncio.
+    """
+
+    look_seconds = 0.02
+    idle_seconds, sending_seconds = 0.2, 2.0
+    """So long nobody has to give way who has no request, or sends one."""
+    error_seconds, tell_seconds = 0.5, 60.0
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connect: Callable[[], DeadlineProtocol],
+        connections: Collection[DeadlineProtocol],
+        limit: int,
+    ) -> None:
+        self._listener = listener
+        self._connect = connect
+        self._connections = connections
+        self._limit = limit
+        self._told_at = -self.tell_seconds
+        self._loop = asyncio.get_running_loop()
+        listener.listen(LISTEN_QUEUE)
+        self._task = self._loop.create_task(self._accept())
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Return once none is taken any more."""
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        while True:
+            while len(self._connections) >= self._limit:
+                self._make_room()
+                await asyncio.sleep(self.look_seconds)
+            try:
+                connection, _ = await self._loop.sock_accept(self._listener)
+                await self._loop.connect_accepted_socket(self._connect, connection)
+            except ConnectionError:
+                continue  # it left before it was taken
+            except OSError as error:
+                self._tell(error)
+                await asyncio.sleep(self.error_seconds)
+
+    def _make_room(self) -> None:
+        now = self._loop.time()
+        late = [
+            (not each.is_idle, each.waits_since, each)
+            for each in self._connections
+            if each.is_waited_for
+            and not each.transport.is_closing()
+            and now - each.waits_since > (self.idle_seconds if each.is_idle else self.sending_seconds)
+        ]
+        if late:
+            min(late, key=lambda each: each[:2])[2].give_way()
+
+    def _tell(self, error: OSError) -> None:
+        if self._loop.time() - self._told_at >= self.tell_seconds:
+            self._told_at = self._loop.time()
+            logger.warning("no connection can be accepted (%s): those that come wait", error.strerror)
+
+
 def serve_config(app: ASGIApp, *, protocol: type[DeadlineProtocol] = DeadlineProtocol) -> uvicorn.Config:
     """How uvicorn serves `app`: h11, no websockets, no proxy headers, no access log, logging left alone."""
     return uvicorn.Config(
-        app,
+        PoliteEnd(app),
         http=protocol,
         ws="none",
         lifespan="on",
@@ -150,8 +326,10 @@ class DrainingServer(uvicorn.Server):
         activity: Activity,
         drain_seconds: float,
         on_started: Callable[[], None] = lambda: None,
+        connections: int | None = None,
     ) -> None:
         super().__init__(config)
+        self._connections = max_connections() if connections is None else connections
         self._activity = activity
         self._drain_seconds = drain_seconds
         self._on_started = on_started
@@ -159,7 +337,17 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then tell."""
-        await super().startup(sockets)
+        await super().startup([])
+        connect = functools.partial(
+            cast("type[DeadlineProtocol]", self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        connected = cast("set[DeadlineProtocol]", self.server_state.connections)
+        self.servers = [
+            cast("asyncio.Server", Acceptor(each, connect, connected, self._connections)) for each in sockets or ()
+        ]
         self._on_started()
 
     @contextlib.contextmanager

@@ -13,6 +13,8 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = "paceline.comment"
+"""Where the state of a connection holds bytes that may be written between the frames, while it streams."""
 
 
 def frame(value: Any) -> bytes:
@@ -45,6 +47,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the frames, the client or the patience ends."""
+        scope.setdefault("state", {})[COMMENT] = comment("are you there?")
         try:
             await super().__call__(scope, receive, send)
         except TimeoutError:

@@ -5,9 +5,12 @@ speaker; the reader thread hands commands over. The process ends when its parent
 """
 
 # ruff: noqa: E402 - what follows `prepare` imports mlx, and has to come after it
+from app.core import descriptors
 from app.engine import platform
 
 PREPARATION = platform.prepare()
+with descriptors.kept_limit():
+    from app.engine.pool import open_pool
 
 import argparse
 import faulthandler
@@ -26,7 +29,6 @@ from app.core.messages import ModelSpecification, Ready, Shutdown
 from app.core.ports import EnginePort
 from app.core.request import SpeculationRequest
 from app.engine import memory
-from app.engine.pool import open_pool
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TextStream
 from app.text.template import TextModel

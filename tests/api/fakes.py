@@ -316,7 +316,11 @@ def make_site(
 
 @contextlib.asynccontextmanager
 async def served(
-    site: Site, *, protocol: type[DeadlineProtocol] = DeadlineProtocol, drain_seconds: float = 0.0
+    site: Site,
+    *,
+    protocol: type[DeadlineProtocol] = DeadlineProtocol,
+    drain_seconds: float = 0.0,
+    connections: int | None = None,
 ) -> AsyncGenerator[tuple[int, DrainingServer], None]:
     """The application on a real loopback socket; the answer is its port and the server."""
     listener = bind("127.0.0.1", 0)
@@ -326,6 +330,7 @@ async def served(
         activity=site.context.activity,
         drain_seconds=drain_seconds,
         on_started=started.set,
+        connections=connections,
     )
     running = asyncio.create_task(server.serve(sockets=[listener]))
     await started.wait()

@@ -3,8 +3,12 @@
 import asyncio
 import contextlib
 import json
+import logging
+import resource
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -112,6 +116,147 @@ async def test_partial_headers_and_bodies_time_out() -> None:
         status, answer = await exchange(port, post(b"{", content_length="50"))
         assert status == 408
         assert b"connection: close" in answer.lower()
+
+
+async def test_a_body_that_trickles_for_ever_is_ended_and_the_connection_closed() -> None:
+    site = make_site(context={"body_timeout_seconds": 0.3})
+    async with served(site) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"", content_length="100000"))
+        status = asyncio.create_task(reader.readline())
+        async with asyncio.timeout(5):
+            while not status.done():  # a byte now and then, as long as it is taken
+                writer.write(b" ")
+                await asyncio.wait([status], timeout=0.05)
+            assert status.result().startswith(b"HTTP/1.1 408")
+            assert b"connection: close" in (await reader.read()).lower()
+        writer.close()
+
+
+async def test_a_slow_upload_that_goes_on_passes() -> None:
+    site = make_site(context={"body_timeout_seconds": 0.2})
+    body = json.dumps(chat_body()).encode() + b" " * 200_000
+    async with served(site) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"", content_length=str(len(body))))
+        status = asyncio.create_task(reader.readline())
+        for start in range(0, len(body), 20_000):
+            writer.write(body[start : start + 20_000])
+            await asyncio.wait([status], timeout=0.05)
+        assert (await status).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_closed_its_half_gets_its_answer(site: Site, *, stream: bool) -> None:
+    go_on = asyncio.Event()
+
+    async def slowly(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+        yield Delta(id=command.id, index=0, text="one", tokens=1)
+        await go_on.wait()
+        yield Delta(id=command.id, index=0, text=" two", tokens=1)
+        yield Finished(id=command.id, index=0, finish_reason="stop", usage=USAGE)
+
+    site.worker.script = slowly
+    async with served(site) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chat(stream=stream))
+        await site.worker.wait_asked()
+        if stream:
+            await reader.readuntil(b"one")
+        writer.write_eof()
+        early = await reader.readuntil(b"are you there?" if stream else b"HTTP/1.1 100")
+        go_on.set()
+        async with asyncio.timeout(5):
+            answer = early + await reader.read()
+        assert b"two" in answer
+        assert answer.count(b"[DONE]") == int(stream)
+        writer.close()
+        assert site.worker.cancelled == []
+
+
+async def test_a_body_that_is_too_large_hears_so_before_the_connection_is_reset(site: Site) -> None:
+    def send_all_then_read(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(post(b" " * 40_000_000))
+            return connection.recv(1000)
+
+    async with served(site) as (port, _):
+        for _ in range(3):
+            answer = await asyncio.to_thread(send_all_then_read, port)
+            assert answer.startswith(b"HTTP/1.1 413")
+            assert b"larger than 32 MiB" in answer
+
+
+async def test_clients_that_keep_us_waiting_give_way_when_there_is_no_room(site: Site) -> None:
+    site.worker.script = hold
+    async with served(site, connections=8) as (port, server):
+        _, streaming = await asyncio.open_connection("127.0.0.1", port)
+        streaming.write(chat(stream=True))
+        await site.worker.wait_asked()
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+        for number, (_, writer) in enumerate(held):
+            writer.write((b"", b"GET / HT", post(b"{", content_length="50"))[number % 3])
+        async with asyncio.timeout(10):
+            assert (await exchange(port, post(b"", path="/nothing")))[0] == 404
+            ends = [await reader.read() for reader, _ in held[:6]]
+        assert {end[:12] for end in ends} == {b"HTTP/1.1 408"}
+        assert len(server.server_state.connections) <= 8
+        assert site.worker.cancelled == [], "whoever is being answered stays"
+        for writer in (streaming, *(writer for _, writer in held)):
+            writer.close()
+
+
+class Told(logging.Handler):
+    """Sets its event at the first line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.event.set()
+
+
+async def test_without_files_to_open_clients_wait_and_the_log_has_one_line(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(site) as (port, _):
+        clients = [socket.socket() for _ in range(20)]
+        for client in clients:
+            client.setblocking(False)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        loop, told = asyncio.get_running_loop(), Told()
+        logging.getLogger("app.serving.server").addHandler(told)
+        highest = max(client.fileno() for client in clients)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        try:
+            for client in clients:
+                await loop.sock_connect(client, ("127.0.0.1", port))
+                await loop.sock_sendall(client, b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            async with asyncio.timeout(5):
+                await told.event.wait()
+        finally:
+            logging.getLogger("app.serving.server").removeHandler(told)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        async with asyncio.timeout(5):
+            answers = [await loop.sock_recv(client, 100) for client in clients]
+        assert {answer[:15] for answer in answers} == {b"HTTP/1.1 200 OK"}
+        assert caplog.text.count("no connection can be accepted (Too many open files)") == 1
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize(("hard", "seen"), [(256, "256 160 128"), (1000, "1000 904 872")])
+def test_as_many_files_may_be_opened_as_the_system_allows(hard: int, seen: str) -> None:
+    asked = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, {hard}));"
+        "from app.core import descriptors; from app.serving import server; descriptors.raise_limit();"
+        "import app.worker.process; print(descriptors.limit(), server.max_connections(), server.max_open_requests())"
+    )
+    command = [sys.executable, "-c", asked]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == seen
 
 
 Leave = Callable[[asyncio.StreamWriter], None]
