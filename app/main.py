@@ -156,7 +156,12 @@ def build(admin: AdminContext) -> FastAPI:
     app.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
     for router in dashboard.make_routers(admin):
         app.include_router(router)
-    app.add_middleware(Gate, allowed_hosts=lambda: context.settings.host_names, answered=context.measurements.answered)
+    app.add_middleware(
+        Gate,
+        allowed_hosts=lambda: context.settings.host_names,
+        allowed_origins=lambda: context.settings.allowed_origins,
+        answered=context.measurements.answered,
+    )
     return app
 
 

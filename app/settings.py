@@ -82,6 +82,12 @@ class Settings(BaseModel):
         "network",
         "now",
     )
+    allowed_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(setting_texts.names)] = _setting(
+        (),
+        "Web pages, separated by ',', that may call /v1 from a browser, such as https://chat.example; empty: none.",
+        "network",
+        "now",
+    )
     api_key: SecretStr | None = _setting(
         None, "Key that every request must carry; none is asked when empty.", "network", stored=False
     )
@@ -217,6 +223,14 @@ class Settings(BaseModel):
             if hosts.NAME.fullmatch(name) is None:
                 raise ValueError("give names without scheme, port or wildcard, such as studio.local")
         return tuple(name.lower() for name in names)
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _valid_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if hosts.ORIGIN.fullmatch(origin) is None:
+                raise ValueError("give scheme and name, and a port where there is one, such as https://chat.example")
+        return tuple(origin.lower() for origin in origins)
 
     @property
     def is_loopback(self) -> bool:

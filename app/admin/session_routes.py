@@ -112,7 +112,7 @@ class _Gatekeeper:
             if await asyncio.to_thread(lambda: self._accounts.has_account):
                 raise HTTPException(404)
             if not self._token.matches(asked.token):
-                advice = "This set-up code is not valid (any more): start Paceline again, or run `paceline password`."
+                advice = "This is not the set-up code of this start: start Paceline again, or run `paceline password`."
                 raise Rejected(403, advice, "invalid_setup_code")
             if not await asyncio.to_thread(self._accounts.set_up, asked.password):
                 raise HTTPException(404)

@@ -10,6 +10,7 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "host": ("settings.host", "settings.host_about"),
     "port": ("settings.port", "settings.port_about"),
     "allowed_hosts": ("settings.allowed_hosts", "settings.allowed_hosts_about"),
+    "allowed_origins": ("settings.allowed_origins", "settings.allowed_origins_about"),
     "api_key": ("settings.api_key", "settings.api_key_about"),
     "require_key": ("settings.require_key", "settings.require_key_about"),
     "max_requests": ("settings.max_requests", "settings.max_requests_about"),

@@ -1,6 +1,7 @@
 """The settings page, and the settings of the server and of each model as JSON.
 
 `PATCH` takes an object of names and new values, all or none; null takes a value back. Each answer says when it is felt.
+Topic `settings`: a number that grows with every change, wherever it was made.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ class Changes(RootModel[dict[str, Any]]):
 
 def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     """The page and its routes."""
+    context.live.topic("settings", lambda: context.settings.changes)
     router = APIRouter()
     _add_page(router, context, pages)
     _add_server(router, context)

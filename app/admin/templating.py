@@ -25,6 +25,8 @@ POLICY = (
     "font-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 THEMES = ("system", "light", "dark")
+LANGUAGE_COOKIE, THEME_COOKIE = "paceline_language", "paceline_theme"
+"""What a browser chose for itself; its script writes them."""
 QUOTED_KEY = re.compile(r"[\"'`]([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+)[\"'`]")
 
 
@@ -49,8 +51,9 @@ class Pages:
         self._templates.globals.update(version=version)
 
     def words(self, request: Request) -> Words:
-        """The words for who asks: those of the setting, else what the browser accepts."""
-        language = self._preference().language
+        """The words for who asks: what the browser chose, else the setting, else what the browser accepts."""
+        chosen = request.cookies.get(LANGUAGE_COOKIE, "")
+        language = chosen if chosen in self._catalogs.names else self._preference().language
         return self._catalogs.words(language or self._catalogs.choose(request.headers.get("accept-language", "")))
 
     def render(
@@ -58,14 +61,13 @@ class Pages:
     ) -> HTMLResponse:
         """The template `name` as an answer that nobody keeps; `data` is for the page's script, `values` are not."""
         words = self.words(request)
-        preference = self._preference()
+        themes = (request.cookies.get(THEME_COOKIE), self._preference().theme)
         page = self._templates.get_template(name).render(
             t=words,
             area=area,
             data=data,
             languages=self._catalogs.names,
-            preference=preference,
-            theme=preference.theme if preference.theme in THEMES else "system",
+            theme=next((theme for theme in themes if theme in THEMES), "system"),
             script_words=self._for_scripts(words.entries),
             **values,
         )

@@ -1,7 +1,11 @@
-"""`POST /api/load`, `POST /api/unload`, `GET /api/ps`: what the command line asks of a running server."""
+"""`POST /api/load`, `/api/unload` and `/api/release`, `GET /api/status`: what the command line asks of a server.
+
+`GET /api/ps` is Ollama's: what is loaded, in that shape and for its clients. `GET /v1` says what there is to call.
+"""
 
 import asyncio
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -9,11 +13,12 @@ from fastapi import APIRouter, Depends, Request
 
 from app.api.answer import unless_client_leaves
 from app.api.models import drafts_object
-from app.api.schemas import LoadBody, UnloadBody
+from app.api.schemas import LoadBody, NamedModel
 from app.core.messages import LoadedModel
 from app.serving.auth import authorize_operator
 from app.serving.body import read_json
 from app.serving.context import context_of
+from app.serving.errors import endpoints
 from app.serving.resolver import Resolver
 
 router = APIRouter()
@@ -28,7 +33,7 @@ async def load_model(request: Request) -> dict[str, Any]:
     draft = "off" if body.draft == "" else body.draft
     model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
     if body.ttl is not None:
-        context.idle.keep_own(model.id)
+        context.idle.keep_own(model.id, body.ttl)
     loaded = await unless_client_leaves(request, context.worker.load(model))
     context.worker.keep(model.id, pinned=body.pin, idle_seconds=body.ttl)
     return {
@@ -41,19 +46,57 @@ async def load_model(request: Request) -> dict[str, Any]:
 
 
 @router.post("/api/unload", dependencies=[Depends(authorize_operator)])
-async def unload_model(request: Request) -> dict[str, str]:
+async def unload_model(request: Request) -> dict[str, Any]:
     """Take a model out of memory. Raises ModelUnavailable while requests use it, ModelNotFound for an unknown id."""
     context = context_of(request)
-    body = await read_json(request, UnloadBody)
+    body = await read_json(request, NamedModel)
     model_id = body.model
     if model_id not in context.resolver.loaded():
         model_id = (await asyncio.to_thread(context.resolver.find, model_id)).id
+    was_loaded = model_id in context.resolver.loaded()
     await context.worker.unload(model_id)
-    return {"model": model_id, "state": "available"}
+    return {"model": model_id, "state": "available", "was_loaded": was_loaded}
+
+
+@router.get("/v1")
+async def list_endpoints(request: Request) -> dict[str, Any]:
+    """What there is to call."""
+    return {"object": "list", "data": endpoints(request.app)}
+
+
+@router.post("/api/release", dependencies=[Depends(authorize_operator)])
+async def release_model(request: Request) -> dict[str, Any]:
+    """Let a model run again that is quarantined. Raises InvalidRequest for one that is not."""
+    body = await read_json(request, NamedModel)
+    context_of(request).worker.release_quarantine(body.model)
+    return {"model": body.model, "released": True}
 
 
 @router.get("/api/ps")
 async def list_processes(request: Request) -> dict[str, Any]:
+    """What is loaded, as Ollama tells it; what is not known here is empty."""
+    context = context_of(request)
+    now = datetime.now(UTC)
+    return {
+        "models": [
+            {
+                "name": model.id,
+                "model": model.id,
+                "size": model.weights_bytes + model.cache_bytes,
+                "size_vram": model.weights_bytes + model.cache_bytes,
+                "digest": "",
+                "details": {"parent_model": "", "format": "mlx", "family": "", "families": model.cache_families},
+                "expires_at": (now + timedelta(seconds=context.idle.seconds_left(model))).isoformat(),
+                "context_length": model.max_context_tokens,
+            }
+            for model in context.resolver.loaded().values()
+            if model.state == "ready"
+        ]
+    }
+
+
+@router.get("/api/status")
+async def get_status(request: Request) -> dict[str, Any]:
     """The worker, its memory and its models with their drafters. Bytes and seconds as the names say."""
     context = context_of(request)
     worker = context.worker

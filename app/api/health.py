@@ -1,4 +1,4 @@
-"""`GET /health/live`: the event loop runs. `GET /health/ready`: a request would be taken now. Both need no key."""
+"""`GET /health/live`: the event loop runs. `GET /health/ready`, `GET /health`: a request would be taken now. No key."""
 
 from fastapi import APIRouter, Request
 
@@ -14,6 +14,7 @@ async def get_live() -> dict[str, str]:
     return {"status": "live"}
 
 
+@router.get("/health")
 @router.get("/health/ready")
 async def get_ready(request: Request) -> dict[str, str]:
     """200, or 503 with the reason in `error.message`."""

@@ -1,4 +1,5 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: what is on this computer. Never loads, never downloads.
+"""`GET /v1/models` and `GET /v1/models/{id}`: what can answer; with `?all=true` also drafters and what cannot be used,
+and why. Never loads, never downloads.
 
 Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `draft` (the id of the first drafter),
 `drafts` (id and method of each), `alias`, `methods`, `unavailable` (method -> why not), `context` (tokens),
@@ -6,39 +7,53 @@ Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
+from app.core.errors import ModelNotFound
 from app.core.messages import DraftSpecification, LoadedModel
 from app.hub.catalog import CatalogModel
 from app.serving.context import Context, context_of
 
 STATES = {"ready": "loaded"}
+All = Annotated[bool, Query(alias="all")]
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
-def list_models(request: Request) -> dict[str, Any]:
-    """Every model in the catalog, broken ones with their problem; runs in a thread because it reads the disk."""
+def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
+    """The models in the catalog; runs in a thread because it reads the disk."""
     context = context_of(request)
     loaded = context.resolver.loaded()
-    models = context.resolver.models()
+    models = [model for model in context.resolver.models() if with_all or not _why_mute(context, model)]
     return {"object": "list", "data": [describe(context, model, loaded.get(model.id)) for model in models]}
 
 
 @router.get("/v1/models/{model_id:path}")
-def get_model(request: Request, model_id: str) -> dict[str, Any]:
+def get_model(request: Request, model_id: str, *, with_all: All = False) -> dict[str, Any]:
     """One model; ids may contain slashes. Raises ModelNotFound."""
     context = context_of(request)
     model = context.resolver.find(model_id)
+    why = _why_mute(context, model)
+    if why and not with_all:
+        raise ModelNotFound(f"{model.id} cannot answer: {why}; ?all=true shows it", parameter="model")
     return describe(context, model, context.resolver.loaded().get(model.id))
+
+
+def _problem(context: Context, model: CatalogModel) -> str:
+    return context.worker.quarantined.get(model.id) or model.problem
+
+
+def _why_mute(context: Context, model: CatalogModel) -> str:
+    """Why a model cannot answer; empty when it can."""
+    return _problem(context, model) or ("" if model.kind == "main" else "it is a drafter for another model")
 
 
 def describe(context: Context, model: CatalogModel, loaded: LoadedModel | None) -> dict[str, Any]:
     """One entry of the listing."""
-    problem = context.worker.quarantined.get(model.id) or model.problem
+    problem = _problem(context, model)
     drafts = _drafts(context, model, loaded)
     return {
         "id": model.id,

@@ -137,7 +137,7 @@ class LoadBody(Body):
     ttl: float | None = Field(None, ge=-1, le=31_536_000)
 
 
-class UnloadBody(Body):
-    """`POST /api/unload`."""
+class NamedModel(Body):
+    """`POST /api/unload` and `POST /api/release`."""
 
     model: ModelName

@@ -53,8 +53,8 @@ class Server:
         return list(self._call("GET", "/v1/models").get("data", []))
 
     def loaded(self) -> dict[str, Any]:
-        """`GET /api/ps`."""
-        return self._call("GET", "/api/ps")
+        """`GET /api/status`."""
+        return self._call("GET", "/api/status")
 
     def load(self, model: str, *, draft: str | None, pin: bool | None, ttl: float | None) -> dict[str, Any]:
         """`POST /api/load`; returns when the model is ready."""
@@ -66,8 +66,8 @@ class Server:
         return self._call("POST", "/api/unload", {"model": model})
 
     def release(self, model: str) -> dict[str, Any]:
-        """`POST /admin/api/quarantine/release`."""
-        return self._call("POST", "/admin/api/quarantine/release", {"model": model})
+        """`POST /api/release`."""
+        return self._call("POST", "/api/release", {"model": model})
 
     def add_download(self, repository: str, revision: str = "") -> dict[str, Any]:
         """`POST /admin/api/downloads`: the download, new or gone on with."""

@@ -5,6 +5,8 @@ import re
 
 NAME = re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}")
 
+ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://(?:{NAME.pattern})(?::[0-9]{{1,5}})?")
+
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that listens on `host`."""

@@ -113,7 +113,7 @@ class Catalog:
         if id in models:
             return models[id]
         nearest = difflib.get_close_matches(id[:200], models, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "GET /v1/models lists the models that are here"
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "`paceline ls` shows the models that are here"
         raise ModelNotFound(f'no model "{printable(id)}" on this computer; {hint}', parameter="model")
 
     def _scan(self) -> dict[str, CatalogModel]:

@@ -22,6 +22,7 @@ COOKIE = "paceline_session"
 PUBLIC_PATHS = frozenset(
     {
         "/",
+        "/health",
         "/health/live",
         "/health/ready",
         "/admin/login",

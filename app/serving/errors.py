@@ -11,6 +11,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from fastapi.routing import iter_route_contexts
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -20,6 +21,7 @@ from app.core.errors import InvalidRequest, PacelineError
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS = 2000
+OWN_PATHS = ("/admin", "/static")
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -70,12 +72,20 @@ def invalid_request(error: ValidationError | RequestValidationError) -> InvalidR
     return InvalidRequest(f"{place}: {message}" if place else message, parameter=location[0][:64] if location else None)
 
 
-def http_error(error: HTTPException) -> PacelineError:
+def http_error(error: HTTPException, app: FastAPI) -> PacelineError:
     """Starlette's own refusals (404, 405, 413) in the shape of ours."""
     codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
     phrase = http.HTTPStatus(error.status_code).phrase
     code = codes.get(error.status_code, phrase.lower().replace(" ", "_"))
-    return Rejected(error.status_code, f"{phrase}.", code)
+    advice = f" There are {', '.join(endpoints(app))}." if code in {"unknown_url", "method_not_allowed"} else ""
+    return Rejected(error.status_code, f"{phrase}.{advice}", code)
+
+
+def endpoints(app: FastAPI) -> list[str]:
+    """Methods and paths that programs may call, less those of the dashboard."""
+    routes = [(route.path or "", route.methods or ()) for route in iter_route_contexts(app.routes)]
+    public = [(path.replace(":path", ""), methods) for path, methods in routes if not path.startswith(OWN_PATHS)]
+    return [f"{method} {path}" for path, methods in public for method in methods]
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -87,7 +97,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(_request: Request, error: HTTPException) -> Response:
-        response = error_response(http_error(error))
+        response = error_response(http_error(error, app))
         response.headers.update(error.headers or {})
         return response
 

@@ -2,12 +2,13 @@
 
 Loopback is not a trust boundary: any web page can reach it. A request must name a host that we allow (DNS
 rebinding) and must not come from a foreign page, be it to change or to read something (CSRF), except that a person may
-follow a link to us. No CORS header is ever sent.
+follow a link to us. Only pages of the allowed origins may call the endpoint, with CORS headers; never the dashboard.
 """
 
 import re
 from collections.abc import Callable, Collection
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.core.errors import PacelineError
@@ -38,11 +39,16 @@ class Gate:
     """ASGI middleware that refuses what no route should see; websockets are refused altogether."""
 
     def __init__(
-        self, app: ASGIApp, allowed_hosts: Callable[[], Collection[str]], answered: Callable[[str, str, int], None]
+        self,
+        app: ASGIApp,
+        allowed_hosts: Callable[[], Collection[str]],
+        allowed_origins: Callable[[], Collection[str]],
+        answered: Callable[[str, str, int], None],
     ) -> None:
         self._app = app
         self._answered = answered
         self._allowed_hosts = allowed_hosts
+        self._allowed_origins = allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with an error object."""
@@ -52,6 +58,10 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _settled(scope)
+        headers = list(scope["headers"])
+        allowed_origins = self._allowed_origins() if _is_endpoint(scope["path"]) else ()
+        is_allowed_page = _origin(headers) in allowed_origins
 
         async def send_with_defaults(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -63,24 +73,28 @@ class Gate:
             await send(message)
 
         try:
-            self._check(scope["method"], list(scope["headers"]))
+            self._check(scope["method"], headers, is_allowed_page=is_allowed_page)
         except PacelineError as error:
             await error_response(error)(scope, receive, send_with_defaults)
             return
-        await self._app(scope, receive, send_with_defaults)
+        app = self._app
+        if is_allowed_page:
+            methods = ("GET", "POST")
+            app = CORSMiddleware(app, allowed_origins, methods, allow_headers=("*",), allow_private_network=True)
+        await app(scope, receive, send_with_defaults)
 
     def _count(self, scope: Scope, status: int) -> None:
         endpoint = getattr(scope.get("route"), "path", "none")
         method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
         self._answered(endpoint, method, status)
 
-    def _check(self, method: str, headers: Headers) -> None:
+    def _check(self, method: str, headers: Headers, *, is_allowed_page: bool) -> None:
         _check_header_size(headers)
         host = self._check_host(headers)
         _check_length(headers)
-        if not _is_followed_link(method, headers):
+        if not (is_allowed_page or _is_followed_link(method, headers)):
             _check_origin(headers, host)
-        if method not in SAFE_METHODS:
+        if method not in SAFE_METHODS and (method != "DELETE" or _has_body(headers)):
             _check_content_type(headers)
 
     def _check_host(self, headers: Headers) -> str:
@@ -93,6 +107,26 @@ class Gate:
             advice = "This Host is not allowed: use 127.0.0.1 or localhost, or add the name to PACELINE_ALLOWED_HOSTS."
             raise Rejected(403, advice, "host_not_allowed", close=True)
         return values[0].decode("ascii").lower()
+
+
+def _settled(scope: Scope) -> Scope:
+    """The same without a slash at the end, and HEAD as a GET, whose body the server leaves out; the dashboard's own
+    addresses stay as they are."""
+    path = scope["path"]
+    if path.startswith("/admin"):
+        return scope
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return {**scope, "path": path.rstrip("/") or "/", "method": method}
+
+
+def _is_endpoint(path: str) -> bool:
+    return path == "/v1" or path.startswith("/v1/")
+
+
+def _origin(headers: Headers) -> str:
+    """Where the page that asks is from; empty without one, or with several."""
+    origins = _all(headers, b"origin")
+    return origins[0].decode("latin-1") if len(origins) == 1 else ""
 
 
 def _all(headers: Headers, wanted: bytes) -> list[bytes]:
@@ -113,6 +147,10 @@ def _check_length(headers: Headers) -> None:
         raise Rejected(400, "Content-Length is not a valid number.", "invalid_content_length", close=True)
     if int(values[0]) > MAX_BODY_BYTES:
         raise too_large()
+
+
+def _has_body(headers: Headers) -> bool:
+    return bool(_all(headers, b"transfer-encoding")) or _all(headers, b"content-length") not in ([], [b"0"])
 
 
 def _is_followed_link(method: str, headers: Headers) -> bool:

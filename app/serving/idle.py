@@ -5,7 +5,7 @@ What is set for a model goes before `idle_seconds` of the server. A model that w
 that one, until something is set for it.
 """
 
-from app.core.messages import Event, LoadProgress
+from app.core.messages import Event, LoadedModel, LoadProgress
 from app.serving.live_settings import LiveSettings
 from app.serving.ports import Worker
 from app.serving.resolver import Resolver
@@ -13,6 +13,7 @@ from app.serving.resolver import Resolver
 LOADED = "ready"
 DEFAULT_IDLE_SECONDS = 3600.0
 """The worker's own limit, which is told when a limit was taken back."""
+FOR_EVER_SECONDS = 100 * 365 * 86400.0
 
 Stay = tuple[bool, float | None]
 """Whether a model is pinned, and seconds without a request that unload it; None: the worker's own default."""
@@ -26,13 +27,18 @@ class IdleLimit:
         self._worker = worker
         self._resolver = resolver
         self._live = live
-        self._own: set[str] = set()
+        self._own: dict[str, float] = {}
         self._told: dict[str, Stay] = {}
 
-    def keep_own(self, model_id: str) -> None:
+    def keep_own(self, model_id: str, seconds: float) -> None:
         """The model got a limit of its own: leave it alone until something is set for it."""
-        self._own.add(model_id)
+        self._own[model_id] = seconds
         self._told[model_id] = self._wanted(model_id)
+
+    def seconds_left(self, model: LoadedModel) -> float:
+        """How long a model stays in memory if nobody asks for it."""
+        limit = self._own.get(model.id, self._wanted(model.id)[1] or DEFAULT_IDLE_SECONDS)
+        return FOR_EVER_SECONDS if model.pinned or limit < 0 else max(0.0, limit - model.idle_seconds)
 
     def hear(self, event: Event) -> None:
         """One event of the worker, on the event loop."""
@@ -50,7 +56,7 @@ class IdleLimit:
         wanted, told = self._wanted(model_id), self._told.get(model_id, USUAL)
         if wanted == told and (wanted == USUAL or not always):
             return
-        self._own.discard(model_id)
+        self._own.pop(model_id, None)
         self._told[model_id] = wanted
         pinned = wanted[0] if wanted[0] or told[0] else None
         idle_seconds = wanted[1] if wanted[1] is not None or told[1] is None else DEFAULT_IDLE_SECONDS

@@ -44,7 +44,7 @@ class LiveSettings:
         self._keeper = keeper
         self._lock = threading.RLock()
         self._listeners: list[Listener] = []
-        self._changes = self._told = 0
+        self.changes = self._told = 0
         self._wake: Callable[[], None] = lambda: None
         self._problem = ""
         self._version = keeper.version
@@ -56,6 +56,8 @@ class LiveSettings:
     """Every setting as it is in effect, frozen; another object after a change."""
     wanted: Settings
     """The same with what a restart will bring."""
+    changes: int
+    """How many changes there were so far, wherever they were made."""
 
     def origin(self, name: str) -> Origin:
         """Where the value of a setting comes from."""
@@ -146,8 +148,8 @@ class LiveSettings:
                         await woken.wait()
                 woken.clear()
                 await self._look()
-                if self._told != self._changes:
-                    self._told = self._changes
+                if self._told != self.changes:
+                    self._told = self.changes
                     self._tell()
         finally:
             self._wake = lambda: None
@@ -185,7 +187,7 @@ class LiveSettings:
             self.current = self.wanted.model_copy(update=at_start)
             self.current.__pydantic_fields_set__.intersection_update(self._given.model_fields_set)
         if changed:
-            self._changes += 1
+            self.changes += 1
             self._wake()
         return bool(changed)
 

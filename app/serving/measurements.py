@@ -129,7 +129,10 @@ class WorkerGauges:
             return Gauge(f"paceline_{name}", text, labels, registry=registry)
 
         self._ready = gauge("worker_ready", "1 while the worker process answers.")
-        self._restarts = gauge("worker_restarts_total", "Times the worker process was started again.")
+        self._restarts = Counter(
+            "paceline_worker_restarts", "Times the worker process was started again.", registry=registry
+        )
+        self._counted_restarts = 0
         self._quarantined = gauge("quarantined_models", "Models that are not loaded any more after crashes.")
         self._memory = gauge("memory_bytes", "Memory of the worker's allocator.", ("kind",))
         self._running = gauge("requests_running", "Requests that decode now.", ("model",))
@@ -137,10 +140,11 @@ class WorkerGauges:
         self._model_bytes = gauge("model_bytes", "Memory of one model.", ("model", "kind"))
 
     def read(self, worker: Worker) -> None:
-        """Set every gauge; models that are gone lose theirs."""
+        """Set every gauge, count what restarts are new; models that are gone lose theirs."""
         snapshot = worker.snapshot
         self._ready.set(worker.ready)
-        self._restarts.set(worker.restarts)
+        self._restarts.inc(worker.restarts - self._counted_restarts)
+        self._counted_restarts = worker.restarts
         self._quarantined.set(len(worker.quarantined))
         for kind in ("active", "cached", "peak"):
             self._memory.labels(kind).set(getattr(snapshot, f"{kind}_bytes"))

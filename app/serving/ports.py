@@ -59,8 +59,8 @@ class Worker(Protocol):
         """When a worker should be ready for who asks again then."""
         ...
 
-    def release_quarantine(self, model_id: str) -> bool:
-        """Let a model run again; False when it was not quarantined."""
+    def release_quarantine(self, model_id: str) -> None:
+        """Let a model run again. Raises InvalidRequest when it is not quarantined."""
         ...
 
     def renew(self, drain_seconds: float = 0.0) -> None:

@@ -3,16 +3,23 @@
 import "./palette.js";
 import { api, attempt, component, link, live, start, t } from "./core.js";
 
-const THEMES = ["system", "light", "dark"];
 const root = document.documentElement;
+const system = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => (root.dataset.theme === "system" ? system.matches : root.dataset.theme === "dark");
+const YEAR_SECONDS = 31536000;
+
+// Language and colours are this browser's: the settings of the server are what others begin with.
+const remember = (name, value) =>
+  (document.cookie = `paceline_${name}=${value}; path=/admin; max-age=${YEAR_SECONDS}; samesite=strict`);
 
 component("frame", () => ({
   open: false,
-  theme: root.dataset.theme,
+  isDark: isDark(),
   worker: null,
 
   init() {
     live("worker", (worker) => (this.worker = worker));
+    system.addEventListener("change", () => (this.isDark = isDark()));
   },
 
   get tone() {
@@ -30,21 +37,24 @@ component("frame", () => ({
   },
 
   get themeWords() {
-    return { system: t("theme.system"), light: t("theme.light"), dark: t("theme.dark") }[this.theme];
+    return this.isDark ? t("theme.light") : t("theme.dark");
   },
 
   toggle() {
     this.open = !this.open;
   },
 
+  // The colours that are not shown now; where the system has them too, they follow the system from then on.
   paint() {
-    this.theme = THEMES[(THEMES.indexOf(this.theme) + 1) % THEMES.length];
-    root.dataset.theme = this.theme;
-    return save({ theme: this.theme });
+    const wanted = isDark() ? "light" : "dark";
+    root.dataset.theme = (wanted === "dark") === system.matches ? "system" : wanted;
+    remember("theme", root.dataset.theme);
+    this.isDark = isDark();
   },
 
-  async speak(event) {
-    if (await save({ language: event.target.value })) location.reload();
+  speak(event) {
+    remember("language", event.target.value);
+    location.reload();
   },
 
   async leave() {
@@ -57,7 +67,5 @@ component("lost", () => ({
     return link.state === "gone";
   },
 }));
-
-const save = (settings) => attempt(() => api("PATCH", "/admin/api/settings", settings));
 
 start();

@@ -187,7 +187,7 @@ export function toast(message, tone = "") {
   const node = document.createElement("p");
   node.className = `toast ${tone}`;
   node.textContent = message;
-  document.getElementById("toasts").append(node);
+  document.getElementById("toasts").replaceChildren(node);
   node.addEventListener("click", () => node.remove());
   setTimeout(() => node.remove(), TOAST_MS);
 }

@@ -22,6 +22,8 @@ component("drafts", () => ({
   measuring: null,
   units: "",
   downloads: [],
+  changes: null,
+  saved: "",
 
   init() {
     live("measuring", (measuring) => {
@@ -36,6 +38,10 @@ component("drafts", () => ({
     });
     live("drafting", (counts) => {
       if (this.view) this.view.counts = counts[data.model.id] ?? this.view.counts;
+    });
+    live("settings", (count) => {
+      if (this.changes !== null && count !== this.changes) this.read();
+      this.changes = count;
     });
     if (data.topics.includes("downloads")) live("downloads", (value) => this.takeDownloads(value));
     return this.read();
@@ -115,8 +121,10 @@ component("drafts", () => ({
       this.problem = error.message;
     }
   },
+  // What is ticked here and not saved yet stays, whatever was saved elsewhere meanwhile.
   take(view) {
     const { choice } = view;
+    if (this.view && this.saved !== JSON.stringify(this.wanted())) return void (this.view = view);
     const isSaved = ({ id, method }) => (choice.drafts === null || !id || choice.drafts.includes(id)) && (choice.methods === null || choice.methods.includes(method));
     this.who = choice.drafts === null && choice.methods === null ? "usual" : "chosen";
     const ticked = view.candidates.filter((each) => (this.who === "usual" || choice.drafts === null ? each.in_use : true) && isSaved(each));
@@ -126,6 +134,7 @@ component("drafts", () => ({
     this.policy = choice.policy ?? "";
     this.acceptance = choice.acceptance ?? "";
     this.view = view;
+    this.saved = JSON.stringify(this.wanted());
   },
   takeDownloads(value) {
     const done = (list) => list.filter((each) => each.state === "done").length;
@@ -161,6 +170,7 @@ component("drafts", () => ({
     try {
       const { became } = await api("PUT", draftsCall(data.model.id), this.wanted());
       toast(BECAME[became](), "good");
+      this.saved = JSON.stringify(this.wanted());
       await this.read();
     } catch (error) {
       this.refusal = error.message;

@@ -20,6 +20,7 @@ component("keys", () => ({
   name: "",
   scope: "inference",
   text: "",
+  made: 0,
   problem: "",
   isBusy: false,
   isLoaded: false,
@@ -56,8 +57,8 @@ component("keys", () => ({
     if (this.isBusy) return;
     this.isBusy = true;
     await attempt(async () => {
-      const { text } = await api("POST", KEYS, { name: this.name, scope: this.scope });
-      Object.assign(this, { text, name: "", scope: "inference" });
+      const { key, text } = await api("POST", KEYS, { name: this.name, scope: this.scope });
+      Object.assign(this, { text, made: key.id, name: "", scope: "inference" });
     });
     this.isBusy = false;
     await this.load();
@@ -66,7 +67,8 @@ component("keys", () => ({
   async revoke(row) {
     const title = t("keys.revoke_named", { name: row.name });
     if (!(await confirm({ title, text: t("keys.revoke_text"), action: t("keys.revoke"), tone: "bad" }))) return;
-    await attempt(() => api("DELETE", `${KEYS}/${row.id}`), t("keys.revoked"));
+    const isGone = await attempt(() => api("DELETE", `${KEYS}/${row.id}`), t("keys.revoked"));
+    if (isGone && row.id === this.made) this.hide();
     await this.load();
   },
 

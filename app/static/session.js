@@ -55,7 +55,7 @@ const extended = (base, more) => Object.defineProperties(base, Object.getOwnProp
 const WORDS = {
   wrong_password: () => t("login.wrong"),
   too_many_attempts: () => t("login.too_many"),
-  invalid_setup_code: () => t("setup.invalid_code"),
+  invalid_setup_code: () => t("setup.invalid_code", { minutes: data.minutes }),
   unknown_url: () => t("setup.gone"),
   password_short: () => t("setup.short", { characters: data.characters }),
   password_obvious: () => t("setup.obvious"),

@@ -1,9 +1,15 @@
-// One row of a form of settings: shows what the schema says and saves a change at once. Text that cannot be saved stays
-// where it is, with the reason below it. A page adds how it shows, reads and sends a value, and what else it tells.
+// One row of a form of settings: shows what the schema says and saves a change at once. What cannot be saved has the
+// reason below it: text stays where it is, a switch or a choice goes back. A page adds how it shows, reads and sends a value, and what else it tells.
 
 import { data, t } from "./core.js";
 
 const rows = new Map(data.settings.map((row) => [row.name, row]));
+const shown = new Map();
+
+// Takes what was changed elsewhere; what somebody is writing here stays.
+export function follow(settings) {
+  for (const row of settings) shown.get(row.name)?.see(row);
+}
 
 export const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
 
@@ -16,6 +22,12 @@ export const settingRow = (own) => Object.defineProperties({
 
   init() {
     this.take(rows.get(this.$el.dataset.name));
+    shown.set(this.row.name, this);
+  },
+
+  see(row) {
+    if (this.value === this.show(this.row) && !this.isBusy) this.take(row);
+    else this.row = row;
   },
 
   take(row) {
@@ -47,6 +59,7 @@ export const settingRow = (own) => Object.defineProperties({
       await this.send(value);
     } catch (error) {
       this.problem = error.message;
+      if (this.row.kind === "switch" || this.row.kind === "choice") this.value = this.show(this.row);
     }
     this.isBusy = false;
   },

@@ -1,7 +1,7 @@
 // The settings of the server: where each value comes from, and when a change is felt.
 
-import { api, bytes, component, seconds, t, toast } from "./core.js";
-import { lines, settingRow } from "./setting_form.js";
+import { api, bytes, component, live, seconds, t, toast } from "./core.js";
+import { follow, lines, settingRow } from "./setting_form.js";
 
 const ADDRESS = "/admin/api/settings";
 const SAVED = {
@@ -39,7 +39,6 @@ component("setting", () => settingRow({
     const { changed } = await api("PATCH", ADDRESS, { [this.row.name]: value });
     this.take(changed[0]);
     toast(SAVED[this.row.takes_effect](), "good");
-    felt(this.row);
   },
 
   get isGiven() {
@@ -70,8 +69,12 @@ component("setting", () => settingRow({
   },
 }));
 
-// What this page itself can feel.
-function felt(row) {
-  if (row.name === "theme") document.documentElement.dataset.theme = row.value;
-  if (row.name === "language") location.reload();
-}
+// What another tab, another browser or the terminal changed.
+let changes = null;
+live("settings", async (count) => {
+  if (changes !== null && count !== changes) {
+    const answer = await api("GET", ADDRESS).catch(() => null);
+    if (answer) follow(answer.settings);
+  }
+  changes = count;
+});

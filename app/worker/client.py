@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
+from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
     Accepted,
     Cancel,
@@ -135,9 +135,11 @@ class WorkerClient:
         """When a worker should be ready for who asks again then."""
         return self._link.retry_after_seconds
 
-    def release_quarantine(self, model_id: str) -> bool:
-        """Let a model run again; False when it was not quarantined."""
-        return self._link.release_quarantine(model_id)
+    def release_quarantine(self, model_id: str) -> None:
+        """Let a model run again. Raises InvalidRequest when it is not quarantined."""
+        if not self._link.release_quarantine(model_id):
+            message = f"{model_id} is not quarantined: `paceline ps` names the models that are."
+            raise InvalidRequest(message, code="not_quarantined", parameter="model")
 
     def renew(self, drain_seconds: float = 0.0) -> None:
         """Replace the worker once its running requests have finished, or after so many seconds."""

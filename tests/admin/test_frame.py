@@ -74,6 +74,14 @@ async def test_the_language_is_the_chosen_one_else_the_browsers_else_english(tmp
     assert '<html lang="en"' in (await get(chosen, **{"accept-language": code})).text
 
 
+async def test_what_a_browser_chose_goes_before_the_setting_of_the_server() -> None:
+    site = make_site(api_key="k", language="ko", theme="dark")
+    page = (await get(site, cookie="paceline_language=ja; paceline_theme=light")).text
+    assert '<html lang="ja" data-theme="light"' in page
+    for nonsense in ("paceline_language=../x; paceline_theme=pink", ""):
+        assert '<html lang="ko" data-theme="dark"' in (await get(site, cookie=nonsense)).text
+
+
 async def test_a_script_gets_the_words_that_scripts_name_and_no_others() -> None:
     words = script_data((await get(make_site(api_key="k"))).text, "words")
     catalog = read_words().entries

@@ -13,7 +13,7 @@ from uuid import uuid4
 import httpx2
 from fastapi import FastAPI
 
-from app.core.errors import ModelNotFound, PacelineError
+from app.core.errors import InvalidRequest, ModelNotFound, PacelineError
 from app.core.messages import (
     Accepted,
     Delta,
@@ -163,8 +163,9 @@ class FakeWorker:
         await self.tell()
         return ModelLoaded(id="load", model_id=model.id, seconds=1.5)
 
-    def release_quarantine(self, model_id: str) -> bool:
-        return self.quarantined.pop(model_id, None) is not None
+    def release_quarantine(self, model_id: str) -> None:
+        if self.quarantined.pop(model_id, None) is None:
+            raise InvalidRequest(f"{model_id} is not quarantined.", code="not_quarantined", parameter="model")
 
     def renew(self, drain_seconds: float = 0.0) -> None:
         self.renewals.append(drain_seconds)

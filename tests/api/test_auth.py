@@ -14,7 +14,9 @@ PROTECTED = {
     ("GET", "/v1/models/{model_id:path}"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("GET", "/v1"),
     ("GET", "/api/ps"),
+    ("GET", "/api/status"),
     ("POST", "/api/load"),
     ("POST", "/api/unload"),
 }

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.api.chat_schemas import ChatBody
 from app.api.completions import CompletionBody
-from app.api.schemas import LoadBody, UnloadBody
+from app.api.schemas import LoadBody, NamedModel
 from tests.api.fakes import chat_body, make_site
 
 pytestmark = pytest.mark.anyio
@@ -18,13 +18,15 @@ SCHEMAS = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/api/load": LoadBody,
-    "/api/unload": UnloadBody,
+    "/api/unload": NamedModel,
+    "/api/release": NamedModel,
 }
 GOOD = {
     "/v1/chat/completions": chat_body(),
     "/v1/completions": {"model": "demo-main", "prompt": "x"},
     "/api/load": {"model": "demo-main"},
     "/api/unload": {"model": "demo-main"},
+    "/api/release": {"model": "demo-main"},
 }
 
 SITE = make_site()

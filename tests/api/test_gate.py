@@ -111,6 +111,32 @@ async def test_preflight_gets_no_permission(site: Site) -> None:
     assert not [name for name in response.headers if name.startswith("access-control")]
 
 
+async def test_pages_of_allowed_origins_may_call_the_endpoint_and_nothing_else() -> None:
+    page = {"origin": "https://chat.example", "sec-fetch-site": "cross-site"}
+    wish = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    site = make_site(allowed_origins="https://Chat.example, tauri://localhost", api_key="sk-test")
+    preflight = await site.client.options("/v1/chat/completions", headers=page | wish)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
+    assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
+    refused = await site.client.post("/v1/chat/completions", json=chat_body(), headers=page)
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://chat.example")
+    for path in ("/v1/models", "/v1/models/"):
+        answer = await site.client.get(path, headers=page | {"authorization": "Bearer sk-test"})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://chat.example")
+    for path in ("/admin/api/state", "/api/status", "/metrics", "/v1x", "/"):
+        assert (await site.client.get(path, headers=page)).status_code == 403
+        preflight = await site.client.options(path, headers=page | wish)
+        assert not [name for name in preflight.headers if name.startswith("access-control")]
+    for other in ("https://evil.example", "http://chat.example", "https://chat.example:444", "null"):
+        assert (await site.client.get("/v1/models", headers={"origin": other})).status_code == 403
+
+
+async def test_a_delete_without_a_body_needs_no_content_type(site: Site) -> None:
+    assert (await site.client.delete("/admin/api/sessions")).status_code == 401
+    assert (await site.client.request("DELETE", "/admin/api/sessions", content=b"x")).status_code == 415
+
+
 async def test_header_caps(site: Site) -> None:
     assert (await site.client.get("/health/live", headers={"x": "y" * 33_000})).status_code == 431
     assert (await site.client.get("/health/live", headers={f"x-{k}": "y" for k in range(101)})).status_code == 431

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import pytest
 
@@ -26,8 +27,23 @@ LOADED = LoadedModel(
 )
 
 
-async def test_models_lists_everything_and_loads_nothing(site: Site) -> None:
-    listing = (await site.client.get("/v1/models")).json()
+async def test_models_lists_what_can_answer(site: Site) -> None:
+    async def ids(query: str = "") -> list[str]:
+        return [each["id"] for each in (await site.client.get(f"/v1/models{query}")).json()["data"]]
+
+    assert await ids() == ["demo-draft", "demo-main", "org/other"]
+    site.worker.quarantined["org/other"] = "crashed three times"
+    assert await ids() == ["demo-draft", "demo-main"]
+    assert await ids("?all=true") == ["broken", "demo-draft", "demo-main", "eagle", "org/other"]
+    for name, why in (("eagle", "drafter"), ("broken", "missing"), ("org/other", "crashed three times")):
+        response = await site.client.get(f"/v1/models/{name}")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+        assert why in response.json()["error"]["message"]
+        assert (await site.client.get(f"/v1/models/{name}?all=true")).json()["id"] == name
+
+
+async def test_all_models_are_listed_on_request_and_none_is_loaded(site: Site) -> None:
+    listing = (await site.client.get("/v1/models?all=true")).json()
     assert listing["object"] == "list"
     entries = {entry["id"]: entry for entry in listing["data"]}
     assert list(entries) == ["broken", "demo-draft", "demo-main", "eagle", "org/other"]
@@ -48,7 +64,7 @@ async def test_a_loaded_model_tells_what_it_can(site: Site) -> None:
     assert (entry["state"], entry["draft"], entry["context"]) == ("loaded", "demo-draft", 2048)
     assert entry["methods"] == ["draft_model", "ngram"]
     assert entry["unavailable"] == {"dflash": "no drafter"}
-    other = (await site.client.get("/v1/models/org/other")).json()
+    other = (await site.client.get("/v1/models/org/other?all=true")).json()
     assert (other["id"], other["state"], other["problem"]) == ("org/other", "unusable", "crashed three times")
 
 
@@ -134,6 +150,8 @@ async def test_metrics(site: Site) -> None:
         "paceline_worker_ready 1.0",
     ):
         assert expected in lines, expected
+    named = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
+    assert {kind for name, kind in named.items() if name.endswith("_total")} == {"counter"}
 
 
 async def test_labels_stay_bounded(site: Site) -> None:
@@ -146,10 +164,36 @@ async def test_labels_stay_bounded(site: Site) -> None:
     assert 'endpoint="/v1/models/{model_id:path}"' in text
 
 
-async def test_ps(site: Site) -> None:
+async def test_ps_tells_clients_of_ollama_what_is_loaded() -> None:
+    site = make_site(idle_seconds=90)
+    loading = LoadedModel(id="org/other", state="loading")
+    site.worker.snapshot = Snapshot(models=(LOADED, loading))
+    (model,) = (await site.client.get("/api/ps")).json()["models"]
+    assert (model["name"], model["model"], model["context_length"]) == ("demo-main", "demo-main", 2048)
+    assert (model["size"], model["size_vram"]) == (1200, 1200)
+
+    async def seconds_left() -> float:
+        (model,) = (await site.client.get("/api/ps")).json()["models"]
+        return (datetime.fromisoformat(model["expires_at"]) - datetime.now(UTC)).total_seconds()
+
+    assert 60 < await seconds_left() <= 90
+    await site.client.post("/api/load", json={"model": "demo-main", "ttl": 900})
+    assert 800 < await seconds_left() <= 900
+    for pinned in (LoadedModel(id="demo-main", state="ready", pinned=True),):
+        site.worker.snapshot = Snapshot(models=(pinned,))
+        assert await seconds_left() > 365 * 86400
+
+
+async def test_v1_names_what_there_is_to_call(site: Site) -> None:
+    listed = (await site.client.get("/v1")).json()["data"]
+    assert {"GET /v1/models", "POST /v1/chat/completions", "GET /v1/models/{model_id}", "GET /health"} <= set(listed)
+    assert not [each for each in listed if "admin" in each or "static" in each]
+
+
+async def test_status(site: Site) -> None:
     site.worker.snapshot = Snapshot(models=(LOADED,), active_bytes=5000)
     site.worker.progress["org/other"] = LoadProgress(model_id="org/other", phase="weights", fraction=0.5)
-    state = (await site.client.get("/api/ps")).json()
+    state = (await site.client.get("/api/status")).json()
     assert state["models"][0]["draft"] == "demo-draft"
     assert state["models"][0]["drafts"] == [{"id": "demo-draft", "method": "draft_model"}]
     assert state["active_bytes"] == 5000
@@ -174,8 +218,11 @@ async def test_load_and_unload(site: Site) -> None:
     await site.client.post("/api/load", json={"model": "demo-main", "draft": "off", "ttl": -1})
     assert site.worker.loads[1].drafts == ()
     assert site.worker.kept[1] == ("demo-main", None, -1), "never"
-    assert (await site.client.post("/api/unload", json={"model": "demo-main"})).status_code == 200
-    assert site.worker.unloads == ["demo-main"]
+    for loaded in ((LOADED,), ()):
+        site.worker.snapshot = Snapshot(models=loaded)
+        answer = (await site.client.post("/api/unload", json={"model": "demo-main"})).json()
+        assert answer == {"model": "demo-main", "state": "available", "was_loaded": bool(loaded)}
+    assert site.worker.unloads == ["demo-main", "demo-main"]
     assert (await site.client.post("/api/unload", json={"model": "nothing"})).status_code == 404
     assert (await site.client.post("/api/load", json={"model": "nothing"})).status_code == 404
     misfit = await site.client.post("/api/load", json={"model": "demo-main", "draft": "org/other"})

@@ -60,6 +60,20 @@ async def never_accept(command: Generate) -> AsyncIterator[Accepted]:
     yield Accepted(id=command.id, prompt_tokens=1)
 
 
+async def test_addresses_that_people_and_programs_try(site: Site) -> None:
+    async with served(site) as (port, _):
+        for path in ("/v1/models/", "/v1/models/demo-main/", "/v1", "/v1/", "/health", "/health/ready/", "/api/ps/"):
+            assert (await exchange(port, f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()))[0] == 200, path
+        for path, status in (("/", 303), ("/v1/models", 200), ("/v1/models/demo-main", 200), ("/v1/nothing", 404)):
+            asked = f"HEAD {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(asked)
+            answered = await reader.read()
+            writer.close()
+            assert answered.startswith(f"HTTP/1.1 {status} ".encode()), path
+            assert answered.endswith(b"\r\n\r\n"), "the headers and no body"
+
+
 async def test_content_lengths(site: Site) -> None:
     cases = {"invalid": 400, "-1": 400, "0": 400, "33554433": 413, "99999999999999999999": 413}
     async with served(site) as (port, _):

@@ -57,18 +57,32 @@ def is_translated(text: str) -> bool:
     return FROM_INTL.fullmatch(NAMES.sub("", told)) is not None
 
 
-def test_languages_are_switched_on_the_page_and_stay(server: Server, visitor: Visitor) -> None:
-    page = visitor(server).open("/admin/models")
-    try:
-        for language in (*languages(), CODE):
-            page.locator("#language").select_option(language)
-            expect(page.locator("html")).to_have_attribute("lang", language)
-            is_settled(page)
-            other = visitor(server).open("/admin/")
-            expect(other.locator("html")).to_have_attribute("lang", language)
-            if language != CODE:
-                words = read_words(language)
-                expect(other.get_by_role("heading", level=1)).to_have_text(words("navigation.overview"))
-                expect(page.get_by_role("heading", level=1)).to_have_text(words("navigation.models"))
-    finally:
-        server.call("PATCH", "/admin/api/settings", {"language": None})
+def test_a_browser_chooses_its_language_for_itself(server: Server, visitor: Visitor) -> None:
+    desk, phone = visitor(server), visitor(server)
+    page, away = desk.open("/admin/models"), phone.open("/admin/")
+    for language in (*languages(), CODE):
+        page.locator("#language").select_option(language)
+        expect(page.locator("html")).to_have_attribute("lang", language)
+        is_settled(page)
+        other = desk.open("/admin/")
+        expect(other.locator("html")).to_have_attribute("lang", language)
+        away.reload()
+        expect(away.locator("html")).to_have_attribute("lang", "en")
+        if language != CODE:
+            words = read_words(language)
+            expect(other.get_by_role("heading", level=1)).to_have_text(words("navigation.overview"))
+            expect(page.get_by_role("heading", level=1)).to_have_text(words("navigation.models"))
+        other.close()
+
+
+def test_the_first_click_on_the_colours_is_seen_and_stays_with_this_browser(server: Server, visitor: Visitor) -> None:
+    for scheme in ("light", "dark"):
+        visit = visitor(server, color_scheme=scheme)
+        page = visit.open("/admin/")
+        background = "() => getComputedStyle(document.documentElement).backgroundColor"
+        before = page.evaluate(background)
+        page.locator('.personal button[x-on\\:click="paint"]').click()
+        assert (after := page.evaluate(background)) != before
+        page.reload()
+        assert page.evaluate(background) == after
+        assert visitor(server, color_scheme=scheme).open("/admin/").evaluate(background) == before

@@ -33,7 +33,7 @@ def test_ls_shows_a_stored_choice(environment: Mapping[str, str]) -> None:
 
 
 def test_ps_shows_a_stored_choice_of_a_loaded_model(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/api/ps"] = (200, LOADED)
+    fake.answers["/api/status"] = (200, LOADED)
     assert "Chosen" not in run(environment, "ps").stdout
     keep(environment, "big")
     keep(environment, "not-loaded")

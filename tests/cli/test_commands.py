@@ -99,7 +99,7 @@ def test_serve_refuses_a_draft_that_cannot_be_used_in_one_line(
 
 
 def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/api/ps"] = (200, LOADED)
+    fake.answers["/api/status"] = (200, LOADED)
     shown = run(environment, "ps").stdout
     for part in ("big", "small", "ready (pinned)", "1.5 GB", "draft_model", "ngram"):
         assert part in shown
@@ -108,19 +108,19 @@ def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[st
     assert "bad is quarantined: it crashed three times" in shown
     assert json.loads(run(environment, "ps", "--json").stdout) == LOADED
     alone = LOADED | {"models": [LOADED["models"][0] | {"draft": None, "drafts": [], "methods": ["ngram"]}]}  # type: ignore[index, operator]
-    fake.answers["/api/ps"] = (200, alone)
+    fake.answers["/api/status"] = (200, alone)
     assert "mtp: it" in run(environment, "ps").stdout
 
 
 def test_ps_tells_what_to_do_when_nothing_is_loaded(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/api/ps"] = (200, {"models": [], "loading": {}})
+    fake.answers["/api/status"] = (200, {"models": [], "loading": {}})
     assert "paceline load MODEL" in run(environment, "ps").stdout
 
 
 def test_a_quarantined_model_is_released_by_command(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/admin/api/quarantine/release"] = (200, {"model": "big", "released": True})
+    fake.answers["/api/release"] = (200, {"model": "big", "released": True})
     assert "big may run again" in run(environment, "release", "big").stdout
-    assert fake.requests[-1][1:3] == ("/admin/api/quarantine/release", {"model": "big"})
+    assert fake.requests[-1][1:3] == ("/api/release", {"model": "big"})
 
 
 def test_load_and_unload_send_what_was_asked(environment: Mapping[str, str], fake: FakeServer) -> None:
@@ -147,14 +147,14 @@ def test_an_error_of_the_server_is_one_line(environment: Mapping[str, str], fake
 
 
 def test_a_wanted_key_is_told(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/api/ps"] = (401, {"error": {"message": "missing"}})
+    fake.answers["/api/status"] = (401, {"error": {"message": "missing"}})
     result = run(environment, "ps")
     assert result.exit_code == 1
     assert "PACELINE_API_KEY" in result.stderr
 
 
 def test_another_program_at_the_port_is_told(environment: Mapping[str, str], fake: FakeServer) -> None:
-    fake.answers["/api/ps"] = (500, "what?")
+    fake.answers["/api/status"] = (500, "what?")
     result = run(environment, "ps")
     assert result.exit_code == 1
     assert "is it Paceline?" in result.stderr

@@ -53,7 +53,7 @@ def test_what_is_stored_is_used_by_every_command(environment: Mapping[str, str],
     port = environment["PACELINE_PORT"]
     free = {name: value for name, value in environment.items() if name != "PACELINE_PORT"}
     assert run(free, "config", "set", "port", port).exit_code == 0
-    fake.answers["/api/ps"] = (200, LOADED)
+    fake.answers["/api/status"] = (200, LOADED)
     assert "big" in run(free, "ps").stdout, "it found the server"
 
 

@@ -109,7 +109,7 @@ def test_an_unknown_id_gets_the_nearest_ones(tmp_path: Path) -> None:
     catalog = Catalog([tmp_path])
     with pytest.raises(ModelNotFound, match="did you mean demo-assistant"):
         catalog.find("demo-asistant")
-    with pytest.raises(ModelNotFound, match="/v1/models lists") as caught:
+    with pytest.raises(ModelNotFound, match="`paceline ls` shows the models") as caught:
         catalog.find("../../etc/passwd\n\0" + "x" * 100_000)
     assert caught.value.message.isprintable()
     assert len(caught.value.message) < 400

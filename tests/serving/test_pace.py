@@ -40,6 +40,16 @@ def test_tokens_are_counted_in_the_second_that_told_them() -> None:
     assert course.acceptance == 6 / 8
 
 
+def test_once_nothing_runs_any_more_no_acceptance_is_told() -> None:
+    clock = Clock()
+    pace = Pace(clock=clock, span_seconds=30)
+    pace.hear(told(9, drafted=4, accepted=4))
+    clock.now += 1
+    assert pace.course().acceptance == 1.0
+    clock.now += SMOOTHED_SECONDS
+    assert pace.course().acceptance is None
+
+
 def test_what_is_older_than_the_span_is_forgotten() -> None:
     clock = Clock()
     pace = Pace(clock=clock, span_seconds=5)

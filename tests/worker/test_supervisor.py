@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
+from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import Accepted, Delta, Failed, Finished, Heartbeat, Ready
 from app.worker.child import PACKAGE_PARENT, worker_environment
 from app.worker.client import WorkerClient
@@ -124,7 +124,9 @@ def test_three_crashes_quarantine_the_model_and_only_it() -> None:
             with pytest.raises(ModelUnavailable, match="quarantined"):
                 await collect(client, ask("words 1", model_id="bad"))
             assert await collect(client, ask("words 1", model_id="good"))
-            assert client.release_quarantine("bad")
+            client.release_quarantine("bad")
+            with pytest.raises(InvalidRequest, match="bad is not quarantined"):
+                client.release_quarantine("bad")
             assert await collect(client, ask("words 1", model_id="bad"))
 
     asyncio.run(scenario())
