@@ -6,8 +6,8 @@ choice would cost. `widen`: the device computes in float32, so half precision ta
 """
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ DEFAULT_CONTEXT_TOKENS = 32_768
 """Context of a model whose config states none."""
 CONTEXT_BUDGET_TOKENS = 16_384
 """Tokens, over all rows together, whose keys and values are set aside when no context length was chosen."""
+GROWTH_STEP_TOKENS = 256
+"""Caches grow by whole steps of so many positions."""
 VERIFY_WIDTH = 17
 """Positions of one row whose logits may exist at once: sixteen drafts and the current token."""
 
@@ -36,18 +38,32 @@ class Footprint:
     """Keys, values and recurrent states."""
     peak_bytes: int = 0
     """Activations of a prefill chunk, and logits."""
+    row_bytes: int = 0
+    """What one row keeps however long it is: windows and recurrent states."""
+    position_bytes: int = 0
+    """Keys and values of one token in the layers that keep every token."""
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.weights_bytes + self.cache_bytes + self.peak_bytes
+        return self.fixed_bytes + self.cache_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What is there whether a request runs or not."""
+        return self.weights_bytes + self.peak_bytes
+
+    def rows_bytes(self, lengths: Sequence[int]) -> int:
+        """The most that the caches of rows with so many tokens take: a rectangle, as wide as the longest row."""
+        if not lengths:
+            return 0
+        rows = 1 << (len(lengths) - 1).bit_length()
+        return rows * (self.row_bytes + _reserved(max(lengths)) * self.position_bytes)
 
     def __add__(self, other: "Footprint") -> "Footprint":
-        return Footprint(
-            self.weights_bytes + other.weights_bytes,
-            self.cache_bytes + other.cache_bytes,
-            self.peak_bytes + other.peak_bytes,
-        )
+        """Both together; they compute one after the other, so one of the two peaks is there at a time."""
+        both = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        return Footprint(**both | {"peak_bytes": max(self.peak_bytes, other.peak_bytes)})
 
 
 def unit_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
@@ -113,7 +129,14 @@ def _footprint(folder: ModelFolder, spec: ModelSpecification, *, widen: bool) ->
         weights_bytes(folder, widen=widen),
         shape.cache_bytes(budget, rows=spec.max_rows, item=item),
         shape.peak_bytes(budget, rows=spec.max_rows, chunk=spec.prefill_chunk_tokens, item=item, fused=not widen),
+        shape.row_bytes(chunk=spec.prefill_chunk_tokens, item=item),
+        shape.position_bytes(item=item),
     )
+
+
+def _reserved(tokens: int) -> int:
+    """Positions that a buffer has which grew to hold so many: a quarter more, in whole steps."""
+    return tokens + tokens // 4 + GROWTH_STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +178,17 @@ class _Shape:
         positions = self.full_layers * budget + self.sliding_layers * window
         return positions * self.position_width * item + self.recurrent_layers * rows * self.state_size * 4
 
+    def row_bytes(self, *, chunk: int, item: int) -> int:
+        """A window and the chunk behind it in each sliding layer, the states, and room for a chunk in the others."""
+        window = self.sliding_layers * _reserved(self.window + chunk) * self.position_width * item
+        return (
+            window + self.recurrent_layers * self.state_size * 4 + (chunk + chunk // 4) * self.position_bytes(item=item)
+        )
+
+    def position_bytes(self, *, item: int) -> int:
+        """One token in the layers that keep every token."""
+        return self.full_layers * self.position_width * item
+
     def peak_bytes(self, budget: int, *, rows: int, chunk: int, item: int, fused: bool) -> int:
         """Activations of one prefill chunk in one layer, or logits of one verify step; unfused kernels keep scores."""
         activations = chunk * (8 * self.hidden + 3 * self.intermediate) * item
@@ -194,11 +228,16 @@ def _position_width(config: Mapping[str, Any]) -> int:
 
 
 def _state_size(config: Mapping[str, Any]) -> int:
-    """Numbers in one recurrent state: a key-by-value matrix per head (gated delta) or heads × width × state (Mamba)."""
-    delta = _number(config, "linear_num_value_heads") * _number(config, "linear_key_head_dim")
-    if delta:
-        return delta * _number(config, "linear_value_head_dim")
+    """Numbers in one recurrent state: a key-by-value matrix per head (gated delta) or heads × width × state (Mamba),
+    and the inputs that the convolution before it still reads."""
+    kernel = _number(config, "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv")
+    values = _number(config, "linear_num_value_heads")
+    if delta := values * _number(config, "linear_key_head_dim"):
+        keys = _number(config, "linear_num_key_heads") * _number(config, "linear_key_head_dim")
+        width = _number(config, "linear_value_head_dim")
+        return delta * width + kernel * (2 * keys + values * width)
     state = _number(config, "mamba_d_state", "state_size", "ssm_state_size")
     heads = _number(config, "mamba_n_heads", "mamba_num_heads") or _number(config, "num_heads")
-    width = _number(config, "mamba_d_head", "mamba_head_dim") or _number(config, "head_dim")
-    return heads * width * state or _number(config, "intermediate_size") * state
+    inner = heads * (_number(config, "mamba_d_head", "mamba_head_dim") or _number(config, "head_dim"))
+    inner = inner or (_number(config, "intermediate_size") if state else 0)
+    return inner * state + kernel * (inner + 2 * state * _number(config, "mamba_n_groups", "n_groups"))

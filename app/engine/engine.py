@@ -62,6 +62,10 @@ class Engine:
     def drop_prefix_cache(self) -> None:
         self.prefixes.clear()
 
+    def bound_prefix_cache(self, limit_bytes: int) -> None:
+        """Keep at most so much of former prompts, and never more than was set for the model."""
+        self.prefixes.bound(limit_bytes)
+
     def admit(self, request: Request) -> int:
         self.runner.claim(request.id)
         self._requests[request.id] = request

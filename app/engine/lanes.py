@@ -96,6 +96,11 @@ class Lane:
         self._masks: dict[tuple[int, bool, int | None], Any] = {}
         self._indices: dict[int, mx.array] = {}
 
+    @property
+    def longest(self) -> int:
+        """Buffer positions that the longest row of all takes."""
+        return max((length - self.base(slot) for slot, length in enumerate(self.table.lengths)), default=0)
+
     def base(self, slot: int) -> int:
         return self.bases[slot] if slot < len(self.bases) else 0
 
@@ -116,8 +121,7 @@ class Lane:
             )
             self.uniform = len(set(self._starts)) == 1
             self.extent = max(self._starts) + selection.width
-            longest = max(length - self.base(slot) for slot, length in enumerate(self.table.lengths))
-            self.room = longest + selection.width
+            self.room = self.longest + selection.width
         return self._starts
 
     def _plan_moves(self, selection: Selection) -> list[tuple[int, int, int]]:
@@ -130,11 +134,6 @@ class Lane:
                 moves.append((slot, index - self.keep_tokens, index))
                 self.set_base(slot, self.base(slot) + index - self.keep_tokens)
         return moves
-
-    def can_hold(self, slot: int, length: int) -> bool:
-        """Whether the row still has every token that position `length` would attend to."""
-        base = self.base(slot)
-        return base == 0 or (self.window is not None and length - self.window + 1 >= base)
 
     def write_index(self, rows: int) -> mx.array:
         """int32 [rows, 1, width, 1]: where each row of the whole buffer writes; rows outside the range write junk

@@ -12,7 +12,7 @@ import mlx.core as mx
 import psutil
 
 from app.core.errors import InvalidRequest
-from app.core.footprint import unit_footprint
+from app.core.footprint import Footprint, unit_footprint
 from app.core.messages import ModelSpecification
 from app.core.sizes import parse_size
 
@@ -91,9 +91,15 @@ def release() -> None:
 # --- what a model needs ---------------------------------------------------------------------------------------
 
 
-def estimate(spec: ModelSpecification, *, float32: bool | None = None) -> int:
-    """Bytes that the unit of `spec` may hold while it serves; reads headers and configs only, some milliseconds.
+def footprint(spec: ModelSpecification) -> Footprint:
+    """What the unit of `spec` takes on this device; reads headers and configs only, some milliseconds.
 
-    `float32` says whether weights are widened; None asks the device. Raises ModelUnavailable for a broken folder.
+    Raises ModelUnavailable for a broken folder.
     """
+    return unit_footprint(spec, widen=computes_in_float32())
+
+
+def estimate(spec: ModelSpecification, *, float32: bool | None = None) -> int:
+    """Bytes that the unit of `spec` may hold while it serves; `float32`: whether weights are widened, None asks the
+    device. Raises ModelUnavailable for a broken folder."""
     return unit_footprint(spec, widen=computes_in_float32() if float32 is None else float32).total_bytes

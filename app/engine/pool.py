@@ -10,9 +10,10 @@ A lease ends with `release`, or by itself when `LoadFailed` tells that the load 
 
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
-from app.core.errors import ModelUnavailable, PacelineError
+from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
+from app.core.footprint import Footprint
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import Clock
 from app.engine import memory
@@ -29,7 +30,7 @@ from app.engine.resident import (
     Resident,
     same_unit,
 )
-from app.engine.room import RETRY_AFTER_SECONDS, check_room
+from app.engine.room import RETRY_AFTER_SECONDS, check_room, never_fits
 from app.engine.unit import LoadedUnit
 from app.engine.warm_up import CostMemory, Forgetful, WarmUpSteps, remembering
 
@@ -54,7 +55,7 @@ class EnginePool:
         ceiling_bytes: int,
         load: Callable[[ModelSpecification], LoadSteps],
         open_engine: Callable[[LoadedUnit], PooledEngine],
-        estimate: Callable[[ModelSpecification], int],
+        estimate: Callable[[ModelSpecification], Footprint],
         warm_up: Callable[[PooledEngine, ModelSpecification], WarmUpSteps] = _keep_cold,
         default_idle_seconds: float | None = DEFAULT_IDLE_SECONDS,
         clock: Clock = time.monotonic,
@@ -106,6 +107,45 @@ class EnginePool:
         """The engine when the model is ready, else None."""
         entry = self._entries.get(model_id)
         return entry.ready_engine if entry else None
+
+    # --- rows -------------------------------------------------------------------------------------------------
+
+    def check_row(self, model_id: str, tokens: int) -> None:
+        """Raise InvalidRequest when a row of so many tokens can never fit beside the weights and what is pinned."""
+        entry = self._entries.get(model_id)
+        if entry is None:
+            return
+        others = [other for other in self._entries.values() if other is not entry and other.spec.id in self._pinned]
+        held = entry.footprint.fixed_bytes + sum(other.working_bytes for other in others)
+        needed = tokens * entry.footprint.position_bytes
+        if held + needed > self._ceiling_bytes:
+            raise InvalidRequest(never_fits(tokens, needed, held, self._ceiling_bytes), code="context_length_exceeded")
+
+    def reserve(self, model_id: str, lengths: Sequence[int]) -> bool:
+        """Promise the rows of a model memory for so many tokens each; False: wait until other rows have ended.
+
+        Rows that are alone are never refused: somebody has to go on.
+        """
+        entry = self._entries.get(model_id)
+        if entry is None:
+            return False
+        promised = entry.footprint.rows_bytes(lengths)
+        if promised > entry.rows_bytes:
+            stay = [each for each in self._entries.values() if each not in self._victims() and each is not entry]
+            held = sum(each.footprint.fixed_bytes + each.row_bytes_held for each in stay)
+            needed = entry.footprint.fixed_bytes + max(promised, entry.cache_bytes)
+            if held + needed > self._ceiling_bytes and any(each.rows_bytes for each in self._entries.values()):
+                return False
+        entry.rows_bytes = promised
+        self._bound_prefixes(entry)
+        self._make_room(0)
+        return True
+
+    def _bound_prefixes(self, entry: Resident) -> None:
+        """What a model keeps of former prompts may fill what is left, and no more."""
+        if entry.engine is not None:
+            left = self._ceiling_bytes - self.accounted_bytes + entry.prefix_bytes
+            entry.engine.bound_prefix_cache(max(0, left))
 
     # --- loading ----------------------------------------------------------------------------------------------
 
@@ -192,7 +232,8 @@ class EnginePool:
 
     def _start(self, spec: ModelSpecification) -> Resident:
         """Make room and begin the load; an idle unit of the same id with another specification makes way."""
-        needed = self._estimate(spec)
+        footprint = self._estimate(spec)
+        needed = footprint.total_bytes
         others = [entry for name, entry in self._entries.items() if name != spec.id]
         check_room(spec.id, needed, ceiling_bytes=self._ceiling_bytes, others=others, pinned=self._pinned)
         if (old := self._entries.get(spec.id)) is not None:
@@ -200,7 +241,7 @@ class EnginePool:
         self._make_room(needed)
         self._reclaim()
         now = self._clock()
-        self._entries[spec.id] = entry = Resident(spec, needed, started=now, last_used=now)
+        self._entries[spec.id] = entry = Resident(spec, footprint, started=now, last_used=now)
         entry.steps = self._steps(entry)
         return entry
 
@@ -279,7 +320,7 @@ def open_pool(ceiling_bytes: int | None = None, *, costs: CostMemory | None = No
         ceiling_bytes=memory.ceiling_bytes() if ceiling_bytes is None else ceiling_bytes,
         load=load_unit,
         open_engine=open_engine,
-        estimate=memory.estimate,
+        estimate=memory.footprint,
         warm_up=remembering(costs or Forgetful()),
     )
 

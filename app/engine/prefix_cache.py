@@ -80,8 +80,8 @@ class Entry:
 class PrefixCache:
     """Finds the longest usable prefix of a prompt. A hit gives the same tokens as a miss, and drafts as well."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = self.limit_bytes = most_bytes
         self.nbytes = 0
         self._entries: dict[Entry, None] = {}
         """The least recently used first."""
@@ -146,8 +146,11 @@ class PrefixCache:
         length, caches = len(tokens), target.caches
         if length < SHORTEST_TOKENS or (caches.states and not checkpoints):
             return
-        if caches.nbytes * length // max(1, sum(caches.table.lengths)) > 2 * self.limit_bytes:
+        runners = [target, *drafters.values()]
+        expected = sum(each.caches.row_nbytes(length) for each in runners if request.id in each.caches.table.slots)
+        if expected > self.limit_bytes:
             return
+        self._shrink(self.limit_bytes - expected)
         copy = copy_row(caches, caches.table.slots[request.id], length, checkpoints)
         if copy is None:
             return
@@ -174,7 +177,15 @@ class PrefixCache:
             self._through.setdefault(key, {})[entry] = None
         self._ending.setdefault(keys[-1], {})[entry] = None
         self.nbytes += entry.nbytes
-        while self.nbytes > self.limit_bytes and self._entries:
+        self._shrink(self.limit_bytes)
+
+    def bound(self, limit_bytes: int) -> None:
+        """Hold at most `limit_bytes` from now on, and never more than `most_bytes`."""
+        self.limit_bytes = min(limit_bytes, self.most_bytes)
+        self._shrink(self.limit_bytes)
+
+    def _shrink(self, limit_bytes: int) -> None:
+        while self.nbytes > limit_bytes and self._entries:
             self._drop(next(iter(self._entries)))
 
     def _drop(self, entry: Entry) -> None:

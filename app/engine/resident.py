@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.core.errors import PacelineError
+from app.core.footprint import Footprint
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import EnginePort
 from app.core.step import StepCost
@@ -23,6 +24,7 @@ class PooledEngine(EnginePort, Protocol):
     @property
     def cache_families(self) -> tuple[str, ...]: ...
     def drop_prefix_cache(self) -> None: ...
+    def bound_prefix_cache(self, limit_bytes: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -70,9 +72,11 @@ class Resident:
     """One model that is loading (`steps` is set; its engine warms up last) or ready (`engine` is set)."""
 
     spec: ModelSpecification
-    reserved_bytes: int
+    footprint: Footprint
     started: float
     last_used: float
+    rows_bytes: int = 0
+    """What the caches of its rows were promised."""
     steps: Generator[tuple[str, float], None, None] | None = None
     leases: int = 0
     unit: LoadedUnit | None = None
@@ -84,14 +88,27 @@ class Resident:
         return self.engine if self.steps is None else None
 
     @property
+    def reserved_bytes(self) -> int:
+        return self.footprint.fixed_bytes + max(self.footprint.cache_bytes, self.rows_bytes)
+
+    @property
     def prefix_bytes(self) -> int:
         return self.engine.prefix_cache_bytes if self.engine else 0
 
     @property
+    def cache_bytes(self) -> int:
+        """What the caches of its rows really take."""
+        return self.engine.cache_bytes if self.engine else 0
+
+    @property
+    def row_bytes_held(self) -> int:
+        """What its rows were promised, or have."""
+        return max(self.rows_bytes, self.cache_bytes)
+
+    @property
     def working_bytes(self) -> int:
         """The reservation, or what is really there when caches outgrew it."""
-        held = self.unit.weights_bytes if self.unit else 0
-        return max(self.reserved_bytes, held + (self.engine.cache_bytes if self.engine else 0))
+        return max(self.reserved_bytes, (self.unit.weights_bytes if self.unit else 0) + self.cache_bytes)
 
     def close(self) -> None:
         """Abandon the load or close the engine; afterwards nothing here refers to an array."""
@@ -109,7 +126,7 @@ class Resident:
             state="loading" if self.ready_engine is None else "ready",
             draft_ids=tuple(draft.id for draft in self.spec.drafts),
             weights_bytes=unit.weights_bytes if unit else 0,
-            cache_bytes=engine.cache_bytes if engine else 0,
+            cache_bytes=self.cache_bytes,
             prefix_cache_bytes=self.prefix_bytes,
             cache_families=engine.cache_families if engine else (),
             methods=engine.limits.drafters if engine else (),

@@ -97,6 +97,11 @@ class Caches:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
 
+    def row_nbytes(self, length: int) -> int:
+        """What a copy of one row of so many positions takes, at most; states by one checkpoint."""
+        kv = sum(cache.position_nbytes for cache in self.kv) * length
+        return kv + sum(array.nbytes // max(1, len(array)) for state in self.states for array in state.store)
+
     def release(self, sequence_id: str) -> None:
         """Free the row; the last row moves into the hole, and the last one to leave frees the buffers."""
         last, hole = self.table.release(sequence_id)

@@ -29,5 +29,15 @@ def check_room(
         raise InsufficientMemory(message, retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
+def never_fits(tokens: int, needed: int, held: int, ceiling_bytes: int) -> str:
+    """Why a request is refused for good, and what to do."""
+    left = max(0, ceiling_bytes - held)
+    return (
+        f"prompt and expected answer are {tokens} tokens, whose keys and values take {_gigabytes(needed)}; beside the "
+        f"weights {_gigabytes(left)} of {_gigabytes(ceiling_bytes)} are left: shorten the prompt, lower max_tokens or "
+        f"raise {memory.LIMIT_VARIABLE}"
+    )
+
+
 def _gigabytes(size: int) -> str:
-    return f"{size / memory.GIGABYTE:.1f} GB"
+    return f"{size / memory.GIGABYTE:.1f} GB" if size >= memory.GIGABYTE // 2 else f"{size / 10**6:.0f} MB"

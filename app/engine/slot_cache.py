@@ -11,9 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from app.core.footprint import GROWTH_STEP_TOKENS
 from app.engine.lanes import Lane, Selection
-
-GROWTH_STEP_TOKENS = 256
 
 
 class SlotKV:
@@ -74,15 +73,16 @@ class SlotKV:
         return mx.put_along_axis(buffer, index, fresh, axis=2)
 
     def _reserve(self, keys: mx.array, values: mx.array, rows: int, positions: int) -> None:
-        """Grow by rows to the next power of two and by positions to a quarter more, so that copies amortise."""
+        """Grow by rows to the next power of two and by positions to a quarter more, so that copies amortise.
+
+        What grows is as large as the rows of now need it: room that was for others is given back.
+        """
         have_rows, have = (0, 0) if self.keys is None else (self.keys.shape[0], self.keys.shape[2])
         if rows <= have_rows and positions <= have:
             return
-        if positions > have:
-            wanted = max(positions, have + have // 4)
-            positions = -(-wanted // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS
-        rows = have_rows if rows <= have_rows else 1 << (rows - 1).bit_length()
-        size = (rows, max(positions, have))
+        rows = 1 << (max(rows, len(self.lane.table.lengths)) - 1).bit_length()
+        positions = max(positions, self.lane.longest)
+        size = (rows, -(-(positions + positions // 4) // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS)
         self.keys = _grown(self.keys, keys, size)
         self.values = _grown(self.values, values, size)
 
@@ -128,11 +128,17 @@ class SlotKV:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
 
+    @property
+    def position_nbytes(self) -> int:
+        """Of one position of one row; 0 before the first write."""
+        return sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in self.arrays())
+
 
 def _grown(buffer: mx.array | None, like: mx.array, size: tuple[int, int]) -> mx.array:
     rows, positions = size
     _, heads, _, dimension = like.shape
     grown = mx.zeros((rows, heads, positions, dimension), like.dtype)
     if buffer is not None:
-        grown[: buffer.shape[0], :, : buffer.shape[2]] = buffer
+        kept = buffer[:rows, :, :positions]
+        grown[: kept.shape[0], :, : kept.shape[2]] = kept
     return grown

@@ -27,7 +27,7 @@ from app.scheduler.admission import check_request
 from app.scheduler.governor import Choice
 from app.scheduler.prefill import plan_prefill
 from app.scheduler.queue import WaitingQueue
-from app.scheduler.sequence import Sequence, impossible
+from app.scheduler.sequence import Sequence, expected_tokens, impossible
 from app.scheduler.speculation import Speculation
 from app.scheduler.stats import ModelCounters, Parts, Totals
 
@@ -78,6 +78,16 @@ class Scheduler:
     def reading(self) -> dict[str, int]:
         """The requests that have a row and no token yet: how much of their prompt is in the cache."""
         return {name: each.computed for name, each in self._active.items() if not each.counters.generated}
+
+    @property
+    def expected(self) -> list[int]:
+        """How many tokens each running request will probably have in the end, by what it asks, or has already."""
+        room = self._limits.max_context_tokens
+        return [max(len(each.tokens), expected_tokens(each.request, room)) for each in self._active.values()]
+
+    def expected_of(self, request: Request) -> int:
+        """The same of a request that does not run yet."""
+        return expected_tokens(request, self._limits.max_context_tokens)
 
     @property
     def has_work(self) -> bool:

@@ -10,6 +10,8 @@ from app.scheduler.stats import Counters, Parts, Refusals
 
 CARRY_LIMIT_TOKENS = 17
 """More uncached tokens than this are fed by a prefill step, fewer may ride along with a decode step."""
+USUAL_ANSWER_TOKENS = 1024
+"""An answer that may be longer is expected to end here."""
 CONFIDENCE_TOKENS = 5
 """What all former tokens together count for at most in the confidence."""
 
@@ -133,6 +135,12 @@ class Sequence:
             reason=self.refusals.told(cycles=self.counters.cycles),
             decision=self.decision,
         )
+
+
+def expected_tokens(request: Request, max_context_tokens: int) -> int:
+    """How long a request will probably be in the end: its prompt, and as much of an answer as is usual."""
+    answer = min(request.max_tokens, USUAL_ANSWER_TOKENS)
+    return min(len(request.prompt_tokens) + answer, max_context_tokens)
 
 
 def impossible(computed: int, length: int) -> str:

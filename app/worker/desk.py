@@ -13,7 +13,7 @@ from app.core.ports import Clock, EnginePort
 from app.core.step import FinishReason, StepCost, StepPlan, TokenEvent
 from app.worker.failure import short_text
 from app.worker.mail import Delivery, Queued, Refused, Submission, Told
-from app.worker.ports import SchedulerPort
+from app.worker.ports import PoolPort, SchedulerPort
 
 _logger = logging.getLogger("paceline.loop")
 
@@ -22,19 +22,22 @@ KeepCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
 
 
 class Desk:
-    """All calls come from the MLX thread; none raises. `release` gives one lease of this model back."""
+    """All calls come from the MLX thread; none raises. `pool` lends the engine, one lease for each choice, and the
+    memory of its rows: what does not fit beside those that run waits for a row."""
 
     def __init__(
         self,
         *,
         open_scheduler: OpenScheduler,
         deliver: Callable[[Delivery], None],
-        release: Callable[[], None],
+        pool: PoolPort,
+        model_id: str,
         clock: Clock,
     ) -> None:
         self._open_scheduler = open_scheduler
         self._deliver = deliver
-        self._release = release
+        self._pool = pool
+        self._model_id = model_id
         self._clock = clock
         self._specification: ModelSpecification | None = None
         self._engine: EnginePort | None = None
@@ -149,6 +152,7 @@ class Desk:
         queued: list[str] = []
         try:
             for request in submission.requests:
+                self._pool.check_row(self._model_id, scheduler.expected_of(request))
                 scheduler.submit(request)
                 queued.append(request.id)
         except Exception:
@@ -189,6 +193,8 @@ class Desk:
         """Give rows to whom they are free for; whom the engine cannot take fails alone."""
         events: list[TokenEvent] = []
         while (request := scheduler.next_admission()) is not None:
+            if not self._pool.reserve(self._model_id, [*scheduler.expected, scheduler.expected_of(request)]):
+                break
             try:
                 cached_tokens = engine.admit(request)
             except Exception as error:
@@ -212,6 +218,7 @@ class Desk:
         if self._engine is not None:
             for request_id in self._open:
                 self._engine.release(request_id, ())
+            self._pool.reserve(self._model_id, ())
         return [
             TokenEvent(request_id=request_id, finish_reason=FinishReason.FAILED, error=short_text(error))
             for request_id in sorted(self._open)
@@ -219,8 +226,15 @@ class Desk:
 
     def _free_rows(self) -> None:
         if self._scheduler is not None and self._engine is not None:
-            for request_id, tokens in self._scheduler.drain_released():
+            released = self._scheduler.drain_released()
+            for request_id, tokens in released:
                 self._engine.release(request_id, tokens)
+            if released:
+                self._pool.reserve(self._model_id, self._scheduler.expected)
+
+    def _release(self) -> None:
+        """Give one lease back."""
+        self._pool.release(self._model_id)
 
     def _settle(self, events: Iterable[TokenEvent]) -> None:
         """Free rows, tell the events of open choices, give back the leases of those that ended."""

@@ -232,7 +232,8 @@ class Loop:
         self._desks[model_id] = desk = Desk(
             open_scheduler=self._open_scheduler,
             deliver=self._deliver,
-            release=lambda: self._pool.release(model_id),
+            pool=self._pool,
+            model_id=model_id,
             clock=self._clock,
         )
         return desk

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlx import nn
 
+from app.core.footprint import Footprint
 from app.core.messages import ModelSpecification
 from app.core.ports import EngineLimits
 from app.core.request import Request
@@ -41,6 +42,9 @@ class FakeEngine:
     def drop_prefix_cache(self) -> None:
         self.prefix_cache_bytes = 0
 
+    def bound_prefix_cache(self, limit_bytes: int) -> None:
+        self.prefix_cache_bytes = min(self.prefix_cache_bytes, limit_bytes)
+
     def close(self) -> None:
         assert self.id in self.world.open
         self.world.open.remove(self.id)
@@ -57,12 +61,19 @@ class World:
         self.loads: list[str] = []
         self.broken: dict[str, Exception] = {}
         self.reclaimed = 0
+        self.row_bytes = self.position_bytes = 0
 
     def clock(self) -> float:
         return self.now
 
     def estimate(self, spec: ModelSpecification) -> int:
         return self.sizes[spec.id] + len(spec.drafts)
+
+    def footprint(self, spec: ModelSpecification) -> Footprint:
+        """Rows take `row_bytes`, and `position_bytes` for each token."""
+        return Footprint(
+            weights_bytes=self.estimate(spec), row_bytes=self.row_bytes, position_bytes=self.position_bytes
+        )
 
     def load(self, spec: ModelSpecification) -> Generator[tuple[str, float], None, LoadedUnit]:
         self.loads.append(spec.id)
@@ -88,7 +99,7 @@ class World:
             ceiling_bytes=ceiling,
             load=self.load,
             open_engine=self.open_engine,
-            estimate=self.estimate,
+            estimate=self.footprint,
             clock=self.clock,
             reclaim=self.reclaim,
             **options,

@@ -15,6 +15,7 @@ from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import inspect_folder
 from app.engine import memory
+from app.engine.runner import Runner
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
 
 GB = memory.GIGABYTE
@@ -141,3 +142,30 @@ def test_the_device_and_its_dtype_rule() -> None:
 
 def bytes_of(model: Any) -> int:
     return sum(int(value.nbytes) for _, value in tree_flatten(model.parameters()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(tmp_path: Path, family: str) -> None:
+    write_tiny_model(tmp_path, family)
+    spec = specification(tmp_path, max_rows=4, prefill_chunk_tokens=64)
+    promised = footprint.main_footprint(spec, widen=True)
+    runner = Runner(tiny_model(family, vocabulary_size=260), chunk_tokens=64)
+    lengths: dict[str, int] = {}
+
+    def read(name: str, tokens: int) -> None:
+        runner.claim(name)
+        before = runner.caches.nbytes
+        lengths[name] = 0
+        while lengths[name] < tokens:
+            width = min(64, tokens - lengths[name])
+            _, forward = runner.forward([name], mx.zeros((1, width), mx.int32), [width])
+            runner.commit(forward, [width])
+            lengths[name] += width
+        assert runner.caches.nbytes <= max(before, promised.rows_bytes(list(lengths.values())))
+
+    for name, tokens in (("long", 700), ("short", 5), ("second", 300), ("third", 20)):
+        read(name, tokens)
+    for name in ("second", "long"):
+        runner.release(name)
+        del lengths[name]
+    read("again", 1100)  # what grows is as large as the rows of now need it

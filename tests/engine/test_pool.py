@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from app.core.errors import InsufficientMemory, ModelUnavailable
+from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable
 from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
 from app.engine import memory
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress
@@ -142,7 +142,7 @@ def test_an_engine_that_does_not_open_is_a_failed_load(world: World) -> None:
     def refuse(unit: LoadedUnit) -> FakeEngine:
         raise ValueError(f"{unit.spec.id} has no cache")
 
-    pool = EnginePool(ceiling_bytes=9, load=world.load, open_engine=refuse, estimate=world.estimate, clock=world.clock)
+    pool = EnginePool(ceiling_bytes=9, load=world.load, open_engine=refuse, estimate=world.footprint, clock=world.clock)
     pool.acquire(specification("a"))
     failed = drain(pool)[-1]
     assert isinstance(failed, LoadFailed)
@@ -248,6 +248,60 @@ def test_a_reload_that_cannot_fit_keeps_the_old_unit(world: World) -> None:
     with pytest.raises(InsufficientMemory):
         pool.acquire(specification("d", drafts=(DraftSpecification("x", "/models/x"),)))
     assert world.open == ["d"]
+
+
+def test_rows_are_promised_memory_until_the_ceiling(world: World) -> None:
+    world.row_bytes = 2
+    pool = world.pool()
+    pool.acquire(specification("a"))
+    drain(pool)
+    assert pool.reserve("a", [1])
+    assert pool.reserve("a", [1, 1])
+    assert pool.accounted_bytes == 3 + 4
+    assert not pool.reserve("a", [1, 1, 1]), "three rows take a rectangle of four: 8 + 3 > 10"
+    assert pool.accounted_bytes == 3 + 4, "a refusal promises nothing"
+    assert pool.reserve("a", [])
+    assert pool.accounted_bytes == 3
+
+
+def test_rows_make_idle_models_and_former_prompts_go_but_no_model_in_use(world: World) -> None:
+    world.row_bytes = 3
+    pool = world.pool()
+    ready(pool, "b")
+    pool.acquire(specification("a"))
+    drain(pool)
+    engine = pool.engine("a")
+    assert isinstance(engine, FakeEngine)
+    engine.prefix_cache_bytes = 3
+    assert pool.reserve("a", [1])
+    assert pool.accounted_bytes == 3 + 4 + 3, "both models and one row"
+    assert engine.prefix_cache_bytes == 0
+    assert pool.reserve("a", [1, 1])
+    assert world.open == ["a"]
+
+
+def test_a_row_waits_for_the_rows_of_another_model_but_somebody_always_goes_on(world: World) -> None:
+    world.row_bytes = 4
+    pool = world.pool()
+    for name in "ab":
+        pool.acquire(specification(name))
+    drain(pool)
+    assert pool.reserve("a", [1]), "nobody runs: it may, although both models are in use"
+    assert not pool.reserve("b", [1])
+    assert pool.reserve("a", [])
+    assert pool.reserve("b", [1])
+
+
+def test_a_row_that_can_never_fit_is_told_with_the_figures(world: World) -> None:
+    world.position_bytes = 1
+    pool = world.pool()
+    ready(pool, "a")
+    pool.check_row("a", 7)
+    with pytest.raises(InvalidRequest, match="8 tokens, whose keys and values take 0 MB") as caught:
+        pool.check_row("a", 8)
+    assert caught.value.code == "context_length_exceeded"
+    assert memory.LIMIT_VARIABLE in caught.value.message
+    assert pool.reserve("a", [7]), "whoever is alone goes on"
 
 
 def test_idle_models_expire_by_their_own_time(world: World) -> None:

@@ -138,7 +138,7 @@ def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., M
         ceiling_bytes=10**9,
         load=partial(load_unit, slice_bytes=4096),
         open_engine=open_engine,
-        estimate=memory.estimate,
+        estimate=memory.footprint,
     )
     pool.acquire(spec)
     for _ in range(8):
@@ -161,6 +161,6 @@ def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., M
 
 def test_the_ceiling_reaches_the_real_pool(folders: Callable[..., ModelSpecification]) -> None:
     spec = folders("qwen3")
-    with pytest.raises(InsufficientMemory, match=r"the ceiling is 0.0 GB: choose a smaller model"):
+    with pytest.raises(InsufficientMemory, match=r"the ceiling is 0 MB: choose a smaller model"):
         open_pool(memory.estimate(spec) - 1).acquire(spec)
     open_pool(memory.estimate(spec)).acquire(spec)

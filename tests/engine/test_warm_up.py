@@ -150,7 +150,7 @@ def warming(world: World, steps: Callable[[], Iterator[tuple[str, float]]]) -> E
         ceiling_bytes=10,
         load=world.load,
         open_engine=world.open_engine,
-        estimate=world.estimate,
+        estimate=world.footprint,
         warm_up=warm,  # type: ignore[arg-type]
         clock=world.clock,
         reclaim=world.reclaim,
@@ -219,7 +219,7 @@ def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family
         ceiling_bytes=10**9,
         load=load_unit,
         open_engine=open_engine,
-        estimate=memory.estimate,
+        estimate=memory.footprint,
         warm_up=remembering(Forgetful(), budget_seconds=100.0),
     )
     pool.acquire(spec)

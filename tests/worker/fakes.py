@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.core.errors import ModelUnavailable, PacelineError
+from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import Clock, EngineLimits
 from app.core.request import Request, SpeculationRequest
@@ -105,6 +105,9 @@ class FakePool:
         self.idle: dict[str, float | None] = {}
         self.evict_on_expire: set[str] = set()
         self.held = False
+        self.room_tokens = 10**9
+        self.held_tokens = 0
+        self.reserved: dict[str, int] = {}
 
     @property
     def loading(self) -> bool:
@@ -130,6 +133,16 @@ class FakePool:
 
     def engine(self, model_id: str) -> FakeEngine | None:
         return self.engines.get(model_id)
+
+    def check_row(self, model_id: str, tokens: int) -> None:
+        if tokens > self.room_tokens:
+            raise InvalidRequest(f"{tokens} tokens never fit", code="context_length_exceeded")
+
+    def reserve(self, model_id: str, lengths: Sequence[int]) -> bool:
+        fits = sum(lengths) <= self.room_tokens - self.held_tokens
+        if fits:
+            self.reserved[model_id] = sum(lengths)
+        return fits
 
     def advance(self) -> list[PoolEvent]:
         for model_id, (spec, slices) in () if self.held else tuple(self.loads.items())[:1]:

@@ -172,6 +172,49 @@ def test_the_line_before_a_load_is_bounded_too(pair: Pair) -> None:
     assert pair.leases == 0
 
 
+def test_what_does_not_fit_into_memory_now_waits_and_is_answered_in_order(pair: Pair) -> None:
+    pair.pool.room_tokens = 35
+    names = [f"r{number}" for number in range(5)]
+    pair.say(*map(pair.ask, names))  # 5 + 10 tokens each: two fit
+    ended: list[str] = []
+    shown: list[tuple[int, int]] = []
+    for _ in range(100):
+        pair.turn()
+        shown += [(desk.running, desk.waiting) for desk in pair.loop._desks.values()]
+        ended += [name for name in names if pair.finished(name) and name not in ended]
+        assert pair.pool.reserved.get("m", 0) <= 35
+    assert ended == names
+    assert max(running for running, _ in shown) == 2
+    assert (2, 3) in shown, "what does not run is told as waiting"
+    assert (pair.pool.reserved["m"], pair.leases) == (0, 0)
+
+
+def test_what_never_fits_into_memory_is_refused_with_its_figures_and_nothing_else_is(pair: Pair) -> None:
+    pair.pool.room_tokens = 35
+    pair.say(pair.ask("large", text="x" * 40), pair.ask("small"))
+    pair.settle()
+    (refused,) = pair.failed("large")
+    assert (refused.error, refused.code) == ("InvalidRequest", "context_length_exceeded")
+    assert pair.text("small") == "abcdefghij"
+    assert pair.leases == 0
+
+
+def test_while_rows_wait_for_memory_of_another_model_nobody_turns_in_circles(pair: Pair) -> None:
+    pair.say(pair.ask("first"))
+    pair.settle()
+    pair.pool.room_tokens, pair.pool.held_tokens = 20, 10
+    pair.say(pair.ask("second"))
+    pair.turn()
+    steps = pair.engine.steps
+    pair.turn()
+    assert pair.loop._desks["m"].waiting == 1
+    assert pair.loop._seconds_to_sleep() > 0
+    assert pair.engine.steps == steps
+    pair.pool.held_tokens = 0
+    pair.settle()
+    assert pair.text("second") == "abcdefghij"
+
+
 def test_an_evicted_model_is_forgotten_and_loaded_again_on_demand(pair: Pair) -> None:
     pair.say(pair.ask())
     pair.settle()
