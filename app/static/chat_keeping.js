@@ -60,6 +60,7 @@ export const keeping = {
     } catch (error) {
       if (error.status === 404) return this.revive(number, waiting);
       for (const { turn } of waiting) this.mark(number, turn.id, error);
+      this.follow();
       if (!error.status || error.status >= 500) this.flushLater();
     }
   },

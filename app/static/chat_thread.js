@@ -246,7 +246,7 @@ export const thread = {
     if (speculation?.method) show(methodWords(speculation.method), "", t("figure.method"));
     if (timings?.first_token_ms) show(seconds(timings.first_token_ms / 1000), t("chat.first_token"), "", "more");
     if (speculation?.drafted) show(number(speculation.tokens_per_cycle, 2), t("figure.step"), "", "extra");
-    if (timings?.predicted_n) show(number(timings.predicted_n), t("figure.tokens"), "", "extra");
+    if (timings?.predicted_n) show(number(timings.predicted_n), t("figure.tokens"), "", "most");
     return figures;
   },
   reasonOf: (message) => {

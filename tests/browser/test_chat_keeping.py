@@ -3,8 +3,12 @@
 Each story ends with a look at what the store has, for a page can show what nobody kept.
 """
 
+import contextlib
 import json
+import os
+import random
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +125,9 @@ def test_a_page_that_stays_open_saves_by_itself_when_the_server_is_back(server: 
     server.kill()
     send(chat, "Are you there?")
     expect(chat.locator(".unsaved:visible").first).to_be_visible()
+    expect(chat.get_by_text("Paceline does not answer. What you see")).to_be_visible()
+    for part in ("#draft", "#draft-help", f"{REPLIES} >> nth=-1 >> [role=alert]"):
+        expect(chat.locator(part)).to_be_in_viewport(ratio=1)
     server.restart()
     is_saved(chat)
     assert [turn["content"] for turn in kept(server, number_of(chat))][2] == "Are you there?"
@@ -162,8 +169,8 @@ def test_two_windows_of_one_conversation_lose_nothing_of_each_other(server: Serv
     ]  # fmt: skip
     assert len(turns) == 6
     expect(second.locator(QUESTIONS).last.locator(".body")).to_have_text("Count from 4 to 6.")
-    expect(second.locator(QUESTIONS).last).to_contain_text("2/2")
-    expect(first.locator(QUESTIONS).last).to_contain_text("1/2")
+    for page, words in ((first, "1/2"), (second, "2/2")):
+        expect(page.locator(QUESTIONS).last.get_by_text(words)).to_be_in_viewport(ratio=1)
     expect(first.locator(QUESTIONS).last.locator(".body")).to_have_text("Spell the word river.")
 
 
@@ -395,3 +402,46 @@ def test_a_file_that_is_no_conversation_of_ours_is_refused_in_words(
         expect(chat.locator(".toast").last, name).to_contain_text(words)
         chat.locator(".toast").last.click()
     assert server.call("GET", ALL) == {"conversations": []}
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(2400)])])
+def test_no_word_is_lost_when_server_and_worker_are_killed_again_and_again(
+    server: Server, chat: Page, visit: Visit, kills: int
+) -> None:
+    """A chat for each kill, at any moment of it; then everything that was ever on the page is in the store."""
+    visit.witness.expects(503)  # while the worker starts again
+    dice = random.Random(4)
+    said: dict[str, list[str]] = {}
+    for at in range(kills):
+        button(chat, "New chat").click()
+        sent = [f"{at}: count from 1 to {dice.choice((20, 200, 400))}."]
+        send(chat, sent[0])
+        chat.wait_for_timeout(dice.choice((0, 30, 200, 800, 2000)))
+        victim = dice.choice(("server", "worker"))
+        if victim == "server":
+            server.kill()
+        else:
+            kill_worker(server)
+        if dice.random() < 0.5:
+            expect(chat.locator(WRITING)).to_have_count(0)
+            sent.append(f"{at}: and what now?")
+            send(chat, sent[1])
+        if dice.random() < 0.3:
+            expect(chat.locator(WRITING)).to_have_count(0)
+        if victim == "server":
+            server.restart()
+        if dice.random() < 0.3:
+            chat.reload()
+            is_settled(chat)
+        expect(chat.locator(WRITING)).to_have_count(0)
+        is_saved(chat)
+        assert texts(chat, QUESTIONS) == sent
+        said[number_of(chat)] = texts(chat)
+    assert len(said) == kills
+    for number, shown in said.items():
+        assert [turn["content"].strip() for turn in kept(server, number)] == shown
+
+
+def kill_worker(server: Server) -> None:
+    with contextlib.suppress(ProcessLookupError, ValueError):  # it may be restarting just now
+        os.kill(server.worker, signal.SIGKILL)
