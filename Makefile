@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak check format bench screenshots lock clean
+.PHONY: help serve test soak check advisories format bench screenshots lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ check: $(VENV)/installed-dev ## Check format, lint, types and import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+advisories: $(VENV)/installed-dev ## Warn of known vulnerabilities in the locked packages
+	@$(BIN)/python tools/advisories.py requirements.lock requirements-dev.lock
 
 format: $(VENV)/installed-dev ## Format the code and apply safe lint fixes
 	@$(BIN)/ruff format .
