@@ -255,4 +255,22 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int = 0
 
 
-Event = Ready | Heartbeat | Accepted | Delta | Finished | Failed | LoadProgress | ModelLoaded | ModelUnloaded
+class TextWork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Seconds that the text side was busy since it last told: load, render, tokenize, stopped (in vain), stream."""
+
+    seconds: dict[str, float]
+
+
+Event = TextWork | Ready | Heartbeat | Accepted | Delta | Finished | Failed | LoadProgress | ModelLoaded | ModelUnloaded
+
+
+# --- between the worker and the process that reads a model's prompts ---------------------------------------------
+
+
+class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of a prompt, or the error that its sender is told."""
+
+    tokens: list[int] = []
+    error: Failed | None = None
+    seconds: dict[str, float] = {}
+    """What it took, by stage, and the load when it is the first."""

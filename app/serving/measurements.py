@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from app.core.messages import Event, Heartbeat, LoadedModel, Usage
+from app.core.messages import Event, Heartbeat, LoadedModel, TextWork, Usage
 from app.serving.ports import Worker
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -40,6 +40,7 @@ class Measurements:
         self._steps = Histogram(
             "paceline_step_seconds", "Duration of one worker step.", buckets=SECONDS, registry=registry
         )
+        self._text_seconds = Counter("paceline_text_seconds", "The text side was busy.", ("work",), registry=registry)
         self._drafts = {
             field: Counter(f"paceline_spec_decode_{name}", text, ("model", "method"), registry=registry)
             for field, name, text in (
@@ -100,9 +101,12 @@ class Measurements:
         return found
 
     def observe(self, event: Event) -> None:
-        """Listen to the worker: the duration of every step."""
+        """Listen to the worker: the duration of every step, and what its text side was busy with."""
         if isinstance(event, Heartbeat) and event.step_seconds > 0:
             self._steps.observe(event.step_seconds)
+        if isinstance(event, TextWork):
+            for work, seconds in event.seconds.items():
+                self._text_seconds.labels(work).inc(seconds)
 
     def expose(self, worker: Worker) -> bytes:
         """The text of `/metrics`."""

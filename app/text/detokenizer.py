@@ -1,16 +1,44 @@
 """One choice of one request as text: tokens in, told text out, stop strings honoured, accepted drafts marked.
 
 Tokens are looked at one by one, so the text and the place where it stops do not depend on how many tokens a step
-brought: speculation on or off, alone or in a batch, the client reads the same.
+brought: speculation on or off, alone or in a batch, the client reads the same. Nothing here runs anything of a model
+folder: a token is a fixed string of bytes, and an incremental UTF-8 decoder holds back what is not yet a character.
 """
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from app.text.pieces import Detokenizer
-from app.text.stops import StopMatcher
-from app.text.template import TextModel
+import msgspec
+
+
+class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All that the worker knows of a tokenizer."""
+
+    pieces: list[bytes]
+    """The bytes of each token, as it stands behind another one."""
+    trims: bool = False
+    """Whether an answer loses one space at its very start, as SentencePiece asks for."""
+    hidden_token_ids: frozenset[int] = frozenset()
+    """Tokens that are no text: special ones, except those that mark tool calls and reasoning, and the stops."""
+    stop_token_ids: frozenset[int] = frozenset()
+    vocabulary_size: int
+    """How many ids the model has logits for, padding included."""
+
+    def open_stream(self, stop: Sequence[str] = (), *, continued: bool = False) -> "TextStream":
+        """The text of one choice; `continued`: it goes on behind a prompt and keeps its leading space."""
+        return TextStream(self, stop, continued=continued)
+
+    def token_text(self, token: int) -> tuple[str, bytes]:
+        """One token alone as `logprobs` show it: text (U+FFFD for part of a character) and its bytes."""
+        found = self.pieces[token] if 0 <= token < len(self.pieces) else b""
+        return found.decode("utf-8", "replace"), found
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of an answer; exactly what its stream tells piece by piece."""
+        stream = self.open_stream()
+        return stream.feed(tokens).text + stream.finish().text
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +54,12 @@ class TextChunk:
 
 
 class TextStream:
-    """Detokenizes one stream. `after` (prompt tokens) is given when the text continues a prompt, not an answer."""
+    """Detokenizes one stream; see `TokenTable.open_stream`."""
 
-    def __init__(self, model: TextModel, stop: Sequence[str] = (), *, after: Sequence[int] = ()) -> None:
-        self._detokenizer: Detokenizer = model.detokenizer(after)
-        self._hidden = model.hidden_token_ids
+    def __init__(self, table: TokenTable, stop: Sequence[str], *, continued: bool) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._trim = table.trims and not continued
         self._stops = StopMatcher(stop)
         self._held = ""
         self._marks = bytearray()
@@ -41,7 +70,7 @@ class TextStream:
         if self._stopped:
             return TextChunk(stopped=True)
         for index, token in enumerate(tokens):
-            piece = "" if token in self._hidden else self._detokenizer.add(token)
+            piece = "" if token in self._table.hidden_token_ids else self._decode(self._table.token_text(token)[1])
             if piece and self._hold(piece, accepted=index < accepted):
                 return self._release(len(self._held), tokens_used=index + 1)
         return self._release(self._stops.safe_length(self._held), tokens_used=len(tokens))
@@ -50,8 +79,15 @@ class TextStream:
         """Release everything: the stream ended by itself. An incomplete character becomes U+FFFD."""
         if self._stopped:
             return TextChunk(stopped=True)
-        self._hold(self._detokenizer.finish(), accepted=False)
+        self._hold(self._decode(b"", final=True), accepted=False)
         return self._release(len(self._held), tokens_used=0)
+
+    def _decode(self, data: bytes, *, final: bool = False) -> str:
+        text = self._decoder.decode(data, final)
+        if text and self._trim:
+            self._trim = False
+            return text.removeprefix(" ")
+        return text
 
     def _hold(self, piece: str, *, accepted: bool) -> bool:
         """Append `piece`; at a stop string cut it and what follows away, and say so."""
@@ -73,3 +109,27 @@ class TextStream:
                 spans.append((position, end))
             position = end
         return TextChunk(text, tokens_used, tuple(spans), self._stopped)
+
+
+class StopMatcher:
+    """Stop strings in a stream of text: nothing of one is ever told, and nothing that can no longer become one is held.
+
+    The match that is complete first wins; of two that end together, the one that starts first. So the answer depends
+    on the text alone, never on how it was cut into tokens or steps. Empty strings never match.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(dict.fromkeys(word for word in stop if word))
+        self._longest = max((len(word) for word in self._stop), default=0)
+
+    def find(self, text: str) -> int | None:
+        """Where the first complete stop string starts in `text`, or None."""
+        matches = [(start + len(word), start) for word in self._stop if (start := text.find(word)) >= 0]
+        return min(matches)[1] if matches else None
+
+    def safe_length(self, text: str) -> int:
+        """How many characters of `text` cannot be the beginning of a stop string, whatever comes next."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if any(word.startswith(text[start:]) for word in self._stop):
+                return start
+        return len(text)

@@ -1,7 +1,11 @@
-"""What a client sent, in the shape that chat templates expect; nothing of it may steer the rendering itself."""
+"""What a client sent, in the shape that chat templates expect; nothing of it may steer the rendering itself.
+
+Templates disagree on two things: the arguments of a tool call are an object to some and JSON text to others, and an
+assistant that only calls tools has no content, which some test for and others would print as "None".
+"""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from app.core.errors import InvalidRequest
@@ -17,14 +21,65 @@ SERVER_NAMES = frozenset({
 })
 # fmt: on
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+WRITTEN_NULLS = ("None", "null")
+
+Messages = list[dict[str, Any]]
 
 
-def plain_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies with text parts joined, null content empty, tool arguments as objects and reasoning under one name.
+class Arguments(dict[str, Any]):
+    """The arguments of a tool call: an object to templates that look into it, the client's JSON text to all others."""
+
+    def __init__(self, values: Mapping[str, Any], text: str) -> None:
+        super().__init__(values)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __add__(self, other: Any) -> str:
+        return self.text + str(other)
+
+    def __radd__(self, other: Any) -> str:
+        return str(other) + self.text
+
+
+def plain_messages(messages: Iterable[Mapping[str, Any]]) -> Messages:
+    """Copies with text parts joined, tool arguments as `Arguments` and reasoning under one name.
 
     Raises `InvalidRequest` for a message without a role and for parts that are not text.
     """
     return [_plain_message(message) for message in messages]
+
+
+def render_messages(messages: Messages, render: Callable[[Messages], str]) -> str:
+    """The text as this template means it. Raises what `render` raises when nothing suits it."""
+    try:
+        return _without_nulls(messages, render)
+    except Exception:
+        textual = [_with_textual_arguments(message) for message in messages]
+        if textual == messages:
+            raise
+        try:
+            return _without_nulls(textual, render)
+        except Exception:  # noqa: BLE001, S110 - the first refusal is the one to tell
+            pass
+        raise
+
+
+def _without_nulls(messages: Messages, render: Callable[[Messages], str]) -> str:
+    """Null content stays where the template tests for it; where it fails, or writes the word, it is empty."""
+    empty = [message | {"content": ""} if message["content"] is None else message for message in messages]
+    if empty == messages:
+        return render(messages)
+    try:
+        kept = render(messages)
+    except Exception:  # noqa: BLE001 - templates fail in any way they like
+        return render(empty)
+    try:
+        filled = render(empty)
+    except Exception:  # noqa: BLE001
+        return kept
+    return filled if any(kept.count(word) > filled.count(word) for word in WRITTEN_NULLS) else kept
 
 
 def checked_arguments(arguments: Mapping[str, Any], reserved: Iterable[str] = ()) -> dict[str, Any]:
@@ -59,9 +114,9 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _text(content: Any) -> str:
+def _text(content: Any) -> str | None:
     if content is None or isinstance(content, str):
-        return content or ""
+        return content
     if isinstance(content, list) and all(_is_text(part) for part in content):
         return "".join(part["text"] for part in content)
     raise InvalidRequest("this model reads text only: send content as a string or as text parts", parameter="messages")
@@ -72,7 +127,6 @@ def _is_text(part: Any) -> bool:
 
 
 def _plain_call(call: Any) -> Any:
-    """OpenAI sends tool arguments as JSON text; templates write them as JSON themselves and want the object."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
@@ -80,7 +134,21 @@ def _plain_call(call: Any) -> Any:
         arguments = json.loads(function["arguments"])
     except (ValueError, RecursionError):
         return call
+    if isinstance(arguments, dict):
+        arguments = Arguments(arguments, function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _with_textual_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    return message | {"tool_calls": [_textual_call(call) for call in calls]} if isinstance(calls, list) else message
+
+
+def _textual_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Arguments):
+        return call
+    return {**call, "function": {**function, "arguments": function["arguments"].text}}
 
 
 def _invalid(message: str) -> InvalidRequest:

@@ -1,63 +1,93 @@
-"""The text side of one model: chat template, tokenizer, stop tokens. Used by the text thread of the worker only.
+"""The text side of one model: chat template, tokenizer, stop tokens. Runs in a process of its own (`app.worker.texts`).
 
 Nothing of the model folder is executed: the tokenizer is built from data files without network or remote code, and
 the template runs in `app.text.sandbox`. What a client can get wrong is `InvalidRequest`; what is wrong with the folder
 is `ModelUnavailable`.
 """
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from mlx_lm import tokenizer_utils
+from mlx_lm import chat_templates, tokenizer_utils, tool_parsers
+from transformers import AutoTokenizer
 
 from app.core.errors import InvalidRequest, ModelUnavailable
+from app.core.footprint import context_tokens
 from app.core.model_folder import text_number
-from app.core.safe_files import printable, read_object
-from app.text.messages import checked_arguments, plain_messages
-from app.text.pieces import ByteDetokenizer, Detokenizer, TokenBytes, WindowDetokenizer, token_bytes_of
+from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
+from app.text.detokenizer import TokenTable
+from app.text.messages import Messages, checked_arguments, plain_messages, render_messages
+from app.text.pieces import token_table
 from app.text.sandbox import ChatTemplate
 
-PROBE = "Grüße, 你好 👩‍💻 a ,b  isn't\n\tx"
-"""The fast detokenizer has to agree with the tokenizer's own on this text, or it is not used."""
 NO_TEMPLATE = "this model has no chat template: use /v1/completions"
+MAX_FILE_BYTES = 128 * 1024 * 1024
+"""Of a tokenizer's file; the largest published ones have a quarter of it."""
+CHARACTERS_PER_TOKEN = 4
+"""How much text is tried first, for each token that the context holds."""
+COMPOSED_BYTES = 4
+"""The most bytes that a normalizer makes one of."""
+# fmt: off
+THINKING_MARKS = (
+    "<think>", "</think>", "<longcat_think>", "</longcat_think>", "<|think:start|>", "<|think:end|>",
+    "<|channel>", "<channel|>", "<|open|>", "<|close|>", "<|sep|>",
+)
+# fmt: on
 
 Renderer = Callable[[dict[str, Any]], str]
+Stage = Callable[[str, int], None]
+"""Told what begins (`render`, `tokenize`) and on how many bytes."""
 
 
 class TextModel:
     """Tokenizer and chat template of one model folder."""
 
-    def __init__(self, tokenizer: Any, *, stop_token_ids: frozenset[int], vocabulary_size: int) -> None:
-        """`tokenizer` is mlx-lm's wrapper; `load` is the usual way to get one."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        stop_token_ids: frozenset[int],
+        vocabulary_size: int,
+        max_context_tokens: int,
+        begin: Stage = lambda _what, _size: None,
+    ) -> None:
+        """`tokenizer` is one of transformers; `load` is the usual way to get one."""
         self.tokenizer = tokenizer
         self.stop_token_ids = stop_token_ids
         self.vocabulary_size = vocabulary_size
         """How many ids the model has logits for, padding included."""
-        self.hidden_token_ids = _hidden(tokenizer) | stop_token_ids
-        """Tokens that are no text: special ones, except those that mark tool calls and reasoning, and the stops."""
+        self.table: TokenTable = token_table(
+            tokenizer, hidden=_hidden(tokenizer), stops=stop_token_ids, vocabulary_size=vocabulary_size
+        )
+        self._max_context_tokens = max_context_tokens
+        self._longest_token_bytes = max([len(piece) for piece in self.table.pieces], default=1)
         self._names = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
         self._renderers = _renderers(tokenizer)
         self._start = tuple(tokenizer.encode("")[:1])
         if self._start != (tokenizer.bos_token_id,):
             self._start = ()
-        found = token_bytes_of(tokenizer)
-        self._bytes: TokenBytes | None = found[0] if found else None
-        self._trims = found is not None and found[1]
-        if not self._agrees():
-            self._bytes = None
+        self._begin = begin
 
     @classmethod
-    def load(cls, path: Path) -> "TextModel":
-        """Read a folder that `inspect_folder` accepted. Raises `ModelUnavailable`."""
-        options = {"trust_remote_code": False, "local_files_only": True}
+    def load(cls, path: Path, begin: Stage = lambda _what, _size: None) -> "TextModel":
+        """Read a folder. Raises `ModelUnavailable`."""
         try:
-            tokenizer = tokenizer_utils.load(path, options)
+            _check_files(path)
             config = read_object(path / "config.json")
-            stops = set(tokenizer.eos_token_ids) | _stop_tokens(path, config)
-            size = text_number(config, "vocab_size", "padded_vocab_size") or len(tokenizer)
-            return cls(tokenizer, stop_token_ids=frozenset(stops), vocabulary_size=size)
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+            stops = {tokenizer.eos_token_id} - {None} | _stop_tokens(path, config)
+            return cls(
+                tokenizer,
+                stop_token_ids=frozenset(stops),
+                vocabulary_size=text_number(config, "vocab_size", "padded_vocab_size") or len(tokenizer),
+                max_context_tokens=context_tokens(config),
+                begin=begin,
+            )
         except ModelUnavailable as error:
             raise ModelUnavailable(f'model "{printable(path.name)}": {error.message}') from None
         except BaseException as error:
@@ -78,9 +108,13 @@ class TextModel:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        *,
+        max_context_tokens: int | None = None,
     ) -> list[int]:
         """The prompt tokens of a chat, up to where the answer begins. Raises `InvalidRequest`."""
-        return self._encode(self.render_text(messages, tools, template_arguments))
+        limit = self._limit(max_context_tokens)
+        self._check_bytes(_text_bytes([messages, tools]), limit)
+        return self._encode(self.render_text(messages, tools, template_arguments), limit)
 
     def render_text(
         self,
@@ -94,81 +128,109 @@ class TextModel:
             raise InvalidRequest(NO_TEMPLATE, parameter="messages")
         variables = self._names | checked_arguments(template_arguments or {}, self._names)
         variables |= {
-            "messages": plain_messages(messages),
             "tools": [dict(tool) for tool in tools] if tools else None,
             "documents": None,
             "add_generation_prompt": True,
         }
+
+        def render(plain: Messages) -> str:
+            return renderer(variables | {"messages": plain})
+
+        plain = plain_messages(messages)
+        self._begin("render", 0)
         try:
-            return renderer(variables)
+            return render_messages(plain, render)
         except Exception as error:  # a template fails in any way it likes
             detail = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
             message = f"the chat template of this model refuses the request: {' '.join(detail.split())[:500]}"
             raise InvalidRequest(message, parameter="messages") from error
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, max_context_tokens: int | None = None) -> list[int]:
         """Tokens of a plain prompt, begun by BOS when this tokenizer does that. Raises `InvalidRequest`."""
-        tokens = self._encode(text)
+        tokens = self._encode(text, self._limit(max_context_tokens))
         return tokens if tuple(tokens[:1]) == self._start else [*self._start, *tokens]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of an answer; exactly what `TextStream` tells piece by piece."""
-        detokenizer = self.detokenizer()
-        pieces = [detokenizer.add(token) for token in tokens if token not in self.hidden_token_ids]
-        return "".join([*pieces, detokenizer.finish()])
+    def _limit(self, max_context_tokens: int | None) -> int:
+        return min(self._max_context_tokens, max_context_tokens or self._max_context_tokens)
 
-    def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
-        """A fresh detokenizer; with `after` (the prompt) the text continues it and keeps its leading space."""
-        if self._bytes is not None:
-            return ByteDetokenizer(self._bytes, trim=self._trims and not after)
-        return WindowDetokenizer(self._decode_window, [token for token in after if token not in self.hidden_token_ids])
+    def _encode(self, text: str, limit: int) -> list[int]:
+        """All tokens of a text, tried on longer and longer beginnings, so that one beyond the context ends soon."""
+        self._check_bytes(_text_bytes(text), limit)
+        characters = max(1024, CHARACTERS_PER_TOKEN * limit)
+        tokens = self._tokenize(text[:characters])
+        while characters < len(text):
+            if len(tokens) > limit + self._longest_token_bytes:  # the cut may have split one token into its bytes
+                raise _too_long(f"more than {limit} tokens", limit)
+            characters *= 2
+            tokens = self._tokenize(text[:characters])
+        if max(tokens, default=0) >= self.vocabulary_size:
+            raise InvalidRequest("the text holds a special token that this model has no place for")
+        return tokens
 
-    def token_text(self, token: int) -> tuple[str, bytes]:
-        """One token alone as `logprobs` show it: text (U+FFFD for part of a character) and its bytes."""
-        if self._bytes is not None:
-            found = self._bytes(token)
-        else:
-            found = self._decode_window([token]).encode("utf-8", "replace") if 0 <= token < len(self.tokenizer) else b""
-        return found.decode("utf-8", "replace"), found
-
-    def _encode(self, text: str) -> list[int]:
+    def _tokenize(self, text: str) -> list[int]:
+        self._begin("tokenize", _text_bytes(text))
         try:
-            tokens = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+            return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
         except BaseException as error:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise InvalidRequest("the text cannot be tokenized: it is not valid Unicode") from error
-        if max(tokens, default=0) >= self.vocabulary_size:
-            raise InvalidRequest("the text holds a special token that this model has no place for")
-        return list(tokens)
 
-    def _decode_window(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
+    def _check_bytes(self, size: int, limit: int) -> None:
+        """Raise for a text that cannot fit, whatever its tokens are."""
+        if size > limit * self._longest_token_bytes * COMPOSED_BYTES:
+            raise _too_long(f"{size} bytes", limit)
 
-    def _agrees(self) -> bool:
-        tokens = self.tokenizer.encode(PROBE, add_special_tokens=False)
-        return self.decode(tokens) == str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+def _too_long(length: str, limit: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"the prompt has {length}, but the context holds {limit} tokens; shorten the prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _text_bytes(value: Any) -> int:
+    """The bytes of all strings in plain JSON."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    if isinstance(value, Mapping):
+        return sum(_text_bytes(each) for pair in value.items() for each in pair)
+    return sum(_text_bytes(each) for each in value) if isinstance(value, list | tuple) else 0
+
+
+def _check_files(path: Path) -> None:
+    """Raise for what a library would wait for, or read for minutes."""
+    for file in path.iterdir():
+        if not (file.is_file() or file.is_dir()):
+            raise ModelUnavailable(f"{printable(file.name)} is not a regular file; {DOWNLOAD_AGAIN}")
+        if "tokenizer" in file.name and file.stat().st_size > MAX_FILE_BYTES:
+            raise ModelUnavailable(f"{printable(file.name)} is over {MAX_FILE_BYTES >> 20} MiB; {DOWNLOAD_AGAIN}")
 
 
 def _renderers(tokenizer: Any) -> dict[str, Renderer]:
-    """The templates of the folder by name; one that does not compile refuses every chat with the reason."""
-    if tokenizer.init_kwargs.get("chat_template_type"):
-        return {"default": lambda variables: _render_natively(tokenizer, variables)}
+    """The templates of the folder by name; one that cannot be used refuses every chat with the reason."""
+    native = str(tokenizer.init_kwargs.get("chat_template_type") or "")
+    if native in {module.name for module in pkgutil.iter_modules(chat_templates.__path__)}:
+        module = importlib.import_module(f"{chat_templates.__name__}.{native}")
+        wrapped = tokenizer_utils.TokenizerWrapper(tokenizer, chat_template=module.apply_chat_template)
+        return {"default": lambda variables: _render_natively(wrapped, variables)}
     found = tokenizer.chat_template
     sources = found if isinstance(found, dict) else {"default": found}
     return {name: _renderer(source) for name, source in sources.items() if isinstance(source, str)}
 
 
 def _renderer(source: str) -> Renderer:
-    try:
-        return ChatTemplate(source).render
-    except (TemplateError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        reason = f"it cannot be compiled ({' '.join(str(error).split())[:200]}); use /v1/completions"
+    """Compiled when it is first needed, for jinja2 calculates constants then: a bomb spoils chats, not completions."""
 
-    def refuse(_variables: dict[str, Any]) -> str:
-        raise TemplateError(reason)
+    @cache
+    def compiled() -> ChatTemplate:
+        try:
+            return ChatTemplate(source)
+        except (TemplateError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
+            reason = f"it cannot be compiled ({' '.join(str(error).split())[:200]}); use /v1/completions"
+            raise TemplateError(reason) from error
 
-    return refuse
+    return lambda variables: compiled().render(variables)
 
 
 def _render_natively(tokenizer: Any, variables: dict[str, Any]) -> str:
@@ -180,9 +242,13 @@ def _render_natively(tokenizer: Any, variables: dict[str, Any]) -> str:
 
 def _hidden(tokenizer: Any) -> frozenset[int]:
     """Special tokens of the vocabulary, without those that tool and reasoning parsers look for in the text."""
+    parsers = [
+        importlib.import_module(f"{tool_parsers.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(tool_parsers.__path__)
+    ]
+    marks = (getattr(parser, name, None) for parser in parsers for name in ("tool_call_start", "tool_call_end"))
+    shown = "\0".join((*THINKING_MARKS, *(mark for mark in marks if mark)))
     added = {token: entry.content for token, entry in tokenizer.added_tokens_decoder.items() if entry.special}
-    marks = (tokenizer.tool_call_start, tokenizer.tool_call_end, tokenizer.think_start, tokenizer.think_end)
-    shown = "\0".join(mark for mark in (*marks, *tokenizer.structural_markers) if mark)
     return frozenset(token for token, text in added.items() if text not in shown)
 
 

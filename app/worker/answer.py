@@ -10,12 +10,12 @@ from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Accepted, Delta, Event, Finished, Generate, Usage
 from app.core.request import Request
 from app.core.step import FinishReason, TokenEvent
+from app.text.detokenizer import TokenTable
 from app.worker.choice import Choice
 from app.worker.failure import failed_frame
 from app.worker.mail import Submission, Told, choice_id, choice_of
-from app.worker.ports import TextModelPort
 from app.worker.tally import Tally
-from app.worker.texts import ModelText
+from app.worker.texts import Prompt
 
 _SEEDS = 1 << 64
 _NO_LIMIT = (1 << 31) - 1
@@ -33,22 +33,21 @@ class Reaction(NamedTuple):
 class Answer:
     """Pure: what to do comes out as a `Reaction`; the speaker does it. Raises InvalidRequest when it cannot begin."""
 
-    def __init__(self, command: Generate, text: ModelText, received_at: float) -> None:
-        if command.n < 1:
-            raise InvalidRequest("n must be at least 1.", parameter="n")
-        if command.max_tokens is not None and command.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1.", parameter="max_tokens")
+    def __init__(self, command: Generate, prompt: Prompt, received_at: float) -> None:
         self._command = command
-        self._model = model = text.model
-        _check_biases(command, model)
-        self._prompt = _prompt_tokens(command, model)
-        after = () if command.messages is not None else self._prompt
+        self._prompt = prompt.tokens
+        self._table = table = prompt.table
+        _check_biases(command, table)
+        if not self._prompt:
+            raise InvalidRequest("The prompt is empty.", parameter="prompt")
+        if not all(0 <= token < table.vocabulary_size for token in self._prompt):
+            raise InvalidRequest(f"Token ids must be from 0 to {table.vocabulary_size - 1}.", parameter="prompt")
         self._choices = [
             Choice(
                 command.id,
                 index,
-                model,
-                text.open_stream(command.stop, after),
+                table,
+                table.open_stream(command.stop, continued=command.messages is None),
                 Tally(prompt_tokens=len(self._prompt), received_at=received_at),
             )
             for index in range(command.n)
@@ -76,7 +75,7 @@ class Answer:
                 owner=command.owner,
                 prompt_tokens=self._prompt,
                 max_tokens=command.max_tokens or _NO_LIMIT,
-                stop_token_ids=frozenset() if command.ignore_end else self._model.stop_token_ids,
+                stop_token_ids=frozenset() if command.ignore_end else self._table.stop_token_ids,
                 sampling=msgspec.structs.replace(command.sampling, seed=(command.sampling.seed + index) % _SEEDS),
                 speculation=command.speculation,
             )
@@ -128,7 +127,7 @@ class Answer:
     def _prompt_text(self) -> str:
         if self._command.text is not None:
             return self._command.text
-        return b"".join(self._model.token_text(token)[1] for token in self._prompt).decode("utf-8", "replace")
+        return b"".join(self._table.token_text(token)[1] for token in self._prompt).decode("utf-8", "replace")
 
 
 def describe(model_id: str, finished: Finished) -> str:
@@ -147,28 +146,21 @@ def describe(model_id: str, finished: Finished) -> str:
     )
 
 
-def _check_biases(command: Generate, model: TextModelPort) -> None:
+def _check_biases(command: Generate, table: TokenTable) -> None:
     """Raises InvalidRequest where `logit_bias` names tokens that the model does not have."""
-    strange = [str(token) for token in sorted(command.sampling.logit_bias) if token >= model.vocabulary_size]
+    strange = [str(token) for token in sorted(command.sampling.logit_bias) if token >= table.vocabulary_size]
     if strange:
-        last = model.vocabulary_size - 1
+        last = table.vocabulary_size - 1
         message = f"logit_bias: the model has no token {', '.join(strange[:8])}; its ids are 0 to {last}."
         raise InvalidRequest(message, parameter="logit_bias")
 
 
-def _prompt_tokens(command: Generate, model: TextModelPort) -> tuple[int, ...]:
-    """Raises InvalidRequest unless exactly one of the three kinds of prompt is there and fits the vocabulary."""
+def check_command(command: Generate) -> None:
+    """Raises InvalidRequest for what no model can run; of the three kinds of prompt exactly one must be there."""
+    if command.n < 1:
+        raise InvalidRequest("n must be at least 1.", parameter="n")
+    if command.max_tokens is not None and command.max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1.", parameter="max_tokens")
     given = [command.messages is not None, command.text is not None, command.tokens is not None]
     if sum(given) != 1:
         raise InvalidRequest("Give exactly one of messages, text and tokens.")
-    if command.messages is not None:
-        tokens = model.render(command.messages, command.tools, command.template_arguments)
-    elif command.text is not None:
-        tokens = model.encode(command.text)
-    else:
-        tokens = command.tokens or []
-    if not tokens:
-        raise InvalidRequest("The prompt is empty.", parameter="prompt")
-    if not all(0 <= token < model.vocabulary_size for token in tokens):
-        raise InvalidRequest(f"Token ids must be from 0 to {model.vocabulary_size - 1}.", parameter="prompt")
-    return tuple(tokens)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from app.core.messages import Delta, Finished, TokenText, Usage
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
-from app.worker.ports import TextChunkPort, TextModelPort, TextStreamPort
+from app.text.detokenizer import TextChunk, TextStream, TokenTable
 from app.worker.tally import Tally
 
 Message = Delta | Finished
@@ -19,10 +19,10 @@ class Choice:
     only that one knows why speculation did not run.
     """
 
-    def __init__(self, request_id: str, index: int, model: TextModelPort, stream: TextStreamPort, tally: Tally) -> None:
+    def __init__(self, request_id: str, index: int, table: TokenTable, stream: TextStream, tally: Tally) -> None:
         self._request_id = request_id
         self._index = index
-        self._model = model
+        self._table = table
         self._stream = stream
         self._tally = tally
         self._tokens = self._drafted = self._accepted = 0
@@ -74,7 +74,7 @@ class Choice:
         messages.append(Finished(id=self._request_id, index=self._index, finish_reason=finish_reason, usage=usage))
         return messages
 
-    def _delta(self, chunk: TextChunkPort) -> list[Message]:
+    def _delta(self, chunk: TextChunk) -> list[Message]:
         return [self._take_delta(chunk.text, chunk.accepted_spans)] if chunk.text else []
 
     def _take_delta(self, text: str, accepted_spans: Sequence[tuple[int, int]]) -> Delta:
@@ -98,10 +98,10 @@ class Choice:
     def _token_texts(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[TokenText]:
         texts: list[TokenText] = []
         for token, found in zip(tokens, logprobs, strict=False):
-            text, data = self._model.token_text(token)
+            text, data = self._table.token_text(token)
             top: list[tuple[str, float, tuple[int, ...]]] = []
             for other, logprob in found.top:
-                other_text, other_data = self._model.token_text(other)
+                other_text, other_data = self._table.token_text(other)
                 top.append((other_text, logprob, tuple(other_data)))
             texts.append(TokenText(token=text, token_bytes=tuple(data), logprob=found.logprob, top=tuple(top)))
         return texts

@@ -1,7 +1,7 @@
-"""What the worker's two threads ask of the scheduler, the engine pool and the text layer; tests pass fakes."""
+"""What the worker's two threads ask of the scheduler and the engine pool; tests pass fakes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import EnginePort
@@ -86,45 +86,3 @@ class PoolPort(Protocol):
     def snapshot(self) -> tuple[LoadedModel, ...]: ...
 
     def memory(self) -> tuple[int, int, int]: ...
-
-
-class TextChunkPort(Protocol):
-    """Text that may be told now. `tokens_used` of the tokens fed belong to it or to text held back; the rest is cut."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def tokens_used(self) -> int: ...
-
-    @property
-    def accepted_spans(self) -> tuple[tuple[int, int], ...]: ...
-
-    @property
-    def stopped(self) -> bool: ...
-
-
-class TextStreamPort(Protocol):
-    """Detokenizer and stop strings of one choice."""
-
-    def feed(self, tokens: Sequence[int], accepted: int) -> TextChunkPort: ...
-
-    def finish(self) -> TextChunkPort: ...
-
-
-class TextModelPort(Protocol):
-    """Tokenizer and chat template of one model folder."""
-
-    stop_token_ids: frozenset[int]
-    vocabulary_size: int
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_arguments: Mapping[str, Any] | None,
-    ) -> list[int]: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def token_text(self, token: int) -> tuple[str, bytes]: ...

@@ -1,7 +1,8 @@
 """The worker process: `python -m app.worker.process --channel-fd N`, started by the supervisor and by nobody else.
 
 This file only composes. The main thread runs the loop and is the only one that touches mlx; the text thread runs the
-speaker; the reader thread hands commands over. The process ends when its parent's end of the channel closes.
+speaker; the reader thread hands commands over; prompts are read in processes of their own. The process ends when its
+parent's end of the channel closes.
 """
 
 # ruff: noqa: E402 - what follows `prepare` imports mlx, and has to come after it
@@ -30,17 +31,13 @@ from app.core.ports import EnginePort
 from app.core.request import SpeculationRequest
 from app.engine import memory
 from app.scheduler.scheduler import Scheduler
-from app.text.detokenizer import TextStream
-from app.text.template import TextModel
 from app.worker.at_work import AtWork
 from app.worker.channel import WorkerChannel
 from app.worker.costs import CostFiles
 from app.worker.loop import Loop
 from app.worker.speaker import Speaker
-from app.worker.texts import ModelText, Texts
+from app.worker.texts import Texts
 
-STUCK_SECONDS = 20.0
-"""A text thread that is at one item for longer counts as dead: the heartbeat stops and the supervisor acts."""
 TERMINATE_DRAIN_SECONDS = 10.0
 
 _logger = logging.getLogger("paceline.worker")
@@ -53,12 +50,6 @@ class OneLine(logging.Formatter):
         """Part of logging.Formatter."""
         line = super().formatMessage(record)
         return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
-
-
-def load_text(path: Path) -> ModelText:
-    """The text side of a model folder. Raises ModelUnavailable."""
-    model = TextModel.load(path)
-    return ModelText(model, lambda stop, after: TextStream(model, stop, after=after))
 
 
 def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Scheduler:
@@ -90,13 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     versions = platform.versions()
     machine = (memory.device_name(), f"mlx {versions.get('mlx')}", f"paceline {versions.get('paceline')}")
     costs = CostFiles(options.costs_folder, (*machine, PREPARATION.reason))
+    for descriptor in (options.channel_fd, options.note_fd):
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - a process of ours that outlived us would hold them open
     channel = WorkerChannel(socket.socket(fileno=options.channel_fd))
     _serve(channel, options.memory_ceiling_bytes, costs, AtWork(options.note_fd))
     return 0
 
 
 def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, at_work: AtWork) -> None:
-    speaker = Speaker(texts=Texts(load_text), send=channel.send)
+    texts = Texts()
+    speaker = Speaker(read=texts.read, send=channel.send)
     loop = Loop(
         pool=open_pool(ceiling_bytes, costs=costs),
         open_scheduler=open_scheduler,
@@ -104,7 +98,6 @@ def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, 
         send=channel.send,
         keep_costs=costs.keep,
         at_work=at_work,
-        text_is_alive=lambda: speaker.busy_seconds() < STUCK_SECONDS,
     )
     speaker.connect(loop.post)
 
@@ -126,6 +119,7 @@ def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, 
     )
     loop.run()
     text.join()
+    texts.close()
 
 
 def _run_or_die(work: Callable[[], None]) -> None:

@@ -1,32 +1,59 @@
 """The text thread: commands in, prompts to the loop; token events in, text to the client.
 
-Three threads touch a `Speaker`: the reader calls `receive`, the MLX thread calls `deliver`, and the text thread is in
-`run`; they meet in one queue. Deliveries go before commands, so that new requests never hold up running streams.
+Threads meet in one queue: the reader calls `receive`, the MLX thread `deliver`, those that wait for a prompt to be read
+leave word, and the text thread is in `run`. Nothing here waits, nor runs anything of a model folder.
 """
 
 import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
 from app.core.errors import PacelineError, QueueFull, WorkerGone
-from app.core.messages import Cancel, Command, Event, Generate, KeepModel, LoadModel, Shutdown, UnloadModel
+from app.core.messages import (
+    Cancel,
+    Command,
+    Event,
+    Finished,
+    Generate,
+    KeepModel,
+    LoadModel,
+    Shutdown,
+    TextWork,
+    UnloadModel,
+    Usage,
+)
 from app.core.ports import Clock
-from app.worker.answer import Answer, Reaction
+from app.worker.answer import Answer, Reaction, check_command
 from app.worker.failure import failed_frame, short_text
-from app.worker.mail import Delivery, Halt, Mail, Queued, Refused, Submission, Told, Withdrawal, choice_of
-from app.worker.texts import Texts
+from app.worker.mail import Delivery, Halt, Mail, Queued, Refused, Told, Withdrawal, choice_of
+from app.worker.texts import Prompt, ReadError
 
 BACKLOG_LIMIT = 1024
-"""Commands and deliveries that are not looked at yet; above it new requests are refused."""
+"""Prompts that are not read yet; above it new requests are refused."""
 DELIVERY_LIMIT = 4096
-ITEMS_PER_TURN = 256
-"""So that commands, cancels among them, get their turn however fast the deliveries come."""
 
 _logger = logging.getLogger("paceline.speaker")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A request whose prompt is being read."""
+
+    command: Generate
+    received_at: float
+    prompt: Future[Prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Its prompt was read, or could not be."""
+
+    id: str
 
 
 class Speaker:
@@ -35,22 +62,22 @@ class Speaker:
     def __init__(
         self,
         *,
-        texts: Texts,
+        read: Callable[[Generate], "Future[Prompt]"],
         send: Callable[[Event], None],
         clock: Clock = time.monotonic,
         backlog_limit: int = BACKLOG_LIMIT,
     ) -> None:
-        self._texts = texts
+        self._read = read
         self._send = send
         self._clock = clock
         self._backlog_limit = backlog_limit
         self._post: Callable[[Mail], None] = _nowhere
-        self._inbox: queue.SimpleQueue[tuple[Command | Delivery, float]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Command | Delivery | _Read, float]] = queue.SimpleQueue()
         self._room = threading.Semaphore(DELIVERY_LIMIT)
-        self._commands: deque[tuple[Command, float]] = deque()
+        self._readings: dict[str, _Reading] = {}
         self._answers: dict[str, Answer] = {}
         self._drain_until: float | None = None
-        self._busy_since: float | None = None
+        self._streamed_seconds = 0.0
 
     def connect(self, post: Callable[[Mail], None]) -> None:
         """Say where mail for the MLX thread goes, before anything runs."""
@@ -60,22 +87,12 @@ class Speaker:
 
     def receive(self, command: Command) -> None:
         """One command; never blocks, also safe in a signal handler (Shutdown)."""
-        backlog = self._inbox.qsize() + len(self._commands)
-        if isinstance(command, Generate) and backlog >= self._backlog_limit:
-            error = QueueFull("Too many requests wait to be read; try again.", retry_after_seconds=1)
-            self._send(failed_frame(command.id, error))
-            return
         self._inbox.put((command, self._clock()))
 
     def deliver(self, delivery: Delivery) -> None:
         """What the MLX thread tells; waits while the text thread is `DELIVERY_LIMIT` deliveries behind."""
         self._room.acquire()
         self._inbox.put((delivery, 0.0))
-
-    def busy_seconds(self) -> float:
-        """How long the text thread has been at one and the same item; 0 while it waits."""
-        since = self._busy_since
-        return 0.0 if since is None else self._clock() - since
 
     # --- the text thread --------------------------------------------------------------------------------------
 
@@ -86,34 +103,26 @@ class Speaker:
         self._post(Halt())
 
     def turn(self, *, wait: bool = True) -> bool:
-        """Everything that was delivered, then one command. False when a Shutdown has been fulfilled."""
-        self._take(self._seconds_to_wait() if wait else 0.0)
-        if self._commands:
-            command, received_at = self._commands.popleft()
-            self._busy_since = self._clock()
-            self._obey(command, received_at)
-        self._busy_since = None
+        """What has come, in order; with `wait` something will. False when a Shutdown has been fulfilled."""
+        left = None if self._drain_until is None else max(0.0, self._drain_until - self._clock())
+        try:
+            self._take(*(self._inbox.get(timeout=left) if wait else self._inbox.get_nowait()))
+            for _ in range(self._inbox.qsize()):
+                self._take(*self._inbox.get_nowait())
+        except queue.Empty:
+            pass
         return not self._drained()
 
-    def _seconds_to_wait(self) -> float | None:
-        if self._commands:
-            return 0.0
-        return None if self._drain_until is None else max(0.0, self._drain_until - self._clock())
-
-    def _take(self, seconds: float | None) -> None:
-        """Handle deliveries and keep commands; wait for the first item at most `seconds`."""
-        for _ in range(ITEMS_PER_TURN):
-            try:
-                item, at = self._inbox.get_nowait() if seconds == 0.0 else self._inbox.get(timeout=seconds)
-            except queue.Empty:
-                return
-            seconds = 0.0
-            if isinstance(item, Queued | Refused | Told):
-                self._busy_since = self._clock()
-                self._room.release()
-                self._hear(item)
-            else:
-                self._commands.append((item, at))
+    def _take(self, item: "Command | Delivery | _Read", at: float) -> None:
+        began = self._clock()
+        if isinstance(item, Queued | Refused | Told):
+            self._room.release()
+            self._hear(item)
+            self._streamed_seconds += self._clock() - began
+        elif isinstance(item, _Read):
+            self._begin(item.id)
+        else:
+            self._obey(item, at)
 
     def _obey(self, command: Command, received_at: float) -> None:
         match command:
@@ -130,21 +139,45 @@ class Speaker:
     def _generate(self, command: Generate, received_at: float) -> None:
         try:
             if self._drain_until is not None:
-                raise WorkerGone("The server is stopping.", code="stopping", retry_after_seconds=5)  # noqa: TRY301
-            answer = Answer(command, self._texts.get(command.model), received_at)
-            submission: Submission = answer.submission()
+                raise WorkerGone("The server is stopping.", code="stopping", retry_after_seconds=5)
+            if len(self._readings) >= self._backlog_limit:
+                raise QueueFull("Too many requests wait to be read; try again.", retry_after_seconds=1)
+            check_command(command)
+            prompt = self._read(command)
         except PacelineError as error:
             self._send(failed_frame(command.id, error))
-        except BaseException as error:  # a panic inside the tokenizers is no Exception
-            _logger.exception("could not read %s", command.id)
-            message = f"The prompt could not be read: {short_text(error)}"
-            self._send(failed_frame(command.id, PacelineError(message)))
+            return
+        self._readings[command.id] = _Reading(command, received_at, prompt)
+        prompt.add_done_callback(lambda _: self._inbox.put((_Read(command.id), 0.0)))
+
+    def _begin(self, request_id: str) -> None:
+        """Its prompt was read; the client may have left since."""
+        reading = self._readings.pop(request_id, None)
+        if reading is None:
+            return
+        try:
+            prompt = reading.prompt.result()
+            self._tell_work(prompt.seconds)
+            answer = Answer(reading.command, prompt, reading.received_at)
+        except ReadError as refusal:
+            self._tell_work(refusal.seconds)
+            self._send(failed_frame(request_id, refusal.error))
+        except PacelineError as error:
+            self._send(failed_frame(request_id, error))
+        except Exception as error:
+            _logger.exception("could not read %s", request_id)
+            self._send(failed_frame(request_id, PacelineError(f"The prompt could not be read: {short_text(error)}")))
         else:
-            self._answers[command.id] = answer
-            self._post(submission)
+            self._answers[request_id] = answer
+            self._post(answer.submission())
 
     def _cancel(self, command: Cancel) -> None:
-        if command.id in self._answers:
+        reading = self._readings.pop(command.id, None)
+        if reading is not None:
+            reading.prompt.cancel()
+            for index in range(reading.command.n):
+                self._send(Finished(id=command.id, index=index, finish_reason="cancelled", usage=Usage()))
+        elif command.id in self._answers:
             self._with_answer(command.id, Answer.cancel)
         else:
             self._post(command)
@@ -166,12 +199,13 @@ class Speaker:
             return
         try:
             reaction = react(answer)
-        except BaseException as error:  # a panic inside the tokenizers is no Exception
+        except Exception as error:
             _logger.exception("could not tell %s", request_id)
             reaction = answer.fail(PacelineError(f"The answer could not be told: {short_text(error)}"))
         self._do(reaction)
         if answer.ended:
             self._answers.pop(request_id, None)
+            self._tell_work({})
 
     def _do(self, reaction: Reaction) -> None:
         if reaction.withdrawn:
@@ -179,13 +213,24 @@ class Speaker:
         for event in reaction.events:
             self._send(event)
 
+    def _tell_work(self, seconds: dict[str, float]) -> None:
+        """What the text side was busy with since the last time."""
+        streamed, self._streamed_seconds = self._streamed_seconds, 0.0
+        if seconds or streamed:
+            self._send(TextWork(seconds=seconds | ({"stream": streamed} if streamed else {})))
+
     def _drained(self) -> bool:
         """Whether a Shutdown was asked and nobody waits any more; at its deadline nobody may."""
-        if self._drain_until is None or self._commands:
+        if self._drain_until is None:
             return False
-        if self._answers and self._clock() < self._drain_until:
+        waited_for = self._answers or self._readings or not self._inbox.empty()
+        if waited_for and self._clock() < self._drain_until:
             return False
         error = WorkerGone("The server is stopping.", code="stopping", retry_after_seconds=5)
+        for request_id, reading in self._readings.items():
+            reading.prompt.cancel()
+            self._send(failed_frame(request_id, error))
+        self._readings.clear()
         for answer in self._answers.values():
             self._do(answer.fail(error))
         self._answers.clear()

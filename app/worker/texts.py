@@ -1,50 +1,244 @@
-"""Tokenizers and templates by model folder: loaded once, the least recently used forgotten."""
+"""Tokenizers and templates, each folder's in a process of its own, so that a hostile one costs nobody but itself.
 
+A process is started when a folder's first prompt comes and is kept for the next ones; the least recently used is ended.
+It is watched while it works: over its memory, or silent for too long, it is killed; its time is limited by itself
+(`app.worker.text_process`). Whoever waited for it is told why, and the next prompt starts another one.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, NoReturn, cast
 
-from app.core.errors import ModelUnavailable, PacelineError
-from app.core.messages import ModelSpecification
-from app.worker.failure import short_text
-from app.worker.ports import TextModelPort, TextStreamPort
+import msgspec
+import psutil
+
+from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
+from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, ModelSpecification, PromptRead
+from app.core.safe_files import printable
+from app.text.detokenizer import TokenTable
+from app.worker.failure import error_of
 
 KEPT_FOLDERS = 4
-
-
-OpenStream = Callable[[tuple[str, ...], Sequence[int]], TextStreamPort]
-"""Stop strings, and the prompt tokens that the text continues (none for the answer to a chat)."""
+LOOK_SECONDS = 0.02
+SILENT_SECONDS = 60.0
+ENDING_SECONDS = 1.0
+LOAD_BYTES = 2 * 1024**3
+PROMPT_BYTES = 1024**3
+"""Memory that a load may take, and what a prompt may take on top of it."""
+REMEMBERED_SECONDS = 60.0
+"""A folder that could not be loaded is not tried again for so long, unless it changes."""
+ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True, slots=True)
-class ModelText:
-    """The text side of one model folder."""
+class Prompt:
+    """What was read of a request."""
 
-    model: TextModelPort
-    open_stream: OpenStream
+    tokens: tuple[int, ...]
+    table: TokenTable
+    seconds: dict[str, float]
+
+
+class ReadError(Exception):
+    """A prompt that has no tokens: what its sender is told, and what it took."""
+
+    def __init__(self, error: PacelineError, seconds: dict[str, float]) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.seconds = seconds
 
 
 class Texts:
-    """A folder that was replaced since (its modification time changed) is read again."""
+    """A folder that was replaced since (its modification time changed) is read again. One thread calls."""
 
-    def __init__(self, load: Callable[[Path], ModelText], kept_folders: int = KEPT_FOLDERS) -> None:
-        self._load = load
+    def __init__(self, kept_folders: int = KEPT_FOLDERS) -> None:
         self._kept_folders = kept_folders
-        self._models: OrderedDict[tuple[str, int], ModelText] = OrderedDict()
+        self._readers: OrderedDict[tuple[str, int], TextReader] = OrderedDict()
 
-    def get(self, model: ModelSpecification) -> ModelText:
-        """The text side of `model`. Raises ModelUnavailable when its folder does not give one."""
+    def read(self, command: Generate) -> "Future[Prompt]":
+        """The prompt of `command`, or `ReadError`, soon. Raises ModelUnavailable for a missing folder."""
+        reader = self._reader(command.model)
+        self._forget()
+        return reader.read(command)
+
+    def close(self) -> None:
+        """End every process, whatever it is at."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    def _reader(self, model: ModelSpecification) -> "TextReader":
         try:
             key = (model.path, Path(model.path).stat().st_mtime_ns)
-            found = self._models.get(key) or self._load(Path(model.path))
-        except PacelineError:
-            raise
-        except Exception as error:
-            message = f"The tokenizer of {model.id} cannot be loaded: {short_text(error)}"
-            raise ModelUnavailable(message) from error
-        self._models[key] = found
-        self._models.move_to_end(key)
-        while len(self._models) > self._kept_folders:
-            self._models.popitem(last=False)
-        return found
+        except OSError as error:
+            raise ModelUnavailable(f"The folder of {model.id} cannot be read: {error.strerror}") from error
+        if key not in self._readers:
+            self._readers[key] = TextReader(Path(model.path))
+        self._readers.move_to_end(key)
+        return self._readers[key]
+
+    def _forget(self) -> None:
+        """End those that were not needed for longest; one that is at work goes with the next prompt."""
+        idle = [key for key, reader in self._readers.items() if reader.idle]
+        for key in idle[: max(0, len(self._readers) - self._kept_folders)]:
+            self._readers.pop(key).close()
+
+
+class TextReader:
+    """One folder: prompts are read in order, by a thread that does nothing but wait for the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._name = printable(folder.name)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
+        self._last: Future[Prompt] | None = None
+        self._process: TextProcess | None = None
+        self._refusal: tuple[PacelineError, float] | None = None
+        self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being read, nor waits for it."""
+        return self._last is None or self._last.done()
+
+    def read(self, command: Generate) -> "Future[Prompt]":
+        """The prompt of `command`; cancelling it helps until its turn has come."""
+        self._last = self._thread.submit(self._read, command)
+        return self._last
+
+    def close(self) -> None:
+        """Kill the process; what is being read ends with an error."""
+        self._closed = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._process is not None:
+            self._process.kill()
+
+    def _read(self, command: Generate) -> Prompt:
+        began = time.monotonic()
+        try:
+            process = self._running()
+            if command.tokens is not None:
+                return Prompt(tuple(command.tokens), process.table, {})
+            answer = process.read(command)
+        except PacelineError as error:
+            raise ReadError(error, {"stopped": time.monotonic() - began}) from error
+        except Ended as ended:
+            reason = f"{command.model.id} cannot read this prompt: its chat template or tokenizer {ended}"
+            told = InvalidRequest(reason) if ended.costly else ModelUnavailable(reason, retry_after_seconds=1)
+            raise ReadError(told, {"stopped": time.monotonic() - began}) from ended
+        if answer.error is not None:
+            raise ReadError(error_of(answer.error), answer.seconds)
+        return Prompt(tuple(answer.tokens), process.table, answer.seconds)
+
+    def _running(self) -> "TextProcess":
+        """The process, started when there is none. Raises ModelUnavailable."""
+        if self._closed:
+            raise ModelUnavailable("The text side of the model is closed; send the request again.")
+        if self._process is None or not self._process.alive:
+            if self._refusal is not None and time.monotonic() < self._refusal[1]:
+                raise self._refusal[0]
+            self._process = TextProcess(self._folder)
+            try:
+                self._process.load()
+            except Ended as ended:
+                raise self._refuse(ModelUnavailable(f'the tokenizer of "{self._name}" {ended}')) from ended
+            except PacelineError as error:
+                raise self._refuse(error) from error
+        return self._process
+
+    def _refuse(self, error: PacelineError) -> PacelineError:
+        self._refusal = error, time.monotonic() + REMEMBERED_SECONDS
+        return error
+
+
+class Ended(Exception):
+    """The process is gone; the message says what it did, as the end of a sentence. `costly`: and is to blame."""
+
+    def __init__(self, reason: str, *, costly: bool) -> None:
+        super().__init__(reason)
+        self.costly = costly
+
+
+class TextProcess:
+    """One life of `app.worker.text_process`. Not forked but spawned: nothing of Metal may be carried over."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start it; `load` comes next."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - ourselves
+                [sys.executable, "-m", "app.worker.text_process", str(folder)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                close_fds=False,  # ours are never inherited, and so it is spawned without a fork
+                env={**os.environ, **ENVIRONMENT},
+            )
+        self._connection = Connection(ours.detach())
+        self._limit_bytes = LOAD_BYTES
+        self.table = TokenTable(pieces=[], vocabulary_size=0)
+
+    def load(self) -> None:
+        """Wait for its table. Raises Ended, and ModelUnavailable with the reason of the folder."""
+        found = self._receive(TokenTable | Failed)
+        if isinstance(found, Failed):
+            self.kill()
+            raise error_of(found)
+        self.table = found
+        self._limit_bytes = self._used_bytes() + PROMPT_BYTES
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
+
+    def read(self, command: Generate) -> PromptRead:
+        """The answer for one prompt. Raises Ended."""
+        try:
+            self._connection.send_bytes(msgspec.msgpack.encode(command))
+        except OSError:
+            self._end("")
+        return cast("PromptRead", self._receive(PromptRead))
+
+    def kill(self) -> None:
+        """End it now; safe to call twice and from any thread."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+    def _receive(self, kind: Any) -> Any:
+        silent_since = time.monotonic()
+        try:
+            while not self._connection.poll(LOOK_SECONDS):
+                if self._used_bytes() > self._limit_bytes:
+                    self._end(f"takes more than {self._limit_bytes >> 20} MiB of memory")
+                if time.monotonic() - silent_since > SILENT_SECONDS:
+                    self._end(f"did not answer for {SILENT_SECONDS:g} s")
+            return msgspec.msgpack.decode(self._connection.recv_bytes(MAX_FRAME_BYTES), type=kind)
+        except (OSError, EOFError, msgspec.MsgspecError):
+            self._end("")
+
+    def _used_bytes(self) -> int:
+        try:
+            return int(psutil.Process(self._process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    def _end(self, reason: str) -> NoReturn:
+        """Kill it and raise why; without a reason it has ended by itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0 if reason else ENDING_SECONDS)
+        if self._process.returncode == -signal.SIGPROF:
+            reason = "takes too much time"
+        self.kill()
+        self._connection.close()
+        raise Ended(reason or f"ended (code {self._process.returncode}), see the log", costly=bool(reason))

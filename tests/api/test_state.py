@@ -7,7 +7,16 @@ from datetime import UTC, datetime
 import pytest
 
 from app.core.errors import InvalidRequest, WorkerGone
-from app.core.messages import Accepted, DraftSpecification, Generate, Heartbeat, LoadedModel, LoadProgress, Snapshot
+from app.core.messages import (
+    Accepted,
+    DraftSpecification,
+    Generate,
+    Heartbeat,
+    LoadedModel,
+    LoadProgress,
+    Snapshot,
+    TextWork,
+)
 from tests.api.fakes import DRAFTERS, Site, failing, make_site
 
 pytestmark = pytest.mark.anyio
@@ -114,6 +123,8 @@ async def test_metrics(site: Site) -> None:
     async with site.app.router.lifespan_context(site.app):
         for listener in site.worker.listeners:
             listener(Heartbeat(pending=True, step_seconds=0.02))
+            listener(TextWork(seconds={"render": 0.5, "stream": 0.25}))
+            listener(TextWork(seconds={"render": 0.25}))
         site.worker.snapshot = Snapshot(models=(LOADED,), active_bytes=5000, peak_bytes=6000)
         site.worker.restarts = 2
         await site.chat()
@@ -136,6 +147,8 @@ async def test_metrics(site: Site) -> None:
         'paceline_time_to_first_token_seconds_count{model="demo-main"} 4.0',
         'paceline_time_between_tokens_seconds_count{model="demo-main"} 3.0',
         "paceline_step_seconds_count 1.0",
+        'paceline_text_seconds_total{work="render"} 0.75',
+        'paceline_text_seconds_total{work="stream"} 0.25',
         f"paceline_spec_decode_num_drafts_total{{{labels}}} 6.0",
         f"paceline_spec_decode_num_draft_tokens_total{{{labels}}} 12.0",
         f"paceline_spec_decode_num_accepted_tokens_total{{{labels}}} 6.0",

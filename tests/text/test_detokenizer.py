@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.text.detokenizer import TextChunk, TextStream
+from app.text.detokenizer import TextChunk
 from app.text.template import TextModel
 
 NAMES = ("bytes", "fallback", "unstripped", "window")
@@ -26,7 +26,7 @@ def split(tokens: Sequence[int], cuts: Sequence[int]) -> Iterator[Sequence[int]]
 
 
 def run(model: TextModel, steps: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> tuple[list[TextChunk], str]:
-    stream = TextStream(model, tuple(stop))
+    stream = model.table.open_stream(stop)
     chunks = [stream.feed(step, len(step) - 1) for step in steps]
     chunks.append(stream.finish())
     return chunks, "".join(chunk.text for chunk in chunks)
@@ -41,7 +41,7 @@ def test_chunks_add_up_to_the_full_decode_at_every_split(
     model = models[name]
     tokens = model.tokenizer.encode(text, add_special_tokens=False)
     chunks, told = run(model, list(split(tokens, cuts)))
-    assert told == model.decode(tokens) == model.tokenizer.decode(tokens, skip_special_tokens=True)
+    assert told == model.table.decode(tokens) == model.tokenizer.decode(tokens, skip_special_tokens=True)
     if name in {"bytes", "fallback"}:
         assert told == text
     for chunk in chunks:
@@ -83,15 +83,15 @@ def test_ids_without_a_piece_are_no_text(models: dict[str, TextModel]) -> None:
 
 def test_special_tokens_are_no_text_but_marks_for_parsers_are(chat: TextModel) -> None:
     tokens = chat.tokenizer.encode("<|im_start|>a<tool_call>b<|im_end|>", add_special_tokens=False)
-    assert run(chat, [tokens])[1] == chat.decode(tokens) == "a<tool_call>b"
+    assert run(chat, [tokens])[1] == chat.table.decode(tokens) == "a<tool_call>b"
 
 
 def test_a_continued_prompt_keeps_its_leading_space(models: dict[str, TextModel]) -> None:
     for name in ("fallback", "window"):
         model = models[name]
-        prompt, answer = (model.tokenizer.encode(text, add_special_tokens=False) for text in ("the", "the"))
-        assert TextStream(model).feed(answer).text == "the"
-        assert TextStream(model, after=prompt).feed(answer).text == " the"
+        answer = model.tokenizer.encode("the", add_special_tokens=False)
+        assert model.table.open_stream().feed(answer).text == "the"
+        assert model.table.open_stream(continued=True).feed(answer).text == " the"
 
 
 def cut_at(text: str, stop: Sequence[str]) -> tuple[str, bool]:
@@ -113,7 +113,7 @@ def test_the_first_complete_stop_string_ends_the_text(
     chat: TextModel, text: str, stop: list[str], cuts: list[int]
 ) -> None:
     tokens = chat.tokenizer.encode(text, add_special_tokens=False)
-    stream = TextStream(chat, tuple(stop))
+    stream = chat.table.open_stream(tuple(stop))
     told, used = "", 0
     expected, stops = cut_at(text, stop)
     for step in split(tokens, cuts):
@@ -126,25 +126,25 @@ def test_the_first_complete_stop_string_ends_the_text(
     assert last.stopped == stops
     assert stops or used == len(tokens)
     if stops:
-        before, counted = (chat.decode(tokens[:count]) for count in (used - 1, used))
+        before, counted = (chat.table.decode(tokens[:count]) for count in (used - 1, used))
         assert cut_at(counted.rstrip("\N{REPLACEMENT CHARACTER}"), stop)[1]
         assert not cut_at(before.rstrip("\N{REPLACEMENT CHARACTER}"), stop)[1]
 
 
 def test_tokens_after_a_stop_string_do_not_count(chat: TextModel) -> None:
     tokens = chat.tokenizer.encode("one END two END three", add_special_tokens=False)
-    stream = TextStream(chat, ("END", "three"))
+    stream = chat.table.open_stream(("END", "three"))
     chunk = stream.feed(tokens)
     assert chunk.text == "one "
     assert chunk.stopped
-    assert "END" in chat.decode(tokens[: chunk.tokens_used])
-    assert "END" not in chat.decode(tokens[: chunk.tokens_used - 1])
+    assert "END" in chat.table.decode(tokens[: chunk.tokens_used])
+    assert "END" not in chat.table.decode(tokens[: chunk.tokens_used - 1])
     assert stream.feed(tokens) == TextChunk(stopped=True)
     assert stream.finish() == TextChunk(stopped=True)
 
 
 def test_the_beginning_of_a_stop_string_is_held_and_told_when_it_was_none(chat: TextModel) -> None:
-    stream = TextStream(chat, ("###",))
+    stream = chat.table.open_stream(("###",))
     assert stream.feed(chat.encode("a ##")).text == "a "
     assert stream.feed(chat.encode("b")).text == "##b"
     assert stream.feed(chat.encode("#")).text == ""
@@ -164,10 +164,10 @@ def test_accepted_spans_lie_in_the_text_in_order(chat: TextModel, text: str, cut
 
 def test_accepted_spans_mark_what_the_drafter_brought(chat: TextModel) -> None:
     first, second = chat.encode("quick"), chat.encode(" fox")
-    stream = TextStream(chat)
+    stream = chat.table.open_stream()
     assert stream.feed([*first, *second], len(first)).accepted_spans == ((0, 5),)
     assert stream.feed(first, 0).accepted_spans == ()
-    held = TextStream(chat, ("quick fox jumps",))
+    held = chat.table.open_stream(("quick fox jumps",))
     assert held.feed(first, len(first)).text == ""
     assert held.feed(second, 0).text == ""
     assert held.finish().accepted_spans == ((0, 5),)

@@ -1,12 +1,10 @@
-import time
 from typing import Any
 
 import pytest
 from jinja2 import TemplateError
 from transformers.utils import chat_template_utils
 
-from app.text.limits import LimitExceeded, Meter
-from app.text.sandbox import MAX_TEMPLATE_BYTES, ChatTemplate
+from app.text.sandbox import ChatTemplate
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "  Be <b>brief</b> & kind. "},
@@ -61,72 +59,9 @@ def test_templates_render_as_in_transformers(name: str) -> None:
     assert ChatTemplate(TEMPLATES[name]).render(VARIABLES) == expected
 
 
-BOMBS = {
-    "endless loops": "{% set r = range(10000) %}{% for a in r %}{% for b in r %}"
-    "{% for c in r %}{% endfor %}{% endfor %}{% endfor %}",
-    "loop over text": "{% for a in big %}{% for b in big %}{% for c in big %}{% endfor %}{% endfor %}{% endfor %}",
-    "filtered loops": "{% set r = range(10000) %}{% for a in r %}{% for b in r %}{% for c in r if false %}{% endfor %}"
-    "{% endfor %}{% endfor %}",
-    "recursion": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "long range": "{{ range(10001) | list }}",
-    "product": "{{ 'a' * 1000000000 }}",
-    "product of lists": "{{ [1] * 1000000000 }}",
-    "reversed product": "{{ 1000000000 * 'a' }}",
-    "power": "{{ 10 ** (10 ** 8) }}",
-    "growing number": "{% set ns = namespace(x=10) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-    "doubling by plus": "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
-    "{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "doubling by tilde": "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
-    "{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "doubling by block": "{% set ns = namespace(x='a') %}{% for i in range(99) %}"
-    "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
-    "doubling by list": "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}"
-    "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "doubling by object": "{% set ns = namespace(x=1) %}{% for i in range(99) %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}"
-    "{% endfor %}{{ ns.x | tojson }}",
-    "doubling by items": "{% set ns = namespace(x={'a': 1}) %}{% for i in range(99) %}"
-    "{% set ns.x = {'a': [ns.x.items(), ns.x.items()]} %}{% endfor %}{{ ns.x }}",
-    "doubling by call": "{% set ns = namespace(x=1) %}{% for i in range(99) %}{% set ns.x = dict(a=ns.x, b=ns.x) %}"
-    "{% endfor %}{{ ns.x }}",
-    "replace": "{{ big.replace('', big) }}",
-    "replace filter": "{{ big | replace('', big) }}",
-    "join": "{{ big.join(big) }}",
-    "join filter": "{{ range(10000) | join(big) }}",
-    "join with generator": "{{ range(10000) | map('string') | join(big) }}",
-    "percent width": "{{ '%1000000000d' % 1 }}",
-    "percent variable width": "{{ '%*d' % (1000000000, 1) }}",
-    "percent precision": "{{ '%.1000000000f' % 1 }}",
-    "percent filter": "{{ '%1000000000d' | format(1) }}",
-    "format width": "{{ '{:1000000000}'.format(1) }}",
-    "format variable width": "{{ '{:{}}'.format(1, 1000000000) }}",
-    "format map": "{{ '{a:1000000000}'.format_map({'a': 1}) }}",
-    "format many": "{{ ('{0}' * 60000).format(big) }}",
-    "indent": "{{ ('a\n' * 9999) | indent(1000000) }}",
-    "indent by text": "{{ ('a\n' * 9999) | indent(big) }}",
-    "json indent": "{{ [1, 2] | tojson(indent=1000000000) }}",
-    "json separators": "{{ [1, 2] | tojson(separators=(big, big)) }}",
-    "date": "{{ strftime_now('%1000000000Y') }}",
-    "static text": "{% for a in range(10000) %}{% for b in range(10000) %}" + "x" * 30_000 + "{% endfor %}{% endfor %}",
-}
-
-
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_ends_soon_in_an_error(name: str) -> None:
-    template = ChatTemplate(BOMBS[name])
-    meter = Meter(seconds=0.2, characters=1 << 20)
-    started = time.monotonic()
-    with pytest.raises(LimitExceeded):
-        template.render({"big": "x" * 50_000, **VARIABLES}, meter)
-    assert time.monotonic() - started < 5
-
-
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ 'x'.ljust(1000000000) }}",
-        "{{ 'x'.zfill(1000000000) }}",
-        "{{ 'x'.encode() }}",
-        "{{ (5).to_bytes(1000000000, 'big') }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ cycler.__init__.__globals__ }}",
         "{{ messages.append(1) }}",
@@ -147,41 +82,11 @@ def test_what_the_sandbox_forbids_is_an_error(source: str) -> None:
     assert str(MESSAGES) == before
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for %}",
-        "{{ 'x' | center(9) }}",
-        "{{ lipsum() " + "}}",
-        "{{ 'x' | nothing }}",
-        "{{" + "(" * 20_000,
-        "x" * (MAX_TEMPLATE_BYTES + 1),
-    ],
-)
+@pytest.mark.parametrize("source", ["{% for %}", "{{ 'x' | nothing }}", "{{" + "(" * 20_000])
 def test_templates_that_cannot_be_used(source: str) -> None:
     with pytest.raises((TemplateError, RecursionError)):
-        ChatTemplate(source).render(VARIABLES)
+        ChatTemplate(source)
 
 
 def test_private_attributes_are_undefined_in_formats_too() -> None:
     assert ChatTemplate("{{ '{0.__class__}'.format(1) }}").render({}) == ""
-
-
-def test_a_namespace_does_not_show_what_it_holds() -> None:
-    assert ChatTemplate("{% set ns = namespace(a=1) %}{{ ns }}").render({}) == "<Namespace>"
-
-
-def test_a_long_chat_is_rendered_in_time() -> None:
-    chat = [{"role": "user", "content": f"message {index} " + "word " * 50} for index in range(1000)]
-    source = (
-        "{% set ns = namespace(seen=[]) %}{% for m in messages %}{% set ns.seen = ns.seen + [m.role] %}"
-        "{% if messages | length > 1 and messages[loop.index0 - 1].role %}{{ m | tojson }}{% endif %}{% endfor %}"
-    )
-    assert len(ChatTemplate(source).render({"messages": chat})) > 250_000
-
-
-def test_the_clock_is_asked_all_along() -> None:
-    seconds = iter(range(10_000))
-    meter = Meter(seconds=100, clock=lambda: next(seconds))
-    with pytest.raises(LimitExceeded, match="longer than 100 s"):
-        ChatTemplate("{% for a in range(10000) %}{% endfor %}").render({}, meter)

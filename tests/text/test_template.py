@@ -21,7 +21,7 @@ def refused(model: TextModel, messages: Any = USER, arguments: Any = None) -> st
 
 def test_a_chat_is_rendered_and_tokenized_as_transformers_does(chat: TextModel) -> None:
     messages = [*USER, {"role": "assistant", "content": "hello 👩‍💻"}, {"role": "user", "content": "你好"}]
-    expected = chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    expected = chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert chat.render(messages) == expected
     assert chat.render_text(USER) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert chat.tokenizer.convert_tokens_to_ids("<|im_start|>") in chat.render(USER)
@@ -106,15 +106,13 @@ def test_the_templates_own_message_reaches_the_client(tmp_path: Path) -> None:
     ("source", "reason"),
     [
         ("{% for %}", "cannot be compiled"),
-        ("x" * 70_000, "larger than 65536 bytes"),
-        ("{{ 'a' * 10 ** 9 }}", "more than"),
         ("{{ messages + 1 }}", "TypeError"),
     ],
 )
 def test_a_template_that_fails_is_told_and_completions_still_work(tmp_path: Path, source: str, reason: str) -> None:
     model = TextModel.load(write_folder(tmp_path, byte_level(), template=source))
     assert reason in refused(model)
-    assert model.decode(model.encode("still here")) == "still here"
+    assert model.table.decode(model.encode("still here")) == "still here"
 
 
 def test_a_base_model_has_no_chat(tmp_path: Path) -> None:
@@ -139,7 +137,7 @@ def test_rendering_works_off_the_main_thread(chat: TextModel) -> None:
 
 
 def test_completions_begin_with_bos_only_where_the_tokenizer_does_that(tmp_path: Path, chat: TextModel) -> None:
-    assert chat.decode(chat.encode("the fox")) == "the fox"
+    assert chat.table.decode(chat.encode("the fox")) == "the fox"
     folder = write_folder(tmp_path, byte_fallback(), eos_token="</s>", bos_token="<s>")
     content = json.loads((folder / "tokenizer.json").read_text())
     special = {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
@@ -185,13 +183,13 @@ def test_tokens_as_logprobs_show_them(models: dict[str, TextModel]) -> None:
     for name in ("bytes", "fallback"):
         model = models[name]
         tokens = model.tokenizer.encode("the 👍", add_special_tokens=False)
-        shown = [model.token_text(token) for token in tokens]
+        shown = [model.table.token_text(token) for token in tokens]
         assert b"".join(found for _, found in shown).decode().strip() == "the 👍"
         assert any(text == "\N{REPLACEMENT CHARACTER}" for text, _ in shown)
     window = models["window"]
-    assert window.token_text(window.tokenizer.convert_tokens_to_ids("is")) == ("is", b"is")
-    assert models["bytes"].token_text(0) == ("<|endoftext|>", b"<|endoftext|>")
-    assert [model.token_text(10**7) for model in models.values()] == [("", b"")] * len(models)
+    assert window.table.token_text(window.tokenizer.convert_tokens_to_ids("is")) == ("is", b"is")
+    assert models["bytes"].table.token_text(0) == ("<|endoftext|>", b"<|endoftext|>")
+    assert [model.table.token_text(10**7) for model in models.values()] == [("", b"")] * len(models)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"model": {"type": "BPE"}}', "\0"])

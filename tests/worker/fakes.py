@@ -1,18 +1,18 @@
 """Small stand-ins for pool, engine and text, and a scheduler that fails on request. Tokens are bytes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
-from app.core.messages import LoadedModel, ModelSpecification
+from app.core.messages import Generate, LoadedModel, ModelSpecification
 from app.core.ports import Clock, EngineLimits
 from app.core.request import Request, SpeculationRequest
 from app.core.step import DecodeRow, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult, TokenEvent, TokenLogprobs
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent, Progress
 from app.scheduler.scheduler import Scheduler
-from app.worker.texts import ModelText
+from app.text.detokenizer import TokenTable
+from app.worker.texts import Prompt, ReadError
 
 END = 0
 """The stop token."""
@@ -196,61 +196,22 @@ class FakePool:
         return (len(self.engines), 0, 0)
 
 
-@dataclass(frozen=True)
-class Chunk:
-    text: str = ""
-    tokens_used: int = 0
-    accepted_spans: tuple[tuple[int, int], ...] = ()
-    stopped: bool = False
+TABLE = TokenTable(pieces=[bytes([byte]) for byte in range(256)], stop_token_ids=frozenset({END}), vocabulary_size=256)
+"""One byte a token."""
 
 
-class FakeStream:
-    """Latin-1; holds back what may begin a stop string."""
-
-    def __init__(self, stop: tuple[str, ...]) -> None:
-        self.stop = stop
-        self.held = ""
-
-    def feed(self, tokens: Sequence[int], accepted: int) -> Chunk:
-        for number, token in enumerate(tokens):
-            if token == 255:
-                raise BaseExceptionGroup("a panic", [RuntimeError("of the tokenizer")])
-            self.held += chr(token)
-            for stop in self.stop:
-                if stop in self.held:
-                    text = self.held.partition(stop)[0]
-                    return Chunk(text, number + 1, ((0, len(text)),) if text else (), stopped=True)
-        keep = max((len(stop) - 1 for stop in self.stop), default=0)
-        text = self.held[: max(0, len(self.held) - keep)]
-        self.held = self.held[len(text) :]
-        return Chunk(text, len(tokens), ((0, min(accepted, len(text))),) if text and accepted else ())
-
-    def finish(self) -> Chunk:
-        return Chunk(self.held)
+def fake_read(command: Generate) -> "Future[Prompt]":
+    """At once, in this process. A folder that is gone is not read, nor what is no Latin-1."""
+    future: Future[Prompt] = Future()
+    if not Path(command.model.path).is_dir():
+        raise ModelUnavailable("no folder")
+    try:
+        future.set_result(Prompt(_tokens(command), TABLE, {"tokenize": 0.5}))
+    except UnicodeError as error:
+        future.set_exception(ReadError(PacelineError(f"unreadable: {error}"), {"render": 0.25}))
+    return future
 
 
-class FakeText:
-    """One byte a token."""
-
-    stop_token_ids = frozenset({END})
-    vocabulary_size = 256
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        template_arguments: Mapping[str, Any] | None,
-    ) -> list[int]:
-        if (template_arguments or {}).get("panic"):
-            raise BaseExceptionGroup("a panic", [RuntimeError("of the template")])
-        return [byte for message in messages for byte in str(message["content"]).encode("latin-1")]
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode("latin-1"))
-
-    def token_text(self, token: int) -> tuple[str, bytes]:
-        return chr(token), bytes([token])
-
-
-def fake_text(_: Path) -> ModelText:
-    return ModelText(FakeText(), lambda stop, _: FakeStream(stop))
+def _tokens(command: Generate) -> tuple[int, ...]:
+    said = [str(message["content"]) for message in command.messages or ()]
+    return tuple(command.tokens or "".join([command.text or "", *said]).encode("latin-1"))

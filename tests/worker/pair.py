@@ -17,8 +17,7 @@ from app.core.messages import (
 from app.core.ports import EnginePort
 from app.worker.loop import Loop
 from app.worker.speaker import Speaker
-from app.worker.texts import Texts
-from tests.worker.fakes import BreakableScheduler, FakeEngine, FakePool, fake_text
+from tests.worker.fakes import BreakableScheduler, FakeEngine, FakePool, fake_read
 
 
 class Pair:
@@ -32,7 +31,8 @@ class Pair:
         self.pool = FakePool(make_engine=make_engine)
         self.schedulers: list[BreakableScheduler] = []
         self.alive = True
-        self.speaker = Speaker(texts=Texts(fake_text), send=self.events.append, clock=self.clock, **options)
+        read = options.pop("read", fake_read)
+        self.speaker = Speaker(read=read, send=self.events.append, clock=self.clock, **options)
         self.loop = Loop(
             pool=self.pool,
             open_scheduler=self.open_scheduler,

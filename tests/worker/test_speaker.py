@@ -1,14 +1,16 @@
 """What a client is told: text, stops, statistics, ends. The loop is real, engine and scheduler are fakes."""
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from app.core.errors import error_class
-from app.core.messages import Accepted, Cancel, Delta, Failed, Generate, Shutdown
+from app.core.messages import Accepted, Cancel, Delta, Failed, Generate, Shutdown, TextWork
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.answer import Answer, describe
-from tests.worker.fakes import FakeEngine, fake_text
+from app.worker.texts import Prompt
+from tests.worker.fakes import FakeEngine, fake_read
 from tests.worker.pair import Pair
 
 
@@ -36,7 +38,7 @@ def test_a_request_is_accepted_streamed_and_finished_once(pair: Pair) -> None:
 
 def test_choices_draw_with_their_own_seeds_and_end_on_their_own(pair: Pair) -> None:
     command = pair.ask(n=3, sampling=SamplingParameters(seed=41))
-    submission = Answer(command, fake_text(pair.folder), 0.0).submission()
+    submission = Answer(command, fake_read(command).result(), 0.0).submission()
     assert [request.sampling.seed for request in submission.requests] == [41, 42, 43]
     pair.say(command)
     pair.settle()
@@ -70,7 +72,7 @@ def test_a_stop_inside_a_block_cuts_its_drafts(pair: Pair) -> None:
 
 def test_tokens_without_text_ride_along(tmp_path: Path) -> None:
     pair = Pair(tmp_path, make_engine=lambda: FakeEngine(b"ab\x00"))
-    pair.say(pair.ask(stop=("bxxxx",), max_tokens=50, sampling=SamplingParameters(top_logprobs=1)))
+    pair.say(pair.ask(stop=("abxxx",), max_tokens=50, sampling=SamplingParameters(top_logprobs=1)))
     pair.settle()
     (delta,) = (event for event in pair.of("r") if isinstance(event, Delta))
     assert (delta.text, delta.tokens) == ("ab", 2)
@@ -109,7 +111,6 @@ def test_chat_messages_are_rendered(pair: Pair) -> None:
         ({"n": 0}, "InvalidRequest"),
         ({"max_tokens": 0}, "InvalidRequest"),
         ({"text": "x" * 300}, "InvalidRequest"),
-        ({"text": None, "messages": [{"content": "x"}], "template_arguments": {"panic": True}}, "PacelineError"),
         ({"text": "€"}, "PacelineError"),
     ],
 )
@@ -158,18 +159,6 @@ def test_cancel_ends_every_choice_at_what_was_told(pair: Pair) -> None:
     assert pair.engine.rows == set()
 
 
-def test_a_detokenizer_that_panics_ends_its_request_only(tmp_path: Path) -> None:
-    engines = iter([FakeEngine(b"ab\xff"), FakeEngine()])
-    pair = Pair(tmp_path, make_engine=lambda: next(engines))
-    pair.say(pair.ask("bad", n=2), pair.ask("good", model="other"))
-    pair.settle()
-    (failed,) = pair.failed("bad")
-    assert "could not be told" in failed.message
-    assert pair.finished("bad") == []
-    assert pair.text("good") == "abcdefghij"
-    assert pair.leases == 0
-
-
 def test_shutdown_lets_running_requests_finish_and_refuses_new_ones(pair: Pair) -> None:
     pair.say(pair.ask())
     pair.settle(6)
@@ -194,10 +183,14 @@ def test_at_the_end_of_the_drain_the_rest_fails(pair: Pair, second: bool) -> Non
 
 
 def test_a_backlog_is_refused_at_the_door(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, backlog_limit=3)
+    slow = Slow()
+    pair = Pair(tmp_path, backlog_limit=3, read=slow)
     pair.say(*(pair.ask(f"r{number}") for number in range(5)))
+    pair.settle()
     assert [event.id for event in pair.failed("r3") + pair.failed("r4")] == ["r3", "r4"]
     assert pair.failed("r3")[0].error == "QueueFull"
+    for future in slow.futures:
+        future.set_result(fake_read(pair.ask()).result())
     pair.settle()
     assert [pair.text(f"r{number}") for number in range(3)] == ["abcdefghij"] * 3
 
@@ -223,11 +216,61 @@ def test_the_log_line_says_what_ran(pair: Pair, caplog: pytest.LogCaptureFixture
         assert words in line
 
 
-def test_the_speaker_says_how_long_it_is_at_one_thing(pair: Pair) -> None:
-    assert pair.speaker.busy_seconds() == 0
-    pair.say(pair.ask())
+def test_what_the_text_side_was_busy_with_is_told(pair: Pair) -> None:
+    pair.say(pair.ask(), pair.ask("bad", text="€"))
     pair.settle()
-    assert pair.speaker.busy_seconds() == 0
+    told = [event.seconds for event in pair.events if isinstance(event, TextWork)]
+    assert told == [{"tokenize": 0.5}, {"render": 0.25}]
+
+
+class Slow:
+    """Prompts that are read when the test says so."""
+
+    def __init__(self) -> None:
+        self.futures: list[Future[Prompt]] = []
+
+    def __call__(self, _: Generate) -> "Future[Prompt]":
+        self.futures.append(Future())
+        return self.futures[-1]
+
+
+def test_a_prompt_that_takes_long_holds_up_neither_streams_nor_others(tmp_path: Path) -> None:
+    slow = Slow()
+    pair = Pair(tmp_path, read=lambda command: (slow if command.id == "slow" else fake_read)(command))
+    pair.say(pair.ask("running"), pair.ask("slow"), pair.ask("next"))
+    pair.settle()
+    assert (pair.text("running"), pair.text("next"), pair.of("slow")) == ("abcdefghij", "abcdefghij", [])
+    slow.futures[0].set_result(fake_read(pair.ask()).result())
+    pair.settle()
+    assert pair.text("slow") == "abcdefghij"
+
+
+def test_a_client_that_leaves_while_its_prompt_is_read_is_forgotten(tmp_path: Path) -> None:
+    slow = Slow()
+    pair = Pair(tmp_path, read=slow)
+    pair.say(pair.ask("waiting", n=2), Cancel(id="waiting"), pair.ask("begun"))
+    pair.settle()
+    assert slow.futures[0].cancelled()
+    slow.futures[1].set_running_or_notify_cancel()
+    pair.say(Cancel(id="begun"))
+    pair.settle()
+    slow.futures[1].set_result(fake_read(pair.ask()).result())
+    pair.settle()
+    told = [
+        (event.id, event.index, event.finish_reason) for name in ("waiting", "begun") for event in pair.finished(name)
+    ]
+    assert told == [("waiting", 0, "cancelled"), ("waiting", 1, "cancelled"), ("begun", 0, "cancelled")]
+    assert pair.leases == 0
+
+
+def test_a_prompt_that_is_still_read_when_the_server_stops_is_told(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, read=Slow())
+    pair.say(pair.ask(), Shutdown(drain_seconds=60))
+    for _ in range(3):
+        assert pair.turn()
+    pair.now += 61
+    assert not pair.turn()
+    assert pair.failed()[0].code == "stopping"
 
 
 def test_why_nothing_is_drafted_is_told_when_it_changes(pair: Pair) -> None:

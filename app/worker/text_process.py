@@ -1,0 +1,106 @@
+"""One model folder's tokenizer and chat template in a process of their own: `python -m app.worker.text_process FOLDER`.
+
+Started by `app.worker.texts` and by nobody else; it speaks over its standard input, a socket. Whatever a stranger's
+template or tokenizer does here costs this process alone: the kernel ends it when a stage takes too much processor time,
+and its parent when it takes too much memory. It ends when its parent does, and mlx is never imported.
+"""
+
+# ruff: noqa: E402 - what follows imports mlx_lm, and has to come after its stand-in
+import importlib.util
+import logging
+import signal
+import sys
+import time
+import types
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+_PACKAGE = types.ModuleType("mlx_lm")
+_PACKAGE.__path__ = list(importlib.util.find_spec("mlx_lm").submodule_search_locations or ())  # type: ignore[union-attr]
+sys.modules["mlx_lm"] = _PACKAGE
+"""The package itself would import mlx; its tokenizer modules do not need it."""
+
+import msgspec
+
+from app.core.errors import PacelineError
+from app.core.messages import Failed, Generate, PromptRead
+from app.text.template import TextModel
+from app.worker.failure import failed_frame, short_text
+
+LOAD_SECONDS = 20.0
+STAGE_SECONDS = 1.0
+BYTES_PER_SECOND = 100_000
+"""Tokenizers read a megabyte and more; a long prompt gets its time."""
+
+
+class Stages:
+    """What is being done, and for how long: the kernel ends the process (SIGPROF) when a stage exceeds its time."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._began = 0.0
+        self._seconds: dict[str, float] = {}
+
+    def begin(self, name: str, size_bytes: int = 0, *, seconds: float = STAGE_SECONDS) -> None:
+        """Seconds are those of the processor, so that a busy machine ends nothing early."""
+        self.end()
+        self._name, self._began = name, time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, seconds + size_bytes / BYTES_PER_SECOND)
+
+    def end(self) -> None:
+        """Nothing is being done."""
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if self._name:
+            spent = time.process_time() - self._began
+            self._seconds[self._name] = self._seconds.get(self._name, 0.0) + spent
+        self._name = ""
+
+    def take(self) -> dict[str, float]:
+        """What was spent since the last time, by stage."""
+        self.end()
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+
+def main(folder: Path, connection: Connection) -> None:
+    """The table of tokens or why there is none, then one answer for each prompt until the parent is gone."""
+    stages = Stages()
+    stages.begin("load", seconds=LOAD_SECONDS)
+    try:
+        model = TextModel.load(folder, stages.begin)
+    except PacelineError as error:
+        connection.send_bytes(msgspec.msgpack.encode(failed_frame("", error)))
+        return
+    stages.end()
+    connection.send_bytes(msgspec.msgpack.encode(model.table))
+    while True:
+        command = msgspec.msgpack.decode(connection.recv_bytes(), type=Generate)
+        found = read(model, command)
+        seconds = stages.take()
+        if isinstance(found, Failed):
+            answer = PromptRead(error=found, seconds=seconds)
+        else:
+            answer = PromptRead(tokens=found, seconds=seconds)
+        connection.send_bytes(msgspec.msgpack.encode(answer))
+
+
+def read(model: TextModel, command: Generate) -> list[int] | Failed:
+    """The tokens of one prompt, or why it has none."""
+    limit = command.model.max_context_tokens
+    try:
+        if command.messages is None:
+            return model.encode(command.text or "", max_context_tokens=limit)
+        return model.render(command.messages, command.tools, command.template_arguments, max_context_tokens=limit)
+    except PacelineError as error:
+        return failed_frame(command.id, error)
+    except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is no Exception
+        return failed_frame(command.id, PacelineError(f"The prompt could not be read: {short_text(error)}"))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        main(Path(sys.argv[1]), Connection(0))
+    except (EOFError, OSError):
+        sys.exit(0)

@@ -1,0 +1,70 @@
+"""Real tokenizers of five families: prompts as transformers makes them, and text that comes out as it went in."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.text.template import TextModel
+from tests.published import TOKENIZERS, chat_templates, tokenizer_folder
+from tests.text.dialogues import dialogues, variants
+
+TEXT = (
+    "Grüße, 你好 👩‍💻👨‍👩‍👧‍👦🇩🇪 — naïve café,  two spaces\n\n\tdef f(x): return 'é'\r\n"
+    " 한국어 日本語 12345.678 ﷽ \u200d ok "
+)
+
+
+@pytest.fixture(scope="module", params=[package.name for package in TOKENIZERS])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    """A published tokenizer as a model folder; gpt-oss publishes its template in a file of its own."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    for file in tokenizer_folder(request.param).iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 8192}))
+    if request.param == "gptoss":
+        (folder / "chat_template.jinja").write_text(chat_templates()["openai-gpt-oss-120b"].read_text())
+    return TextModel.load(folder)
+
+
+def test_prompt_tokens_are_those_of_apply_chat_template(model: TextModel) -> None:
+    """It cannot be asked about null content, of which it drops the key."""
+    compared = 0
+    for messages, tools in dialogues():
+        if any(message["content"] is None for message in messages):
+            continue
+        rendered = [tokens for variant, _ in variants(messages) if (tokens := applied(model, variant, tools))]
+        if rendered:
+            assert model.render(messages, tools) in rendered
+            compared += 1
+    assert compared >= 13
+
+
+def applied(model: TextModel, messages: list[dict[str, Any]], tools: Any) -> list[int] | None:
+    """What transformers makes of it, if it does."""
+    with contextlib.suppress(Exception):
+        return list(
+            model.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
+        )
+    return None
+
+
+def test_text_comes_out_as_it_went_in_however_its_bytes_are_split(model: TextModel) -> None:
+    tokens = model.encode(TEXT)
+    assert tokens == model.tokenizer.encode(TEXT)
+    assert model.table.decode(tokens) == TEXT == model.tokenizer.decode(tokens, skip_special_tokens=True)
+    stream = model.table.open_stream(("no such words",))
+    told = [stream.feed([token]).text for token in tokens]
+    assert "".join([*told, stream.finish().text]) == TEXT
+    assert "" in told
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in told)
+
+
+def test_every_token_spells_what_the_tokenizer_says(model: TextModel) -> None:
+    shown = [token for token in range(0, len(model.table.pieces), 37) if token not in model.table.hidden_token_ids]
+    for token in shown:
+        text, found = model.table.token_text(token)
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            assert text == model.tokenizer.decode([token], clean_up_tokenization_spaces=False), found

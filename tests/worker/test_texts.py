@@ -1,0 +1,228 @@
+"""Prompts are read in processes of their own: what is hostile costs its own request, or its own model, and no more."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
+from app.core.messages import Generate, ModelSpecification
+from app.worker.texts import Prompt, ReadError, Texts
+from tests.worker.hostile import TEMPLATES, TOKENIZERS, write_folder, write_hostile_template, write_hostile_tokenizer
+
+WAIT_SECONDS = 110
+SOME = ("endless loops", "batch", "slice", "text times")
+"""One template for each way in which they end."""
+
+
+@pytest.fixture
+def texts() -> Iterator[Texts]:
+    texts = Texts()
+    yield texts
+    texts.close()
+    assert processes() == []
+
+
+def processes() -> list[psutil.Process]:
+    """Those that read prompts for this one."""
+    children = psutil.Process().children()
+    return [child for child in children if "app.worker.text_process" in child.cmdline()]
+
+
+def chat(folder: Path, text: str = "hello") -> Generate:
+    return ask(folder, messages=[{"role": "user", "content": text}])
+
+
+def ask(folder: Path, **changes: object) -> Generate:
+    model = ModelSpecification(id=folder.name, path=str(folder))
+    return Generate(id="r", model=model, **changes)  # type: ignore[arg-type]
+
+
+def read(texts: Texts, command: Generate) -> Prompt:
+    return texts.read(command).result(WAIT_SECONDS)
+
+
+def refusal(texts: Texts, command: Generate) -> PacelineError:
+    with pytest.raises(ReadError) as caught:
+        read(texts, command)
+    assert "stopped" in caught.value.seconds or "render" in caught.value.seconds
+    return caught.value.error
+
+
+def test_a_chat_a_text_and_tokens_are_read_by_one_process(texts: Texts, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    prompt = read(texts, chat(folder))
+    assert prompt.table.decode(prompt.tokens) == "user\nhello\nassistant\n"
+    assert set(prompt.seconds) == {"load", "render", "tokenize"}
+    (first,) = processes()
+    assert bytes(read(texts, ask(folder, text="héllo")).tokens).decode() == "héllo"
+    assert read(texts, ask(folder, tokens=[7, 8])).tokens == (7, 8)
+    assert processes() == [first]
+    assert read(texts, chat(folder)).table is prompt.table
+
+
+def test_mlx_is_not_imported_where_prompts_are_read(texts: Texts, tmp_path: Path) -> None:
+    read(texts, chat(write_folder(tmp_path / "m")))
+    (process,) = processes()
+    mapped = [file.path for file in process.memory_maps()]
+    assert any("tokenizers" in path for path in mapped)
+    assert not any("mlx" in path for path in mapped)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_hostile_template_costs_its_own_request_and_completions_still_work(
+    texts: Texts, tmp_path: Path, name: str
+) -> None:
+    folder = write_hostile_template(tmp_path / "m", name)
+    assert isinstance(refusal(texts, chat(folder, "bomb")), InvalidRequest)
+    assert len(read(texts, ask(folder, text="hello")).tokens) == 5
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_hostile_template_is_refused(texts: Texts, tmp_path: Path, name: str) -> None:
+    folder = write_hostile_template(tmp_path / "m", name)
+    assert isinstance(refusal(texts, chat(folder, "bomb")), InvalidRequest)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_every_hostile_tokenizer_is_refused_or_works(texts: Texts, tmp_path: Path, kind: str) -> None:
+    folder = write_hostile_tokenizer(tmp_path / "m", kind)
+    if kind == "two million entries":
+        assert read(texts, chat(folder)).tokens
+    else:
+        assert isinstance(refusal(texts, chat(folder)), ModelUnavailable)
+
+
+def test_a_hostile_tokenizer_costs_its_own_model(texts: Texts, tmp_path: Path) -> None:
+    """It is not tried again at once; another model is served meanwhile."""
+    hostile = write_hostile_tokenizer(tmp_path / "hostile", "exploding normalizers")
+    first, second = texts.read(chat(hostile)), texts.read(chat(hostile))
+    assert read(texts, chat(write_folder(tmp_path / "good"))).tokens
+    assert not first.done()
+    reasons = {str(future.exception(WAIT_SECONDS)) for future in (first, second)}
+    (reason,) = reasons
+    assert "memory" in reason or "time" in reason
+    assert str(tmp_path) not in reason
+
+
+def test_a_named_pipe_in_place_of_a_tokenizer_is_not_waited_for(texts: Texts, tmp_path: Path) -> None:
+    error = refusal(texts, chat(write_hostile_tokenizer(tmp_path / "m", "a named pipe")))
+    assert isinstance(error, ModelUnavailable)
+    assert "tokenizer.json is not a regular file" in error.message
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(texts: Texts, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    read(texts, chat(folder))
+    (process,) = processes()
+    before = process.memory_info().rss
+    tools = [{"type": "function", "function": {"name": f"f{n}", "description": "x" * 60_000}} for n in range(128)]
+    hello = [{"role": "user", "content": "hello"}]
+    for command in (
+        ask(folder, text="7" * 31_000_000),
+        ask(folder, text="a" * 31_000_000),
+        chat(folder, "7" * 15_900_000),
+        ask(folder, messages=hello, tools=tools),
+    ):
+        with pytest.raises(ReadError) as caught:
+            read(texts, command)
+        error = caught.value.error
+        assert error.code == "context_length_exceeded"
+        assert "4096 tokens" in error.message
+        assert sum(caught.value.seconds.values()) < 0.3
+    assert processes() == [process]
+    assert process.memory_info().rss < before + 200 * 1024 * 1024
+
+
+def test_tokenizing_stops_beyond_the_context(texts: Texts, tmp_path: Path) -> None:
+    """Here no number of bytes is too many: one token is longer than the whole text."""
+    folder = write_folder(tmp_path / "m")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"][0]["content"] = "x" * 10_000
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ReadError, match="more than 4096 tokens, but the context holds 4096") as caught:
+        read(texts, ask(folder, text="7" * 31_000_000))
+    assert caught.value.seconds["tokenize"] < 0.5
+    fits = "x" * 10_000 * 30
+    assert read(texts, ask(folder, text=fits)).tokens == (256,) * 30
+
+
+def test_a_request_that_is_forgotten_before_its_turn_is_not_read(texts: Texts, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    first, second, third = (texts.read(chat(folder, text)) for text in ("a", "b", "c"))
+    assert second.cancel()
+    assert first.result(WAIT_SECONDS).tokens != third.result(WAIT_SECONDS).tokens
+
+
+def test_a_process_that_was_killed_is_started_again(texts: Texts, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    tokens = read(texts, chat(folder)).tokens
+    (process,) = processes()
+    process.kill()
+    process.wait()
+    assert read(texts, chat(folder)).tokens == tokens
+
+
+def test_a_missing_or_changed_folder_is_noticed(texts: Texts, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    with pytest.raises(ModelUnavailable):
+        texts.read(chat(tmp_path / "none"))
+    read(texts, chat(folder))
+    (first,) = processes()
+    (folder / "added.txt").touch()
+    os.utime(folder, ns=(1, 1))
+    read(texts, chat(folder))
+    assert {first} < set(processes())
+
+
+def test_the_least_recently_used_process_is_ended(tmp_path: Path) -> None:
+    texts = Texts(kept_folders=1)
+    try:
+        for name in ("a", "b"):
+            read(texts, chat(write_folder(tmp_path / name)))
+        (left,) = processes()
+        assert left.cmdline()[-1] == str(tmp_path / "b")
+    finally:
+        texts.close()
+
+
+def test_closing_ends_a_process_whatever_it_is_at(tmp_path: Path) -> None:
+    texts = Texts()
+    future = texts.read(chat(write_hostile_template(tmp_path / "m", "endless loops"), "bomb"))
+    while not processes():
+        assert not future.done()
+    texts.close()
+    assert isinstance(future.exception(WAIT_SECONDS), ReadError)
+    assert processes() == []
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from app.worker.texts import Texts
+from tests.worker.test_texts import chat, processes, read
+texts = Texts()
+folder = Path(sys.argv[1])
+read(texts, chat(folder))
+print(processes()[0].pid, flush=True)
+texts.read(chat(folder, "bomb"))
+sys.stdin.read()
+"""
+
+
+def test_it_ends_when_its_parent_is_killed_even_inside_a_bomb(tmp_path: Path) -> None:
+    folder = write_hostile_template(tmp_path / "m", "endless loops")
+    parent = psutil.Popen(
+        [sys.executable, "-c", PARENT, str(folder)], stdin=-1, stdout=-1, cwd=Path(__file__).parents[2]
+    )
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    child.wait(WAIT_SECONDS)
