@@ -130,8 +130,8 @@ def unload(model: Model) -> None:
     from app.command.server import Server
 
     with told_errors(), Server(_settings()) as server:
-        server.unload(model)
-    console().print(f"{model} is unloaded.", highlight=False)
+        was_loaded = server.unload(model).get("was_loaded")
+    console().print(f"{model} {'is unloaded' if was_loaded else 'was not loaded'}.", highlight=False, markup=False)
 
 
 @application.command()

@@ -1,8 +1,8 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: what can answer; with `?all=true` also drafters and what cannot be used,
 and why. Never loads, never downloads.
 
-Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `draft` (the id of the first drafter),
-`drafts` (id and method of each), `alias`, `methods`, `unavailable` (method -> why not), `context` (tokens),
+Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `source`, `draft` (the id of the first
+drafter), `drafts` (id and method of each), `alias`, `methods`, `unavailable` (method -> why not), `context` (tokens),
 `size_bytes` and `problem`.
 """
 
@@ -63,6 +63,7 @@ def describe(context: Context, model: CatalogModel, loaded: LoadedModel | None) 
         "alias": context.live.model(model.id).alias,
         "state": _state(problem, loaded),
         "kind": model.kind,
+        "source": model.source,
         "draft": drafts[0].id if drafts else None,
         "drafts": drafts_object(drafts),
         "methods": list(loaded.methods) if loaded else [],

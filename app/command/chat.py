@@ -18,6 +18,7 @@ from app.command.server import NoServer, Server
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401 - lets `input` edit lines and remember them
 
+EMBEDDED = "embedded"
 ACCEPTED_STYLE = "green underline"
 THINKING_STYLE = "dim italic"
 HELP = """/help   this list
@@ -187,11 +188,20 @@ def summary_of(reply: Reply) -> str:
 
 
 def choose_model(server: Server, wanted: str | None) -> str:
-    """The model that was named, else the one that is loaded, else one with a draft, else any that can answer."""
+    """The model that was named, else the one that is loaded, else the only one of the user, else the embedded one that
+    has a drafter. Raises `CommandError` where there is a choice to make."""
     if wanted:
         return wanted
-    usable = [model for model in server.models() if model.get("kind", "main") == "main" and not model.get("problem")]
-    if not usable:
+    models = server.models()
+    if not models:
         raise CommandError("the server found no model: put one into a folder of PACELINE_MODEL_DIRS, see `paceline ls`")
-    best = max(usable, key=lambda model: (model.get("state") == "loaded", bool(model.get("draft"))))
-    return str(best["id"])
+    loaded = [model["id"] for model in models if model.get("state") == "loaded"]
+    own = [model["id"] for model in models if model.get("source") != EMBEDDED]
+    drafted = [model["id"] for model in models if model.get("draft") and not own]
+    for candidates in (loaded, own, drafted[:1]):
+        if len(candidates) == 1:
+            return str(candidates[0])
+    names = ", ".join(loaded or own or [model["id"] for model in models])
+    raise CommandError(
+        f"say which model: {names}; `paceline chat MODEL`, or for good `paceline config set default_model MODEL`"
+    )

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from app.command.errors import CommandError
 from app.command.figures import bytes_text, count_text
+from app.command.terminal import unbroken
 from app.hub import pairing
 from app.hub.catalog import CatalogModel, default_catalog
 from app.model_settings import SPECULATION, ModelSettings
@@ -142,7 +143,7 @@ def disk_table(rows: Sequence[Row]) -> Table:
             *((Text(row.chosen or "–"),) if chosen else ()),
             *((Text(row.problem, style="red"),) if problem else ()),
         )
-    return table
+    return unbroken(table)
 
 
 def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, str]) -> RenderableType:
@@ -165,7 +166,7 @@ def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, str]) -> Rend
     notes += [Text(f"Chosen for {name}: {text}", style="dim") for name, text in chosen.items() if name in known]
     for name in sorted(set(loading) - known):
         _add_loaded(table, {"id": name, "state": "loading"}, loading[name])
-    return Group(table, *notes)
+    return Group(unbroken(table), *notes)
 
 
 def _add_loaded(table: Table, model: Mapping[str, Any], progress: Mapping[str, Any] | None) -> None:

@@ -109,6 +109,8 @@ def _pull_here(settings: Settings, repository: str, revision: str, bar: Bar) -> 
                 done, total = done_bytes, total_bytes
             case frames.Progress(done_bytes):
                 done = done_bytes
+            case frames.Waiting(problem) if not total and problem.startswith("offline"):
+                raise CommandError(_sentence(problem_text(repository, problem)))
             case frames.Waiting():
                 note = PHASES["waiting"]
             case frames.Verifying():

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
 
 from app.command.errors import CommandError
 from app.core.errors import PacelineError
@@ -45,4 +47,12 @@ def show(what: Any) -> None:
     if isinstance(what, dict | list):
         sys.stdout.write(json.dumps(what, indent=2, ensure_ascii=False) + "\n")
     else:
-        console().print(what)
+        console().print(what, crop=False)
+
+
+def unbroken(table: Table) -> Table:
+    """The same, with no word ever broken in a narrow window: ids are there to be copied."""
+    for column in table.columns:
+        words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
+        column.min_width = max(map(cell_len, words), default=0)
+    return table

@@ -153,14 +153,25 @@ class Hub:
 
 
 def problem_of(error: Exception, repository: str = "") -> HubProblem:
-    """An error of the hub or of the network in our words; the address and the token never appear."""
+    """An error of the hub or of the network in our words, with the host that did not answer; never a path or token."""
     if isinstance(error, GatedRepoError):
         return HubProblem("gated", repository)
     if isinstance(error, HfHubHTTPError):
         return HubProblem(_reason(error), repository)
     if isinstance(error, httpx2.HTTPError | OfflineModeIsEnabled | Broken):
-        return HubProblem("offline", repository)
+        return HubProblem("offline", repository, _cause(error))
     return HubProblem("interrupted", repository, type(error).__name__)
+
+
+def _cause(error: Exception) -> str:
+    """Which host did not answer, and why."""
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set"
+    why = str(error) or type(error).__name__
+    try:
+        return f"{error.request.url.host}: {why}" if isinstance(error, httpx2.RequestError) else why
+    except RuntimeError:  # it never got as far as a request
+        return why
 
 
 def _reason(error: HfHubHTTPError) -> str:

@@ -60,6 +60,12 @@ class Keys:
         with self._store.session() as session:
             if session.exec(select(func.count()).select_from(KeyRow).where(_active())).one() >= MAX_KEYS:
                 raise InvalidRequest(f"There are {MAX_KEYS} keys already: revoke one first.", code="too_many_keys")
+            if session.exec(select(KeyRow.id).where(KeyRow.name == name, _active())).first() is not None:
+                raise InvalidRequest(
+                    f"There is a key called {name} already: choose another name, or revoke that one first.",
+                    parameter="name",
+                    code="name_taken",
+                )
             session.add(row)
             session.flush()
             key = _key_of(row)

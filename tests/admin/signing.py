@@ -54,7 +54,8 @@ class SignInSite:
         assert response.status_code == 200, response.text
         return client
 
-    def key(self, scope: Any = "inference", name: str = "a program") -> str:
+    def key(self, scope: Any = "inference", name: str = "") -> str:
+        name = name or f"program {len(self.accounts.keys.list()) + 1}"
         return self.accounts.keys.create(name, scope)[1]
 
 

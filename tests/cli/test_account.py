@@ -91,14 +91,23 @@ def test_a_key_is_printed_once_and_works_until_it_is_revoked(home: Path) -> None
 
 
 def test_a_key_that_is_not_one_is_not_revoked(home: Path) -> None:
-    for name in ("twin", "twin"):
+    for name in ("2", "twin"):
         assert run(home, "keys", "create", name).exit_code == 0
-    for wrong in ("nothing", "twin", "99", ""):
+    for wrong in ("nothing", "2", "99", ""):
         result = run(home, "keys", "revoke", wrong)
         assert result.exit_code == 1
         assert "paceline keys" in result.stderr
     assert run(home, "keys", "revoke", "1").exit_code == 0
     assert [key.id for key in accounts(home).keys.list()] == [2]
+
+
+def test_a_second_key_of_one_name_is_refused(home: Path) -> None:
+    assert run(home, "keys", "create", "editor").exit_code == 0
+    result = run(home, "keys", "create", " editor ")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "There is a key called editor already" in result.stderr
+    assert run(home, "keys", "revoke", "editor").exit_code == 0
+    assert run(home, "keys", "create", "editor").exit_code == 0, "the name of a revoked key is free"
 
 
 def test_a_key_needs_a_name(home: Path) -> None:

@@ -128,12 +128,14 @@ def test_load_and_unload_send_what_was_asked(environment: Mapping[str, str], fak
         200,
         {"model": "big", "drafts": [{"id": "small"}], "draft_unavailable": "", "seconds": 1.25},
     )
-    fake.answers["/api/unload"] = (200, {"model": "big", "state": "available"})
+    fake.answers["/api/unload"] = (200, {"model": "big", "state": "available", "was_loaded": True})
     keyed = {**environment, "PACELINE_API_KEY": "secret"}
     result = run(keyed, "load", "big", "--draft", "small", "--pin", "--ttl", "60")
     assert "big is ready after 1.2 s, drafted by small." in result.stdout
     assert "big is unloaded" in run(keyed, "unload", "big").stdout
-    assert fake.requests == [
+    fake.answers["/api/unload"] = (200, {"model": "big", "state": "available", "was_loaded": False})
+    assert "big was not loaded" in run(environment, "unload", "big").stdout
+    assert fake.requests[:2] == [
         ("POST", "/api/load", {"model": "big", "draft": "small", "pin": True, "ttl": 60.0}, "Bearer secret"),
         ("POST", "/api/unload", {"model": "big"}, "Bearer secret"),
     ]
@@ -209,6 +211,45 @@ def test_chat_takes_the_loaded_model_and_keeps_the_conversation(
         [message["content"] for message in body["messages"]] for _, path, body, _ in fake.requests if "chat" in path
     ]
     assert said == [["Be brief.", "Hi"], ["Be brief.", "Hi", "Hello.", "Again"], ["Be brief.", "Last"]]
+
+
+OURS = {"id": "demo-assistant", "source": "embedded", "draft": "demo-draft"}
+
+
+@pytest.mark.parametrize(
+    ("models", "chosen"),
+    [
+        ([{"id": "demo-a", "source": "embedded", "draft": None}, OURS], "demo-assistant"),
+        ([OURS, {"id": "mine", "source": "folder"}], "mine"),
+        ([OURS, {"id": "mine", "source": "folder"}, {"id": "other", "source": "folder", "state": "loaded"}], "other"),
+    ],
+    ids=["embedded", "the only one of the user", "loaded"],
+)
+def test_chat_without_a_model_takes_the_only_sensible_one(
+    environment: Mapping[str, str], fake: FakeServer, models: list[dict[str, object]], chosen: str
+) -> None:
+    fake.answers["/v1/models"] = (200, {"data": models})
+    fake.answers["/v1/chat/completions"] = (200, [chunk("Hello."), LAST_CHUNK])
+    assert run(environment, "chat", "--once", "Hi").exit_code == 0
+    assert fake.requests[-1][2]["model"] == chosen
+    assert run({**environment, "PACELINE_DEFAULT_MODEL": "mine"}, "chat", "--once", "Hi").exit_code == 0
+    assert fake.requests[-1][2]["model"] == "mine"
+
+
+def test_chat_asks_which_model_where_there_is_a_choice(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/v1/models"] = (200, {"data": [OURS, {"id": "one"}, {"id": "two"}]})
+    result = run(environment, "chat", "--once", "Hi")
+    assert result.exit_code == 1
+    assert "say which model: one, two; `paceline chat MODEL`" in result.stderr
+
+
+def test_ids_are_never_broken_in_a_narrow_window(environment: Mapping[str, str], fake: FakeServer) -> None:
+    names = ["organisation/Some-Model-30B-A3B-Instruct-2507-4bit", "organisation/Some-Model-0.6B-Instruct-2507-4bit"]
+    model = {"id": names[0], "state": "ready", "drafts": [{"id": name} for name in names]}
+    fake.answers["/api/status"] = (200, {"models": [model]})
+    shown = run({**environment, "COLUMNS": "80"}, "ps").stdout
+    for name in names:
+        assert name in shown
 
 
 def test_chat_survives_an_error_of_the_server(environment: Mapping[str, str], fake: FakeServer) -> None:

@@ -60,6 +60,17 @@ def test_without_a_server_it_downloads_itself(alone: Mapping[str, str]) -> None:
     assert again.exit_code == 0, "what is here already is no error"
 
 
+def test_offline_it_says_at_once_which_host_does_not_answer_and_why(environment: Mapping[str, str]) -> None:
+    offline = {**environment, "PACELINE_PORT": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    began = time.monotonic()
+    result = pull(offline, ID)
+    assert result.exit_code == 1
+    assert "cannot be reached" in result.stderr
+    assert "127.0.0.1" in result.stderr
+    assert "refused" in result.stderr
+    assert time.monotonic() - began < WAIT_SECONDS, "it does not try again and again"
+
+
 def test_a_server_that_does_not_let_it_in_is_no_obstacle(alone: Mapping[str, str], fake: FakeServer) -> None:
     there = {**alone, "PACELINE_PORT": str(fake.port)}
     fake.answers["/admin/api/downloads"] = (401, {"error": {"message": "sign in"}})
