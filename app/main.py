@@ -154,8 +154,7 @@ def build(admin: AdminContext) -> FastAPI:
     for module in ROUTERS:
         app.include_router(module.router)
     app.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
-    for router in dashboard.make_routers(admin):
-        app.include_router(router)
+    dashboard.install(app, admin)
     app.add_middleware(
         Gate,
         allowed_hosts=lambda: context.settings.host_names,

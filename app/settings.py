@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.core import hosts, setting_texts
+from app.core.errors import wording_of
 from app.core.speculative_config import SpeculativeConfig
 
 LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
@@ -29,7 +30,14 @@ ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?
 
 
 class SettingsError(ValueError):
-    """A setting has a value that cannot be used; the message is one line and names the variable."""
+    """A setting has a value that cannot be used; the message is one line and names the variable.
+
+    `wording` is the key of the dashboard's words for the same, `values` what they are filled with.
+    """
+
+    def __init__(self, message: str, wording: str = "", values: Mapping[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.wording, self.values = wording, values or {}
 
 
 TakesEffect = Literal["now", "reload", "restart"]
@@ -306,7 +314,7 @@ def _checked(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
         message = str(first["msg"]).removeprefix("Value error, ")
-        raise SettingsError(f"PACELINE_{name.upper()}: {message}") from None
+        raise SettingsError(f"PACELINE_{name.upper()}: {message}", *wording_of(first)) from None
 
 
 def describe_settings() -> dict[str, FieldInfo]:

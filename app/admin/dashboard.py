@@ -1,6 +1,6 @@
 """The dashboard: its areas, each one module with a `make_router`, behind one set of templates and one live feed."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 
 from app import __version__
 from app.admin import (
@@ -45,17 +45,19 @@ OWN_CATALOGS = "languages"
 """The folder in `PACELINE_HOME` with catalogs of the user's own."""
 
 
-def make_routers(context: AdminContext) -> list[APIRouter]:
-    """Every route under `/admin` and `/static`; registers the topics of the live feed."""
+def install(app: FastAPI, context: AdminContext) -> None:
+    """Every route under `/admin` and `/static`, and the pages of errors; registers the topics of the live feed."""
     files = assets.read_assets()
     catalogs = Catalogs(context.serving.settings.home / OWN_CATALOGS)
     pages = Pages(files, catalogs, version=__version__, preference=lambda: _preference(context))
-    return [
+    app.state.pages = pages
+    for router in (
         APIRouter(lifespan=pages.compiling),
         assets.make_router(files),
         live.make_router(context.live),
         *(area.make_router(context, pages) for area in AREAS),
-    ]
+    ):
+        app.include_router(router)
 
 
 def _preference(context: AdminContext) -> Preference:

@@ -68,7 +68,8 @@ def _add_server(router: APIRouter, context: AdminContext) -> None:
     async def change_settings(request: Request) -> dict[str, Any]:
         """Change some. 422 for an unknown name, a value out of range, or settings that cannot stand together."""
         changes = (await read_json(request, Changes)).root
-        await asyncio.to_thread(context.settings.change, changes, SOURCE)
+        models = {each.id for each in await asyncio.to_thread(context.serving.resolver.models)}
+        await asyncio.to_thread(context.settings.change, changes, SOURCE, models=models)
         return {"changed": [describe_one(context.settings, name) for name in changes]}
 
 

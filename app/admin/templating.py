@@ -17,7 +17,9 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app.admin.assets import Assets
+from app.core.errors import PacelineError
 from app.i18n import PLURAL_FORMS, Catalogs, Words
+from app.serving.errors import said
 
 TEMPLATES = Path(__file__).parent / "templates"
 POLICY = (
@@ -72,6 +74,11 @@ class Pages:
             **values,
         )
         return HTMLResponse(page, status, headers={"content-security-policy": POLICY, "cache-control": "no-store"})
+
+    def problem(self, request: Request, error: PacelineError) -> HTMLResponse:
+        """A page in the place of one that is not there, or cannot be shown now; it tells nothing of this server."""
+        message = "" if error.code == "unknown_url" else said(error, self.words(request))
+        return self.render("problem.html", request, status=error.status, message=message)
 
     @contextlib.asynccontextmanager
     async def compiling(self, _app: object) -> AsyncGenerator[None, None]:

@@ -83,7 +83,8 @@ def change(settings: Settings, name: str, value: str | None, model: str = "") ->
             parsed = None if value is None else _model_value(now, value)
             live.change_model(model_id, {now["name"]: parsed}, SOURCE, taken=_names(live))
         else:
-            live.save(now["name"], value, SOURCE)
+            needs_models = now["name"] in {"default_model", "drafts"}
+            live.save(now["name"], value, SOURCE, models=_names(live) if needs_models else None)
     now = row(settings, name, model)
     said = f"{now['name']} is {'unset' if now['value'] is None else text_of(now['value'])}"
     if now["origin"] in {"command line", "environment"}:

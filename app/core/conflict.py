@@ -14,6 +14,8 @@ class Conflict(Generic[Values]):
     names: tuple[str, ...]
     advice: str
     clashes: Callable[[Values], bool]
+    wording: str = ""
+    """The key of the dashboard's words for it; empty: that of the first name."""
 
 
 def find_conflict(values: Values, conflicts: Iterable[Conflict[Values]]) -> Conflict[Values] | None:

@@ -14,6 +14,9 @@ PacelineError
 └── WorkerGone                503  the worker process ended while the request ran
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from app.core.download import problem_text
 
 HUB_STATUS = {"offline": 503, "busy": 503, "gated": 403, "not_found": 404, "refused": 403, "empty": 422, "unsafe": 422}
@@ -36,12 +39,17 @@ class PacelineError(Exception):
         code: str | None = None,
         parameter: str | None = None,
         retry_after_seconds: int | None = None,
+        wording: str = "",
+        values: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or type(self).code
         self.parameter = parameter
         self.retry_after_seconds = retry_after_seconds
+        self.wording = wording
+        """Which words of the dashboard say the same in its languages, `values` filled in; empty: `message` itself."""
+        self.values = values or {}
 
 
 class InvalidRequest(PacelineError):
@@ -145,6 +153,17 @@ class WorkerGone(PacelineError):
 
     status = 503
     code = "worker_restarted"
+
+
+def wording_of(problem: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
+    """Key and values of the words for a problem that pydantic found: by its kind, or by the field's own rule."""
+    kind = str(problem["type"])
+    own = kind in {"value_error", "string_pattern_mismatch"} and problem["loc"]
+    told: Mapping[str, object] = problem.get("ctx", {})
+    values: dict[str, object] = {name: value for name, value in told.items() if isinstance(value, str | int | float)}
+    if kind == "literal_error":
+        values["expected"] = str(told["expected"]).replace(" or ", ", ")
+    return str(problem["loc"][0]) if own else kind, values
 
 
 def _tree(root: type[PacelineError]) -> dict[str, type[PacelineError]]:

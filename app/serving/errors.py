@@ -5,7 +5,7 @@ Every answer is `{"error": {"message", "type", "param", "code"}}`. Messages neve
 
 import http
 import logging
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -16,12 +16,15 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from app.core.errors import InvalidRequest, PacelineError
+from app.core.errors import InvalidRequest, PacelineError, wording_of
+from app.i18n import Words
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS = 2000
 OWN_PATHS = ("/admin", "/static")
+PROGRAMS = ("/v1/", "/api/", "/metrics", "/health/")
+SCRIPTS = "/admin/api/"
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -38,11 +41,21 @@ class Rejected(PacelineError):
         """True: the connection is closed, because the rest of the body was not read."""
 
 
-def error_object(error: PacelineError) -> dict[str, Any]:
-    """The body of an error answer, and of an error frame in a stream."""
+class Pages(Protocol):
+    """How the dashboard says an error; `app.state.pages`."""
+
+    def words(self, request: Request) -> Words:
+        """The words of the asker's language."""
+
+    def problem(self, request: Request, error: PacelineError) -> Response:
+        """A page in the place of the one that was asked for."""
+
+
+def error_object(error: PacelineError, words: Words | None = None) -> dict[str, Any]:
+    """The body of an error answer, and of an error frame in a stream; in the language of `words` where it has them."""
     return {
         "error": {
-            "message": error.message[:MAX_MESSAGE_CHARACTERS],
+            "message": said(error, words)[:MAX_MESSAGE_CHARACTERS],
             "type": error.kind,
             "param": error.parameter,
             "code": error.code,
@@ -50,9 +63,17 @@ def error_object(error: PacelineError) -> dict[str, Any]:
     }
 
 
-def error_response(error: PacelineError) -> Response:
+def said(error: PacelineError, words: Words | None) -> str:
+    """The message in the language of `words`, by the key of its wording."""
+    if words is None or not error.wording:
+        return error.message
+    key = f"invalid.{error.wording}"
+    return words(key if key in words.entries else "invalid.other", **error.values)
+
+
+def error_response(error: PacelineError, words: Words | None = None) -> Response:
     """The HTTP answer of an error, with `Retry-After` (whole seconds) where the error knows one."""
-    response = Response(msgspec.json.encode(error_object(error)), error.status, media_type="application/json")
+    response = Response(msgspec.json.encode(error_object(error, words)), error.status, media_type="application/json")
     if error.retry_after_seconds is not None:
         response.headers["retry-after"] = str(error.retry_after_seconds)
     if error.status == 401:
@@ -69,7 +90,13 @@ def invalid_request(error: ValidationError | RequestValidationError) -> InvalidR
     place = ".".join(location)[:200]
     is_unknown = first["type"] == "extra_forbidden"
     message = "there is no such field" if is_unknown else str(first["msg"]).removeprefix("Value error, ")
-    return InvalidRequest(f"{place}: {message}" if place else message, parameter=location[0][:64] if location else None)
+    wording, values = wording_of(first)
+    return InvalidRequest(
+        f"{place}: {message}" if place else message,
+        parameter=location[0][:64] if location else None,
+        wording=wording,
+        values=values,
+    )
 
 
 def http_error(error: HTTPException, app: FastAPI) -> PacelineError:
@@ -92,18 +119,18 @@ def install_error_handlers(app: FastAPI) -> None:
     """Register the handlers for everything that can be raised below the routes."""
 
     @app.exception_handler(PacelineError)
-    async def on_paceline_error(_request: Request, error: PacelineError) -> Response:
-        return error_response(error)
+    async def on_paceline_error(request: Request, error: PacelineError) -> Response:
+        return _told(request, error)
 
     @app.exception_handler(HTTPException)
-    async def on_http_error(_request: Request, error: HTTPException) -> Response:
-        response = error_response(http_error(error, app))
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        response = _told(request, http_error(error, app))
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid_parameters(_request: Request, error: RequestValidationError) -> Response:
-        return error_response(invalid_request(error))
+    async def on_invalid_parameters(request: Request, error: RequestValidationError) -> Response:
+        return _told(request, invalid_request(error))
 
     @app.exception_handler(ClientDisconnect)
     async def on_disconnect(_request: Request, _error: ClientDisconnect) -> Response:
@@ -112,3 +139,15 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_surprise(_request: Request, _error: Exception) -> Response:
         return error_response(PacelineError("Internal error: the log of the server has the details."))
+
+
+def _told(request: Request, error: PacelineError) -> Response:
+    """Programs get an object, the dashboard's scripts one in its language, a browser that opens an address a page."""
+    pages: Pages | None = getattr(request.app.state, "pages", None)
+    path = request.scope["path"]
+    if pages is None or path.startswith(PROGRAMS):
+        return error_response(error)
+    if path.startswith(SCRIPTS):
+        return error_response(error, pages.words(request))
+    opens = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    return pages.problem(request, error) if opens and error.status >= 400 else error_response(error)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from app.core.conflict import Conflict, find_conflict
-from app.core.errors import InvalidSetting, StoreUnavailable
+from app.core.errors import InvalidSetting, StoreUnavailable, wording_of
 from app.core.setting_texts import plain
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
@@ -69,22 +69,27 @@ class LiveSettings:
         """The stored value as plain JSON, also where something else goes first; None: nothing is stored."""
         return self._stored.get(name)
 
-    def save(self, name: str, value: Any, source: str) -> None:
+    def save(self, name: str, value: Any, source: str, *, models: Collection[str] | None = None) -> None:
         """Keep one value, given as text or plain JSON; None forgets it."""
-        self.change({name: value}, source)
+        self.change({name: value}, source, models=models)
 
     def unset(self, name: str, source: str = "") -> None:
         """Forget what is stored: the default is back."""
         self.change({name: None}, source)
 
-    def change(self, changes: Mapping[str, Any], source: str) -> None:
-        """Keep all of these values or none. Raises `InvalidSetting` for an unknown name, a bad value or a conflict."""
+    def change(self, changes: Mapping[str, Any], source: str, *, models: Collection[str] | None = None) -> None:
+        """Keep all of these values or none. Raises `InvalidSetting` for an unknown name, a bad value or a conflict.
+
+        `models` are those on this computer; None: nobody looked, and any name will do.
+        """
         known = self.languages
         checked = {name: checked_value(name, value, known) for name, value in changes.items()}
         with self._lock:
             self.refresh()
             after = {name: value for name, value in {**self._stored, **checked}.items() if value is not None}
-            situation = Situation(self._composed(after), self._keeper.has_keys())
+            aliases = {each.alias for each in self._models.values() if each.alias}
+            names = None if models is None else frozenset({*models, *aliases})
+            situation = Situation(self._composed(after), self._keeper.has_keys(), names)
             _refuse(find_conflict(situation, [each for each in CONFLICTS if set(each.names) & set(changes)]))
             self._keeper.change_settings(checked, source=source)
             self._read()
@@ -116,7 +121,9 @@ class LiveSettings:
             model = checked_model({**self.model(model_id).given(), **changes})
             others = {each.alias for name, each in self._models.items() if name != model_id}
             if "alias" in changes and model.alias is not None and model.alias in {*others, *taken}:
-                raise InvalidSetting(f"alias: {model.alias} is the name of another model", parameter="alias")
+                raise InvalidSetting(
+                    f"alias: {model.alias} is the name of another model", parameter="alias", wording="alias"
+                )
             self._keeper.save_model(model_id, model, source=source)
             self._read()
             return model
@@ -220,7 +227,8 @@ def checked_value(name: str, value: Any, known_languages: Collection[str]) -> An
     try:
         checked = plain(check_setting(name, value))
     except SettingsError as error:
-        raise InvalidSetting(f"{name}: {str(error).partition(': ')[2]}", parameter=name) from None
+        message = f"{name}: {str(error).partition(': ')[2]}"
+        raise InvalidSetting(message, parameter=name, wording=error.wording, values=error.values) from None
     if name == "language" and checked and checked not in known_languages:
         raise InvalidSetting(f"language: use one of {', '.join(known_languages)}, or nothing", parameter=name)
     return checked
@@ -234,7 +242,8 @@ def checked_model(values: Mapping[str, Any]) -> ModelSettings:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
         message = str(first["msg"]).removeprefix("Value error, ")
-        raise InvalidSetting(f"{name[:60]}: {message}", parameter=name[:60]) from None
+        wording, values = wording_of(first)
+        raise InvalidSetting(f"{name[:60]}: {message}", parameter=name[:60], wording=wording, values=values) from None
     _refuse(find_conflict(model, MODEL_CONFLICTS))
     return model
 
@@ -242,4 +251,6 @@ def checked_model(values: Mapping[str, Any]) -> ModelSettings:
 def _refuse(conflict: Conflict[Any] | None) -> None:
     if conflict is not None:
         message = f"{', '.join(conflict.names)}: {conflict.advice}"
-        raise InvalidSetting(message, code="conflicting_settings", parameter=conflict.names[0])
+        name = conflict.names[0]
+        wording = conflict.wording or f"conflict_{name}"
+        raise InvalidSetting(message, code="conflicting_settings", parameter=name, wording=wording)

@@ -82,6 +82,18 @@ async def test_what_a_browser_chose_goes_before_the_setting_of_the_server() -> N
         assert '<html lang="ko" data-theme="dark"' in (await get(site, cookie=nonsense)).text
 
 
+async def test_an_address_that_is_no_page_is_a_page_that_says_so_and_leads_on() -> None:
+    client = make_site(api_key="k").client
+    for path in ("/admin/nothing", "/nothing", "/admin/requests/a/b"):
+        response = await client.get(path, headers={"accept": "text/html,*/*;q=0.8", "accept-language": "ko"})
+        assert response.status_code == 404
+        assert read_words("ko")("problem.missing") in response.text
+        assert 'href="/admin/"' in response.text
+    for path in ("/v1/nothing", "/admin/api/nothing", "/nothing"):
+        response = await client.get(path, headers=OWN)
+        assert response.json()["error"]["code"] == "unknown_url", path
+
+
 async def test_a_script_gets_the_words_that_scripts_name_and_no_others() -> None:
     words = script_data((await get(make_site(api_key="k"))).text, "words")
     catalog = read_words().entries

@@ -1,6 +1,8 @@
 """The settings page and its routes: the same settings as the terminal's, each saying when it is felt."""
 
+import itertools
 import json
+import re
 from typing import Any
 
 import httpx2
@@ -85,6 +87,12 @@ async def test_a_change_is_kept_felt_and_answered(site: SignInSite, client: http
         ({"api_key": "k"}, "invalid_setting", "api_key"),
         ({"require_key": True}, "conflicting_settings", "require_key"),
         ({"policy": "off", "num_draft_tokens": 3}, "conflicting_settings", "policy"),
+        ({"default_model": "nowhere/nothing"}, "conflicting_settings", "default_model"),
+        ({"drafts": {"demo-main": "nowhere"}}, "conflicting_settings", "drafts"),
+        ({"drafts": {"nowhere": "off"}}, "conflicting_settings", "drafts"),
+        ({"memory_limit": "900T"}, "conflicting_settings", "memory_limit"),
+        ({"model_dirs": ["/nowhere/at/all"]}, "conflicting_settings", "model_dirs"),
+        ({"downloads_folder": "/nowhere/at/all"}, "conflicting_settings", "downloads_folder"),
     ],
 )
 async def test_what_cannot_be_is_422_and_changes_nothing(
@@ -94,6 +102,23 @@ async def test_what_cannot_be_is_422_and_changes_nothing(
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (422, code, parameter)
     assert site.site.keeper.values == {}
+
+
+NASTY = ("x" * 4000, "nonsense !", -1, 1e12, 1.5, "", [], ["no://host"], {}, {"a": 1}, True, "900T")
+
+
+@pytest.mark.parametrize("language", ["ko", "ja", "zh-Hans"])
+async def test_every_refusal_is_said_in_the_language_of_the_page(
+    site: SignInSite, client: httpx2.AsyncClient, language: str
+) -> None:
+    said = set()
+    for address, fields in ((ADDRESS, Settings.model_fields), (MODEL, ModelSettings.model_fields)):
+        for name, value in itertools.product(fields, NASTY):
+            response = await client.patch(address, json={name: value}, headers={"accept-language": language})
+            if response.status_code == 422 and name not in {"api_key", "home"}:
+                said.add((name, response.json()["error"]["message"]))
+    assert len(said) > 40
+    assert [each for each in said if re.search("[a-z]{3} [a-z]{3}", each[1])] == []
 
 
 async def test_require_key_is_felt_at_the_next_request(site: SignInSite, client: httpx2.AsyncClient) -> None:
@@ -130,7 +155,8 @@ async def test_the_page_has_a_labelled_field_for_each_setting(client: httpx2.Asy
 
 async def test_hostile_values_stay_text(site: SignInSite, client: httpx2.AsyncClient) -> None:
     hostile = "</script><script>alert(1)</script>"
-    assert (await client.patch(ADDRESS, json={"default_model": hostile})).status_code == 200
+    site.site.keeper.values["default_model"] = hostile
+    site.admin.settings.refresh()
     page = (await client.get("/admin/settings")).text
     assert hostile not in page
     assert json.dumps(hostile)[1:-1].replace("<", "\\u003c").replace(">", "\\u003e") in page

@@ -66,9 +66,10 @@ def test_every_word_that_is_asked_for_exists_in_the_form_that_is_asked_for() -> 
 
 
 def test_every_word_is_named_somewhere() -> None:
-    """Keys are written out, never put together: a search for one finds its place."""
+    """Keys are written out, never put together: a search for one finds its place. Refusals go by their kind."""
     named = quoted_keys() | {NAME_KEY}
-    assert {key for key in ENGLISH if key not in named and stem(key) not in named} == set()
+    unnamed = {key for key in ENGLISH if key not in named and stem(key) not in named}
+    assert {key for key in unnamed if not key.startswith("invalid.")} == set()
 
 
 def test_english_is_the_language_to_compare_with() -> None:
