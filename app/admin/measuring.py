@@ -80,6 +80,7 @@ class Measuring:
             message = f"{self.active} is being measured: wait until that has ended, or stop it"
             raise Rejected(409, message, "already_measuring")
         self._activity.check_open()
+        logger.info("%s is measured, for at most %g minutes.", wish.model_id, wish.minutes)
         self._job = Job(wish, Budget(60 * wish.minutes, self._clock))
         self._task = asyncio.get_running_loop().create_task(self._run(self._job), name="measuring")
 
@@ -115,6 +116,7 @@ class Measuring:
             ended = Ended(model_id, "failed", problem="internal error: the log of the server has the details")
         finally:
             self._job, self._task, self.last = None, None, ended
+            logger.info("The measurement of %s is %s. %s", model_id, ended.outcome, ended.problem)
 
     async def _measure_and_restore(self, job: Job) -> Ended:
         unit = await asyncio.to_thread(self._choose, job.wish)
@@ -144,10 +146,12 @@ class Measuring:
         return self._resolver.last(model_id) if model_id in self._resolver.loaded() else None
 
     async def _load(self, job: Job, specification: ModelSpecification) -> LoadedModel:
-        """Requests for the model get this unit from now on, so that they need no other one in its place."""
+        """Requests for the model get this unit from now on, so that they need no other one in its place; they keep the
+        drafters that they had."""
         await self._wait_alone(job)
         job.phase = "loading"
-        self._resolver.adopt(specification)
+        before = self._loaded_unit(specification.id)
+        await asyncio.to_thread(self._resolver.lend, specification, before)
         await self._unless_stopped(job, self._worker.load(specification))
         loaded = self._resolver.loaded().get(specification.id)
         if loaded is None:
@@ -225,7 +229,7 @@ class Measuring:
                 await self._worker.load(before)
             except PacelineError:
                 if measured is not None:
-                    self._resolver.adopt(measured)
+                    self._resolver.lend(measured, before)
 
     def _keep(self, job: Job, unit: MeasuredUnit) -> int:
         """Store what was measured; 0 when that is not enough to compare."""

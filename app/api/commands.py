@@ -50,7 +50,8 @@ def _resolve(resolver: Resolver, body: GenerationBody) -> tuple[ModelSpecificati
     wish = speculation_request(body)
     drafts = None if body.draft_model == OFF else body.draft_model or None
     model = resolver.resolve(body.model, drafts, method=wish.method)
-    return model, msgspec.structs.replace(wish, methods=resolver.named_methods(model, drafts))
+    wish = msgspec.structs.replace(wish, methods=resolver.named_methods(model, drafts))
+    return model, resolver.as_own(model.id, wish)
 
 
 def sampling_parameters(

@@ -12,6 +12,8 @@ from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.step import Decision, MethodStatistics
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+MEASUREMENT = "measurement"
+"""The owner of requests that only measure: hundreds of them, which the log tells in detail only when it is asked to."""
 
 
 class DraftSpecification(msgspec.Struct, frozen=True):

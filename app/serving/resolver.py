@@ -8,6 +8,7 @@ import msgspec
 
 from app.core.errors import InvalidRequest, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
+from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel
 from app.hub.pairing import DRAFT_METHODS
 from app.serving.choosing import Chooser
@@ -29,6 +30,8 @@ class Resolver:
         self._finder = DraftFinder(catalog, pairings)
         self._chooser = Chooser(settings, self._finder)
         self._last: dict[str, ModelSpecification] = {}
+        self._own: dict[str, ModelSpecification] = {}
+        """Of a model that is measured: the unit whose drafters its requests keep."""
 
     def resolve(self, model_id: str | None, drafts: str | None = None, *, method: str = "auto") -> ModelSpecification:
         """The unit for a request. `drafts` is a drafter's id, several joined by `+`, `off`, or None for the usual ones.
@@ -96,10 +99,30 @@ class Resolver:
     def adopt(self, specification: ModelSpecification) -> None:
         """From now on, and while it is loaded, requests for this model get this unit: it is the one in memory."""
         self._last[specification.id] = specification
+        self._own.pop(specification.id, None)
+
+    def lend(self, specification: ModelSpecification, own: ModelSpecification | None = None) -> None:
+        """As `adopt`, for a measurement: requests use this unit, and of its drafters those of `own`, the usual unit."""
+        own = own or self.planned(self.main(specification.id))
+        self.adopt(specification)
+        self._own[specification.id] = own
+
+    def as_own(self, model_id: str, wish: SpeculationRequest) -> SpeculationRequest:
+        """What a request may do beside a measurement of its model: draft as it would without one."""
+        own, loaded = self._own.get(model_id), self.loaded().get(model_id)
+        if own is None or loaded is None or wish.method != "auto" or wish.methods:
+            return wish
+        may = own.methods or (*(draft.method for draft in own.drafts), "ngram")
+        methods = tuple(method for method in loaded.methods if method in may)
+        if own.policy == OFF or not methods:
+            return msgspec.structs.replace(wish, method=OFF)
+        length = own.num_draft_tokens if wish.num_draft_tokens is None else wish.num_draft_tokens
+        return msgspec.structs.replace(wish, methods=methods, num_draft_tokens=length)
 
     def forget(self, model_id: str) -> None:
         """What is chosen for a model has changed: the next request gets a new unit, which takes the old one's place."""
         self._last.pop(model_id, None)
+        self._own.pop(model_id, None)
 
     def planned(self, main: CatalogModel) -> ModelSpecification:
         """The unit that a request without a wish of its own would get if the model were not loaded."""

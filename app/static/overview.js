@@ -2,7 +2,7 @@
 
 import { chart } from "./chart.js";
 import { api, attempt, component, confirm, data, live, number, percent, seconds, t } from "./core.js";
-import { methodWords } from "./model_words.js";
+import { methodWords, paysAddress } from "./model_words.js";
 import { requestWords } from "./running.js";
 
 const SMOOTHED_SECONDS = 3;
@@ -36,6 +36,7 @@ component("overview", () => ({
   state: data.state,
   pace: data.pace,
   requests: data.requests,
+  measuring: null,
   hasJournal: data.topics.includes("requests"),
   draw: () => {},
 
@@ -45,6 +46,7 @@ component("overview", () => ({
       this.pace = pace;
       this.draw(course(pace));
     });
+    live("measuring", ({ active }) => (this.measuring = active));
     if (this.hasJournal) live("requests", (requests) => (this.requests = requests));
     this.draw = chart(this.$refs.chart, 190, course(data.pace));
   },
@@ -65,6 +67,15 @@ component("overview", () => ({
   get memoryShare() {
     const { active_bytes: active, ceiling_bytes: ceiling } = this.state.memory;
     return ceiling ? active / ceiling : 0;
+  },
+  get nothingRuns() {
+    return !this.requests.running.length && !this.measuring;
+  },
+  get measuringWords() {
+    return this.measuring ? t("overview.measuring", { model: this.measuring.model_id }) : "";
+  },
+  get measuringAddress() {
+    return this.measuring ? paysAddress(this.measuring.model_id) : "";
   },
   get runningWords() {
     return t("overview.open", { running: number(this.state.running), waiting: number(this.state.waiting) });

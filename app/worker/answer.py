@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import Accepted, Delta, Event, Finished, Generate, Usage
+from app.core.messages import MEASUREMENT, Accepted, Delta, Event, Finished, Generate, Usage
 from app.core.request import Request
 from app.core.step import FinishReason, TokenEvent
 from app.text.detokenizer import TokenTable
@@ -52,6 +52,7 @@ class Answer:
             )
             for index in range(command.n)
         ]
+        self._level = logging.DEBUG if command.owner == MEASUREMENT else logging.INFO
         self._failed = False
 
     @property
@@ -105,7 +106,7 @@ class Answer:
         messages = choice.feed(event, told.at)
         for message in messages:
             if isinstance(message, Finished):
-                _logger.info("%s", describe(self._command.model.id, message))
+                _logger.log(self._level, "%s", describe(self._command.model.id, message))
         stopped = choice.closing and not was_closing and not choice.ended
         return Reaction(messages, (event.request_id,) if stopped else ())
 
@@ -115,7 +116,7 @@ class Answer:
             return Reaction()
         withdrawn = self._open_choice_ids
         self._failed = True
-        _logger.info("%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
+        _logger.log(self._level, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
         return Reaction([failed_frame(self._command.id, error)], withdrawn)
 
     def cancel(self) -> Reaction:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.core.messages import Usage
+from app.core.messages import MEASUREMENT, Usage
 from app.core.request import SpeculationRequest
 from app.serving.sweep.tasks import TASKS
 from app.serving.sweep.worker_side import rate_of
@@ -155,14 +155,33 @@ async def test_a_turn_that_others_would_share_is_done_again_without_them(site: M
     assert cell(row, 1)["draft_model", 4]["ratio"] == pytest.approx(2.0, rel=1e-3)
 
 
-async def test_requests_that_come_meanwhile_get_the_unit_that_is_in_memory(site: ModelSite) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({}, SpeculationRequest(methods=("dflash", "ngram"))),
+        ({"methods": ["ngram"], "num_draft_tokens": 3}, SpeculationRequest(methods=("ngram",), num_draft_tokens=3)),
+        ({"policy": "off"}, SpeculationRequest(method="off")),
+    ],
+)
+@pytest.mark.parametrize("is_loaded", [False, True])
+async def test_requests_that_come_meanwhile_keep_their_own_drafters(
+    site: ModelSite, is_loaded: bool, chosen: Any, expected: SpeculationRequest
+) -> None:
+    site.admin.settings.change_model(DEMO, chosen, "test")
+    if is_loaded:
+        await site.call("POST", "/admin/api/models/load", {"model": DEMO})
     site.worker.hold = asyncio.Event()
     await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=202)
     await site.worker.wait_asked()
-    unit = await asyncio.to_thread(site.admin.serving.resolver.resolve, DEMO)
-    assert unit == site.worker.commands[0].model
+    measured = site.worker.commands[0].model
+    body = {"model": DEMO, "messages": [{"role": "user", "content": "Hello"}]}
+    site.worker.hold = None
+    await site.call("POST", "/v1/chat/completions", body)
+    (asked,) = [command for command in site.worker.commands if command.owner != MEASUREMENT]
+    assert (asked.model, asked.speculation) == (measured, expected), "no other unit is loaded in between"
     site.admin.models.measuring.stop()
     await site.admin.models.measuring.wait()
+    assert site.admin.serving.resolver.as_own(DEMO, SpeculationRequest()) == SpeculationRequest()
 
 
 async def test_one_measurement_runs_at_a_time(site: ModelSite) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import error_class
-from app.core.messages import Accepted, Cancel, Delta, Failed, Generate, Shutdown, TextWork
+from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Failed, Generate, Shutdown, TextWork
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.answer import Answer, describe
 from app.worker.texts import Prompt
@@ -214,6 +214,14 @@ def test_the_log_line_says_what_ran(pair: Pair, caplog: pytest.LogCaptureFixture
     assert record.getMessage() == line
     for words in ("r#0 model=m finish=stop method=ngram", "drafted=4 accepted=4 rate=1.00 tokens_per_cycle=3.00"):
         assert words in line
+
+
+def test_the_log_has_no_line_for_each_turn_of_a_measurement(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="paceline.request"):
+        pair.say(pair.ask(owner=MEASUREMENT))
+        pair.settle()
+    assert pair.finished()
+    assert caplog.records == []
 
 
 def test_what_the_text_side_was_busy_with_is_told(pair: Pair) -> None:

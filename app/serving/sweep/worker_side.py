@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from app.core.errors import PacelineError
-from app.core.messages import Delta, Finished, Generate, ModelSpecification, Usage
+from app.core.messages import MEASUREMENT, Delta, Finished, Generate, ModelSpecification, Usage
 from app.core.ports import Clock
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.serving.ports import Worker
@@ -75,6 +75,7 @@ class WorkerSide:
         setting = ask.setting
         return Generate(
             id=f"measure-{secrets.token_hex(8)}",
+            owner=MEASUREMENT,
             model=self._unit,
             messages=[{"role": "user", "content": prompt}] if self._chats else None,
             text=None if self._chats else prompt,
