@@ -51,6 +51,7 @@ const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export const thread = {
   authorOf: (message) => (message.role === "user" ? t("chat.you") : t("chat.model")),
+  isSaid,
   isWriting: (message) => message.status === "writing",
   get isBusy() {
     return this.current.turns.some((message) => message.status === "writing");
