@@ -145,19 +145,21 @@ def _examine_tables(file: sqlite3.Connection) -> Examined:
     return Examined("sound", revision=said[0])
 
 
-def check_owner(folder: Path, user: int | None = None) -> None:
-    """Raise `StoreUnavailable` for a folder in which somebody else could change what is kept."""
+def check_owner(path: Path, user: int | None = None) -> None:
+    """Raise `StoreUnavailable` when the folder of the file is one in which somebody else could change what is kept."""
+    folder = path.parent
     if not folder.is_dir():
         return
-    found = folder.stat()
-    why = ""
-    if found.st_uid != (os.geteuid() if user is None else user):
-        name = shlex.quote(str(folder))
-        why = f"belongs to another user: run `sudo chown -R $(id -un) {name}`, or set PACELINE_HOME to another folder"
-    elif found.st_mode & stat.S_ISVTX and found.st_mode & OTHERS_WRITE:
-        why = "is shared by everybody: set PACELINE_HOME to a folder of your own"
-    if why:
-        raise StoreUnavailable(f"The folder of Paceline's state {why.partition(':')[0]}", for_owner=f"{folder} {why}")
+    found, advice = folder.stat(), "set PACELINE_HOME to a folder of your own"
+    if found.st_mode & stat.S_ISVTX and found.st_mode & OTHERS_WRITE:
+        why = "is shared by everybody"
+    elif found.st_uid != (os.geteuid() if user is None else user):
+        why = "belongs to another user"
+        if os.access(path, os.F_OK):
+            advice = f"run `sudo chown -R $(id -un) {shlex.quote(str(folder))}` if it is yours, or {advice}"
+    else:
+        return
+    raise StoreUnavailable(f"The folder of Paceline's state {why}", for_owner=f"{folder} {why}: {advice}")
 
 
 def is_writable_by_others(folder: Path) -> bool:
@@ -169,7 +171,7 @@ def is_writable_by_others(folder: Path) -> bool:
 def exclusive(path: Path) -> Iterator[None]:
     """Alone among all processes that open, make or migrate this file; its folder is ours alone from here on."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_owner(path.parent)
+    check_owner(path)
     if is_writable_by_others(path.parent):
         path.parent.chmod(0o700)
     descriptor = os.open(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)

@@ -95,7 +95,7 @@ class Store:
     def check(self) -> None:
         """Raise `StoreUnavailable` unless the file is sound, or not there, and its folder ours; changes nothing."""
         with self._told():
-            database.check_owner(self.path.parent)
+            database.check_owner(self.path)
             found = database.examine(self.path)
             if found.state == "damaged":
                 raise self._unusable(DAMAGED.format(reason=found.reason))
