@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +30,7 @@ from app.core.ports import Clock
 from app.worker.answer import Answer, Reaction, check_command
 from app.worker.failure import failed_frame, short_text
 from app.worker.mail import Delivery, Halt, Mail, Queued, Refused, Told, Withdrawal, choice_of
-from app.worker.texts import Prompt, ReadError
+from app.worker.texts import Reading, Unread
 
 BACKLOG_LIMIT = 1024
 """Prompts that are not read yet; above it new requests are refused."""
@@ -41,12 +40,12 @@ _logger = logging.getLogger("paceline.speaker")
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _Asked:
     """A request whose prompt is being read."""
 
     command: Generate
     received_at: float
-    prompt: Future[Prompt]
+    prompt: Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Speaker:
     def __init__(
         self,
         *,
-        read: Callable[[Generate], "Future[Prompt]"],
+        read: Callable[[Generate], Reading],
         send: Callable[[Event], None],
         clock: Clock = time.monotonic,
         backlog_limit: int = BACKLOG_LIMIT,
@@ -74,7 +73,7 @@ class Speaker:
         self._post: Callable[[Mail], None] = _nowhere
         self._inbox: queue.SimpleQueue[tuple[Command | Delivery | _Read, float]] = queue.SimpleQueue()
         self._room = threading.Semaphore(DELIVERY_LIMIT)
-        self._readings: dict[str, _Reading] = {}
+        self._readings: dict[str, _Asked] = {}
         self._answers: dict[str, Answer] = {}
         self._drain_until: float | None = None
         self._streamed_seconds = 0.0
@@ -147,7 +146,7 @@ class Speaker:
         except PacelineError as error:
             self._send(failed_frame(command.id, error))
             return
-        self._readings[command.id] = _Reading(command, received_at, prompt)
+        self._readings[command.id] = _Asked(command, received_at, prompt)
         prompt.add_done_callback(lambda _: self._inbox.put((_Read(command.id), 0.0)))
 
     def _begin(self, request_id: str) -> None:
@@ -158,10 +157,10 @@ class Speaker:
         try:
             prompt = reading.prompt.result()
             self._tell_work(prompt.seconds)
+            if isinstance(prompt, Unread):
+                self._send(failed_frame(request_id, prompt.error))
+                return
             answer = Answer(reading.command, prompt, reading.received_at)
-        except ReadError as refusal:
-            self._tell_work(refusal.seconds)
-            self._send(failed_frame(request_id, refusal.error))
         except PacelineError as error:
             self._send(failed_frame(request_id, error))
         except Exception as error:

@@ -49,13 +49,15 @@ class Prompt:
     seconds: dict[str, float]
 
 
-class ReadError(Exception):
-    """A prompt that has no tokens: what its sender is told, and what it took."""
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A prompt that has no tokens: what its sender is told. Not raised: a traceback would keep the prompt."""
 
-    def __init__(self, error: PacelineError, seconds: dict[str, float]) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.seconds = seconds
+    error: PacelineError
+    seconds: dict[str, float]
+
+
+Reading = Future[Prompt | Unread]
 
 
 class Texts:
@@ -65,8 +67,8 @@ class Texts:
         self._kept_folders = kept_folders
         self._readers: OrderedDict[tuple[str, int], TextReader] = OrderedDict()
 
-    def read(self, command: Generate) -> "Future[Prompt]":
-        """The prompt of `command`, or `ReadError`, soon. Raises ModelUnavailable for a missing folder."""
+    def read(self, command: Generate) -> Reading:
+        """The prompt of `command`, soon. Raises ModelUnavailable for a missing folder."""
         reader = self._reader(command.model)
         self._forget()
         return reader.read(command)
@@ -101,7 +103,7 @@ class TextReader:
         self._folder = folder
         self._name = printable(folder.name)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
-        self._last: Future[Prompt] | None = None
+        self._open: set[Reading] = set()
         self._process: TextProcess | None = None
         self._refusal: tuple[PacelineError, float] | None = None
         self._closed = False
@@ -109,12 +111,14 @@ class TextReader:
     @property
     def idle(self) -> bool:
         """Whether nothing is being read, nor waits for it."""
-        return self._last is None or self._last.done()
+        return not self._open
 
-    def read(self, command: Generate) -> "Future[Prompt]":
+    def read(self, command: Generate) -> Reading:
         """The prompt of `command`; cancelling it helps until its turn has come."""
-        self._last = self._thread.submit(self._read, command)
-        return self._last
+        reading = self._thread.submit(self._read, command)
+        self._open.add(reading)
+        reading.add_done_callback(self._open.discard)
+        return reading
 
     def close(self) -> None:
         """Kill the process; what is being read ends with an error."""
@@ -123,7 +127,7 @@ class TextReader:
         if self._process is not None:
             self._process.kill()
 
-    def _read(self, command: Generate) -> Prompt:
+    def _read(self, command: Generate) -> Prompt | Unread:
         began = time.monotonic()
         try:
             process = self._running()
@@ -131,13 +135,13 @@ class TextReader:
                 return Prompt(tuple(command.tokens), process.table, {})
             answer = process.read(command)
         except PacelineError as error:
-            raise ReadError(error, {"stopped": time.monotonic() - began}) from error
+            return Unread(error.with_traceback(None), {"stopped": time.monotonic() - began})
         except Ended as ended:
             reason = f"{command.model.id} cannot read this prompt: its chat template or tokenizer {ended}"
             told = InvalidRequest(reason) if ended.costly else ModelUnavailable(reason, retry_after_seconds=1)
-            raise ReadError(told, {"stopped": time.monotonic() - began}) from ended
+            return Unread(told, {"stopped": time.monotonic() - began})
         if answer.error is not None:
-            raise ReadError(error_of(answer.error), answer.seconds)
+            return Unread(error_of(answer.error), answer.seconds)
         return Prompt(tuple(answer.tokens), process.table, answer.seconds)
 
     def _running(self) -> "TextProcess":
@@ -157,7 +161,7 @@ class TextReader:
         return self._process
 
     def _refuse(self, error: PacelineError) -> PacelineError:
-        self._refusal = error, time.monotonic() + REMEMBERED_SECONDS
+        self._refusal = error.with_traceback(None), time.monotonic() + REMEMBERED_SECONDS
         return error
 
 

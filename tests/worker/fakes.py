@@ -12,7 +12,7 @@ from app.core.step import DecodeRow, PrefillStep, RowOutcome, StepCost, StepPlan
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent, Progress
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TokenTable
-from app.worker.texts import Prompt, ReadError
+from app.worker.texts import Prompt, Reading, Unread
 
 END = 0
 """The stop token."""
@@ -200,15 +200,15 @@ TABLE = TokenTable(pieces=[bytes([byte]) for byte in range(256)], stop_token_ids
 """One byte a token."""
 
 
-def fake_read(command: Generate) -> "Future[Prompt]":
+def fake_read(command: Generate) -> Reading:
     """At once, in this process. A folder that is gone is not read, nor what is no Latin-1."""
-    future: Future[Prompt] = Future()
+    future: Reading = Future()
     if not Path(command.model.path).is_dir():
         raise ModelUnavailable("no folder")
     try:
         future.set_result(Prompt(_tokens(command), TABLE, {"tokenize": 0.5}))
     except UnicodeError as error:
-        future.set_exception(ReadError(PacelineError(f"unreadable: {error}"), {"render": 0.25}))
+        future.set_result(Unread(PacelineError(f"unreadable: {error}"), {"render": 0.25}))
     return future
 
 

@@ -11,7 +11,7 @@ from app.worker.client import WorkerClient
 from app.worker.stream import StreamEvent
 from app.worker.supervisor import Supervisor, Timing
 
-DEADLINE_SECONDS = 15.0
+DEADLINE_SECONDS = 40.0
 QUICK = Timing(
     look_seconds=0.1,
     abort_seconds=0.1,

@@ -9,7 +9,7 @@ from app.core.errors import error_class
 from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Failed, Generate, Shutdown, TextWork
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.answer import Answer, describe
-from app.worker.texts import Prompt
+from app.worker.texts import Prompt, Reading
 from tests.worker.fakes import FakeEngine, fake_read
 from tests.worker.pair import Pair
 
@@ -38,7 +38,9 @@ def test_a_request_is_accepted_streamed_and_finished_once(pair: Pair) -> None:
 
 def test_choices_draw_with_their_own_seeds_and_end_on_their_own(pair: Pair) -> None:
     command = pair.ask(n=3, sampling=SamplingParameters(seed=41))
-    submission = Answer(command, fake_read(command).result(), 0.0).submission()
+    prompt = fake_read(command).result()
+    assert isinstance(prompt, Prompt)
+    submission = Answer(command, prompt, 0.0).submission()
     assert [request.sampling.seed for request in submission.requests] == [41, 42, 43]
     pair.say(command)
     pair.settle()
@@ -235,9 +237,9 @@ class Slow:
     """Prompts that are read when the test says so."""
 
     def __init__(self) -> None:
-        self.futures: list[Future[Prompt]] = []
+        self.futures: list[Reading] = []
 
-    def __call__(self, _: Generate) -> "Future[Prompt]":
+    def __call__(self, _: Generate) -> Reading:
         self.futures.append(Future())
         return self.futures[-1]
 

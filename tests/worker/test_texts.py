@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
+from app.core.errors import InvalidRequest, ModelUnavailable
 from app.core.messages import Generate, ModelSpecification
-from app.worker.texts import Prompt, ReadError, Texts
+from app.worker.texts import Prompt, Reading, Texts, Unread
 from tests.worker.hostile import TEMPLATES, TOKENIZERS, write_folder, write_hostile_template, write_hostile_tokenizer
 
 WAIT_SECONDS = 110
@@ -44,14 +44,19 @@ def ask(folder: Path, **changes: object) -> Generate:
 
 
 def read(texts: Texts, command: Generate) -> Prompt:
-    return texts.read(command).result(WAIT_SECONDS)
+    found = texts.read(command).result(WAIT_SECONDS)
+    assert isinstance(found, Prompt), found
+    return found
 
 
-def refusal(texts: Texts, command: Generate) -> PacelineError:
-    with pytest.raises(ReadError) as caught:
-        read(texts, command)
-    assert "stopped" in caught.value.seconds or "render" in caught.value.seconds
-    return caught.value.error
+def refused(texts: Texts, command: Generate) -> Unread:
+    return unread(texts.read(command))
+
+
+def unread(reading: Reading) -> Unread:
+    found = reading.result(WAIT_SECONDS)
+    assert isinstance(found, Unread)
+    return found
 
 
 def test_a_chat_a_text_and_tokens_are_read_by_one_process(texts: Texts, tmp_path: Path) -> None:
@@ -79,7 +84,7 @@ def test_a_hostile_template_costs_its_own_request_and_completions_still_work(
     texts: Texts, tmp_path: Path, name: str
 ) -> None:
     folder = write_hostile_template(tmp_path / "m", name)
-    assert isinstance(refusal(texts, chat(folder, "bomb")), InvalidRequest)
+    assert isinstance(refused(texts, chat(folder, "bomb")).error, InvalidRequest)
     assert len(read(texts, ask(folder, text="hello")).tokens) == 5
 
 
@@ -87,7 +92,7 @@ def test_a_hostile_template_costs_its_own_request_and_completions_still_work(
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_hostile_template_is_refused(texts: Texts, tmp_path: Path, name: str) -> None:
     folder = write_hostile_template(tmp_path / "m", name)
-    assert isinstance(refusal(texts, chat(folder, "bomb")), InvalidRequest)
+    assert isinstance(refused(texts, chat(folder, "bomb")).error, InvalidRequest)
 
 
 @pytest.mark.soak
@@ -97,7 +102,7 @@ def test_every_hostile_tokenizer_is_refused_or_works(texts: Texts, tmp_path: Pat
     if kind == "two million entries":
         assert read(texts, chat(folder)).tokens
     else:
-        assert isinstance(refusal(texts, chat(folder)), ModelUnavailable)
+        assert isinstance(refused(texts, chat(folder)).error, ModelUnavailable)
 
 
 def test_a_hostile_tokenizer_costs_its_own_model(texts: Texts, tmp_path: Path) -> None:
@@ -106,14 +111,13 @@ def test_a_hostile_tokenizer_costs_its_own_model(texts: Texts, tmp_path: Path) -
     first, second = texts.read(chat(hostile)), texts.read(chat(hostile))
     assert read(texts, chat(write_folder(tmp_path / "good"))).tokens
     assert not first.done()
-    reasons = {str(future.exception(WAIT_SECONDS)) for future in (first, second)}
-    (reason,) = reasons
+    (reason,) = {unread(future).error.message for future in (first, second)}
     assert "memory" in reason or "time" in reason
     assert str(tmp_path) not in reason
 
 
 def test_a_named_pipe_in_place_of_a_tokenizer_is_not_waited_for(texts: Texts, tmp_path: Path) -> None:
-    error = refusal(texts, chat(write_hostile_tokenizer(tmp_path / "m", "a named pipe")))
+    error = refused(texts, chat(write_hostile_tokenizer(tmp_path / "m", "a named pipe"))).error
     assert isinstance(error, ModelUnavailable)
     assert "tokenizer.json is not a regular file" in error.message
 
@@ -131,12 +135,10 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(texts: Texts
         chat(folder, "7" * 15_900_000),
         ask(folder, messages=hello, tools=tools),
     ):
-        with pytest.raises(ReadError) as caught:
-            read(texts, command)
-        error = caught.value.error
-        assert error.code == "context_length_exceeded"
-        assert "4096 tokens" in error.message
-        assert sum(caught.value.seconds.values()) < 0.3
+        found = refused(texts, command)
+        assert found.error.code == "context_length_exceeded"
+        assert "4096 tokens" in found.error.message
+        assert sum(found.seconds.values()) < 0.3
     assert processes() == [process]
     assert process.memory_info().rss < before + 200 * 1024 * 1024
 
@@ -147,9 +149,9 @@ def test_tokenizing_stops_beyond_the_context(texts: Texts, tmp_path: Path) -> No
     content = json.loads((folder / "tokenizer.json").read_text())
     content["added_tokens"][0]["content"] = "x" * 10_000
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(ReadError, match="more than 4096 tokens, but the context holds 4096") as caught:
-        read(texts, ask(folder, text="7" * 31_000_000))
-    assert caught.value.seconds["tokenize"] < 0.5
+    found = refused(texts, ask(folder, text="7" * 31_000_000))
+    assert "more than 4096 tokens, but the context holds 4096" in found.error.message
+    assert found.seconds["tokenize"] < 0.5
     fits = "x" * 10_000 * 30
     assert read(texts, ask(folder, text=fits)).tokens == (256,) * 30
 
@@ -158,7 +160,7 @@ def test_a_request_that_is_forgotten_before_its_turn_is_not_read(texts: Texts, t
     folder = write_folder(tmp_path / "m")
     first, second, third = (texts.read(chat(folder, text)) for text in ("a", "b", "c"))
     assert second.cancel()
-    assert first.result(WAIT_SECONDS).tokens != third.result(WAIT_SECONDS).tokens
+    assert all(isinstance(each.result(WAIT_SECONDS), Prompt) for each in (first, third))
 
 
 def test_a_process_that_was_killed_is_started_again(texts: Texts, tmp_path: Path) -> None:
@@ -199,7 +201,7 @@ def test_closing_ends_a_process_whatever_it_is_at(tmp_path: Path) -> None:
     while not processes():
         assert not future.done()
     texts.close()
-    assert isinstance(future.exception(WAIT_SECONDS), ReadError)
+    unread(future)
     assert processes() == []
 
 
