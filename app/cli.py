@@ -14,6 +14,8 @@ from app.command import options
 from app.command.terminal import console, fail, show, told_errors
 
 if TYPE_CHECKING:
+    from app.hub.catalog import Catalog
+    from app.serving.live_settings import LiveSettings
     from app.settings import Settings
 
 application = typer.Typer(
@@ -55,9 +57,9 @@ def serve(
     acceptance: options.Acceptance = None,
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
-    from app.command.config import effective, given
+    from app.command.given import given
     from app.command.greeting import greeting
-    from app.command.listing import check_named_drafts, models_as_chosen, models_on_disk
+    from app.command.listing import check_named_drafts, models_at_once
     from app.main import run
 
     with told_errors():
@@ -73,11 +75,10 @@ def serve(
 
     def check(settings: "Settings") -> None:
         if draft:
-            check_named_drafts(draft, models_on_disk(settings))
+            check_named_drafts(settings, given(drafts=draft).drafts)
 
-    def greet(url: str, setup: str) -> None:
-        settings = effective(wanted)
-        console().print(greeting(settings, models_as_chosen(settings), url, setup), crop=False)
+    def greet(url: str, setup: str, live: "LiveSettings", catalog: "Catalog") -> None:
+        console().print(greeting(live.current, models_at_once(catalog, live), url, setup), crop=False)
 
     with told_errors():
         code = run(wanted, check=check, announce=greet)
@@ -97,14 +98,14 @@ def ls(*, as_json: Json = False) -> None:
 @application.command()
 def ps(*, as_json: Json = False) -> None:
     """Show what the server has loaded: state, memory, methods, requests running and waiting."""
-    from app.command.listing import loaded_table, stored_choices
+    from app.command.given import stored_choices
+    from app.command.loaded import loaded_table
     from app.command.server import Server
 
-    settings = _settings()
+    settings = _asking()
     with told_errors(), Server(settings) as server:
         snapshot = server.loaded()
-        chosen = stored_choices(settings, [model["id"] for model in snapshot.get("models") or ()])
-    show(snapshot if as_json else loaded_table(snapshot, chosen))
+    show(snapshot if as_json else loaded_table(snapshot, stored_choices(settings)))
 
 
 @application.command()
@@ -116,10 +117,10 @@ def load(
     ttl: Annotated[float | None, typer.Option(help="Unload after so many seconds without a request.")] = None,
 ) -> None:
     """Load a model, and its drafters, into memory now."""
-    from app.command.listing import loaded_text
+    from app.command.loaded import loaded_text
     from app.command.server import Server
 
-    with told_errors(), Server(_settings()) as server, console().status(f"Loading {model}…"):
+    with told_errors(), Server(_asking()) as server, console().status(f"Loading {model}…"):
         answer = server.load(model, draft=draft, pin=pin, ttl=ttl)
     show(loaded_text(answer))
 
@@ -129,7 +130,7 @@ def unload(model: Model) -> None:
     """Give a model's memory back."""
     from app.command.server import Server
 
-    with told_errors(), Server(_settings()) as server:
+    with told_errors(), Server(_asking()) as server:
         was_loaded = server.unload(model).get("was_loaded")
     console().print(f"{model} {'is unloaded' if was_loaded else 'was not loaded'}.", highlight=False, markup=False)
 
@@ -139,7 +140,7 @@ def release(model: Model) -> None:
     """Let a model run again that is quarantined, because the worker kept ending while it was at it."""
     from app.command.server import Server
 
-    with told_errors(), Server(_settings()) as server:
+    with told_errors(), Server(_asking()) as server:
         server.release(model)
     console().print(f"{model} may run again.", highlight=False)
 
@@ -160,7 +161,7 @@ def chat(
     from app.command.chat import Chat, ChatOptions, choose_model
     from app.command.server import Server
 
-    settings = _settings()
+    settings = _asking()
     with told_errors(), Server(settings) as server:
         chosen = choose_model(server, model or settings.default_model)
         options = ChatOptions(chosen, draft, system, temperature, speculation)
@@ -267,7 +268,8 @@ def config(
     as_json: Json = False,
 ) -> None:
     """Show and change settings, of the server or of one model. A running server feels it; each says when."""
-    from app.command.config import change, given, row, rows, table, text_of
+    from app.command.config import change, row, rows, table, text_of
+    from app.command.given import given
 
     if (action != "list") != bool(name) or (action == "set") != (value is not None):
         fail("say `config list`, `config get NAME`, `config set NAME VALUE` or `config unset NAME`")
@@ -286,8 +288,8 @@ def config(
 @application.command()
 def doctor(*, as_json: Json = False) -> None:
     """Check this computer and say what to do; the exit code is 1 when something keeps Paceline from working."""
-    from app.command.config import given
     from app.command.doctor import examine, findings_as_json, findings_table, has_failed
+    from app.command.given import given
 
     with told_errors():
         findings = examine(given())
@@ -297,10 +299,19 @@ def doctor(*, as_json: Json = False) -> None:
 
 def _settings() -> "Settings":
     """The settings of the environment, and what is stored where it says nothing."""
-    from app.command.config import effective, given
+    from app.command.config import effective
+    from app.command.given import given
 
     with told_errors():
         return effective(given())
+
+
+def _asking() -> "Settings":
+    """The same for a command that only asks the server: it glances at the store, and opens it if it must."""
+    from app.command.given import given, known
+
+    with told_errors():
+        return known(given()) or _settings()
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from app.api import chat, completions, control, health, metrics, models
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
 from app.hub import pairing
+from app.hub.catalog import Catalog as ModelFolders
 from app.hub.catalog import default_catalog
 from app.serving.activity import Activity
 from app.serving.auth import Door, authorize
@@ -164,8 +165,9 @@ def build(admin: AdminContext) -> FastAPI:
     return app
 
 
-Announce = Callable[[str, str], None]
-"""Told once the server is up: its address, and where to choose the first password, empty when there is one."""
+Announce = Callable[[str, str, LiveSettings, ModelFolders], None]
+"""Told in a thread once the server is up: its address, where to choose the first password (empty when there is one),
+the settings, and the models that are here."""
 
 
 def run(
@@ -221,7 +223,7 @@ async def _serve(
         memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs", on_line=lines.take
     )
     client = WorkerClient(supervisor)
-    catalog = default_catalog(settings.model_folders)
+    catalog = default_catalog(settings.model_folders, kept_in=settings.home)
     app = compose(live, store, client, catalog, lines.ring)
     url = address_url(settings.host, listener.getsockname()[1])
 
@@ -236,7 +238,7 @@ async def _serve(
         if said:
             logging.getLogger("paceline.store").warning("%s", said)
         setup = setup_address(app.state.admin, url)
-        announce(url, setup)
+        threading.Thread(target=announce, args=(url, setup, live, catalog), daemon=True).start()
         if settings.open:
             _open_browser(setup or url)
 
@@ -266,11 +268,12 @@ def address_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def _announce(url: str, setup: str) -> None:
+def _announce(url: str, setup: str, _live: LiveSettings, catalog: ModelFolders) -> None:
     sys.stdout.write(f"Paceline listens on {url} (API: {url}v1)\n")
     if setup:
         sys.stdout.write(f"Choose a password for the dashboard (within 30 minutes, once): {setup}\n")
     sys.stdout.flush()
+    catalog.is_looking()
 
 
 def _complain(message: str) -> None:

@@ -24,9 +24,10 @@ class ModelView:
         """Everything on disk, broken folders with their problem."""
         loaded = self._context.resolver.loaded()
         models = self._context.resolver.models()
+        looking = self._context.resolver.is_looking()
         room = self._footprints.room
         return {
-            "models": [self.describe(model, loaded.get(model.id)) for model in models],
+            "models": [self.describe(model, loaded.get(model.id), looking=looking) for model in models],
             "ceiling_bytes": room.ceiling_bytes,
             "folders": [str(folder) for folder in self._context.settings.model_dirs],
         }
@@ -36,12 +37,13 @@ class ModelView:
         model = self._context.resolver.find(model_id)
         return self.describe(model, self._context.resolver.loaded().get(model.id))
 
-    def describe(self, model: CatalogModel, loaded: LoadedModel | None) -> dict[str, Any]:
-        """One entry. Bytes and seconds as the names say; 0 and empty where nobody knows."""
+    def describe(self, model: CatalogModel, loaded: LoadedModel | None, *, looking: bool = False) -> dict[str, Any]:
+        """One entry. Bytes and seconds as the names say; 0 and empty where nobody knows, or nobody knows yet."""
         settings, live = self._context.live.model(model.id), self._context.live.current
         quarantine = self._context.worker.quarantined.get(model.id, "")
         footprint = self._footprints.describe(self._footprints.main(model))
         progress = self._context.worker.progress.get(model.id)
+        looking = looking and loaded is None and model.kind == "main" and not model.problem
         return {
             "id": model.id,
             "kind": model.kind,
@@ -65,7 +67,10 @@ class ModelView:
             "idle_seconds": settings.idle_seconds,
             "is_default": bool(live.default_model) and live.default_model in {model.id, settings.alias},
             "settings": settings.given(),
-            "drafts": [{"id": draft.id, "method": draft.method} for draft in self._drafts(model, loaded)],
+            "looking": looking,
+            "drafts": [
+                {"id": draft.id, "method": draft.method} for draft in (() if looking else self._drafts(model, loaded))
+            ],
         }
 
     def _drafts(self, model: CatalogModel, loaded: LoadedModel | None) -> Sequence[DraftSpecification]:

@@ -1,9 +1,15 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: what can answer; with `?all=true` also drafters and what cannot be used,
 and why. Never loads, never downloads.
 
+<<<<<<< HEAD
 Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `source`, `draft` (the id of the first
 drafter), `drafts` (id and method of each), `alias`, `methods`, `unavailable` (method -> why not), `context` (tokens),
 `size_bytes` and `problem`.
+=======
+Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `draft` (the id of the first drafter),
+`drafts` (id and method of each), `looking` (its drafters are not known yet), `alias`, `methods`,
+`unavailable` (method -> why not), `context` (tokens), `size_bytes` and `problem`.
+>>>>>>> a85b1e8 (Read tokenizers once, start first and pair later, judge folders by headers)
 """
 
 from collections.abc import Sequence
@@ -28,7 +34,9 @@ def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
     context = context_of(request)
     loaded = context.resolver.loaded()
     models = [model for model in context.resolver.models() if with_all or not _why_mute(context, model)]
-    return {"object": "list", "data": [describe(context, model, loaded.get(model.id)) for model in models]}
+    looking = context.resolver.is_looking()
+    data = [describe(context, model, loaded.get(model.id), looking=looking) for model in models]
+    return {"object": "list", "data": data}
 
 
 @router.get("/v1/models/{model_id:path}")
@@ -39,7 +47,8 @@ def get_model(request: Request, model_id: str, *, with_all: All = False) -> dict
     why = _why_mute(context, model)
     if why and not with_all:
         raise ModelNotFound(f"{model.id} cannot answer: {why}; ?all=true shows it", parameter="model")
-    return describe(context, model, context.resolver.loaded().get(model.id))
+    looking = context.resolver.is_looking()
+    return describe(context, model, context.resolver.loaded().get(model.id), looking=looking)
 
 
 def _problem(context: Context, model: CatalogModel) -> str:
@@ -51,10 +60,11 @@ def _why_mute(context: Context, model: CatalogModel) -> str:
     return _problem(context, model) or ("" if model.kind == "main" else "it is a drafter for another model")
 
 
-def describe(context: Context, model: CatalogModel, loaded: LoadedModel | None) -> dict[str, Any]:
+def describe(context: Context, model: CatalogModel, loaded: LoadedModel | None, *, looking: bool) -> dict[str, Any]:
     """One entry of the listing."""
     problem = _problem(context, model)
-    drafts = _drafts(context, model, loaded)
+    looking = looking and loaded is None and model.kind == "main" and not model.problem
+    drafts = () if looking else _drafts(context, model, loaded)
     return {
         "id": model.id,
         "object": "model",
@@ -66,6 +76,7 @@ def describe(context: Context, model: CatalogModel, loaded: LoadedModel | None) 
         "source": model.source,
         "draft": drafts[0].id if drafts else None,
         "drafts": drafts_object(drafts),
+        "looking": looking,
         "methods": list(loaded.methods) if loaded else [],
         "unavailable": dict(loaded.unavailable) if loaded else {},
         "context": (loaded.max_context_tokens if loaded else 0) or model.context or None,

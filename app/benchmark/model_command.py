@@ -94,7 +94,7 @@ def bench_model(wishes: Wishes, settings: Settings, *, console: Console, note: s
 
 def specification_for(settings: Settings, model_id: str) -> ModelSpecification:
     """The model with its best drafter of every method, or with those of the settings; stored choices have no say."""
-    catalog = default_catalog(settings.model_folders)
+    catalog = default_catalog(settings.model_folders, kept_in=settings.home)
     any_method = ModelSettings(methods=ALL_METHODS)
     live = LiveSettings(settings, Unkept(model_values={model_id: any_method}))
     found = Resolver(live, catalog, WorkerClient(Supervisor()), pairing).resolve(model_id)

@@ -6,7 +6,6 @@ A running server notices a change within a second; every answer says when it is 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -16,7 +15,7 @@ from app.command.errors import CommandError
 from app.hub.catalog import default_catalog
 from app.serving.described import describe, describe_model
 from app.serving.live_settings import LiveSettings
-from app.settings import Settings, SettingsError, read_settings
+from app.settings import Settings
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 
@@ -27,20 +26,6 @@ FELT = {
     "restart": "takes effect after `paceline serve` is started again",
 }
 SHOWN_CHARACTERS = 60
-
-
-def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **words: Any) -> Settings:
-    """What the environment says, and over it the command line. Raises `CommandError`."""
-    try:
-        settings = read_settings(**{name: value for name, value in words.items() if value is not None})
-        extra: dict[str, Any] = {}
-        if model_dirs:
-            extra["model_dirs"] = (*(folder.expanduser().absolute() for folder in model_dirs), *settings.model_dirs)
-        if drafts:
-            extra["drafts"] = {**settings.drafts, **read_settings(drafts=",".join(drafts)).drafts}
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
-    return settings.with_command_line(**extra)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 Both processes ask: the server when it pairs, the worker before it builds. Refusals are `ModelUnavailable`, one line.
 """
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,10 +11,10 @@ from app.core.config_values import Config, text_part
 from app.core.drafter_config import DFlashConfig, DrafterConfig, Eagle3Config, MtpConfig
 from app.core.errors import ModelUnavailable
 from app.core.safe_files import DOWNLOAD_AGAIN, TensorInfo, read_integers, read_object
+from app.core.tokenizer_file import ORDINARY, Tokenizer
 
 FEATURE_METHODS = ("dflash", "mtp", "eagle3")
 """Methods whose drafters read the target's hidden states, the best first."""
-MAX_TOKENIZER_BYTES = 128 * 1024 * 1024
 MAX_TEMPLATE_BYTES = 1 << 20
 
 Tensors = Mapping[str, TensorInfo]
@@ -47,11 +46,12 @@ def read_drafter(method: str, config: Config, target_config: Config) -> DrafterC
 
 
 def check_drafter(
-    method: str, folder: Path, config: Config, tensors: Tensors, *, target: Path, target_config: Config
+    method: str, folder: Path, config: Config, tensors: Tensors, *, target: Tokenizer, target_config: Config
 ) -> DrafterConfig:
     """Everything about a drafter that can be known without loading it; its config. Raises ModelUnavailable.
 
-    `tensors` are its own, by name; those of a head inside the target's checkpoint lie in the same folder.
+    `target` is the tokenizer of the main model. `tensors` are the drafter's own, by name; those of a head inside the
+    target's checkpoint lie in the same folder.
     """
     found = read_drafter(method, config, target_config)
     names = {name.removeprefix("model."): info for name, info in tensors.items()}
@@ -101,43 +101,25 @@ def _check_draft_vocabulary(folder: Path, tensors: Tensors, config: Eagle3Config
         raise ModelUnavailable(f"its d2t leads beyond the main model's {vocabulary} tokens")
 
 
-def _check_mask_token(target: Path, token: int) -> None:
+def _check_mask_token(target: Tokenizer, token: int) -> None:
     """A mask that the target may also write would be drafted, and read, as text."""
     use = token_use(target, token)
     if use:
         raise ModelUnavailable(f"its mask token {token} is {use} of the main model")
 
 
-def token_use(folder: Path, token: int) -> str:
-    """What the model in `folder` can write with this id, in words; "" for an id that never appears in its answers.
+def token_use(tokenizer: Tokenizer, token: int) -> str:
+    """What a model with this tokenizer can write with this id, in words; "" for an id that no answer holds.
 
     A special token that ends no text and that no chat template mentions is free. Raises ModelUnavailable.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    folder = tokenizer.folder
+    if not (folder / "tokenizer.json").is_file():
         return ""
-    status = path.stat()
-    ordinary, special = _tokens(path, status.st_size, status.st_mtime_ns)
-    if token in ordinary:
+    use = tokenizer.use_of(token)
+    if use == ORDINARY:
         return "an ordinary token"
-    if token in special and (token in _ends(folder) or special[token] in _template(folder)):
-        return "a special token in the answers"
-    return ""
-
-
-@functools.lru_cache(maxsize=8)
-def _tokens(path: Path, size: int, modified: int) -> tuple[frozenset[int], dict[int, str]]:  # noqa: ARG001 - the key
-    """Ids that stand for text, and special ids with their names."""
-    content = read_object(path, MAX_TOKENIZER_BYTES)
-    try:
-        vocabulary = content["model"]["vocab"]
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        added = content.get("added_tokens") or ()
-        special = {int(each["id"]): str(each["content"]) for each in added if each.get("special")}
-        ordinary = {*map(int, ids), *(int(each["id"]) for each in added)}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ModelUnavailable(f"tokenizer.json is not valid; {DOWNLOAD_AGAIN}") from None
-    return frozenset(ordinary - special.keys()), special
+    return "a special token in the answers" if use and (token in _ends(folder) or use in _template(folder)) else ""
 
 
 def _ends(folder: Path) -> set[int]:

@@ -8,7 +8,8 @@ PacelineError
 ├── ModelNotFound             404
 ├── QueueFull                 429  come back after `retry_after_seconds`
 ├── ModelUnavailable          503  the model cannot be loaded or is quarantined
-│   └── InsufficientMemory
+│   ├── InsufficientMemory
+│   └── DiskUnavailable            nothing can be read for the moment; says nothing about the model
 ├── HubProblem                502  the hub of models: offline, gated, not found …; `HUB_STATUS` has what differs
 ├── StoreUnavailable          503  the file of choices and measurements cannot be used
 └── WorkerGone                503  the worker process ended while the request ran
@@ -116,6 +117,12 @@ class InsufficientMemory(ModelUnavailable):
     """The model does not fit under the memory ceiling, or not until another one is released."""
 
     code = "insufficient_memory"
+
+
+class DiskUnavailable(ModelUnavailable):
+    """Files cannot be read for the moment: too many are open, or the disk fails. Says nothing about the model."""
+
+    code = "disk_unavailable"
 
 
 class HubProblem(PacelineError):

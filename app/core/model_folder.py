@@ -1,11 +1,12 @@
 """What a model folder is, read without trusting it: data only, headers only, nothing executed, nothing loaded.
 
-A folder is accepted when `config.json` is small JSON, no file or config key could run code, no link leaves the tree,
-and every weight file is a safetensors file whose header agrees with its length. mlx accepts overlapping tensors and
-transformers imports what `auto_map` names, so this gate comes before either (reliability reference F10, F11, §2.2).
-A feature drafter may carry code, as published ones do: no library opens its folder, our own classes read its tensors.
+A folder is accepted when `config.json` is small JSON that asks for no more layers than there are tensors, every file is
+a regular one, no link leaves the tree, and every weight file is a safetensors file whose header agrees with its length.
+mlx accepts overlapping tensors and builds every layer that a config counts, so this gate comes before it. Python files
+and `auto_map`, which many conversions carry along, are never looked at; `model_file`, which mlx-lm runs, is refused.
 """
 
+import itertools
 import math
 import os
 import stat
@@ -15,8 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.core.errors import ModelUnavailable
-from app.core.safe_files import DOWNLOAD_AGAIN, DTYPE_BITS, TensorInfo, printable, read_header, read_object
+from app.core.errors import DiskUnavailable, ModelUnavailable
+from app.core.safe_files import (
+    DOWNLOAD_AGAIN,
+    DTYPE_BITS,
+    TensorInfo,
+    check_momentary,
+    printable,
+    read_header,
+    read_object,
+)
 
 MAX_INDEX_BYTES = 64 * 1024 * 1024
 MAX_FILES = 10_000
@@ -24,7 +33,16 @@ MAX_DEPTH = 4
 
 INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-CODE_KEYS = frozenset({"model_file", "auto_map", "_attn_implementation_internal"})
+CODE_KEYS = frozenset({"model_file", "_attn_implementation_internal"})
+"""Keys of a config for which a library runs, or fetches, code, whatever it is told about trust."""
+TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".jinja", ".model", ".tiktoken")
+MAX_TEXT_BYTES = 128 * 1024 * 1024
+"""Of a file that is read as a whole."""
+LAYER_COUNTS = frozenset(
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_kv_reuse_layers", "num_nextn_predict_layers"}
+)
+LAYER_LISTS = frozenset({"layer_types", "layers_block_type", "block_types", "hybrid_override_pattern"})
+EXPERT_COUNTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "o_groups"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +75,12 @@ def inspect_folder(path: Path) -> ModelFolder:
     """
     try:
         return _inspect(path.resolve(strict=True))
+    except DiskUnavailable:
+        raise
     except ModelUnavailable as refusal:
         reason = refusal.message
     except OSError as error:
+        check_momentary(error)
         reason = f"its folder cannot be read ({error.strerror}); check that it exists and is readable"
     except (ValueError, RuntimeError):
         reason = "its path is not usable; rename the folder"
@@ -92,7 +113,7 @@ def text_number(config: Mapping[str, Any], *keys: str) -> int:
 def _inspect(root: Path) -> ModelFolder:
     if not root.is_dir():
         raise ModelUnavailable("it is not a folder; give the folder that holds config.json")
-    files = tuple(sorted(_list_files(root, root, 0)))
+    files = tuple(sorted(_list_files(root, root, 0, itertools.count())))
     if "config.json" not in files:
         raise ModelUnavailable("it has no config.json; give a folder in Hugging Face layout with safetensors weights")
     config = read_object(root / "config.json")
@@ -102,6 +123,8 @@ def _inspect(root: Path) -> ModelFolder:
     weight_files = _weight_files(files)
     tensors = _read_tensors(root, weight_files)
     _check_index(root, files, tensors)
+    if not drafter:
+        _check_sizes(config, tensors)
     if not drafter and not any(name in files for name in TOKENIZER_FILES):
         raise ModelUnavailable(f"it has no tokenizer; {DOWNLOAD_AGAIN} with its tokenizer.json")
     model_type = config.get("model_type")
@@ -132,11 +155,11 @@ def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
-def _list_files(root: Path, folder: Path, depth: int) -> Iterator[str]:
-    """Relative names of all files; refuses links that leave the tree, code, and weights that are no plain file."""
+def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> Iterator[str]:
+    """Relative names of all files; refuses links that leave the tree, and whatever is neither file nor folder."""
     with os.scandir(folder) as entries:
-        for count, entry in enumerate(entries):
-            if count >= MAX_FILES:
+        for entry in entries:
+            if next(count) >= MAX_FILES:
                 raise ModelUnavailable(f"it holds more than {MAX_FILES} files; keep only the model's own files there")
             if entry.name.startswith("."):
                 continue
@@ -144,7 +167,7 @@ def _list_files(root: Path, folder: Path, depth: int) -> Iterator[str]:
                 _check_link(root, Path(entry.path))
             if entry.is_dir(follow_symlinks=False) and not entry.name.endswith(".safetensors"):
                 if depth < MAX_DEPTH:
-                    yield from _list_files(root, Path(entry.path), depth + 1)
+                    yield from _list_files(root, Path(entry.path), depth + 1, count)
                 continue
             _check_file(entry)
             yield Path(entry.path).relative_to(root).as_posix()
@@ -164,33 +187,59 @@ def _check_link(root: Path, link: Path) -> None:
 
 
 def _check_file(entry: os.DirEntry[str]) -> None:
-    if entry.name.endswith(".safetensors") and not stat.S_ISREG(entry.stat().st_mode):
+    status = entry.stat()
+    if not stat.S_ISREG(status.st_mode) and not (entry.is_symlink() and stat.S_ISDIR(status.st_mode)):
         raise ModelUnavailable(f"{printable(entry.name)} is not a regular file; {DOWNLOAD_AGAIN}")
+    if status.st_size > MAX_TEXT_BYTES and entry.name.endswith(TEXT_SUFFIXES):
+        raise ModelUnavailable(f"{printable(entry.name)} is larger than {MAX_TEXT_BYTES >> 20} MiB; {DOWNLOAD_AGAIN}")
 
 
 def _refuse_code(root: Path, files: tuple[str, ...]) -> None:
-    """Refuse Python files, and keys in any config that make a library run code."""
+    """Refuse keys in any config that make a library run code."""
     for name in files:
-        if name.endswith(".py"):
-            raise ModelUnavailable(f"it contains Python code ({printable(name)}), which is never run here; remove it")
         if "/" not in name and name.endswith("config.json"):
             _refuse_code_keys(read_object(root / name), name)
 
 
 def _refuse_code_keys(config: dict[str, Any], file: str) -> None:
-    waiting: list[Any] = [config]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list):
-            waiting.extend(value)
-        if not isinstance(value, dict):
-            continue
-        waiting.extend(value.values())
-        found = CODE_KEYS.intersection(value) or ({"trust_remote_code"} if value.get("trust_remote_code") else ())
-        for key in sorted(found):
+    for part in _objects(config):
+        for key in sorted(CODE_KEYS.intersection(part)):
             raise ModelUnavailable(
                 f'{printable(file)} asks to run code ("{key}"), which is never done here; remove that key'
             )
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a JSON value, itself included."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield each
+            waiting.extend(each.values())
+        elif isinstance(each, list):
+            waiting.extend(each)
+
+
+def _check_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
+    """mlx-lm makes a module for every layer and expert that a config counts before it looks at a single weight."""
+    rows = max((max(tensor.shape, default=0) for tensor in tensors.values()), default=0)
+    limits = dict.fromkeys(LAYER_COUNTS | LAYER_LISTS, len(tensors)) | dict.fromkeys(
+        EXPERT_COUNTS, max(len(tensors), rows)
+    )
+    for part in _objects(config):
+        for key in limits.keys() & part.keys():
+            value = part[key]
+            count = len(value) if isinstance(value, str | list) else value
+            if isinstance(count, int | float) and count > limits[key]:
+                raise ModelUnavailable(
+                    f"its config.json asks for more than its weights hold ({key}: {min(count, 10**12):,}, "
+                    f"{len(tensors):,} tensors); {DOWNLOAD_AGAIN}"
+                )
+    if (vocabulary := text_number(config, "vocab_size", "padded_vocab_size")) > rows:
+        raise ModelUnavailable(
+            f"its config.json states {vocabulary:,} tokens, its weights hold {rows:,} rows; {DOWNLOAD_AGAIN}"
+        )
 
 
 def _weight_files(files: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,12 +1,16 @@
 """Files that nobody vouches for: opened without waiting, capped, checked before a value of theirs is used.
 
-Everything here raises `ModelUnavailable` (a reason and the next action, never a path) and ends fast.
+What reads raises `ModelUnavailable` (a reason and the next action, never a path), or `DiskUnavailable` where nothing is
+wrong with the file and asking again may do; it ends fast.
 """
 
+import contextlib
+import errno
 import math
 import os
 import stat
 import sys
+import tempfile
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +18,14 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from app.core.errors import ModelUnavailable
+from app.core.errors import DiskUnavailable, ModelUnavailable
 
 MAX_JSON_BYTES = 8 * 1024 * 1024
 MAX_HEADER_BYTES = 100_000_000
 MAX_TENSORS = 200_000
+MOMENTARY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
+"""What the system says when it can read nothing for the moment."""
+RETRY_SECONDS = 2
 DOWNLOAD_AGAIN = "download the model again"
 
 DTYPE_BITS = {
@@ -56,24 +63,61 @@ def printable(name: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name[:200])
 
 
+def check_momentary(error: OSError) -> None:
+    """Raise `DiskUnavailable` for an error that says nothing about what was to be read."""
+    if error.errno in MOMENTARY:
+        message = f"models cannot be read for the moment ({error.strerror}): try again soon"
+        raise DiskUnavailable(message, retry_after_seconds=RETRY_SECONDS) from error
+
+
 def _open_regular(path: Path) -> BinaryIO:
-    """Open without ever waiting: a FIFO or a device put in the place of a file is refused, not read."""
+    """Open without ever waiting: a FIFO, a socket or a device put in the place of a file is refused, not opened."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        is_regular = stat.S_ISREG(path.stat().st_mode)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if is_regular else -1
     except OSError as error:
+        check_momentary(error)
         raise ModelUnavailable(f"{printable(path.name)} cannot be read ({error.strerror}); check it") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+    if descriptor < 0 or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        if descriptor >= 0:
+            os.close(descriptor)
         raise ModelUnavailable(f"{printable(path.name)} is not a regular file; {DOWNLOAD_AGAIN}")
     return os.fdopen(descriptor, "rb")
 
 
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """A regular file of at most `max_bytes`."""
+    try:
+        with _open_regular(path) as file:
+            is_larger = os.fstat(file.fileno()).st_size > max_bytes
+            content = b"" if is_larger else file.read(max_bytes + 1)
+    except OSError as error:
+        check_momentary(error)
+        raise ModelUnavailable(f"{printable(path.name)} cannot be read ({error.strerror}); check it") from None
+    if is_larger or len(content) > max_bytes:
+        raise ModelUnavailable(f"{printable(path.name)} is larger than {max_bytes >> 20} MiB; {DOWNLOAD_AGAIN}")
+    return content
+
+
+def write_privately(path: Path, content: bytes) -> None:
+    """Write beside `path`, to the disk, and rename; only the owner may read it. Raises `OSError`."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
 def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The JSON object in a regular file of at most `max_bytes`."""
-    with _open_regular(path) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ModelUnavailable(f"{printable(path.name)} is larger than {max_bytes >> 20} MiB; {DOWNLOAD_AGAIN}")
+    content = read_file(path, max_bytes)
     value = _decode(content, Any, path.name)
     if not isinstance(value, dict):
         raise ModelUnavailable(f"{printable(path.name)} holds no JSON object; {DOWNLOAD_AGAIN}")

@@ -5,7 +5,6 @@ and frees what was read. A folder is data: it is inspected before mlx-lm sees it
 whatever is wrong with it ends in one `ModelUnavailable` with a one-line reason. Nothing here wires memory.
 """
 
-import json
 import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -24,14 +23,13 @@ from app.core.errors import ModelUnavailable
 from app.core.footprint import context_tokens
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
+from app.core.tokenizer_file import Tokenizer, TokenizerCache
 from app.engine import memory
 from app.engine.drafters.registry import REGISTRY
 from app.engine.few_rows import use_fast_products
 from app.engine.unit import LoadedDraft, LoadedUnit
 
 SLICE_BYTES = 64 * 1024 * 1024
-PADDING_TOKENS = 1024
-"""Without tokenizer files to compare, embeddings may differ by this many rows of padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,8 @@ def _build_draft(spec: ModelSpecification, draft: DraftSpecification, target: _P
 def _build_feature_drafter(folder: ModelFolder, *, method: str, target: _Part, inside: bool) -> _Part:
     """A drafter of a published format; `inside`: its tensors lie in the target's own checkpoint."""
     tensors = head_tensors(folder.config, folder.tensors) if inside else folder.tensors
-    config = check_drafter(method, folder.path, folder.config, tensors, target=target.path, target_config=target.config)
+    tokenizer = Tokenizer(target.path, TokenizerCache())
+    config = check_drafter(method, folder.path, folder.config, tensors, target=tokenizer, target_config=target.config)
     model = REGISTRY[method].load(folder, target.config)
     rows = getattr(config, "draft_vocab_size", config.vocab_size)
     return _Part(folder.path, model, folder.config, rows, config.max_position_embeddings)
@@ -194,48 +193,12 @@ def _embedding_rows(model: nn.Module, config: Mapping[str, Any]) -> int:
 
 
 def _check_same_tokens(spec: ModelSpecification, named: DraftSpecification, target: _Part, draft: _Part) -> None:
-    """The draft must mean the same by every ordinary id and have a row for each id of the target; padding is free.
-
-    Added tokens may differ in name: a draft that never proposes one costs time at most.
-    """
-    refusal = f'draft model "{named.id}" does not fit "{spec.id}": '
-    tokens, draft_tokens = _tokens(target.path, spec.id), _tokens(draft.path, named.id)
-    if tokens is None or draft_tokens is None:
-        if abs(target.vocabulary_size - draft.vocabulary_size) > PADDING_TOKENS:
-            raise ModelUnavailable(f"{refusal}it has {draft.vocabulary_size} tokens, not {target.vocabulary_size}")
-        return
-    for index in tokens.ordinary.keys() & draft_tokens.ordinary.keys():
-        if tokens.ordinary[index] != draft_tokens.ordinary[index]:
-            raise ModelUnavailable(f"{refusal}its tokenizer is another one (token {index} differs)")
-    if tokens.highest >= draft.vocabulary_size:
-        raise ModelUnavailable(f"{refusal}it has {draft.vocabulary_size} rows and none for token {tokens.highest}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """Token by id, without the added ones, and the highest id of all."""
-
-    ordinary: Mapping[int, str]
-    highest: int
-
-
-def _tokens(folder: Path, model_id: str) -> _Tokens | None:
-    """What `tokenizer.json` says; None when there is no such file."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_bytes())
-        vocabulary = content["model"]["vocab"]
-        pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((p[0], i) for i, p in enumerate(vocabulary))
-        ordinary = {int(index): str(token) for token, index in pairs}
-        added = {int(token["id"]) for token in content.get("added_tokens", ())}
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        detail = _one_line(f"{type(error).__name__}: {error}")
-        raise ModelUnavailable(
-            f'model "{model_id}": its tokenizer.json is broken ({detail}); download it again'
-        ) from error
-    return _Tokens({i: t for i, t in ordinary.items() if i not in added}, max([*ordinary, *added], default=0))
+    """The rule by which the server paired them, asked again: files may have changed since."""
+    misfit = Tokenizer(target.path, cache := TokenizerCache()).misfit(
+        Tokenizer(draft.path, cache), draft.vocabulary_size
+    )
+    if misfit:
+        raise ModelUnavailable(f'draft model "{named.id}" does not fit "{spec.id}": {misfit}')
 
 
 def _reason(error: Exception, folder: Path) -> str:

@@ -14,7 +14,7 @@ from app.core.errors import ModelUnavailable
 from app.core.footprint import Footprint, cache_families, drafter_footprint
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.hub.catalog import CatalogModel
-from app.hub.pairing import DEFAULT_SIZE_SHARE, pair, suits, token_difference
+from app.hub.pairing import DEFAULT_SIZE_SHARE, pair, suits
 
 NGRAM = "ngram"
 METHODS = (*FEATURE_METHODS, "draft_model", NGRAM)
@@ -128,7 +128,7 @@ def _tokens(main: CatalogModel, draft: CatalogModel, *, fits: bool) -> tuple[Tok
     if draft.problem or draft.size_bytes > main.size_bytes:
         return "unknown", ""  # refused before anybody compares
     try:
-        difference = token_difference(main.path, draft.path)
+        difference = main.tokenizer.difference(draft.tokenizer)
     except (ModelUnavailable, OSError):
         return "unknown", ""
     return ("other", difference) if difference else ("same", "")

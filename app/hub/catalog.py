@@ -1,11 +1,14 @@
 """The models on this disk: found, checked and listed, each with its problem when it has one.
 
 Runs in the server process. A model is inspected once and again only when a file of its folder changes; the listing
-itself is refreshed at most every `refresh_seconds`, so `/v1/models` stays cheap. Calls may come from any thread.
+itself is refreshed at most every `refresh_seconds`, so `/v1/models` stays cheap. What cannot be read for the moment
+stays as it was last seen. Calls may come from any thread.
 """
 
+import contextlib
 import difflib
 import importlib.resources
+import itertools
 import os
 import threading
 import time
@@ -15,15 +18,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.core.drafter_folder import head_tensors
-from app.core.errors import ModelNotFound, ModelUnavailable
-from app.core.model_folder import drafter_method, inspect_folder
+from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
+from app.core.model_folder import MAX_FILES, drafter_method, inspect_folder
 from app.core.ports import Clock
-from app.core.safe_files import TensorInfo, printable, read_object
-from app.hub.layout import Candidate, candidates, hugging_face_cache, lm_studio_folder
+from app.core.safe_files import RETRY_SECONDS, TensorInfo, printable, read_object
+from app.core.tokenizer_file import Tokenizer, TokenizerCache
+from app.hub.layout import Candidate, candidates, hugging_face_cache, lm_studio_folders
 
 Source = Literal["folder", "hugging_face", "lm_studio", "embedded"]
 Kind = Literal["main", "drafter"]
 Signature = tuple[tuple[str, int, int], ...]
+KEPT_TOKENIZERS = "tokenizers.json"
+"""The file in `PACELINE_HOME` with what is known of tokenizers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,12 @@ class CatalogModel:
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     tensors: Mapping[str, TensorInfo] = field(default_factory=dict, compare=False, repr=False)
     """Of a drafter its tensors; of a main model those of the multi-token head inside its checkpoint, if it has one."""
+    tokenizers: TokenizerCache = field(default_factory=TokenizerCache, compare=False, repr=False)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What its tokenizer's files tell."""
+        return Tokenizer(self.path, self.tokenizers)
 
     @property
     def head(self) -> "CatalogModel | None":
@@ -67,19 +79,25 @@ class Catalog:
         folders: Sequence[Path],
         *,
         hugging_face_cache: Path | None = None,
-        lm_studio: Path | None = None,
+        lm_studio: Sequence[Path] = (),
         embedded: Path | None = None,
+        tokenizers: TokenizerCache | None = None,
         refresh_seconds: float = 2.0,
+        patience_seconds: float = 0.5,
         clock: Clock = time.monotonic,
     ) -> None:
         roots: list[tuple[Source, Path | None]] = [
             ("hugging_face", hugging_face_cache),
-            ("lm_studio", lm_studio),
+            *(("lm_studio", folder) for folder in lm_studio),
             ("embedded", embedded),
         ]
         self._folders = tuple(folders)
         self._roots = [(source, root) for source, root in roots if root is not None]
+        self._tokenizers = tokenizers or TokenizerCache()
+        self._looker: threading.Thread | None = None
+        self._is_whole = True
         self._refresh_seconds = refresh_seconds
+        self._patience_seconds = patience_seconds
         self._clock = clock
         self._lock = threading.Lock()
         self._scanned_at: float | None = None
@@ -108,30 +126,75 @@ class Catalog:
             self._scanned_at = None
 
     def find(self, id: str) -> CatalogModel:  # noqa: A002 - the word of the API
-        """The model called `id`. Raises `ModelNotFound` with the nearest ids; a broken model is returned as it is."""
+        """The model called `id`, broken or not. Raises `ModelNotFound` with the nearest ids, or `DiskUnavailable`."""
         models = {model.id: model for model in self.models()}
         if id in models:
             return models[id]
+        if not self._is_whole:
+            message = "not every folder of models can be read for the moment: try again soon"
+            raise DiskUnavailable(message, parameter="model", retry_after_seconds=RETRY_SECONDS)
         nearest = difflib.get_close_matches(id[:200], models, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else "`paceline ls` shows the models that are here"
         raise ModelNotFound(f'no model "{printable(id)}" on this computer; {hint}', parameter="model")
 
+    def is_looking(self) -> bool:
+        """Whether tokenizers are still to be read before drafters are known.
+
+        Asking begins that, in a thread, and waits `patience_seconds` for it.
+        """
+        waiting = [model.tokenizer for model in self.models() if not (model.problem or model.tokenizer.is_known)]
+        if not waiting:
+            return False
+        with self._lock:
+            if self._looker is None or not self._looker.is_alive():
+                self._looker = threading.Thread(target=_read_all, args=(waiting,), daemon=True)
+                self._looker.start()
+            looker = self._looker
+        looker.join(self._patience_seconds)
+        return looker.is_alive()
+
     def _scan(self) -> dict[str, CatalogModel]:
         found: dict[str, CatalogModel] = {}
+        places: set[tuple[int, int] | Path] = set()
         inspected: dict[tuple[Source, Path], tuple[Signature, CatalogModel]] = {}
+        unread: list[Path] = []
         own: list[tuple[Source, Path]] = [("folder", folder) for folder in self._folders]
         for source, root in (*own, *self._roots):
-            for candidate in candidates(root):
-                if printable(candidate.id) in found:
+            listed = candidates(root, unread)
+            for candidate in [*listed, *self._missed(source, unread)]:
+                place = _place(candidate.path)
+                if printable(candidate.id) in found or place in places:
                     continue
-                key = (source, candidate.path)
-                signature = _signature(candidate.path)
-                known = self._inspected.get(key)
-                fresh = known[1] if known is not None and known[0] == signature else _inspect(candidate, source)
-                inspected[key] = (signature, fresh)
-                found[fresh.id] = fresh
-        self._inspected = inspected
+                places.add(place)
+                inspected[source, candidate.path] = self._inspected_now(candidate, source)
+                model = inspected[source, candidate.path][1]
+                found[model.id] = model
+        self._inspected, self._is_whole = inspected, not unread
         return dict(sorted(found.items()))
+
+    def _missed(self, source: Source, unread: Sequence[Path]) -> list[Candidate]:
+        """What was seen before in folders that cannot be read for the moment."""
+        known = ((path, model) for (of, path), (_, model) in self._inspected.items() if of == source)
+        return [Candidate(model.id, path) for path, model in known if any(map(path.is_relative_to, unread))]
+
+    def _inspected_now(self, candidate: Candidate, source: Source) -> tuple[Signature, CatalogModel]:
+        """The model as it is; as it was, when its folder did not change or cannot be read for the moment."""
+        known = self._inspected.get((source, candidate.path))
+        signature = _signature(candidate.path)
+        if known is not None and known[0] == signature:
+            return known
+        try:
+            return signature, replace(_inspect(candidate, source), tokenizers=self._tokenizers)
+        except DiskUnavailable as error:
+            name = printable(candidate.id)
+            problem = f'model "{name}": {error.message}'
+            return known or ((), CatalogModel(name, candidate.path, source, problem=problem))
+
+
+def _read_all(tokenizers: Sequence[Tokenizer]) -> None:
+    for tokenizer in tokenizers:
+        with contextlib.suppress(ModelUnavailable, OSError):
+            tokenizer.facts()
 
 
 def default_catalog(
@@ -139,26 +202,40 @@ def default_catalog(
     *,
     use_hugging_face: bool = True,
     use_lm_studio: bool = True,
+    kept_in: Path | None = None,
     environment: Mapping[str, str] = os.environ,
     home: Path | None = None,
 ) -> Catalog:
-    """The catalog of this computer: own folders, the Hugging Face cache, LM Studio's folder, the embedded models."""
+    """The catalog of this computer: own folders, the Hugging Face cache, LM Studio's folders, the embedded models.
+
+    What is read of tokenizers is kept in the folder `kept_in`.
+    """
     home = home or Path.home()
     return Catalog(
         [folder.expanduser() for folder in model_folders],
         hugging_face_cache=hugging_face_cache(environment, home) if use_hugging_face else None,
-        lm_studio=lm_studio_folder(home) if use_lm_studio else None,
+        lm_studio=lm_studio_folders(home) if use_lm_studio else (),
         embedded=Path(str(importlib.resources.files("app").joinpath("demo_models"))),
+        tokenizers=TokenizerCache(kept_in / KEPT_TOKENIZERS) if kept_in is not None else None,
     )
 
 
 def _signature(folder: Path) -> Signature:
-    """Names, sizes and times of the files of a folder: another value when any of them changed."""
+    """Names, sizes and times of the files of a folder (not of more than may be there): another value after a change."""
     try:
         with os.scandir(folder) as entries:
-            return tuple(sorted(_stamp(entry) for entry in entries))
+            return tuple(sorted(_stamp(entry) for entry in itertools.islice(entries, MAX_FILES)))
     except OSError:
         return ()
+
+
+def _place(folder: Path) -> tuple[int, int] | Path:
+    """The same for every way to a folder: through links, and in any spelling where the disk ignores case."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return folder
+    return status.st_dev, status.st_ino
 
 
 def _stamp(entry: os.DirEntry[str]) -> tuple[str, int, int]:
@@ -173,6 +250,8 @@ def _inspect(candidate: Candidate, source: Source) -> CatalogModel:
     name = printable(candidate.id)
     try:
         folder = inspect_folder(candidate.path)
+    except DiskUnavailable:
+        raise
     except ModelUnavailable as error:
         method = _method_of_broken(candidate.path)
         reason = error.message.removeprefix(f'model "{printable(candidate.path.name)}": ')

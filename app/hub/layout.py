@@ -1,15 +1,21 @@
 """Where model folders lie on disk: flat folders, `organisation/name` folders and the Hugging Face cache.
 
-Only directory listings are read here. A missing or unreadable folder holds no models and is no error.
+Only directory listings are read here, and of each at most `MAX_ENTRIES`. A missing or forbidden folder holds no models
+and is no error; one that cannot be read for the moment is told, because it may hold some.
 """
 
+import itertools
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
+from app.core.errors import ModelUnavailable
+from app.core.safe_files import MOMENTARY, read_file, read_object
 
 SETTINGS_BYTES = 1 << 20
+MAX_ENTRIES = 20_000
+"""Of one folder: what lies behind them is not looked for, so that nobody waits for a folder of millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +26,66 @@ class Candidate:
     path: Path
 
 
-def candidates(root: Path) -> Iterator[Candidate]:
-    """Models at `root` itself, one level below (`name`) or two levels below (`organisation/name`), sorted by id."""
-    if _looks_like_model(root):
-        yield Candidate(root.name, root)
-        return
-    for folder in _folders(root):
-        if folder.name.startswith("models--"):
-            yield from _snapshot(folder)
-        elif _looks_like_model(folder):
-            yield Candidate(folder.name, folder)
-        else:
-            nested = (child for child in _folders(folder) if _looks_like_model(child))
-            yield from (Candidate(f"{folder.name}/{child.name}", child) for child in nested)
+def candidates(root: Path, unread: list[Path]) -> list[Candidate]:
+    """Models at `root` itself, one level below (`name`) or two levels below (`organisation/name`), sorted by id.
+
+    Those that are reached through a link come last: a folder is listed once, and best where it really is. Folders that
+    cannot be read for the moment are added to `unread`.
+    """
+    real = Path(os.path.realpath(root))
+    found = list(_Search(unread).below(root))
+    return sorted(found, key=lambda each: real / each.path.relative_to(root) != Path(os.path.realpath(each.path)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    unread: list[Path]
+
+    def below(self, root: Path) -> Iterator[Candidate]:
+        if self._looks_like_model(root):
+            yield Candidate(root.name, root)
+            return
+        for folder in self._folders(root):
+            if folder.name.startswith("models--"):
+                yield from self._snapshot(folder)
+            elif self._looks_like_model(folder):
+                yield Candidate(folder.name, folder)
+            else:
+                nested = (child for child in self._folders(folder) if self._looks_like_model(child))
+                yield from (Candidate(f"{folder.name}/{child.name}", child) for child in nested)
+
+    def _snapshot(self, repository: Path) -> Iterator[Candidate]:
+        """The snapshot of `refs/main`, or the newest one, of a `models--organisation--name` folder."""
+        snapshots = repository / "snapshots"
+        try:
+            revision = (repository / "refs" / "main").read_text("ascii").strip()
+        except (OSError, ValueError):
+            revision = ""
+        folder = snapshots / revision
+        if not (revision.isalnum() and folder.is_dir()):
+            folder = max(self._folders(snapshots), key=_modified, default=repository)
+        if self._looks_like_model(folder):
+            yield Candidate("/".join(repository.name.split("--")[1:]), folder)
+
+    def _looks_like_model(self, folder: Path) -> bool:
+        """A folder with a config, or with safetensors weights that lack one (listed as broken). GGUF is neither."""
+        if os.path.lexists(folder / "config.json"):
+            return True
+        return any(name.endswith(".safetensors") and not name.startswith(".") for name, _ in self._entries(folder))
+
+    def _folders(self, folder: Path) -> list[Path]:
+        names = (name for name, is_folder in self._entries(folder) if is_folder and not name.startswith("."))
+        return [folder / name for name in sorted(names)]
+
+    def _entries(self, folder: Path) -> list[tuple[str, bool]]:
+        """Names, and whether they are folders."""
+        try:
+            with os.scandir(folder) as entries:
+                return [(each.name, _is_folder(each)) for each in itertools.islice(entries, MAX_ENTRIES)]
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", None) in MOMENTARY:
+                self.unread.append(folder)
+            return []
 
 
 def hugging_face_cache(environment: Mapping[str, str], home: Path) -> Path:
@@ -45,36 +98,35 @@ def hugging_face_cache(environment: Mapping[str, str], home: Path) -> Path:
     return (Path(caches).expanduser() if caches else home / ".cache") / "huggingface" / "hub"
 
 
-def lm_studio_folder(home: Path) -> Path | None:
-    """The folder that LM Studio downloads to, from its settings or its two defaults; None when there is none."""
-    told = _downloads_folder(home / ".lmstudio" / "settings.json")
-    places = (told, home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models")
-    return next((place for place in places if place is not None and place.is_dir()), None)
+def lm_studio_folders(home: Path) -> tuple[Path, ...]:
+    """Where LM Studio keeps models: the folder that its settings name, and those of its newer and older versions.
+
+    Its own home may lie elsewhere, which `~/.lmstudio-home-pointer` then says.
+    """
+    pointed = _first_line(home / ".lmstudio-home-pointer")
+    homes = [Path(pointed).expanduser()] if pointed else []
+    homes += [home / ".lmstudio", home / ".cache" / "lm-studio"]
+    named = [folder for each in homes if (folder := _downloads_folder(each / "settings.json")) is not None]
+    return tuple(dict.fromkeys([*named, *(each / "models" for each in homes)]))
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return read_file(path, SETTINGS_BYTES).decode().strip().partition("\n")[0].strip()
+    except (ModelUnavailable, UnicodeDecodeError):
+        return ""
 
 
 def _downloads_folder(settings: Path) -> Path | None:
     try:
-        if not settings.is_file() or settings.stat().st_size > SETTINGS_BYTES:
-            return None
-        content = msgspec.json.decode(settings.read_bytes())
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        folder = read_object(settings, SETTINGS_BYTES).get("downloadsFolder")
+    except ModelUnavailable:
         return None
-    folder = content.get("downloadsFolder") if isinstance(content, dict) else None
     return Path(folder).expanduser() if isinstance(folder, str) and folder else None
 
 
-def _snapshot(repository: Path) -> Iterator[Candidate]:
-    """The snapshot of `refs/main`, or the newest one, of a `models--organisation--name` folder."""
-    snapshots = repository / "snapshots"
-    try:
-        revision = (repository / "refs" / "main").read_text("ascii").strip()
-    except (OSError, ValueError):
-        revision = ""
-    folder = snapshots / revision
-    if not (revision.isalnum() and folder.is_dir()):
-        folder = max(_folders(snapshots), key=_modified, default=repository)
-    if _looks_like_model(folder):
-        yield Candidate("/".join(repository.name.split("--")[1:]), folder)
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and Path(entry.path).is_dir())
 
 
 def _modified(folder: Path) -> int:
@@ -82,19 +134,3 @@ def _modified(folder: Path) -> int:
         return folder.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _looks_like_model(folder: Path) -> bool:
-    """A folder with a config, or with safetensors weights that lack one (listed as broken). GGUF is neither."""
-    return any(name == "config.json" or name.endswith(".safetensors") for name in _names(folder))
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    except (OSError, ValueError):
-        return []
-
-
-def _folders(root: Path) -> list[Path]:
-    return [path for name in _names(root) if (path := root / name).is_dir()]

@@ -5,19 +5,17 @@ A draft model fits when its tokens are the main model's tokens, id by id, and it
 badly: that costs time, never correctness, and the governor turns it off.
 """
 
-import filecmp
-import functools
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 
 from app.core.drafter_folder import FEATURE_METHODS, check_drafter
 from app.core.errors import ModelUnavailable
+from app.core.model_folder import text_number
+from app.core.tokenizer_file import Tokenizer
 from app.hub.catalog import CatalogModel
 from app.hub.drafter_tensors import check_tensors
-from app.hub.tokens import Stamp, fingerprint, first_difference, other_word, read_tokens, tokenizer_stamp
 
 DEFAULT_SIZE_SHARE = 1 / 3
 """A draft model chosen without being asked for is at most this large, measured against the main model."""
@@ -37,7 +35,7 @@ class Pairing:
 
 
 def pair(main: CatalogModel, draft: CatalogModel) -> Pairing:
-    """Check one pair. Reads tokenizer files (cached by time and size), never weights; never raises."""
+    """Check one pair. Reads tokenizer files that nobody read before, never weights; never raises."""
     try:
         reason = _refusal(main, draft)
     except ModelUnavailable as error:
@@ -45,12 +43,6 @@ def pair(main: CatalogModel, draft: CatalogModel) -> Pairing:
     except OSError:
         reason = "its files cannot be read; check that the folder exists and is readable"
     return Pairing(main.id, draft.id, draft.method, not reason, reason and f'"{draft.id}" cannot draft: {reason}')
-
-
-def candidates(main: CatalogModel, models: Iterable[CatalogModel]) -> list[CatalogModel]:
-    """The models that fit `main`, the smallest first."""
-    fitting = [model for model in models if model.id != main.id and pair(main, model).fits]
-    return sorted(fitting, key=lambda model: (model.size_bytes, model.id))
 
 
 def default_draft(
@@ -73,7 +65,7 @@ def default_draft(
         and (suits(main, model, models) if model.kind == "drafter" else model.size_bytes <= limit)
     ]
     ranked = sorted(usable, key=lambda model: _rank(main, model))
-    return next((model for model in ranked if pair(main, model).fits), None)
+    return next((model for model in ranked if _shares_tokens(main, model) and pair(main, model).fits), None)
 
 
 def suits(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel]) -> bool:
@@ -86,6 +78,14 @@ def suits(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel
         model for model in models if model.kind == "main" and not model.problem and model.id not in {main.id, draft.id}
     )
     return draft.id == main.id or all(_shared(rival.id, draft.id) <= shared for rival in rivals)
+
+
+def _shares_tokens(main: CatalogModel, draft: CatalogModel) -> bool:
+    """Told by digests, so that nobody waits for the words of a difference that nobody reads."""
+    try:
+        return draft.kind == "drafter" or main.tokenizer.shares_tokens(draft.tokenizer)
+    except (ModelUnavailable, OSError):
+        return False
 
 
 def _rank(main: CatalogModel, model: CatalogModel) -> tuple[int, bool, bool, int, str]:
@@ -105,53 +105,26 @@ def _refusal(main: CatalogModel, draft: CatalogModel) -> str:
     if draft.size_bytes > main.size_bytes:
         sizes = f"{_megabytes(draft.size_bytes)} against {_megabytes(main.size_bytes)}"
         return f"it is larger than the main model ({sizes}); choose a smaller one"
-    return token_difference(main.path, draft.path)
+    return main.tokenizer.misfit(draft.tokenizer, text_number(draft.config, "vocab_size", "padded_vocab_size"))
 
 
 def _misfit(main: CatalogModel, draft: CatalogModel) -> str:
     """Why a feature drafter was not made for `main`, with what to do; "" when it was."""
     try:
         config = check_drafter(
-            draft.method, draft.path, draft.config, draft.tensors, target=main.path, target_config=main.config
+            draft.method, draft.path, draft.config, draft.tensors, target=main.tokenizer, target_config=main.config
         )
         check_tensors(config, draft.tensors, main.config)
-        reason = "" if draft.path == main.path else _foreign_words(main.path, draft.path)
+        reason = "" if draft.path == main.path else _foreign_words(main.tokenizer, draft.tokenizer)
     except ModelUnavailable as error:
         reason = error.message
     return f"{reason}; choose a drafter that was made for {main.id}" if reason and "; " not in reason else reason
 
 
-def _foreign_words(main: Path, draft: Path) -> str:
+def _foreign_words(main: Tokenizer, draft: Tokenizer) -> str:
     """Why the tokenizer that a drafter brings along, though none is needed, is not the main model's; "" when it is."""
-    return _foreign_word(main, draft, tokenizer_stamp(main), tokenizer_stamp(draft))
-
-
-@functools.lru_cache(maxsize=4096)
-def _foreign_word(main: Path, draft: Path, ours_at: Stamp, theirs_at: Stamp) -> str:  # noqa: ARG001 - the key
-    files = main / "tokenizer.json", draft / "tokenizer.json"
-    if not all(file.is_file() for file in files) or filecmp.cmp(*files, shallow=False):
-        return ""
-    difference = other_word(main, draft)
+    difference = main.other_word(draft)
     return f"it was made for another tokenizer: {difference}" if difference else ""
-
-
-def token_difference(main: Path, draft: Path) -> str:
-    """Why the tokens differ; "" when they are the same. Equal files need no parsing; answers are remembered."""
-    return _token_difference(main, draft, tokenizer_stamp(main), tokenizer_stamp(draft))
-
-
-@functools.lru_cache(maxsize=4096)
-def _token_difference(main: Path, draft: Path, ours_at: Stamp, theirs_at: Stamp) -> str:  # noqa: ARG001 - the key
-    files = main / "tokenizer.json", draft / "tokenizer.json"
-    if all(file.is_file() for file in files) and filecmp.cmp(*files, shallow=False):
-        return ""
-    ours, theirs = fingerprint(main), fingerprint(draft)
-    if ours and ours == theirs:
-        return ""
-    if not (ours.startswith("tokens:") and theirs.startswith("tokens:")):
-        return "its tokenizer cannot be compared; both models need a tokenizer.json"
-    difference = first_difference(read_tokens(main), read_tokens(draft))
-    return f"it has another tokenizer: {difference}; choose a draft model of the same family"
 
 
 def _shared(main_id: str, draft_id: str) -> int:

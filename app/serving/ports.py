@@ -97,6 +97,10 @@ class Catalog(Protocol):
         """Look at the disk anew at the next call."""
         ...
 
+    def is_looking(self) -> bool:
+        """Whether it is not known yet which drafters the models get; asking begins to find out, and waits a moment."""
+        ...
+
 
 class Fit(Protocol):
     """Whether a drafter fits a main model, and why not."""

@@ -92,6 +92,10 @@ class Resolver:
         """Files came or went: look at the disk anew at the next question."""
         self._catalog.refresh()
 
+    def is_looking(self) -> bool:
+        """Whether drafters are still looked for: until then nobody is told of those that a model would get."""
+        return self._catalog.is_looking()
+
     def last(self, model_id: str) -> ModelSpecification | None:
         """The specification that was last made for a model; None when there was none."""
         return self._last.get(model_id)

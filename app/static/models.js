@@ -6,6 +6,7 @@ import {
   stateOf, tooLargeWords,
 } from "./model_words.js";
 
+const LOOK_AGAIN_MS = 1000;
 const KINDS = {
   main: (model) => model.kind === "main",
   drafter: (model) => model.kind === "drafter",
@@ -35,7 +36,7 @@ function row(model, now) {
     weightWords: [parameterWords(model.parameter_count), bitWords(model.bits)].filter(Boolean).join(" · "),
     contextWords: contextWords(model.context),
     hasDrafts: isMain && state !== "unusable",
-    draftWords: drafts.length ? drafts.map((draft) => draft.id).join(", ") : t("models.choose_draft"),
+    draftWords: model.looking ? t("models.looking") : drafts.length ? drafts.map((draft) => draft.id).join(", ") : t("models.choose_draft"),
     methodWords: isMain ? "" : t("models.drafts_by", { method: methodWords(model.method) }),
     roomWords: state === "too_large" ? tooLargeWords(model.footprint) : "",
     loadWords: t("models.load_named", { model: model.id }),
@@ -90,6 +91,7 @@ component("models", () => ({
     try {
       this.models = (await api("GET", "/admin/api/models")).models;
       Object.assign(this, { isRead: true, problem: "" });
+      if (this.models.some((model) => model.looking)) setTimeout(() => this.read(), LOOK_AGAIN_MS);
     } catch (error) {
       this.problem = error.message;
     }

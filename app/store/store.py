@@ -23,11 +23,11 @@ from sqlalchemy.orm import ORMExecuteState
 from sqlmodel import Session
 
 from app.core.errors import StoreUnavailable
-from app.store import database, migrating, seal
+from app.store import database, glance, migrating, seal
 from app.store.database import LOCKED_DOWN
 from app.store.tables import SettingRow
 
-FILE_NAME = "paceline.sqlite3"
+FILE_NAME = glance.FILE_NAME
 CHECKPOINT_SECONDS = 0.5
 GUARDED = "guarded"
 LOCKED_WORDS = "Paceline is locked down: every request needs a key until a new account is set up."

@@ -3,13 +3,10 @@
 Nothing here raises: a file that is missing, broken or of another machine only means that the warm-up measures again.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ import msgspec
 
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
-from app.core.safe_files import read_object
+from app.core.safe_files import read_object, write_privately
 from app.core.step import StepCost
 
 MAX_FILE_BYTES = 1 << 20
@@ -66,8 +63,7 @@ class CostFiles:
         self._written[path] = costs
         content: Any = _Kept(self._key(spec), [_rounded(cost) for cost in costs])
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
+            write_privately(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
         except OSError as error:
             _logger.warning("the costs of %s cannot be kept: %s", spec.id, error.strerror)
 
@@ -90,18 +86,3 @@ def _is_sound(cost: StepCost) -> bool:
 def _rounded(cost: StepCost) -> StepCost:
     seconds, draft_seconds = round(cost.seconds, 7), round(cost.draft_seconds, 7)
     return StepCost(cost.method, cost.rows, cost.drafts, seconds, draft_seconds)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside `path`, to the disk, and rename; only the owner may read it."""
-    descriptor, name = tempfile.mkstemp(prefix=".costs-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise

@@ -212,6 +212,9 @@ class FakeCatalog:
 
     def refresh(self) -> None: ...
 
+    def is_looking(self) -> bool:
+        return False
+
 
 class FakePairings:
     """`demo-draft`, and what is called `demo-main-…`, drafts for `demo-main`, and nothing else for anything."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.command.config import given
+from app.command.given import given
 from app.settings import Settings, SettingsError, describe_settings, read_settings
 
 

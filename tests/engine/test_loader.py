@@ -155,14 +155,20 @@ def test_a_draft_without_rows_for_every_token_is_refused(tmp_path: Path) -> None
     refused(specification(target, draft), "has 258 rows and none for token 259")
 
 
-def test_without_tokenizer_files_the_sizes_decide(tmp_path: Path) -> None:
+def test_without_tokenizer_json_equal_files_are_equal_tokens(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     for folder in (target, draft):
         (folder / "tokenizer.json").rename(folder / "tokenizer.model")
     assert len(run(specification(target, draft))[1].drafts) == 1
-    write_tiny_model(draft, "qwen3", vocabulary_size=2000)
-    (draft / "tokenizer.json").unlink()
-    refused(specification(target, draft), "has 2000 tokens, not 260")
+    (draft / "tokenizer.model").write_bytes(b"another one")
+    refused(specification(target, draft), "cannot be compared; both models need a tokenizer.json")
+
+
+def test_a_draft_with_another_added_token_is_refused_here_as_the_server_refuses_it(tmp_path: Path) -> None:
+    target, draft = pair(tmp_path)
+    path = draft / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|pad|>", "<|think|>"))
+    refused(specification(target, draft), "token 259 is '<|pad|>' in the main model and '<|think|>' in the draft")
 
 
 def test_a_broken_draft_is_named(tmp_path: Path) -> None:
@@ -174,7 +180,7 @@ def test_a_broken_draft_is_named(tmp_path: Path) -> None:
 def test_a_broken_tokenizer_is_told(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     (draft / "tokenizer.json").write_text("[]")
-    refused(specification(target, draft), "tokenizer.json is broken")
+    refused(specification(target, draft), "tokenizer.json is not valid")
 
 
 # --- broken folders -------------------------------------------------------------------------------------------
@@ -217,13 +223,9 @@ def rename_weights(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
 
 
-def add_code(folder: Path) -> None:
-    (folder / "modeling.py").write_text("raise SystemExit('code from the folder ran')")
-
-
-def name_code(folder: Path, key: str) -> None:
+def name_code(folder: Path) -> None:
     (folder / "architecture.txt").write_text("raise SystemExit('code from the folder ran')")
-    edit_config(folder, **{key: "architecture.txt"})
+    edit_config(folder, model_file="architecture.txt")
 
 
 BROKEN: dict[str, Callable[[Path], Any]] = {
@@ -259,9 +261,8 @@ BROKEN: dict[str, Callable[[Path], Any]] = {
     "weights under another name": rename_weights,
     "weights are a FIFO": replace_by_fifo,
     "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
-    "code in the folder": add_code,
-    "model_file": partial(name_code, key="model_file"),
-    "auto_map": partial(name_code, key="auto_map"),
+    "model_file": name_code,
+    "a billion layers": partial(edit_config, num_hidden_layers=1_000_000_000),
     "a feature drafter": partial(edit_config, architectures=["LlamaForCausalLMEagle3"]),
 }
 

@@ -13,7 +13,7 @@ from app.hub.download_state import Configuration
 from app.hub.downloads import Downloads
 from app.store.download_rows import DownloadRows
 from app.store.store import Store
-from tests.hub.folders import CONFIG, safetensors, tokenizer
+from tests.hub.folders import CONFIG, safetensors, tensors_of, tokenizer
 from tests.hub.stand_in import StandInHub
 
 SHORT = Patience(pauses_seconds=(0.01, 0.02, 0.05))
@@ -25,7 +25,7 @@ def model_files(rows: int = 20_000) -> dict[str, bytes]:
     return {
         "config.json": json.dumps(CONFIG).encode(),
         "tokenizer.json": json.dumps(tokenizer(list("abcdefgh"))).encode(),
-        "model.safetensors": safetensors({"model.embed_tokens.weight": ("F16", (rows, 4))}),
+        "model.safetensors": safetensors(tensors_of(rows, CONFIG)),
     }
 
 

@@ -31,7 +31,7 @@ def snapshot(cache: Path, name: str, revision: str, *, main: str = "") -> Path:
 
 def test_missing_folders_hold_no_models(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    catalog = Catalog([nowhere], hugging_face_cache=nowhere, lm_studio=nowhere, embedded=nowhere)
+    catalog = Catalog([nowhere], hugging_face_cache=nowhere, lm_studio=[nowhere], embedded=nowhere)
     assert catalog.models() == ()
 
 

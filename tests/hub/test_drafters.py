@@ -16,6 +16,7 @@ from tests.hub.drafters import (
     EAGLE3,
     EAGLE3_TENSORS,
     LAYER,
+    MAIN,
     MTP,
     MTP_TENSORS,
     catalog,
@@ -23,7 +24,7 @@ from tests.hub.drafters import (
     write_drafter,
     write_main,
 )
-from tests.hub.folders import tokenizer, write_model
+from tests.hub.folders import tensors_of, tokenizer, write_model
 
 NEXT = {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
 SPECULATORS = {
@@ -212,7 +213,7 @@ def test_a_head_inside_a_checkpoint_drafts_for_its_own_model(tmp_path: Path, con
     prefix = name.removesuffix("mtp.fc.weight")
     rest = {} if prefix == name else {f"{prefix}{tensor}": info for tensor, info in MTP_TENSORS.items()}
     head = {**rest, name: ("F16", (4, 8))}
-    own = {"model.embed_tokens.weight": ("F16", (16, 4)), **head}
+    own = {**tensors_of(16, MAIN), **head}
     write_drafter(tmp_path / "head", {}, own)
     (tmp_path / "head" / "model.safetensors").replace(tmp_path / "main" / "model.safetensors")
     main = catalog(tmp_path)["main"]
@@ -334,7 +335,8 @@ def test_a_drafter_with_another_tokenizer_beside_it_is_refused(tmp_path: Path) -
 
 def test_the_default_drafter_is_the_best_method_that_fits(tmp_path: Path) -> None:
     write_main(tmp_path / "demo-main", **NEXT)
-    write_model(tmp_path / "demo-small", rows=1, added={"<|mask|>": 8, "<|end|>": 10, "<|turn|>": 11})
+    added = {"<|mask|>": 8, "<|end|>": 10, "<|turn|>": 11}
+    write_model(tmp_path / "demo-small", rows=12, vocab_size=12, added=added)
     write_drafter(tmp_path / "demo-main-eagle3", EAGLE3, EAGLE3_TENSORS)
     write_drafter(tmp_path / "demo-main-mtp", MTP, MTP_TENSORS)
     write_drafter(tmp_path / "demo-main-dflash", DFLASH, DFLASH_TENSORS)

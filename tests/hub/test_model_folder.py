@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -99,11 +100,8 @@ def test_a_bad_config_is_refused(tmp_path: Path, content: bytes, reason: str) ->
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("config.json", {**CONFIG, "auto_map": {"AutoModel": "modeling.Model"}}),
         ("config.json", {**CONFIG, "model_file": "model.py"}),
         ("config.json", {**CONFIG, "text_config": {"_attn_implementation_internal": "x/y"}}),
-        ("config.json", {**CONFIG, "parts": [{"trust_remote_code": True}]}),
-        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tok.Tok", None]}}),
     ],
 )
 def test_a_config_that_asks_to_run_code_is_refused(tmp_path: Path, file: str, content: dict[str, Any]) -> None:
@@ -112,8 +110,14 @@ def test_a_config_that_asks_to_run_code_is_refused(tmp_path: Path, file: str, co
     assert f"{file} asks to run code" in refused(folder)
 
 
-def test_trust_remote_code_switched_off_is_fine(tmp_path: Path) -> None:
-    assert inspect_folder(write_model(tmp_path / "model", trust_remote_code=False)).model_type == "qwen3"
+def test_code_that_conversions_carry_along_keeps_no_model_away(tmp_path: Path) -> None:
+    remote = {"auto_map": {"AutoModel": "modeling_qwen.Model"}, "trust_remote_code": True}
+    folder = write_model(tmp_path / "model", **remote)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["tok.Tok", None]}}))
+    for name in ("modeling_qwen.py", "tok.py", "inference/generate.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("raise SystemExit")
+    assert inspect_folder(folder).model_type == "qwen3"
 
 
 def test_a_published_drafter_may_carry_code_that_nothing_opens(tmp_path: Path) -> None:
@@ -124,12 +128,56 @@ def test_a_published_drafter_may_carry_code_that_nothing_opens(tmp_path: Path) -
     assert inspect_folder(folder).drafter == "dflash"
 
 
-@pytest.mark.parametrize("name", ["modeling_qwen.py", "inference/generate.py"])
-def test_python_files_are_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_hidden_layers": 1_000_000_000},
+        {"num_hidden_layers": 1e300},
+        {"num_hidden_layers": 10**400},
+        {"n_layer": 4},
+        {"layer_types": ["full_attention"] * 4},
+        {"hybrid_override_pattern": "M" * 1_000_000},
+        {"num_experts": 1_000_000},
+        {"text_config": {"num_hidden_layers": 4}},
+        {"num_hidden_layers": 1_000_000_000, "text_config": {"num_hidden_layers": 2}},
+        {"vocab_size": 151_936},
+    ],
+    ids=str,
+)
+def test_a_config_that_asks_for_more_than_the_weights_hold_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
     folder = write_model(tmp_path / "model")
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text("raise SystemExit")
-    assert "Python code" in refused(folder)
+    inspect_folder(folder)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **asked}))
+    assert "its weights hold" in refused(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "generation_config.json", "notes", "more/notes"])
+def test_whatever_is_no_plain_file_is_refused_unopened(tmp_path: Path, name: str) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "more").mkdir()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert "not a regular file" in refused(folder)
+    (folder / name).unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / name))
+        assert "not a regular file" in refused(folder)
+
+
+def test_a_text_file_larger_than_anybody_reads_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    with (folder / "tokenizer.json").open("r+b") as file:
+        file.truncate(1 << 40)
+    assert "tokenizer.json is larger than 128 MiB" in refused(folder)
+
+
+def test_a_folder_of_very_many_files_is_refused_however_they_are_spread(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    for part in range(3):
+        (folder / f"part{part}").mkdir()
+        for index in range(4_000):
+            (folder / f"part{part}" / str(index)).touch()
+    assert "more than 10000 files" in refused(folder)
 
 
 @pytest.mark.parametrize(("file", "reason"), [("config.json", "no config.json"), ("tokenizer.json", "no tokenizer")])
@@ -233,14 +281,14 @@ def test_every_shard_of_the_index_must_be_there_with_its_tensors(tmp_path: Path)
     (folder / "model.safetensors").unlink()
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     index = folder / "model.safetensors.index.json"
-    (folder / first).write_bytes(safetensors({"a": ("F16", (2,))}))
+    (folder / first).write_bytes(safetensors({"a": ("F16", (8,))}))
     index.write_text(json.dumps({"weight_map": {"a": first, "b": second}}))
     assert "1 weight files are missing" in refused(folder)
-    (folder / second).write_bytes(safetensors({"c": ("F16", (2,))}))
+    (folder / second).write_bytes(safetensors({"c": ("F16", (8,))}))
     assert "lacks a tensor" in refused(folder)
-    (folder / second).write_bytes(safetensors({"a": ("F16", (2,))}))
+    (folder / second).write_bytes(safetensors({"a": ("F16", (8,))}))
     assert "repeats a tensor" in refused(folder)
-    (folder / second).write_bytes(safetensors({"b": ("F16", (2,))}))
+    (folder / second).write_bytes(safetensors({"b": ("F16", (8,))}))
     assert inspect_folder(folder).weight_files == (first, second)
     index.write_text(json.dumps({"weight_map": {"a": 3}}))
     assert "no weight map" in refused(folder)

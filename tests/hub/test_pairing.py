@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from app.hub.catalog import Catalog, CatalogModel
-from app.hub.pairing import candidates, default_draft, pair
+from app.hub.pairing import default_draft, pair
 from tests.hub.folders import write_model
 
 
@@ -54,7 +54,8 @@ def test_the_first_token_that_differs_is_named(tmp_path: Path) -> None:
 
 def test_special_tokens_count(tmp_path: Path) -> None:
     main = model(tmp_path, "main", rows=16, added={"<eos>": 8})
-    assert pair(main, model(tmp_path, "same", added={"<eos>": 8}, tie_word_embeddings=True)).fits
+    assert pair(main, model(tmp_path, "same", rows=9, vocab_size=9, added={"<eos>": 8})).fits
+    assert "8 rows and none for token 8" in pair(main, model(tmp_path, "short", added={"<eos>": 8})).reason
     assert "'<eos>'" in pair(main, model(tmp_path, "other", added={"<end>": 8})).reason
 
 
@@ -76,17 +77,6 @@ def test_broken_folders_and_files_are_reasons_not_errors(tmp_path: Path) -> None
     (main.path / "tokenizer.json").rename(main.path / "elsewhere")
     (main.path / "tokenizer.model").write_bytes(b"sentencepiece")
     assert pair(main, draft).fits
-
-
-def test_candidates_are_the_fitting_models_smallest_first(tmp_path: Path) -> None:
-    main = model(tmp_path, "main", size=1000)
-    others = [
-        model(tmp_path, "middle", size=500),
-        model(tmp_path, "small", size=100),
-        model(tmp_path, "huge", size=5000),
-        model(tmp_path, "foreign", size=10, pieces="hgfedcba"),
-    ]
-    assert [found.id for found in candidates(main, [main, *others])] == ["small", "middle"]
 
 
 def test_the_default_draft_is_a_small_sibling_of_the_same_family(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""`ps` and `load`: what the server has in memory, as it tells over HTTP."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from app.command.figures import bytes_text
+from app.command.terminal import unbroken
+from app.model_settings import SPECULATION, ModelSettings
+
+
+def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, ModelSettings]) -> RenderableType:
+    """The table of `ps`, and below it what is chosen for loaded models and what keeps others from being loaded."""
+    models, loading = snapshot.get("models") or (), snapshot.get("loading") or {}
+    quarantined = snapshot.get("quarantined") or {}
+    notes = [
+        Text(f"{name} is quarantined: {reason}, or at once after `paceline release {name}`", style="red")
+        for name, reason in quarantined.items()
+    ]
+    if not (snapshot.get("worker") or {}).get("ready", True):
+        notes.append(Text("The worker is starting; requests wait for it.", style="yellow"))
+    if not models and not loading:
+        notes.append(Text("Nothing is loaded; the first request loads its model, and so does `paceline load MODEL`."))
+        return Group(*notes)
+    table = columns_table("Model", "Draft", "State", "Memory", "Methods", "Running", "Waiting", "Idle")
+    for model in models:
+        _add_loaded(table, model, loading.get(model.get("id")))
+    known = {model.get("id") for model in models}
+    notes += [
+        Text(f"Chosen for {name}: {choice_text(each)}", style="dim") for name, each in chosen.items() if name in known
+    ]
+    for name in sorted(set(loading) - known):
+        _add_loaded(table, {"id": name, "state": "loading"}, loading[name])
+    return Group(unbroken(table), *notes)
+
+
+def _add_loaded(table: Table, model: Mapping[str, Any], progress: Mapping[str, Any] | None) -> None:
+    held = sum(int(model.get(f"{part}_bytes") or 0) for part in ("weights", "cache", "prefix_cache"))
+    state = f"{progress['phase']} {100 * progress['fraction']:.0f} %" if progress else str(model.get("state", ""))
+    table.add_row(
+        Text(str(model.get("id", "")), style="bold"),
+        Text(" + ".join(str(draft.get("id")) for draft in model.get("drafts") or ()) or "–"),
+        f"{state}{' (pinned)' if model.get('pinned') else ''}",
+        bytes_text(held) if held else "–",
+        Text(_methods(model)),
+        str(model.get("running", 0)),
+        str(model.get("waiting", 0)),
+        f"{float(model.get('idle_seconds') or 0):.0f} s",
+    )
+
+
+def loaded_text(answer: Mapping[str, Any]) -> Text:
+    """What `load` says when the model is ready."""
+    draft, why = " + ".join(str(each.get("id")) for each in answer.get("drafts") or ()), answer.get("draft_unavailable")
+    seconds = float(answer.get("seconds") or 0)
+    text = Text.assemble((str(answer.get("model", "")), "bold"), f" is ready after {seconds:.1f} s")
+    text.append(f", drafted by {draft}." if draft else ".")
+    return text.append(f" No draft model: {why}.", style="dim") if why and not draft else text
+
+
+def _methods(model: Mapping[str, Any]) -> str:
+    """The methods that run; where no drafter was loaded, also why the others do not (`--json` always tells)."""
+    lines = list(model.get("methods") or ("off",))
+    if not model.get("drafts"):
+        lines += [f"{method}: {reason}" for method, reason in (model.get("unavailable") or {}).items() if reason]
+    return "\n".join(lines)
+
+
+def choice_text(choice: ModelSettings) -> str:
+    """What is set for a model: "methods dflash, ngram; 7 drafts; policy single"."""
+    length, shortest, longest = choice.num_draft_tokens, choice.prompt_lookup_min, choice.prompt_lookup_max
+    parts = [
+        f"drafters {', '.join(choice.drafts) or 'none'}" if choice.drafts is not None else "",
+        f"methods {', '.join(choice.methods) or 'none'}" if choice.methods is not None else "",
+        f"{length} draft{'s' if length != 1 else ''}" if length is not None else "",
+        f"policy {choice.policy}" if choice.policy else "",
+        f"acceptance {choice.acceptance}" if choice.acceptance else "",
+        f"prompt lookup from {shortest}" if shortest is not None else "",
+        f"prompt lookup to {longest}" if longest is not None else "",
+    ]
+    others = {name: value for name, value in choice.given().items() if name not in SPECULATION}
+    parts += [f"{name} {'set' if name == 'system_prompt' else value}" for name, value in others.items()]
+    return "; ".join(part for part in parts if part)
+
+
+def columns_table(*columns: str) -> Table:
+    """An empty table; figures stand at the right."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    right = {"Size", "Context", "Memory", "Running", "Waiting", "Idle"}
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table

@@ -1,0 +1,39 @@
+"""A glance at what is set, by SQLite alone: commands that make one HTTP call do not wait for the store's libraries.
+
+It judges nothing: a damaged, older or locked file is no answer, and `Store` tells why.
+"""
+
+import contextlib
+import json
+import sqlite3
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "paceline.sqlite3"
+WAIT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """Plain JSON values, by name of the setting, and by id of the model."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def glance(path: Path) -> Glance | None:
+    """What is set in the store at `path`; nothing where there is none, None where it does not tell. Changes nothing."""
+    if not path.exists():
+        return None if path.is_symlink() or any(path.parent.glob(f"{path.name}-*")) else Glance()
+    try:
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(address, timeout=WAIT_SECONDS, uri=True)) as file:
+            settings = file.execute("SELECT name, value FROM setting").fetchall()
+            models = file.execute('SELECT model_id, "values" FROM model_settings').fetchall()
+        return Glance(
+            {name: json.loads(value) for name, value in settings if value is not None},
+            {name: json.loads(values) for name, values in models},
+        )
+    except (sqlite3.Error, ValueError, TypeError):
+        return None
