@@ -50,7 +50,6 @@ class Loop:
         deliver: Callable[[Delivery], None],
         send: Callable[[Event], None],
         keep_costs: KeepCosts = lambda _spec, _costs: None,
-        text_is_alive: Callable[[], bool] = lambda: True,
         at_work: AtWork | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -66,7 +65,6 @@ class Loop:
             models=self._models,
             memory=pool.memory,
             pending=self._busy,
-            text_is_alive=text_is_alive,
             clock=clock,
         )
         self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()

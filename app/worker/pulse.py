@@ -11,7 +11,7 @@ HEARTBEAT_SECONDS = 1.0
 
 
 class Pulse:
-    """Beats only while `text_is_alive`: half a worker counts as none, and the supervisor must notice."""
+    """Beats from the loop, so that a loop that is stuck is silent, and the supervisor notices."""
 
     def __init__(
         self,
@@ -20,7 +20,6 @@ class Pulse:
         models: Callable[[], tuple[LoadedModel, ...]],
         memory: Callable[[], tuple[int, int, int]],
         pending: Callable[[], bool],
-        text_is_alive: Callable[[], bool],
         clock: Clock,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
@@ -28,7 +27,6 @@ class Pulse:
         self._models = models
         self._memory = memory
         self._pending = pending
-        self._text_is_alive = text_is_alive
         self._clock = clock
         self._heartbeat_seconds = heartbeat_seconds
         self._next_at = clock()
@@ -56,8 +54,7 @@ class Pulse:
         if now >= self._next_at:
             self._next_at = now + self._heartbeat_seconds
             snapshot = self._changed_snapshot()
-        if self._text_is_alive():
-            self._send(Heartbeat(pending=self._pending(), step_seconds=step_seconds, snapshot=snapshot))
+        self._send(Heartbeat(pending=self._pending(), step_seconds=step_seconds, snapshot=snapshot))
 
     def _changed_snapshot(self) -> Snapshot | None:
         active, cached, peak = self._memory()

@@ -30,7 +30,6 @@ class Pair:
         self.events: list[Event] = []
         self.pool = FakePool(make_engine=make_engine)
         self.schedulers: list[BreakableScheduler] = []
-        self.alive = True
         read = options.pop("read", fake_read)
         self.speaker = Speaker(read=read, send=self.events.append, clock=self.clock, **options)
         self.loop = Loop(
@@ -39,7 +38,6 @@ class Pair:
             deliver=self.speaker.deliver,
             send=self.events.append,
             keep_costs=keep_costs,
-            text_is_alive=lambda: self.alive,
             clock=self.clock,
         )
         self.speaker.connect(self.loop.post)

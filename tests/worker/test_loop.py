@@ -278,13 +278,6 @@ def test_snapshots_are_told_only_when_something_changed(pair: Pair) -> None:
     assert len([beat for beat in pair.heartbeats() if beat.snapshot]) == 2
 
 
-def test_a_stuck_text_thread_silences_the_heartbeat(pair: Pair) -> None:
-    pair.alive = False
-    pair.now += 5
-    pair.settle()
-    assert pair.heartbeats() == []
-
-
 def test_the_loop_sleeps_when_idle_and_wakes_for_mail(pair: Pair) -> None:
     thread = threading.Thread(target=pair.loop.run)
     thread.start()
