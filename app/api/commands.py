@@ -82,7 +82,7 @@ def sampling_parameters(
 
 def max_tokens(asked: int | None, usual: int | None) -> int | None:
     """How long the answer may get; None: up to the end of the context."""
-    return None if asked == NO_LIMIT else asked or usual
+    return None if asked == NO_LIMIT else usual if asked is None else asked
 
 
 def speculation_request(body: GenerationBody) -> SpeculationRequest:

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from app.api.answer import Outcome, answer
 from app.api.commands import Plan, max_tokens, plan
 from app.api.replies import legacy_logprobs, usage_object
-from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, GenerationBody
+from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody
 from app.core.messages import Delta, Finished, Generate, Usage
 from app.serving.body import read_json
 from app.serving.context import context_of
@@ -34,6 +34,8 @@ class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
     prompt: Any
+    max_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKEN_ID)
+    """With `echo`, 0 is fine: the prompt alone, and its scores where `logprobs` asks for them."""
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = Field(None, ge=1, le=8)
@@ -56,8 +58,8 @@ class CompletionBody(GenerationBody):
             raise ValueError("best_of is not available: leave it out, or make it equal to n")
         if self.suffix:
             raise ValueError("suffix is not available")
-        if self.echo and self.logprobs is not None:
-            raise ValueError("logprobs of the prompt are not available: leave out echo or logprobs")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 tells nothing without echo: give at least 1, or echo: true")
         return self
 
 

@@ -40,6 +40,8 @@ def legacy_logprobs(tokens: Sequence[TokenText], offset: int) -> dict[str, Any]:
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{text: logprob for text, logprob, _ in token.top} for token in tokens],
+        "top_logprobs": [
+            None if token.logprob is None else {text: logprob for text, logprob, _ in token.top} for token in tokens
+        ],
         "text_offset": offsets,
     }

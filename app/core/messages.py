@@ -119,7 +119,8 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
 
     token: str
     token_bytes: tuple[int, ...] = ()
-    logprob: float = 0.0
+    logprob: float | None = 0.0
+    """None: of the first token of a prompt, which nothing stands before."""
     top: tuple[tuple[str, float, tuple[int, ...]], ...] = ()
 
 

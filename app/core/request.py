@@ -49,3 +49,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: frozenset[int] = frozenset()
     sampling: SamplingParameters = SamplingParameters()
     speculation: SpeculationRequest = SpeculationRequest()
+    scores_prompt: bool = False
+    """Whether the log probabilities of the prompt's tokens are wanted too, as `sampling.top_logprobs` says."""

@@ -101,6 +101,8 @@ class StepResult:
     outcomes: tuple[RowOutcome, ...] = ()
     prefilled: tuple[tuple[str, int], ...] = ()
     """(sequence id, new computed) of the rows that a prefill step fed."""
+    prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    """By sequence id: of the prompt's tokens behind those that a prefill step fed, where that is wanted."""
     offers: Mapping[str, Mapping[str, Offer]] = field(default_factory=dict)
     """By sequence id and method, of those that can tell for nothing; without tokens where they find nothing."""
     seconds: float = 0.0
@@ -219,6 +221,8 @@ class TokenEvent:
     why_not_drafted: str = ""
     """Why this step drafted nothing; empty when it did."""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the next tokens of the prompt, from the second on, where that is wanted: told before any other token."""
     finish_reason: FinishReason | None = None
     statistics: Statistics = field(default_factory=Statistics)
     error: str = ""

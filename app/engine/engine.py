@@ -15,6 +15,7 @@ from app.engine.alone import AloneRunner
 from app.engine.decoding import Decoder
 from app.engine.drafters import Outcome
 from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
+from app.engine.launch import Scores, score
 from app.engine.prefix_cache import PrefixCache
 from app.engine.rectangle import padded
 from app.engine.rollback import UnknownCacheError
@@ -72,6 +73,8 @@ class Engine:
         if isinstance(self.runner, AloneRunner):
             return 0
         self.drafters.admit(request)
+        if request.scores_prompt:
+            return 0  # what is found in the cache has no logits any more
         runners = self.drafters.runners
         # Those that read the target's features know of a prompt only what they followed.
         bound = {
@@ -144,17 +147,35 @@ class Engine:
             self.runner.caches.table.check(row.sequence_id, row.start)
         widths = [row.end - row.start for row in rows]
         tokens = padded([row.tokens[row.start : row.end] for row in rows])
-        _, forward = self.runner.forward([row.sequence_id for row in rows], tokens, widths)
+        logits, forward = self.runner.forward([row.sequence_id for row in rows], tokens, widths)
+        scores = self._score_prompts(logits, rows)
+        wanted = [array for each in scores.values() for array in each.arrays()]
         self.runner.commit(forward, widths)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
         if isinstance(self.runner, AloneRunner):
-            mx.eval([layer.state for layer in self.runner.caches.layers])
+            mx.eval([layer.state for layer in self.runner.caches.layers], wanted)
         else:
-            mx.eval(self.runner.caches.arrays())
+            mx.eval(self.runner.caches.arrays(), wanted)
             self._note_checkpoints(self.runner, rows)
-        del forward
+        del forward, logits
         mx.clear_cache()
-        return StepResult(prefilled=tuple((row.sequence_id, row.end) for row in rows), width=max(widths))
+        return StepResult(
+            prefilled=tuple((row.sequence_id, row.end) for row in rows),
+            prompt_logprobs={name: each.read_all() for name, each in scores.items()},
+            width=max(widths),
+        )
+
+    def _score_prompts(self, logits: mx.array, rows: Sequence[PrefillRow]) -> dict[str, Scores]:
+        """Of the prompt's tokens behind each one that was fed, for the rows that want it; `logits` lie as they do."""
+        scores = {}
+        for place, row in enumerate(rows):
+            request = self._requests[row.sequence_id]
+            end = min(row.end, len(request.prompt_tokens) - 1)
+            if request.scores_prompt and row.start < end:
+                behind = mx.array([row.tokens[row.start + 1 : end + 1]], dtype=mx.int32)
+                mine = logits[place : place + 1, : end - row.start].astype(mx.float32)
+                scores[row.sequence_id] = score(mine, behind, request.sampling.top_logprobs or 0)
+        return scores
 
     def _note_checkpoints(self, runner: Runner, rows: Sequence[PrefillRow]) -> None:
         """The end of a prompt is where a recurrent model's states can be put back."""

@@ -49,6 +49,11 @@ class Scores:
             for logprob, ids, values in zip(chosen, *likeliest, strict=True)
         )
 
+    def read_all(self) -> tuple[TokenLogprobs, ...]:
+        """Everything of a forward of one row."""
+        count, top = self.chosen.shape[1], self.top[0].shape[2] if self.top else 0
+        return self.read(0, count, top)
+
 
 def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
     """Log softmax (nat) of float32 `logits` [rows, slots, vocabulary] at `drawn` [rows, slots] and its `top` best."""

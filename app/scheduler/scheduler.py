@@ -22,6 +22,7 @@ from app.core.step import (
     StepPlan,
     StepResult,
     TokenEvent,
+    TokenLogprobs,
 )
 from app.scheduler.admission import check_request
 from app.scheduler.governor import Choice
@@ -207,20 +208,24 @@ class Scheduler:
             parts = self._speculation.observe(planned, self._active, result)
         self._speculation.look_back(self._active, result)
         events = [
-            event for sequence_id, computed in result.prefilled for event in self._prefilled(sequence_id, computed)
+            event
+            for sequence_id, computed in result.prefilled
+            for event in self._prefilled(sequence_id, computed, result.prompt_logprobs.get(sequence_id, ()))
         ]
         for outcome in result.outcomes:
             events += self._decoded(outcome, planned.get(outcome.sequence_id), parts)
         return events
 
-    def _prefilled(self, sequence_id: str, computed: int) -> list[TokenEvent]:
+    def _prefilled(
+        self, sequence_id: str, computed: int, prompt_logprobs: tuple[TokenLogprobs, ...]
+    ) -> list[TokenEvent]:
         sequence = self._active.get(sequence_id)
         if sequence is None:
             return []
         if not 0 <= computed < len(sequence.tokens):
             return self.fail(sequence_id, impossible(computed, len(sequence.tokens)))
         sequence.computed = computed
-        return []
+        return [TokenEvent(sequence_id, prompt_logprobs=prompt_logprobs)] if prompt_logprobs else []
 
     def _decoded(self, outcome: RowOutcome, row: DecodeRow | None, parts: Parts) -> list[TokenEvent]:
         sequence = self._active.get(outcome.sequence_id)

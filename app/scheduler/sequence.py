@@ -70,7 +70,8 @@ class Sequence:
     def may_skip_prefill(self) -> bool:
         """Whether so little of the prompt is uncached that the first decode step may feed it. A prompt that was begun
         in chunks is finished so: its end is a checkpoint of the prefix cache."""
-        return self.computed == self.cached_tokens and self.behind <= CARRY_LIMIT_TOKENS
+        begun = self.computed != self.cached_tokens
+        return not begun and self.behind <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
 
     def remaining(self, max_context_tokens: int) -> int:
         """How many tokens may still be emitted."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import MEASUREMENT, Accepted, Delta, Event, Finished, Generate, Usage
+from app.core.messages import MEASUREMENT, Accepted, Event, Finished, Generate, Usage
 from app.core.request import Request
 from app.core.step import FinishReason, TokenEvent
 from app.text.detokenizer import TokenTable
@@ -46,6 +46,7 @@ class Answer:
             Choice(
                 command.id,
                 index,
+                self._prompt,
                 table,
                 table.open_stream(command.stop, continued=command.messages is None),
                 Tally(prompt_tokens=len(self._prompt), received_at=received_at),
@@ -53,7 +54,13 @@ class Answer:
             for index in range(command.n)
         ]
         self._level = logging.DEBUG if command.owner == MEASUREMENT else logging.INFO
+        for choice in self._choices if command.max_tokens == 0 else ():
+            choice.close("length")  # the one token that is drawn is told to nobody
         self._failed = False
+
+    @property
+    def _scores_prompt(self) -> bool:
+        return self._command.echo and self._command.sampling.top_logprobs is not None
 
     @property
     def ended(self) -> bool:
@@ -70,15 +77,19 @@ class Answer:
     def submission(self) -> Submission:
         """What the loop is asked for: choice i draws with seed + i."""
         command = self._command
+        most = _NO_LIMIT if command.max_tokens is None else max(1, command.max_tokens)
+        # Who asks for the scores of a prompt and of one token counts on that token, even if it ends the text.
+        ignore_end = command.ignore_end or (self._scores_prompt and most == 1)
         requests = tuple(
             Request(
                 id=choice_id(command.id, index),
                 owner=command.owner,
                 prompt_tokens=self._prompt,
-                max_tokens=command.max_tokens or _NO_LIMIT,
-                stop_token_ids=frozenset() if command.ignore_end else self._table.stop_token_ids,
+                max_tokens=most,
+                stop_token_ids=frozenset() if ignore_end else self._table.stop_token_ids,
                 sampling=msgspec.structs.replace(command.sampling, seed=(command.sampling.seed + index) % _SEEDS),
                 speculation=command.speculation,
+                scores_prompt=self._scores_prompt,
             )
             for index in range(command.n)
         )
@@ -92,8 +103,7 @@ class Answer:
         if not self._command.echo:
             return Reaction([accepted])
         text = self._prompt_text()
-        echoes = [Delta(id=self._command.id, index=index, text=text, tokens=0) for index in range(self._command.n)]
-        return Reaction([accepted, *echoes])
+        return Reaction([accepted, *(choice.echo(text, scored=self._scores_prompt) for choice in self._choices)])
 
     def feed(self, event: TokenEvent, told: Told) -> Reaction:
         """Tokens, or the end, of one choice."""
@@ -101,7 +111,9 @@ class Answer:
             return Reaction()
         choice = self._choices[choice_of(event.request_id)[1]]
         was_closing = choice.closing
-        if event.finish_reason is FinishReason.FAILED and not was_closing:
+        if event.prompt_logprobs and was_closing != "cancelled":
+            return Reaction([choice.score_prompt(event.prompt_logprobs)])
+        if event.finish_reason is FinishReason.FAILED and was_closing in {"", "length"}:
             return self.fail(PacelineError(f"The model failed: {event.error}", code="step_failed"))
         messages = choice.feed(event, told.at)
         for message in messages:
@@ -160,7 +172,7 @@ def check_command(command: Generate) -> None:
     """Raises InvalidRequest for what no model can run; of the three kinds of prompt exactly one must be there."""
     if command.n < 1:
         raise InvalidRequest("n must be at least 1.", parameter="n")
-    if command.max_tokens is not None and command.max_tokens < 1:
+    if command.max_tokens is not None and command.max_tokens < (0 if command.echo else 1):
         raise InvalidRequest("max_tokens must be at least 1.", parameter="max_tokens")
     given = [command.messages is not None, command.text is not None, command.tokens is not None]
     if sum(given) != 1:

@@ -19,9 +19,20 @@ class Choice:
     only that one knows why speculation did not run.
     """
 
-    def __init__(self, request_id: str, index: int, table: TokenTable, stream: TextStream, tally: Tally) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        prompt: Sequence[int],
+        table: TokenTable,
+        stream: TextStream,
+        tally: Tally,
+    ) -> None:
         self._request_id = request_id
         self._index = index
+        self._prompt = prompt
+        self._scored = 1
+        """Tokens of the prompt whose scores were told, if they are wanted; the first has none."""
         self._table = table
         self._stream = stream
         self._tally = tally
@@ -37,6 +48,19 @@ class Choice:
     def queued(self, at: float) -> None:
         """The scheduler has it."""
         self._tally.queued(at)
+
+    def echo(self, text: str, *, scored: bool) -> Delta:
+        """The prompt, as the client gave it; with the token that nothing stands before when scores are to follow."""
+        first, data = self._table.token_text(self._prompt[0])
+        tokens = (TokenText(token=first, token_bytes=tuple(data), logprob=None),) if scored else ()
+        return Delta(id=self._request_id, index=self._index, text=text, tokens=0, logprobs=tokens)
+
+    def score_prompt(self, scores: Sequence[TokenLogprobs]) -> Delta:
+        """The scores of the prompt's next tokens; their text was told."""
+        behind = self._prompt[self._scored : self._scored + len(scores)]
+        self._scored += len(scores)
+        logprobs = tuple(self._token_texts(behind, scores))
+        return Delta(id=self._request_id, index=self._index, text="", tokens=0, logprobs=logprobs)
 
     def close(self, finish_reason: str) -> None:
         """Tell nothing more but the end."""

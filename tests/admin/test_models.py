@@ -137,7 +137,7 @@ async def test_another_tokenizer_is_told_token_by_token(tmp_path: Path) -> None:
 
 async def test_a_drafter_without_room_beside_the_model_is_marked(site: ModelSite) -> None:
     footprint = (await models(site))[DEMO]["footprint"]
-    ceiling = footprint["total_bytes"] + 52_000_000
+    ceiling = footprint["total_bytes"] + 15_000_000
     site.worker.ready_info = Ready(process_id=1, device="x (cpu)", memory_ceiling_bytes=ceiling)
     view = await drafts(site)
     assert (candidate(view, "demo-draft")["has_room"], candidate(view, "demo-assistant-dflash")["has_room"]) == (

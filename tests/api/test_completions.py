@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.core.errors import InvalidRequest
-from app.core.messages import Accepted, Delta, Finished, Generate
-from tests.api.fakes import USAGE, Site, frames, make_site
+from app.core.messages import Accepted, Delta, Finished, Generate, TokenText
+from tests.api.fakes import USAGE, Site, frames, make_site, token
 
 pytestmark = pytest.mark.anyio
 
@@ -100,3 +100,46 @@ async def test_more_choices_than_may_ever_wait_are_refused_for_good() -> None:
     assert "only 4 may wait" in refused.json()["error"]["message"]
     assert site.worker.commands == []
     assert (await site.complete(prompt=["a", "b"], n=2)).status_code == 200
+
+
+async def score_prompt(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+    """What the worker tells of `Once upon a` in three tokens, and one more where it was asked for."""
+    yield Accepted(id=command.id, prompt_tokens=3)
+    first = TokenText(token="Once", token_bytes=b"Once", logprob=None)  # type: ignore[arg-type]
+    yield Delta(id=command.id, index=0, text="Once upon a", tokens=0, logprobs=(first,))
+    behind = (token(" upon", -0.25, [(" upon", -0.25)]), token(" a", -1.5, [(" the", -0.5)]))
+    yield Delta(id=command.id, index=0, text="", tokens=0, logprobs=behind)
+    if command.max_tokens:
+        yield Delta(id=command.id, index=0, text=" time", tokens=1, logprobs=(token(" time", -0.1, [(" time", -0.1)]),))
+    yield Finished(id=command.id, index=0, finish_reason="length", usage=USAGE)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_tokens_of_the_prompt_are_scored_with_echo(site: Site, max_tokens: int, streamed: bool) -> None:
+    site.worker.script = score_prompt
+    asked = {"prompt": "Once upon a", "echo": True, "logprobs": 1, "max_tokens": max_tokens, "stream": streamed}
+    response = await site.complete(**asked)
+    if streamed:
+        choices = [json.loads(payload)["choices"][0] for payload in frames(response.text)[:-1]]
+    else:
+        choices = response.json()["choices"]
+    told: dict[str, list[object]] = {}
+    for choice in choices:
+        for name, values in (choice["logprobs"] or {}).items():
+            told.setdefault(name, []).extend(values)
+    count = 3 + max_tokens
+    assert "".join(choice["text"] for choice in choices) == "Once upon a time"[: 16 if max_tokens else 11]
+    assert told["tokens"] == ["Once", " upon", " a", " time"][:count]
+    assert told["token_logprobs"] == [None, -0.25, -1.5, -0.1][:count]
+    assert told["top_logprobs"] == [None, {" upon": -0.25}, {" the": -0.5}, {" time": -0.1}][:count]
+    assert told["text_offset"] == [0, 4, 9, 11][:count]
+    (command,) = site.worker.commands
+    assert (command.echo, command.max_tokens, command.sampling.top_logprobs) == (True, max_tokens, 1)
+
+
+async def test_no_tokens_at_all_are_only_sensible_with_echo(site: Site) -> None:
+    refused = await site.complete(max_tokens=0)
+    assert (refused.status_code, site.worker.commands) == (400, [])
+    assert "echo: true" in refused.json()["error"]["message"]
+    assert (await site.complete(max_tokens=0, echo=True)).status_code == 200

@@ -223,7 +223,7 @@ TEXT_ONLY: list[dict[str, Any]] = [
     {"logprobs": 30, "stream": True},
     {"logprobs": True},
     {"echo": "yes"},
-    {"echo": True, "logprobs": 1},
+    {"echo": True, "max_tokens": -2},
     {"best_of": 3},
     {"suffix": "end"},
 ]

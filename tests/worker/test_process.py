@@ -71,6 +71,7 @@ def test_a_life_of_the_worker(folder: Path, capfd: pytest.CaptureFixture[str]) -
             await load_and_ask(client, folder)
             await ask_badly(client, folder)
             await ask_together(client, folder)
+            await ask_for_scores(client, folder)
             await leave_early(client, folder)
             await terminate(supervisor, client, folder)
 
@@ -111,6 +112,27 @@ async def ask_badly(client: WorkerClient, folder: Path) -> None:
     with pytest.raises(ModelUnavailable):
         await collect(client, generate(folder, model="empty"))
     assert finished(await collect(client, with_model_id(generate(folder), "main\nforged"))).finish_reason == "length"
+
+
+async def ask_for_scores(client: WorkerClient, folder: Path) -> None:
+    sampling = SamplingParameters(temperature=0.0, top_logprobs=2)
+    text = "a prompt that is longer than what may ride along"
+    scored = {"text": text, "echo": True, "sampling": sampling}
+    alone, one = [
+        await collect(client, generate(folder, f"score {tokens}", max_tokens=tokens, **scored)) for tokens in (0, 1)
+    ]
+    told = {
+        name: [token for event in events if isinstance(event, Delta) for token in event.logprobs]
+        for name, events in (("alone", alone), ("one", one))
+    }
+    assert "".join(token.token for token in told["alone"]) == text_of(alone) == text
+    assert [token.logprob is None for token in told["alone"]] == [True, *[False] * (len(text) - 1)]
+    assert all(len(token.top) == 2 for token in told["alone"][1:])
+    assert told["one"][: len(text)] == told["alone"]
+    assert len(told["one"]) == len(text) + 1, "the token that was asked for is there whatever it is"
+    usage = finished(alone).usage
+    assert (finished(alone).finish_reason, usage.completion_tokens, usage.prompt_tokens) == ("length", 0, len(text))
+    assert usage.cached_tokens == finished(one).usage.cached_tokens == 0
 
 
 async def ask_together(client: WorkerClient, folder: Path) -> None:
