@@ -279,7 +279,11 @@ class Settings(BaseModel):
         given = {name: getattr(self, name) for name in self.model_fields_set}
         checked = _checked(Settings, {**stored, **given})
         values = {name: getattr(checked, name) for name in Settings.model_fields}
-        made = Settings.model_construct(_fields_set=set(self.model_fields_set), **values)
+        return self.with_values(values)
+
+    def with_values(self, values: Mapping[str, Any]) -> "Settings":
+        """A copy with these checked values; `model_fields_set` stays as it is."""
+        made = Settings.model_construct(_fields_set=set(self.model_fields_set), **{**dict(self), **values})
         made._command_line = self._command_line  # noqa: SLF001
         return made
 

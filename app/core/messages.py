@@ -188,7 +188,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The one terminal event of a choice. `finish_reason` is OpenAI's: stop, length or tool_calls."""
+    """The one terminal event of a choice. `finish_reason` is OpenAI's stop or length, or cancelled."""
 
     id: str
     index: int

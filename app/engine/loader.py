@@ -112,7 +112,7 @@ def _headless_classes(config: dict[str, Any]) -> tuple[type[nn.Module], Any]:
 
     mlx-lm strips it from most checkpoints as published, but not from every one that was converted with it.
     """
-    kind, arguments = _get_classes(config)
+    kind, arguments = _get_classes(config)  # load_model's own default, which mlx-lm has no public name for
 
     def sanitize(self: nn.Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         kept = kind.sanitize(self, weights) if hasattr(kind, "sanitize") else weights

@@ -19,7 +19,6 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
-from huggingface_hub.utils._xet import XetFileData
 
 from app import __version__
 from app.core.errors import HubProblem
@@ -105,7 +104,7 @@ class Hub:
 
         return self.ask(ask)
 
-    def stored(self, repository: str, commit: str, file: RepositoryFile) -> tuple[XetFileData | None, dict[str, str]]:
+    def stored(self, repository: str, commit: str, file: RepositoryFile) -> tuple[Any, dict[str, str]]:
         """Where the hub's chunk store has a file, and the headers to ask there; None when it is not in it."""
         url = hf_hub_url(repository, file.name, revision=commit, endpoint=self._endpoint)
         metadata = self._without_stale_token(

@@ -191,8 +191,7 @@ class LiveSettings:
             self._stored = stored
             self.wanted = self._composed(stored)
             at_start = {name: getattr(self.current, name) for name in Settings.model_fields if waits(name)}
-            self.current = self.wanted.model_copy(update=at_start)
-            self.current.__pydantic_fields_set__.intersection_update(self._given.model_fields_set)
+            self.current = self.wanted.with_values(at_start)
         if changed:
             self.changes += 1
             self._wake()

@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from mlx_lm import chat_templates, tokenizer_utils, tool_parsers
 from transformers import AutoTokenizer
 
-from app.core.errors import InvalidRequest, ModelUnavailable
+from app.core.errors import InvalidRequest, ModelUnavailable, context_overflow
 from app.core.footprint import context_tokens
 from app.core.model_folder import text_number
 from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
@@ -160,7 +160,7 @@ class TextModel:
         tokens = self._tokenize(text[:characters])
         while characters < len(text):
             if len(tokens) > limit + self._longest_token_bytes:  # the cut may have split one token into its bytes
-                raise _too_long(f"more than {limit} tokens", limit)
+                raise context_overflow(f"more than {limit}", limit)
             characters *= 2
             tokens = self._tokenize(text[:characters])
         if max(tokens, default=0) >= self.vocabulary_size:
@@ -179,14 +179,7 @@ class TextModel:
     def _check_bytes(self, size: int, limit: int) -> None:
         """Raise for a text that cannot fit, whatever its tokens are."""
         if size > limit * self._longest_token_bytes * COMPOSED_BYTES:
-            raise _too_long(f"{size} bytes", limit)
-
-
-def _too_long(length: str, limit: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"the prompt has {length}, but the context holds {limit} tokens; shorten the prompt",
-        code="context_length_exceeded",
-    )
+            raise context_overflow(f"more than {limit}", limit)
 
 
 def _text_bytes(value: Any) -> int:

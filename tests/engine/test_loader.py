@@ -1,6 +1,7 @@
 """Loading in slices, every broken folder told in one line, and no byte left behind."""
 
 import gc
+import inspect
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes, load_model
 
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
@@ -296,3 +298,10 @@ def refused(spec: ModelSpecification, pattern: str) -> None:
 def pair(folder: Path) -> tuple[Path, Path]:
     target = write_tiny_model(folder / "target", "qwen3")
     return target, write_tiny_model(folder / "draft", "qwen3", noise=0.03)
+
+
+def test_mlx_lm_finds_the_classes_of_a_model_by_the_private_name_that_is_wrapped_here() -> None:
+    assert inspect.signature(load_model).parameters["get_model_classes"].default is _get_classes
+    kind, arguments = _get_classes({"model_type": "qwen3"})
+    assert kind.__name__ == "Model"
+    assert arguments.__name__ == "ModelArgs"

@@ -2,8 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
+from typing import get_args, get_type_hints
 
 import pytest
+from huggingface_hub import HfFileMetadata
 
 from app.core.errors import HubProblem, InvalidRequest
 from app.hub.hub_files import Hub
@@ -161,3 +164,8 @@ def test_hostile_names_of_files_condemn_the_repository(hub: StandInHub, name: st
     repository = hub.add("a/model", {**model_files(), "evil.json": b"{}"})
     repository.other_names = {"evil.json": name}
     assert problem_of(hub).code == "hub_unsafe"
+
+
+def test_the_hub_still_tells_where_its_chunk_store_has_a_file() -> None:
+    about = get_args(get_type_hints(HfFileMetadata)["xet_file_data"])[0]
+    assert {"file_hash", "refresh_route"} <= {field.name for field in fields(about)}

@@ -150,7 +150,7 @@ def test_tokenizing_stops_beyond_the_context(texts: Texts, tmp_path: Path) -> No
     content["added_tokens"][0]["content"] = "x" * 10_000
     (folder / "tokenizer.json").write_text(json.dumps(content))
     found = refused(texts, ask(folder, text="7" * 31_000_000))
-    assert "more than 4096 tokens, but the context holds 4096" in found.error.message
+    assert "more than 4096 tokens" in found.error.message
     assert found.seconds["tokenize"] < 0.5
     fits = "x" * 10_000 * 30
     assert read(texts, ask(folder, text=fits)).tokens == (256,) * 30
