@@ -4,7 +4,7 @@ import { address, api, component, copy, data, keepInAddress, language, live, t }
 
 const LEVELS = ["debug", "info", "warning", "error"];
 const KEPT = 2000;
-const SHOWN = 500;
+const SHOWN = 100;
 const NEAR_PIXELS = 40;
 const clock = new Intl.DateTimeFormat(language, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
@@ -34,6 +34,7 @@ component("logs", () => ({
   level: LEVELS.includes(address("level")) ? address("level") : "debug",
   logger: address("logger"),
   text: address("text"),
+  most: SHOWN,
   isPaused: false,
   waiting: [],
 
@@ -46,14 +47,23 @@ component("logs", () => ({
   get filter() {
     return { level: this.level === "debug" ? "" : this.level, logger: this.logger, text: this.text };
   },
-  get shown() {
+  get passing() {
     const lowest = LEVELS.indexOf(this.level);
     const wanted = this.text.toLowerCase();
-    const passing = this.lines.filter(
+    return this.lines.filter(
       (line) =>
         LEVELS.indexOf(line.level) >= lowest && line.logger.startsWith(this.logger) && line.found.includes(wanted),
     );
-    return passing.slice(-SHOWN);
+  },
+  // The last ones; the rest of them when asked for, so that no page stands still to draw lines that nobody reads.
+  get shown() {
+    return this.passing.slice(-this.most);
+  },
+  get hasEarlier() {
+    return this.passing.length > this.most;
+  },
+  showEarlier() {
+    this.most += SHOWN * 2;
   },
   get isFiltered() {
     return this.lines.length > 0;
@@ -66,7 +76,7 @@ component("logs", () => ({
   },
   get summary() {
     if (this.isPaused) return t.n("logs.held_back", this.waiting.length);
-    return t.n("logs.count", this.shown.length);
+    return t.n("logs.count", this.passing.length);
   },
   get pauseWords() {
     return this.isPaused ? t("logs.resume") : t("logs.pause");
@@ -117,7 +127,7 @@ component("logs", () => ({
     Object.assign(this, { level: "debug", logger: "", text: "" });
   },
   take() {
-    const text = this.shown.map((line) =>
+    const text = this.passing.map((line) =>
       [`${line.datetime} ${line.level} ${line.logger} ${line.text}`, line.trace].filter(Boolean).join("\n"),
     );
     return copy(text.join("\n"));

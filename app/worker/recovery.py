@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 
 _CAUSES = {
-    signal.SIGKILL: "it was killed (SIGKILL): most often the system was out of memory",
+    signal.SIGKILL: "it was killed (SIGKILL), usually out of memory",
     signal.SIGABRT: "it aborted (SIGABRT): a fatal error in the native libraries, see the log",
     signal.SIGSEGV: "it crashed (SIGSEGV): a memory error in the native libraries, see the log",
     signal.SIGBUS: "it crashed (SIGBUS): a model file changed or its disk went away while it was used",

@@ -1,5 +1,6 @@
 """Every page, wide and on a phone, light and dark: usable by everybody, nothing cut off, nothing out of reach."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from app.i18n import read_words
 from tests.admin.test_route_matrix import ROUTES
 from tests.browser.conftest import Visitor
 from tests.browser.places import PLACES, SET_UP, Place
 from tests.browser.server import Server
 
+words = read_words()
 LAYOUT = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 TOUCH_PIXELS = 44
 SERIOUS = {"serious", "critical"}
@@ -82,6 +85,34 @@ def test_a_narrowed_list_stays_narrowed_on_the_way_back(server: Server, visitor:
     page.locator("#level").select_option("error")
     page.reload()
     expect(page.locator("#level")).to_have_value("error")
+
+
+def test_a_long_log_draws_its_last_lines_and_the_earlier_ones_when_asked(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/logs")
+    last = page.evaluate("JSON.parse(document.getElementById('data').textContent).last")
+    lines = [
+        {
+            "number": last + 1 + at,
+            "at": 1.0,
+            "level": "info",
+            "logger": "x",
+            "text": f"line {at}",
+            "trace": "",
+            "request": "",
+        }
+        for at in range(900)
+    ]
+    told = json.dumps({"last": last + 900, "lines": lines})
+    page.route(
+        re.compile("/admin/api/live[?]"),
+        lambda route: route.fulfill(content_type="text/event-stream", body=f"event: logs\ndata: {told}\n\n"),
+    )
+    page.goto("/admin/logs")
+    rows = page.locator(".line")
+    expect(rows.last).to_contain_text("line 899")
+    expect(rows).to_have_count(100)
+    page.get_by_role("button", name=words("requests.more")).click()
+    expect(rows).to_have_count(300)
 
 
 def test_methods_and_outcomes_are_called_by_their_names(server: Server, visitor: Visitor) -> None:
