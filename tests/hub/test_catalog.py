@@ -1,11 +1,16 @@
 import json
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from app.core.errors import ModelNotFound
+from app.core.errors import DiskUnavailable, ModelNotFound
+from app.core.model_folder import MAX_FILES
 from app.hub.catalog import Catalog, CatalogModel, default_catalog
+from app.hub.layout import MAX_ENTRIES
 from tests.hub.folders import write_model
 
 
@@ -160,18 +165,98 @@ def test_the_default_catalog_honours_the_hub_variables(tmp_path: Path, environme
     assert "org/name" not in ids(off)
 
 
-def test_the_default_catalog_finds_the_folder_of_lm_studio(tmp_path: Path) -> None:
-    write_model(tmp_path / ".cache" / "lm-studio" / "models" / "org" / "legacy")
-    assert default_catalog([], environment={}, home=tmp_path).find("org/legacy").source == "lm_studio"
-    write_model(tmp_path / ".lmstudio" / "models" / "org" / "usual")
-    assert default_catalog([], environment={}, home=tmp_path).find("org/usual").source == "lm_studio"
-    write_model(tmp_path / "drive" / "org" / "moved")
-    settings = tmp_path / ".lmstudio" / "settings.json"
+def test_all_folders_of_lm_studio_are_searched(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    write_model(home / ".cache" / "lm-studio" / "models" / "org" / "legacy")
+    write_model(home / ".lmstudio" / "models" / "org" / "usual")
+    write_model(tmp_path / "drive" / "org" / "named")
+    write_model(tmp_path / "elsewhere" / "models" / "org" / "pointed")
+    settings = home / ".lmstudio" / "settings.json"
+
+    def found() -> set[str]:
+        models = default_catalog([], environment={}, home=home).models()
+        return {model.id for model in models if model.source == "lm_studio"}
+
+    assert found() == {"org/legacy", "org/usual"}
     settings.write_text(json.dumps({"downloadsFolder": str(tmp_path / "drive")}))
-    assert default_catalog([], environment={}, home=tmp_path).find("org/moved").source == "lm_studio"
+    assert found() == {"org/legacy", "org/usual", "org/named"}
+    (home / ".lmstudio-home-pointer").write_text(f"{tmp_path / 'elsewhere'}\n")
+    assert found() == {"org/legacy", "org/usual", "org/named", "org/pointed"}
     settings.write_text("{broken")
-    assert "org/usual" in ids(default_catalog([], environment={}, home=tmp_path))
-    assert "org/usual" not in ids(default_catalog([], environment={}, home=tmp_path, use_lm_studio=False))
+    assert found() == {"org/legacy", "org/usual", "org/pointed"}
+    off = default_catalog([], environment={}, home=home, use_lm_studio=False)
+    assert "org/usual" not in ids(off)
+
+
+def test_a_folder_is_listed_once_however_many_ways_lead_to_it(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    write_model(root / "org" / "name")
+    (root / "again").symlink_to(root / "org")
+    (root / "org" / "above").symlink_to(root)
+    (root / "org" / "another").symlink_to("name")
+    (root / "zzz").symlink_to(root / "org" / "name")
+    (tmp_path / "linked").symlink_to(root)
+    nested = Catalog([root, tmp_path / "linked", root / "org"], lm_studio=[root, root / "org"], embedded=root)
+    assert [(model.id, model.source) for model in nested.models()] == [("org/name", "folder")]
+    write_model(tmp_path / "apart" / "name")
+    (root / "linked").symlink_to(tmp_path / "apart" / "name")
+    assert ids(Catalog([root])) == ["linked", "org/name"]
+
+
+def test_a_folder_of_very_many_entries_keeps_nobody_waiting(tmp_path: Path) -> None:
+    write_model(tmp_path / "models" / "good")
+    crowd = tmp_path / "models" / "crowd"
+    crowd.mkdir()
+    for index in range(MAX_ENTRIES + 1):
+        os.mkfifo(crowd / f"{index}.gguf")
+    for index in range(MAX_FILES + 1):
+        (tmp_path / "models" / "good" / str(index)).touch()
+    catalog = Catalog([tmp_path / "models"])
+    assert ids(catalog) == ["good"]
+    assert "more than 10000 files" in catalog.find("good").problem
+
+
+@contextmanager
+def exhausted() -> Iterator[None]:
+    """No file can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_while_too_many_files_are_open_models_stay_listed_and_none_is_said_to_be_missing(tmp_path: Path) -> None:
+    for name in ("one", "org/two"):
+        write_model(tmp_path / name)
+    now = Time()
+    catalog = Catalog([tmp_path], clock=now)
+    before = catalog.models()
+    now.seconds = 10
+    with exhausted():
+        assert catalog.models() == before
+        assert catalog.find("one") is before[0]
+        with pytest.raises(DiskUnavailable) as caught:
+            catalog.find("three")
+        assert (caught.value.status, caught.value.retry_after_seconds) == (503, 2)
+    write_model(tmp_path / "three")
+    now.seconds = 20
+    assert catalog.find("three").problem == ""
+    with pytest.raises(ModelNotFound):
+        catalog.find("four")
+
+
+def test_a_server_that_starts_with_too_many_open_files_finds_its_models_later(tmp_path: Path) -> None:
+    write_model(tmp_path / "one")
+    now = Time()
+    catalog = Catalog([tmp_path], clock=now)
+    with exhausted(), pytest.raises(DiskUnavailable):
+        catalog.find("one")
+    now.seconds = 10
+    assert catalog.find("one").problem == ""
 
 
 def test_embedded_models_if_any_are_sound(tmp_path: Path) -> None:

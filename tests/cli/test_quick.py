@@ -1,0 +1,84 @@
+"""Commands and the server's start wait for nothing that they do not need, whatever lies on the disk."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.cli.fake_server import FakeServer
+from tests.cli.test_commands import LOADED
+from tests.hub.folders import write_sixteen_published
+
+HEAVY = {
+    "sqlalchemy",
+    "sqlmodel",
+    "alembic",
+    "fastapi",
+    "uvicorn",
+    "huggingface_hub",
+    "jinja2",
+    "app.hub",
+    "app.serving",
+}
+COMMAND = (
+    "import sys; from app.cli import application; application({words}, standalone_mode=False); print(*sys.modules)"
+)
+LIVE_SECONDS, LOOK_SECONDS = 15.0, 60.0
+"""Generous: what is asserted is that the one does not wait for the other."""
+
+
+def start(environment: Mapping[str, str], *words: str) -> subprocess.Popen[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")} | dict(environment)
+    return subprocess.Popen([sys.executable, *words], env=own, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("words", [["ps"], ["load", "big"], ["unload", "big"]], ids=" ".join)
+def test_a_command_that_asks_the_server_imports_no_store(
+    environment: Mapping[str, str], fake: FakeServer, words: list[str]
+) -> None:
+    answer = {"model": "big", "seconds": 1.0, "was_loaded": True}
+    fake.answers |= {"/api/status": (200, LOADED), "/api/load": (200, answer), "/api/unload": (200, answer)}
+    with start(environment, "-c", COMMAND.format(words=words)) as process:
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    modules = set(said.split())
+    assert "httpx2" in modules
+    assert not HEAVY & modules
+
+
+def test_a_server_with_sixteen_real_tokenizers_is_live_before_it_looks_for_drafters(
+    environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    write_sixteen_published(tmp_path / "models")
+    own = {**environment, "PACELINE_MODEL_DIRS": str(tmp_path / "models"), "PACELINE_PORT": "0"}
+    began = time.perf_counter()
+    with start(own, "-m", "app.cli", "serve") as process:
+        assert process.stdout is not None
+        address = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
+        root = address.removesuffix("/v1")
+        get(f"{root}/health/live")
+        assert time.perf_counter() - began < LIVE_SECONDS
+        models = get(f"{root}/v1/models")["data"]
+        while any(model["looking"] for model in models):
+            assert all(model["draft"] is None for model in models)
+            assert time.perf_counter() - began < LOOK_SECONDS
+            models = get(f"{root}/v1/models")["data"]
+        process.terminate()
+        process.stdout.read()
+    assert process.returncode == 0
+    drafts = {model["id"]: model["draft"] for model in models}
+    assert (drafts["gemma3-large"], drafts["qwen3-middle"]) == ("gemma3-small", "qwen3-tiny")
+    with start(own, "-m", "app.cli", "ls", "--json") as process:
+        rows = {row["id"]: row for row in json.loads(process.communicate(timeout=LOOK_SECONDS)[0])}
+    assert {name: rows[name]["draft"] or None for name in drafts} == drafts
+
+
+def get(address: str) -> Any:
+    return httpx2.get(address, timeout=LOOK_SECONDS).raise_for_status().json()
