@@ -69,9 +69,9 @@ class Texts:
 
     def read(self, command: Generate) -> Reading:
         """The prompt of `command`, soon. Raises ModelUnavailable for a missing folder."""
-        reader = self._reader(command.model)
+        reading = self._reader(command.model).read(command)
         self._forget()
-        return reader.read(command)
+        return reading
 
     def close(self) -> None:
         """End every process, whatever it is at."""
@@ -138,7 +138,12 @@ class TextReader:
             return Unread(error.with_traceback(None), {"stopped": time.monotonic() - began})
         except Ended as ended:
             reason = f"{command.model.id} cannot read this prompt: its chat template or tokenizer {ended}"
-            told = InvalidRequest(reason) if ended.costly else ModelUnavailable(reason, retry_after_seconds=1)
+            named = "prompt" if command.messages is None else "messages"
+            told = (
+                InvalidRequest(reason, parameter=named)
+                if ended.costly
+                else ModelUnavailable(reason, retry_after_seconds=1)
+            )
             return Unread(told, {"stopped": time.monotonic() - began})
         if answer.error is not None:
             return Unread(error_of(answer.error), answer.seconds)
@@ -152,6 +157,8 @@ class TextReader:
             if self._refusal is not None and time.monotonic() < self._refusal[1]:
                 raise self._refusal[0]
             self._process = TextProcess(self._folder)
+            if self._closed:
+                self._process.kill()
             try:
                 self._process.load()
             except Ended as ended:

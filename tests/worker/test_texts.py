@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from app.worker.texts import Prompt, Reading, Texts, Unread
 from tests.worker.hostile import TEMPLATES, TOKENIZERS, write_folder, write_hostile_template, write_hostile_tokenizer
 
 WAIT_SECONDS = 110
+ROOT = Path(__file__).parents[2]
 SOME = ("endless loops", "batch", "slice", "text times")
 """One template for each way in which they end."""
 
@@ -71,12 +73,12 @@ def test_a_chat_a_text_and_tokens_are_read_by_one_process(texts: Texts, tmp_path
     assert read(texts, chat(folder)).table is prompt.table
 
 
-def test_mlx_is_not_imported_where_prompts_are_read(texts: Texts, tmp_path: Path) -> None:
-    read(texts, chat(write_folder(tmp_path / "m")))
-    (process,) = processes()
-    mapped = [file.path for file in process.memory_maps()]
-    assert any("tokenizers" in path for path in mapped)
-    assert not any("mlx" in path for path in mapped)
+def test_mlx_is_not_imported_where_prompts_are_read(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from app.worker.text_process import TextModel;"
+        " TextModel.load(Path(sys.argv[1])); assert not {'mlx', 'mlx.core'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(write_folder(tmp_path / "m"))], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -195,6 +197,15 @@ def test_the_least_recently_used_process_is_ended(tmp_path: Path) -> None:
         texts.close()
 
 
+def test_a_process_at_work_is_kept_and_so_is_the_one_that_is_asked(tmp_path: Path) -> None:
+    texts = Texts(kept_folders=1)
+    try:
+        readings = [texts.read(chat(write_folder(tmp_path / name))) for name in ("a", "b", "c")]
+        assert all(isinstance(reading.result(WAIT_SECONDS), Prompt) for reading in readings)
+    finally:
+        texts.close()
+
+
 def test_closing_ends_a_process_whatever_it_is_at(tmp_path: Path) -> None:
     texts = Texts()
     future = texts.read(chat(write_hostile_template(tmp_path / "m", "endless loops"), "bomb"))
@@ -221,9 +232,7 @@ sys.stdin.read()
 
 def test_it_ends_when_its_parent_is_killed_even_inside_a_bomb(tmp_path: Path) -> None:
     folder = write_hostile_template(tmp_path / "m", "endless loops")
-    parent = psutil.Popen(
-        [sys.executable, "-c", PARENT, str(folder)], stdin=-1, stdout=-1, cwd=Path(__file__).parents[2]
-    )
+    parent = psutil.Popen([sys.executable, "-c", PARENT, str(folder)], stdin=-1, stdout=-1, cwd=ROOT)
     child = psutil.Process(int(parent.stdout.readline()))
     parent.send_signal(signal.SIGKILL)
     parent.wait()
