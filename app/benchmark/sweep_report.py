@@ -10,33 +10,36 @@ from app.serving.sweep.machine import describe_machine, describe_versions
 from app.serving.sweep.report import Figures, Report, report_object
 from app.serving.sweep.turns import Sweep
 
-COLUMNS = ("Requests, prompt", "Setting", "Tokens/s", "Range", "Speedup", "Range", "Accepted", "Tokens per step")
+COLUMNS = ("Setting", "Tokens/s", "Speedup", "Accepted", "Tokens\nper step")
 
 
 def sweep_table(report: Report, title: str) -> Table:
-    """One row for each setting, cell by cell; what a cell speaks for stands out."""
+    """One row for each setting, cell by cell, with the range over the rounds; what a cell speaks for stands out."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     for column in COLUMNS:
-        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
     for cell in report.cells:
-        for number, each in enumerate(cell.settings):
-            name = Text(Cell(cell.rows, cell.context).name if not number else "", style="bold")
-            table.add_row(name, *_figures(each), style="green" if each.name == cell.best else "")
+        table.add_row(Text(Cell(cell.rows, cell.context).name, style="bold"))
+        for each in cell.settings:
+            table.add_row(*_figures(each), style="green" if each.name == cell.best else "")
         table.add_section()
     return table
 
 
 def _figures(each: Figures) -> tuple[str, ...]:
     used = f": {each.used}" if each.setting == GOVERNOR and each.used else ""
+    speed, slowest, fastest = (_speed(value) for value in (each.tokens_per_second, each.slowest, each.fastest))
     return (
         each.name + used,
-        f"{each.tokens_per_second:.1f}",
-        f"{each.slowest:.1f}-{each.fastest:.1f}",
-        "" if each.setting == PLAIN else f"{each.ratio:.2f}",
-        "" if each.setting == PLAIN else f"{each.low:.2f}-{each.high:.2f}",
+        f"{speed} ({slowest}-{fastest})",
+        "" if each.setting == PLAIN else f"{each.ratio:.2f} ({each.low:.2f}-{each.high:.2f})",
         "" if each.acceptance is None else f"{100 * each.acceptance:.0f} %",
         "" if each.tokens_per_cycle is None else f"{each.tokens_per_cycle:.2f}",
     )
+
+
+def _speed(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def left_out(sweep: Sweep) -> str:
