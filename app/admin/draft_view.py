@@ -50,8 +50,10 @@ class DraftView:
             "elsewhere": [name for name in DECIDED_ELSEWHERE if settings.origin(name) in GIVEN],
             "ceiling_bytes": tools.footprints.room.ceiling_bytes,
             "methods": list(loaded.methods) if loaded else [],
-            "unavailable": dict(loaded.unavailable) if loaded else {},
-            "candidates": [self._candidate(main, each, best, used) for each in candidates],
+            "candidates": [
+                {**self._candidate(main, each, best, used), "unavailable": _unavailable(each, loaded)}
+                for each in candidates
+            ],
             "published": self._published(main, {each.id for each in candidates}) if usable else [],
             "counts": serving.measurements.drafting(main.id),
         }
@@ -106,3 +108,10 @@ class DraftView:
             "size_bytes": published.size_bytes,
             "has_room": self._has_room(main, Footprint(weights_bytes=published.size_bytes)),
         }
+
+
+def _unavailable(candidate: Candidate, loaded: LoadedModel | None) -> str:
+    """Why a drafter that is in memory cannot run; what is not there, or on its way, may yet."""
+    if loaded is None or loaded.state != "ready" or candidate.id not in {*loaded.draft_ids, ""}:
+        return ""
+    return loaded.unavailable.get(candidate.method, "")

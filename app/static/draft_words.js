@@ -50,7 +50,6 @@ export function candidateRow(each, { view, chosen }) {
     rollbackTitle: cacheTitle(each.rollback),
     liveWords: liveWords(view.counts[each.method]),
     roomWords: isCrowded ? t("drafts.no_room", { total: bytes(alone.total_bytes + each.extra.total_bytes), ceiling: bytes(view.ceiling_bytes) }) : "",
-    unavailable: each.in_use || each.method in chosen ? (view.unavailable[each.method] ?? "") : "",
     isChosen: chosen[each.method] === each.id,
     cannotChoose: !each.has_room,
     canAttach: !isText && each.has_room,

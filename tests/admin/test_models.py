@@ -317,3 +317,16 @@ async def test_a_load_is_refused_while_the_server_ends(site: ModelSite) -> None:
     activity.draining = True
     await site.call("POST", "/admin/api/models/load", {"model": DEMO}, status=503)
     await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=503)
+
+
+async def test_a_drafter_that_is_on_its_way_shows_no_error_of_the_unit_before_it(site: ModelSite) -> None:
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    (loaded,) = site.worker.snapshot.models
+    reasons = {"draft_model": "no drafter of that method is loaded", "dflash": "its block is too long"}
+    held = msgspec.structs.replace(loaded, unavailable=reasons)
+    site.worker.snapshot = Snapshot(models=(held,))
+    view = await drafts(site)
+    assert candidate(view, "demo-draft")["unavailable"] == "", "it was chosen, and the reload has not begun yet"
+    assert candidate(view, "demo-assistant-dflash")["unavailable"] == "its block is too long"
+    site.worker.snapshot = Snapshot(models=(msgspec.structs.replace(held, state="loading"),))
+    assert candidate(await drafts(site), "demo-assistant-dflash")["unavailable"] == ""
