@@ -1,15 +1,9 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: what can answer; with `?all=true` also drafters and what cannot be used,
 and why. Never loads, never downloads.
 
-<<<<<<< HEAD
 Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `source`, `draft` (the id of the first
-drafter), `drafts` (id and method of each), `alias`, `methods`, `unavailable` (method -> why not), `context` (tokens),
-`size_bytes` and `problem`.
-=======
-Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `draft` (the id of the first drafter),
-`drafts` (id and method of each), `looking` (its drafters are not known yet), `alias`, `methods`,
+drafter), `drafts` (id and method of each), `looking` (its drafters are not known yet), `alias`, `methods`,
 `unavailable` (method -> why not), `context` (tokens), `size_bytes` and `problem`.
->>>>>>> a85b1e8 (Read tokenizers once, start first and pair later, judge folders by headers)
 """
 
 from collections.abc import Sequence
