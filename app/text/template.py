@@ -179,7 +179,7 @@ class TextModel:
     def _check_bytes(self, size: int, limit: int) -> None:
         """Raise for a text that cannot fit, whatever its tokens are."""
         if size > limit * self._longest_token_bytes * COMPOSED_BYTES:
-            raise context_overflow(f"more than {limit}", limit)
+            raise context_overflow(f"{size} bytes, more than {limit}", limit)
 
 
 def _text_bytes(value: Any) -> int:

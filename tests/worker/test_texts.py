@@ -131,15 +131,16 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(texts: Texts
     before = process.memory_info().rss
     tools = [{"type": "function", "function": {"name": f"f{n}", "description": "x" * 60_000}} for n in range(128)]
     hello = [{"role": "user", "content": "hello"}]
-    for command in (
-        ask(folder, text="7" * 31_000_000),
-        ask(folder, text="a" * 31_000_000),
-        chat(folder, "7" * 15_900_000),
-        ask(folder, messages=hello, tools=tools),
+    for command, size in (
+        (ask(folder, text="7" * 31_000_000), "31000000 bytes"),
+        (ask(folder, text="a" * 31_000_000), "31000000 bytes"),
+        (chat(folder, "7" * 15_900_000), "15900015 bytes"),
+        (ask(folder, messages=hello, tools=tools), " bytes"),
     ):
         found = refused(texts, command)
         assert found.error.code == "context_length_exceeded"
         assert "4096 tokens" in found.error.message
+        assert size in found.error.message
         assert sum(found.seconds.values()) < 0.3
     assert processes() == [process]
     assert process.memory_info().rss < before + 200 * 1024 * 1024
