@@ -82,8 +82,12 @@ export const keeping = {
     const conversation = this.known(number);
     if (!conversation) return;
     conversation.version = heading.version;
-    const unsaved = new Set(entries(number).map((entry) => entry.turn.id));
-    for (const turn of conversation.turns) if (!unsaved.has(turn.id)) turn.unsaved = "";
+    this.settle(conversation);
+  },
+  // What no entry waits for any more is saved, whichever tab sent it.
+  settle(conversation) {
+    const waiting = new Set(entries(conversation.id).map((entry) => entry.turn.id));
+    for (const turn of conversation.turns) if (!waiting.has(turn.id)) turn.unsaved = "";
   },
   mark(number, id, error) {
     const conversation = this.known(number);
@@ -99,6 +103,7 @@ export const keeping = {
     const kept = new Set(present.turns.map((turn) => turn.id));
     conversation.turns = [...line, ...conversation.turns.filter((turn) => !kept.has(turn.id))];
     Object.assign(conversation, { version, title, model, options });
+    this.settle(conversation);
     arrange(conversation);
   },
   // One turn as it is here and as it is kept: a reply that broke off elsewhere may have been completed.
@@ -121,8 +126,7 @@ export const keeping = {
   // Deleted in another tab. What a person wrote since is not: it goes on as a conversation of its own.
   async revive(number, waiting) {
     const conversation = this.known(number);
-    discard(number);
-    if (!waiting.some((entry) => entry.turn.role === "user")) return conversation && this.leaveDeleted(conversation);
+    if (!waiting.some((entry) => entry.turn.role === "user")) return this.leaveDeleted(number, conversation);
     const fresh = newNumber();
     const turns = conversation ? conversation.turns.filter(isWorthKeeping).map(stored) : waiting.map((entry) => entry.turn);
     const ids = new Set(turns.map((turn) => turn.id));
@@ -130,12 +134,15 @@ export const keeping = {
       const parent = ids.has(turn.parent) ? turn.parent : "";
       put({ number: fresh, version: 0, begin: waiting[0].begin, turn: { ...turn, parent } });
     }
+    discard(number);
     if (conversation) Object.assign(conversation, { id: fresh, version: 0 });
     if (conversation?.key === this.current.key) this.remember();
     toast(t("chat.revived"));
     return this.deliver(fresh);
   },
-  leaveDeleted(conversation) {
+  leaveDeleted(number, conversation) {
+    discard(number);
+    if (!conversation) return;
     conversation.isDeleted = true;
     this.stop(conversation);
     if (conversation.key === this.current.key) this.begin();

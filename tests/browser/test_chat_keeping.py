@@ -122,9 +122,11 @@ def test_a_message_sent_while_the_server_is_down_is_there_after_its_restart(serv
     expect(chat.locator(REPLIES).last.locator("footer dl")).to_be_visible()
 
 
-def test_a_page_that_stays_open_saves_by_itself_when_the_server_is_back(server: Server, chat: Page) -> None:
+def test_a_page_that_stays_open_saves_by_itself_when_the_server_is_back(server: Server, visit: Visit) -> None:
+    chat = opened(visit)
     ask(chat, "Count from 1 to 5.")
     is_saved(chat)
+    other = opened(visit, f"/admin/chat#{number_of(chat)}")
     server.kill()
     send(chat, "Are you there?")
     expect(chat.locator(".unsaved:visible").first).to_be_visible()
@@ -132,7 +134,9 @@ def test_a_page_that_stays_open_saves_by_itself_when_the_server_is_back(server: 
     for part in ("#draft", "#draft-help", f"{REPLIES} >> nth=-1 >> [role=alert]"):
         expect(chat.locator(part)).to_be_in_viewport(ratio=1)
     server.restart()
-    is_saved(chat)
+    for page in (chat, other):  # whichever of them sent it
+        expect(page.locator(QUESTIONS)).to_have_count(2)
+        is_saved(page)
     assert [turn["content"] for turn in kept(server, number_of(chat))][2] == "Are you there?"
 
 
