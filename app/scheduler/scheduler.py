@@ -175,7 +175,7 @@ class Scheduler:
 
     def _plan_decode(self, decoding: list[Sequence]) -> DecodeStep:
         now = self._clock()
-        others = len(self._active) - 1 + (self.next_admission() is not None)
+        others = len(self._active) - 1
         self._choices = self._speculation.choose(decoding, others=others)
         rows = []
         for sequence in decoding:

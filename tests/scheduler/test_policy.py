@@ -202,3 +202,13 @@ def test_a_lossy_drafter_is_dropped_and_the_governor_says_why() -> None:
     assert statistics.decision.kind in {"plain", "probe"}
     assert statistics.decision.cost_ratio > 1
     assert sum(map(bool, drafts_planned(loop, "a"))) < 40
+
+
+def test_who_waits_for_memory_does_not_stop_the_one_that_runs_from_drafting() -> None:
+    scheduler = Scheduler(speculative_limits(rows=2), policy="single")
+    scheduler.submit(some_request("runs", method="ngram", num_draft_tokens=2))
+    scheduler.admitted("runs", 0)
+    scheduler.submit(some_request("waits"))
+    plan = scheduler.plan()
+    assert isinstance(plan, DecodeStep)
+    assert [(row.sequence_id, row.num_draft_tokens) for row in plan.rows] == [("runs", 2)]
