@@ -340,7 +340,7 @@ def _doubts(cells: Sequence[CellReport], disturbed: int) -> Iterable[Doubt]:
     deviation = max((cell.deviation for cell in cells), default=0.0)
     if any(cell.rounds == 1 for cell in _weighed(cells)):
         yield Doubt("one_round", 1)
-    if deviation > STEADY:
+    if round(deviation, 6) > STEADY:
         yield Doubt("unsteady", deviation)
     if disturbed:
         yield Doubt("disturbed", disturbed)
