@@ -147,7 +147,7 @@ def release(model: Model) -> None:
 
 @application.command(epilog="Example: `paceline chat --once 'Count from 1 to 20.'`")
 def chat(
-    model: Annotated[str | None, typer.Argument(help="A model's id; without it, the one that is loaded.")] = None,
+    model: Annotated[str | None, typer.Argument(help="A model's id; else the default, loaded or only one.")] = None,
     *,
     draft: Annotated[str | None, typer.Option(help="The drafters to use, joined by +.")] = None,
     system: Annotated[str, typer.Option(help="The system message.")] = "",
