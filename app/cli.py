@@ -279,7 +279,7 @@ def config(
             console().print(change(settings, name, value, model), highlight=False, markup=False)
         elif action == "get":
             found = row(settings, name, model)
-            show(found) if as_json else typer.echo(text_of(found["value"]))
+            show(found) if as_json else typer.echo(text_of(found["value"], found["unit"]))
         else:
             all_rows = rows(settings, model)
             show(all_rows if as_json else table(all_rows))

@@ -70,7 +70,8 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages, view: Sta
     async def get_overview(request: Request) -> HTMLResponse:
         """The page."""
         data = {**await now(), "requests": desk.now(), "starter": STARTER, "topics": context.live.topics}
-        return pages.render("overview.html", request, area="overview", data=data)
+        base_url = f"{request.url.scheme}://{request.headers['host']}/v1"
+        return pages.render("overview.html", request, area="overview", data=data, base_url=base_url)
 
     @router.get("/admin/api/state")
     async def get_state() -> dict[str, Any]:

@@ -54,8 +54,15 @@ def _add_page(router: APIRouter, context: AdminContext, pages: Pages) -> None:
             section_words=SECTION_WORDS,
             felt_words=FELT_WORDS,
             option_words=OPTION_WORDS,
+            suggestions={"default_model": _main_models(context)},
             locked_down=context.store.locked_down,
         )
+
+
+def _main_models(context: AdminContext) -> list[str]:
+    """What can answer, by name."""
+    models = context.serving.resolver.models()
+    return [model.id for model in models if model.kind == "main" and not model.problem]
 
 
 def _add_server(router: APIRouter, context: AdminContext) -> None:

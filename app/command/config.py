@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.command.errors import CommandError
+from app.core.sizes import size_text
 from app.hub.catalog import default_catalog
 from app.serving.described import describe, describe_model
 from app.serving.live_settings import LiveSettings
@@ -71,7 +72,7 @@ def change(settings: Settings, name: str, value: str | None, model: str = "") ->
             needs_models = now["name"] in {"default_model", "drafts"}
             live.save(now["name"], value, SOURCE, models=_names(live) if needs_models else None)
     now = row(settings, name, model)
-    said = f"{now['name']} is {'unset' if now['value'] is None else text_of(now['value'])}"
+    said = f"{now['name']} is {'unset' if now['value'] is None else text_of(now['value'], now['unit'])}"
     if now["origin"] in {"command line", "environment"}:
         return f"{said}: what was stored waits, because {now['variable']} is set in the environment and goes first"
     return f"{said}: {FELT[now['takes_effect']]}"
@@ -86,7 +87,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> Table:
         value = each["value"] if each["value"] is not None else each.get("inherited")
         shown.add_row(
             Text(each["name"], style="bold"),
-            Text(text_of(value)[:SHOWN_CHARACTERS], style="" if each["origin"] != "default" else "dim"),
+            Text(text_of(value, each["unit"])[:SHOWN_CHARACTERS], style="" if each["origin"] != "default" else "dim"),
             each["origin"],
             each["takes_effect"],
             Text(" ".join([each["description"], f"({each['unit']})" if each["unit"] else ""]).strip(), style="dim"),
@@ -94,8 +95,10 @@ def table(found: Sequence[Mapping[str, Any]]) -> Table:
     return shown
 
 
-def text_of(value: Any) -> str:
+def text_of(value: Any, unit: str = "") -> str:
     """A plain value as `set` takes it."""
+    if unit == "bytes" and value is not None:
+        return size_text(value)
     if value is None or value in ("", {}):
         return "–"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
 // The overview: what runs, how fast, in how much memory; replaces the worker and releases models.
 
 import { chart } from "./chart.js";
-import { api, attempt, component, confirm, data, live, number, percent, seconds, t } from "./core.js";
+import { api, attempt, component, confirm, copy, data, live, number, percent, seconds, t } from "./core.js";
 import { methodWords, paysAddress } from "./model_words.js";
 import { requestWords } from "./running.js";
 
@@ -57,6 +57,12 @@ component("overview", () => ({
   get speed() {
     const speed = this.pace.tokens_per_second;
     return number(speed, speed && speed < 100 ? 1 : 0);
+  },
+  get hasTraffic() {
+    return this.pace.tokens.some((count) => count > 0);
+  },
+  take(event) {
+    return copy(event.currentTarget.dataset.copy);
   },
   get acceptance() {
     return this.pace.acceptance === null ? t("core.none") : percent(this.pace.acceptance);

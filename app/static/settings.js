@@ -9,6 +9,7 @@ const SAVED = {
   reload: () => t("settings.saved_reload"),
   restart: () => t("settings.saved_restart"),
 };
+const SIZES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"]];
 
 // What the field shows for a value, and what is sent for what the field shows.
 const shown = {
@@ -16,7 +17,14 @@ const shown = {
   pairs: (value) => Object.entries(value).map(([main, draft]) => `${main}=${draft}`).join("\n"),
   json: (value) => (value ? JSON.stringify(value) : ""),
   switch: (value) => value,
+  size: (value) => (value === null ? "" : sizeText(value)),
 };
+
+// A size as people write it, without losing a byte.
+function sizeText(count) {
+  const [unit, name] = SIZES.find(([each]) => count >= each && Number.isInteger((count * 1000) / each)) ?? [1, ""];
+  return `${count / unit} ${name}`.trim();
+}
 const sent = {
   list: (text) => lines(text),
   pairs: (text) => lines(text).join(","),
@@ -32,7 +40,11 @@ function said(row, value) {
 }
 
 component("setting", () => settingRow({
-  show: (row) => (shown[row.kind] ?? ((value) => (value === null ? "" : String(value))))(row.value),
+  // A default is not there to be edited: it is the field's placeholder.
+  show: (row) =>
+    row.origin === "default" && !["switch", "choice"].includes(row.kind)
+      ? ""
+      : (shown[row.kind] ?? ((value) => (value === null ? "" : String(value))))(row.value),
   read: (row, value) => (sent[row.kind] ?? ((text) => text.trim()))(value),
 
   async send(value) {
@@ -66,6 +78,16 @@ component("setting", () => settingRow({
     if (this.row.origin === "environment") return t("settings.from_environment", { variable: this.row.variable });
     if (this.row.origin === "command line") return t("settings.from_command_line");
     return said(this.row, this.row.value);
+  },
+}));
+
+// Leaves the settings whose name or explanation has these words.
+component("find", () => ({
+  narrow(event) {
+    const wanted = event.target.value.toLowerCase().split(/\s+/);
+    const fits = (node) => wanted.every((word) => node.textContent.toLowerCase().includes(word));
+    for (const row of document.querySelectorAll(".setting")) row.hidden = !fits(row) && !fits(row.closest("section").querySelector("h2"));
+    for (const section of document.querySelectorAll("section:has(.setting)")) section.hidden = !section.querySelector(".setting:not([hidden])");
   },
 }));
 

@@ -47,7 +47,7 @@ def test_a_cut_download_goes_on_where_it_was_and_becomes_a_model(
     hub.faults.cuts.extend([CUT_BYTES] * len(FILES))  # smaller files come whole
     hub.faults.slices, hub.faults.pause_seconds = SLICE_BYTES, PAUSE_SECONDS
     page.get_by_role("button", name=re.compile(r"^Download [\d.,]+ kB$")).click()
-    row = page.locator("#queue-title ~ ul > li", has=page.get_by_text(REPOSITORY, exact=True))
+    row = page.locator("[aria-labelledby=queue-title] ul > li", has=page.get_by_text(REPOSITORY, exact=True))
     bar = row.locator("progress")
     expect(bar).to_be_visible()
     pause = row.get_by_role("button", name=words("downloads.pause"), exact=True)

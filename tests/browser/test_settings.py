@@ -56,3 +56,18 @@ def test_ticks_that_are_not_saved_stay_when_another_tab_saves(server: Server, vi
         expect(there.locator("#policy")).to_have_value("auto")
     finally:
         server.call("PATCH", f"/admin/api/models/{MODEL}/settings", {"acceptance": None, "policy": None})
+
+
+def test_settings_are_found_by_their_words_and_defaults_are_placeholders(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/settings")
+    expect(page.locator("#setting-queue_limit")).to_have_value("")
+    expect(page.locator("#setting-queue_limit")).to_have_attribute("placeholder", "128")
+    page.locator("#find").fill("memory ceiling")
+    expect(page.locator("#setting-memory_limit")).to_be_visible()
+    expect(page.locator("#setting-port")).to_be_hidden()
+    page.locator("#setting-memory_limit").fill("1.5g")
+    page.locator("#setting-memory_limit").blur()
+    try:
+        expect(page.locator("#setting-memory_limit")).to_have_value("1.5 GB")
+    finally:
+        server.call("PATCH", "/admin/api/settings", {"memory_limit": None})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.core.sizes import parse_size
+from app.core.sizes import parse_size, size_text
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,18 @@ def test_sizes_as_people_write_them(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (10**12, "1 TB"),
+        (1_500_000_000, "1.5 GB"),
+        (1_234_567_000_000, "1234.567 GB"),
+        (24 << 30, "25769803776"),
+        (7, "7"),
+    ],
+)
+def test_a_size_is_told_as_people_write_it_and_loses_no_byte(size: int, text: str) -> None:
+    assert size_text(size) == text
+    assert parse_size(text) == size
