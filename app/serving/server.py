@@ -118,6 +118,8 @@ class DeadlineProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Start the clock with the first byte of a request, stop it with the last one of its headers."""
+        if self.is_idle:
+            self.waits_since = self.loop.time()
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._arm()
@@ -144,10 +146,14 @@ class DeadlineProtocol(H11Protocol):
         """Write something that clients ignore: it has to fail for us to learn that a client left."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
-        if not self.cycle.response_started:
-            self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
-        elif comment := self.cycle.scope["state"].get(COMMENT):
-            self.transport.write(self.conn.send(h11.Data(data=comment)) or b"")
+        scope = self.cycle.scope
+        event: h11.Event | None = None
+        if self.cycle.response_started:
+            event = h11.Data(data=scope["state"].get(COMMENT, b""))
+        elif scope["http_version"] != "1.0":
+            event = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+        if event is not None:
+            self.transport.write(self.conn.send(event) or b"")
 
     def give_way(self) -> None:
         """Leave room for somebody else: an idle connection closes, an incomplete request is refused."""
@@ -280,7 +286,7 @@ class Acceptor:
                 await self._loop.connect_accepted_socket(self._connect, connection)
             except ConnectionError:
                 continue  # it left before it was taken
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - a server that accepts nothing more would be down
                 self._tell(error)
                 await asyncio.sleep(self.error_seconds)
 
@@ -296,10 +302,11 @@ class Acceptor:
         if late:
             min(late, key=lambda each: each[:2])[2].give_way()
 
-    def _tell(self, error: OSError) -> None:
+    def _tell(self, error: Exception) -> None:
         if self._loop.time() - self._told_at >= self.tell_seconds:
             self._told_at = self._loop.time()
-            logger.warning("no connection can be accepted (%s): those that come wait", error.strerror)
+            why = getattr(error, "strerror", None) or repr(error)
+            logger.warning("no connection can be accepted (%s): those that come wait", why)
 
 
 def serve_config(app: ASGIApp, *, protocol: type[DeadlineProtocol] = DeadlineProtocol) -> uvicorn.Config:
