@@ -24,9 +24,10 @@ class Glance:
 
 def glance(path: Path) -> Glance | None:
     """What is set in the store at `path`; nothing where there is none, None where it does not tell. Changes nothing."""
-    if not path.exists():
-        return None if path.is_symlink() or any(path.parent.glob(f"{path.name}-*")) else Glance()
     try:
+        if not path.is_file():  # SQLite would wait at a pipe for ever
+            is_left = path.exists() or path.is_symlink() or any(path.parent.glob(f"{path.name}-*"))
+            return None if is_left else Glance()
         address = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(address, timeout=WAIT_SECONDS, uri=True)) as file:
             settings = file.execute("SELECT name, value FROM setting").fetchall()
@@ -35,5 +36,5 @@ def glance(path: Path) -> Glance | None:
             {name: json.loads(value) for name, value in settings if value is not None},
             {name: json.loads(values) for name, values in models},
         )
-    except (sqlite3.Error, ValueError, TypeError):
+    except (OSError, sqlite3.Error, ValueError, TypeError):
         return None

@@ -177,6 +177,9 @@ def test_each_command_says_what_to_do_and_leaves_a_damaged_store_alone(
     for command in ASKING:
         said = re.sub(r"\s+", " ", run(environment, command).output)
         assert "serve` sets it aside" in said or said.startswith("no /"), (command, said)
+    for command in ASKING:
+        result = run(environment, command)
+        assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.exc_info)
     after = entries(path.parent)
     assert {name: after.get(name) for name in before} == before
 
