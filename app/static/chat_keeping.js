@@ -10,6 +10,7 @@ export const ADDRESS = "/admin/api/conversations";
 const RETRY_MS = 5000;
 const MAX_LAST_CHARACTERS = 20_000; // browsers finish calls of 64 KiB after the page is gone
 const deliveries = new Map(); // by number of the conversation: one call after the other
+const versions = new Map(); // by number, also of a conversation that was left while it was being saved
 let retry = 0;
 
 const isWorthKeeping = (message) => message.status !== "writing";
@@ -55,7 +56,7 @@ export const keeping = {
     const waiting = entries(number);
     if (!waiting.length) return;
     try {
-      const version = this.known(number)?.version ?? waiting.at(-1).version;
+      const version = this.known(number)?.version ?? versions.get(number) ?? waiting.at(-1).version;
       this.acknowledge(number, waiting, await this.sendMerged(number, version, waiting));
     } catch (error) {
       if (error.status === 404) return this.revive(number, waiting);
@@ -78,6 +79,7 @@ export const keeping = {
   },
   acknowledge(number, waiting, heading) {
     for (const entry of waiting) drop(entry);
+    versions.set(number, heading.version);
     this.noteHeading(heading);
     const conversation = this.known(number);
     if (!conversation) return;
