@@ -110,10 +110,10 @@ class Gate:
 
 
 def _settled(scope: Scope) -> Scope:
-    """The same without a slash at the end, and HEAD as a GET, whose body the server leaves out; the dashboard's own
-    addresses stay as they are."""
+    """The same without a slash at the end, and HEAD as a GET, whose body the server leaves out; the addresses of the
+    dashboard and of its files stay as they are."""
     path = scope["path"]
-    if path.startswith("/admin"):
+    if path.startswith(("/admin", "/static/")):
         return scope
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     return {**scope, "path": path.rstrip("/") or "/", "method": method}
