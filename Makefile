@@ -33,7 +33,7 @@ serve: $(VENV)/installed ## Start Paceline with the embedded models
 test: $(VENV)/installed-dev $(VENV)/published ## Run the test suite
 	@$(BIN)/python -m pytest $(ARGS)
 
-soak: $(VENV)/installed-dev ## Run the long property tests (thousands of random schedules)
+soak: $(VENV)/installed-dev $(VENV)/published ## Run the long property tests (thousands of random schedules)
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 check: $(VENV)/installed-dev ## Check format, lint, types and import contracts
