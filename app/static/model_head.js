@@ -1,7 +1,9 @@
 // The head of a page about one model: state, memory, load, unload, pin, default. Other components share its live state.
 
 import { api, attempt, bytes, component, confirm, data, live, t } from "./core.js";
-import { bitWords, contextWords, filesCall, liveStateOf, parameterWords, stateOf, tooLargeWords } from "./model_words.js";
+import {
+  bitWords, contextWords, drafterWords, filesCall, liveStateOf, parameterWords, stateOf, tooLargeWords, usedBytes,
+} from "./model_words.js";
 
 const REST = ["loaded", "loading", "unloading"];
 
@@ -67,6 +69,20 @@ component("modelHead", () => ({
   get facts() {
     const { size_bytes: size, parameter_count: count, bits, context } = this.model;
     return [size ? bytes(size) : "", parameterWords(count), bitWords(bits), contextWords(context)].filter(Boolean).join(" · ");
+  },
+
+  get isInMemory() {
+    return this.now?.loaded !== undefined;
+  },
+  get memoryTitle() {
+    return this.isInMemory ? t("model.memory_used") : t("model.memory_needed");
+  },
+  get memory() {
+    if (this.isInMemory) return bytes(usedBytes(this.now.loaded));
+    return this.model.footprint ? bytes(this.model.footprint.total_bytes) : t("core.none");
+  },
+  get drafters() {
+    return drafterWords(this.now?.loaded?.drafts ?? this.model.drafts);
   },
 
   call(verb, done) {

@@ -61,6 +61,10 @@ export const bitWords = (bits) => (bits ? t("model.bits", { bits }) : "");
 export const contextWords = (tokens) => (tokens ? t.n("model.tokens", tokens) : t("core.none"));
 export const times = (ratio) => t("model.times", { ratio: number(ratio, 2) });
 
+export const drafterWords = (drafts) => drafts.map((draft) => draft.id).join(", ") || t("overview.alone");
+// What a loaded model holds right now.
+export const usedBytes = (loaded) => loaded.weights_bytes + loaded.cache_bytes + loaded.prefix_cache_bytes;
+
 const path = (id) => id.split("/").map(encodeURIComponent).join("/");
 export const modelAddress = (id) => `/admin/models/${path(id)}`;
 export const draftsAddress = (id) => `/admin/drafts/${path(id)}`;

@@ -1,6 +1,6 @@
 // The list of models: filtered, with live states; loads and unloads.
 
-import { api, attempt, bytes, component, live, t } from "./core.js";
+import { address, api, attempt, bytes, component, keepInAddress, live, t } from "./core.js";
 import {
   bitWords, contextWords, draftsAddress, liveStateOf, methodWords, modelAddress, parameterWords,
   stateOf, tooLargeWords,
@@ -13,6 +13,7 @@ const KINDS = {
   loaded: (model) => model.isLoaded || model.isLoading,
   all: () => true,
 };
+const USUAL = "main";
 
 function row(model, now) {
   const state = now?.state ?? (["loaded", "loading", "unloading"].includes(model.state) ? "available" : model.state);
@@ -30,7 +31,7 @@ function row(model, now) {
     isLoading: state === "loading",
     isLoaded: state === "loaded",
     canLoad: isMain && state === "available",
-    address: isMain ? draftsAddress(model.id) : modelAddress(model.id),
+    address: modelAddress(model.id),
     draftsAddress: draftsAddress(model.id),
     sizeWords: model.size_bytes ? bytes(model.size_bytes) : t("core.none"),
     weightWords: [parameterWords(model.parameter_count), bitWords(model.bits)].filter(Boolean).join(" · "),
@@ -48,13 +49,14 @@ function row(model, now) {
 component("models", () => ({
   models: [],
   state: null,
-  filter: "",
-  kind: "main",
+  filter: address("filter"),
+  kind: Object.hasOwn(KINDS, address("kind")) ? address("kind") : USUAL,
   problem: "",
   isRead: false,
   units: "",
 
   init() {
+    for (const name of ["filter", "kind"]) this.$watch(name, () => this.keep());
     live("state", (state) => {
       this.state = state;
       const units = JSON.stringify([state.models.map((model) => [model.id, model.state, model.drafts]), state.quarantined]);
@@ -95,6 +97,9 @@ component("models", () => ({
     } catch (error) {
       this.problem = error.message;
     }
+  },
+  keep() {
+    keepInAddress({ filter: this.filter, kind: this.kind === USUAL ? "" : this.kind });
   },
   showAll() {
     Object.assign(this, { filter: "", kind: "all" });

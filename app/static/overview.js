@@ -2,7 +2,7 @@
 
 import { chart } from "./chart.js";
 import { api, attempt, component, confirm, copy, data, live, number, percent, seconds, t } from "./core.js";
-import { methodWords, paysAddress } from "./model_words.js";
+import { drafterWords, methodWords, modelAddress, paysAddress, usedBytes } from "./model_words.js";
 import { requestWords } from "./running.js";
 
 const SMOOTHED_SECONDS = 3;
@@ -91,7 +91,9 @@ component("overview", () => ({
   },
   methodName: methodWords,
   reasons: (model) => Object.entries(model.unavailable).map(([method, reason]) => ({ method, reason })),
-  used: (model) => model.weights_bytes + model.cache_bytes + model.prefix_cache_bytes,
+  used: usedBytes,
+  drafters: ({ drafts }) => drafterWords(drafts),
+  address: ({ id }) => modelAddress(id),
   fraction: (model) => percent(model.fraction),
 
   get workerTone() {

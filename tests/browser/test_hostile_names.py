@@ -100,7 +100,7 @@ def test_a_page_about_a_hostile_name_is_about_nothing_else(server: Server, visit
     for name in chosen:
         row = page.get_by_role("link", name=name, exact=True).first
         address = row.get_attribute("href") or ""
-        opened = visit.open(address.replace("/admin/drafts/", f"/admin/{kind}/"))
+        opened = visit.open(address.replace("/admin/models/", f"/admin/{kind}/"))
         expect(opened.locator("h1")).to_have_text(name)
         check(opened)
         opened.close()

@@ -13,7 +13,7 @@ from app.i18n import read_words
 from tests.admin.test_route_matrix import ROUTES
 from tests.browser.conftest import Visitor
 from tests.browser.places import PLACES, SET_UP, Place
-from tests.browser.server import Server
+from tests.browser.server import MODEL, Server
 
 words = read_words()
 LAYOUT = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
@@ -138,3 +138,30 @@ def test_a_page_is_usable_by_everybody_on_a_phone(server: Server, visitor: Visit
     assert page.evaluate("matchMedia('(pointer: coarse)').matches")
     check(axe(page))
     check(look(page, *LAYOUT_CALLS) + look(page, "smallTargets", argument=TOUCH_PIXELS))
+
+
+def test_a_models_name_leads_to_its_own_page_with_memory_and_drafters(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/")
+    loaded = page.locator("section[aria-labelledby=loaded-title]")
+    expect(loaded.get_by_text(words("overview.drafter"), exact=True)).to_have_count(1)
+    for address in ("/admin/", "/admin/models"):
+        page.goto(address)
+        page.locator("main").get_by_role("link", name=MODEL, exact=True).first.click()
+        expect(page).to_have_url(re.compile(f"/admin/models/{MODEL}$"))
+    head = page.locator("[x-data=modelHead]")
+    expect(head.get_by_role("navigation").get_by_role("link").first).to_have_attribute("aria-current", "page")
+    expect(head).to_contain_text(re.compile(rf"{words('model.memory_used')} [\d.]+ MB"))
+    expect(head).to_contain_text(re.compile(rf"{words('overview.drafter')} demo-"))
+
+
+def test_narrowed_models_stay_narrowed_on_the_way_back(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/models?kind=nothing")
+    expect(page.locator("#kind")).to_have_value("main")
+    page.locator("#kind").select_option("all")
+    page.locator("#filter").fill(MODEL)
+    expect(page).to_have_url(re.compile(rf"filter={MODEL}&kind=all$"))
+    page.get_by_role("link", name=MODEL, exact=True).click()
+    expect(page).to_have_url(re.compile(f"/admin/models/{MODEL}$"))
+    page.go_back()
+    expect(page.locator("#filter")).to_have_value(MODEL)
+    expect(page.locator("#kind")).to_have_value("all")
