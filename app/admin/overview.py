@@ -1,6 +1,6 @@
 """`/admin/`: what the server does right now, and what may be done about it; `/` leads there.
 
-Topics: `worker` for the frame of every page, `state` and `pace` for this one.
+Topics: `worker` for the frame of every page, `state`, `pace` and `minutes` for this one.
 """
 
 from dataclasses import asdict
@@ -44,6 +44,7 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     context.live.topic("worker", view.worker)
     context.live.topic("state", view.state)
     context.live.topic("pace", lambda: asdict(context.pace.course()))
+    context.live.topic("minutes", context.pace.minutes)
     router = APIRouter()
     _add_pages(router, context, pages, view)
     _add_actions(router, context)
@@ -54,7 +55,8 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages, view: Sta
     desk = RequestDesk(context)
 
     async def now() -> dict[str, Any]:
-        return {"state": await view.state(), "pace": asdict(context.pace.course())}
+        pace = context.pace
+        return {"state": await view.state(), "pace": asdict(pace.course()), "minutes": pace.minutes()}
 
     @router.get("/")
     async def get_root() -> RedirectResponse:
@@ -75,7 +77,7 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages, view: Sta
 
     @router.get("/admin/api/state")
     async def get_state() -> dict[str, Any]:
-        """What the page shows, once: the topics `state` and `pace`."""
+        """What the page shows, once: the topics `state`, `pace` and `minutes`."""
         return await now()
 
 

@@ -1,7 +1,7 @@
 // The overview: what runs, how fast, in how much memory; replaces the worker and releases models.
 
 import { chart } from "./chart.js";
-import { api, attempt, component, confirm, copy, data, live, number, percent, seconds, t } from "./core.js";
+import { address, api, attempt, component, confirm, copy, data, keepInAddress, live, number, percent, seconds, t } from "./core.js";
 import { drafterWords, methodWords, modelAddress, paysAddress, usedBytes } from "./model_words.js";
 import { requestWords } from "./running.js";
 
@@ -19,13 +19,25 @@ function ceiling(highest) {
   return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= highest);
 }
 
-function course(pace) {
-  const speeds = smooth(pace.tokens);
+// Tokens per second over the last minutes; the last place is the minute up to now.
+function byMinutes({ tokens }, minutes, count) {
+  const recent = tokens.slice(-60).reduce((sum, each) => sum + each, 0);
+  return [...minutes.slice(1 - count), recent].map((each) => each / 60);
+}
+const RANGES = {
+  minutes: { period: 1, speeds: (pace) => smooth(pace.tokens) },
+  hour: { period: 60, speeds: (pace, minutes) => byMinutes(pace, minutes, 60) },
+  day: { period: 60, speeds: (pace, minutes) => byMinutes(pace, minutes, 24 * 60) },
+};
+const USUAL = "minutes";
+
+function course(speeds, period) {
   const top = ceiling(Math.max(...speeds));
+  const past = (at) => [at, t("overview.past", { time: seconds(-at * period) })];
   return {
     x: [-speeds.length, -1],
     top,
-    xTicks: [-speeds.length, -speeds.length / 2].map((at) => [at, t("overview.past", { time: seconds(-at) })]).concat([[-1, t("overview.present")]]),
+    xTicks: [-speeds.length, -speeds.length / 2].map(past).concat([[-1, t("overview.present")]]),
     yTicks: [0, top / 2, top].map((speed) => [speed, number(speed)]),
     series: [{ colour: "var(--series-1)", isArea: true, points: speeds.map((speed, at) => [at - speeds.length, speed]) }],
   };
@@ -35,31 +47,42 @@ component("overview", () => ({
   ...requestWords,
   state: data.state,
   pace: data.pace,
+  minutes: data.minutes,
+  range: Object.hasOwn(RANGES, address("range")) ? address("range") : USUAL,
   requests: data.requests,
   measuring: null,
   hasJournal: data.topics.includes("requests"),
-  draw: () => {},
 
   init() {
     live("state", (state) => (this.state = state));
-    live("pace", (pace) => {
-      this.pace = pace;
-      this.draw(course(pace));
-    });
+    live("pace", (pace) => (this.pace = pace));
+    live("minutes", (minutes) => (this.minutes = minutes));
+    this.$watch("range", (range) => keepInAddress({ range: range === USUAL ? "" : range }));
     live("measuring", ({ active }) => (this.measuring = active));
     if (this.hasJournal) live("requests", (requests) => (this.requests = requests));
-    this.draw = chart(this.$refs.chart, 190, course(data.pace));
+    this.draw = chart(this.$refs.chart, 190);
+    for (const name of ["pace", "minutes", "range"]) this.$watch(name, () => this.redraw());
+    this.redraw();
   },
 
   get isLoaded() {
     return this.state.models.length + this.state.loading.length > 0;
+  },
+  get loadedWords() {
+    return this.state.models.map((model) => model.id).join(", ") || t("overview.head_none");
+  },
+  get speeds() {
+    return RANGES[this.range].speeds(this.pace, this.minutes);
+  },
+  redraw() {
+    this.draw(course(this.speeds, RANGES[this.range].period));
   },
   get speed() {
     const speed = this.pace.tokens_per_second;
     return number(speed, speed && speed < 100 ? 1 : 0);
   },
   get hasTraffic() {
-    return this.pace.tokens.some((count) => count > 0);
+    return this.speeds.some((speed) => speed > 0);
   },
   take(event) {
     return copy(event.currentTarget.dataset.copy);
@@ -68,7 +91,7 @@ component("overview", () => ({
     return this.pace.acceptance === null ? t("core.none") : percent(this.pace.acceptance);
   },
   get chartWords() {
-    return t("overview.chart", { speed: this.speed, peak: number(Math.max(...smooth(this.pace.tokens)), 1) });
+    return t("overview.chart", { speed: this.speed, peak: number(Math.max(...this.speeds), 1) });
   },
   get memoryShare() {
     const { active_bytes: active, ceiling_bytes: ceiling } = this.state.memory;

@@ -75,7 +75,8 @@ async def test_the_page_has_the_same_state_at_once(site: Site) -> None:
     data = script_data((await get(site)).text)
     told = (await site.client.get("/admin/api/state", headers=OWN)).json()
     assert data["state"] == told["state"]
-    assert {"worker", "state", "pace"} <= set(data["topics"])
+    assert {"worker", "state", "pace", "minutes"} <= set(data["topics"])
+    assert data["minutes"] == told["minutes"]
 
 
 async def test_the_pace_is_what_the_worker_told(site: Site) -> None:

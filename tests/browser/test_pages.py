@@ -165,3 +165,18 @@ def test_narrowed_models_stay_narrowed_on_the_way_back(server: Server, visitor: 
     page.go_back()
     expect(page.locator("#filter")).to_have_value(MODEL)
     expect(page.locator("#kind")).to_have_value("all")
+
+
+def test_the_overview_names_the_loaded_model_and_shows_an_hour_or_a_day(server: Server, visitor: Visitor) -> None:
+    page = visitor(server).open("/admin/")
+    expect(page.locator(".head p")).to_have_text(re.compile(MODEL))
+    server.reply("Count to three.", max_tokens=20)
+    chart = page.locator(".chart[role=img]")
+    for name, oldest in (("hour", "1 hr ago"), ("day", "1 day ago")):
+        page.locator("#range").select_option(name)
+        expect(page).to_have_url(re.compile(f"range={name}$"))
+        expect(chart).to_contain_text(oldest)
+        page.reload()
+        expect(chart).to_contain_text(oldest)
+    page.locator("#range").select_option("minutes")
+    expect(chart).to_contain_text("2 min ago")

@@ -68,3 +68,18 @@ def test_a_clock_that_stands_still_loses_nothing() -> None:
         pace.hear(told(1))
         pace.course()
     assert sum(pace.course().tokens) == 0
+
+
+def test_a_day_is_told_by_its_minutes_and_no_more_is_kept() -> None:
+    clock = Clock()
+    pace = Pace(clock=clock, span_seconds=5)
+    pace.hear(told(9))
+    pace.hear(told(3))
+    assert len(pace.minutes()) == 24 * 60
+    assert sum(pace.minutes()) == 0, "the minute that runs is not told yet"
+    clock.now += 60
+    assert pace.minutes()[-1] == 12
+    clock.now += 24 * 3600 - 60
+    assert pace.minutes()[0] == 12
+    clock.now += 60
+    assert sum(pace.minutes()) == 0
