@@ -37,7 +37,7 @@ Model = Annotated[str, typer.Argument(help="A model's id, as `paceline ls` shows
 
 
 @application.callback(invoke_without_command=True)
-def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         console().print(f"paceline {__version__}", highlight=False)
         raise typer.Exit
@@ -87,7 +87,7 @@ def serve(
 
 @application.command()
 def ls(*, as_json: Json = False) -> None:
-    """List the models on disk: kind, size, context, the draft that pairs, and what is wrong. Needs no server."""
+    """List the models on disk: kind, size, context, matching drafter and problems. Needs no server."""
     from app.command.listing import disk_table, models_as_chosen, rows_as_json
 
     with told_errors():
@@ -97,7 +97,7 @@ def ls(*, as_json: Json = False) -> None:
 
 @application.command()
 def ps(*, as_json: Json = False) -> None:
-    """Show what the server has loaded: state, memory, methods, requests running and waiting."""
+    """Show loaded models: state, memory, methods, running and queued requests."""
     from app.command.given import stored_choices
     from app.command.loaded import loaded_table
     from app.command.server import Server
@@ -112,11 +112,11 @@ def ps(*, as_json: Json = False) -> None:
 def load(
     model: Model,
     *,
-    draft: Annotated[str | None, typer.Option(help="The drafters to load with it, joined by +, or off.")] = None,
-    pin: Annotated[bool | None, typer.Option("--pin/--no-pin", help="Keep it until `paceline unload`.")] = None,
-    ttl: Annotated[float | None, typer.Option(help="Unload after so many seconds without a request.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Drafters to load with it, joined by +, or off.")] = None,
+    pin: Annotated[bool | None, typer.Option("--pin/--no-pin", help="Keep it loaded until `paceline unload`.")] = None,
+    ttl: Annotated[float | None, typer.Option(help="Unload after this many idle seconds.")] = None,
 ) -> None:
-    """Load a model, and its drafters, into memory now."""
+    """Load a model and its drafters."""
     from app.command.loaded import loaded_text
     from app.command.server import Server
 
@@ -127,7 +127,7 @@ def load(
 
 @application.command()
 def unload(model: Model) -> None:
-    """Give a model's memory back."""
+    """Unload a model."""
     from app.command.server import Server
 
     with told_errors(), Server(_asking()) as server:
@@ -137,7 +137,7 @@ def unload(model: Model) -> None:
 
 @application.command()
 def release(model: Model) -> None:
-    """Let a model run again that is quarantined, because the worker kept ending while it was at it."""
+    """Release a model that is quarantined because the worker kept crashing on it."""
     from app.command.server import Server
 
     with told_errors(), Server(_asking()) as server:
@@ -147,17 +147,17 @@ def release(model: Model) -> None:
 
 @application.command(epilog="Example: `paceline chat --once 'Count from 1 to 20.'`")
 def chat(
-    model: Annotated[str | None, typer.Argument(help="A model's id; else the default, loaded or only one.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Model id; default: the default, loaded or only model.")] = None,
     *,
-    draft: Annotated[str | None, typer.Option(help="The drafters to use, joined by +.")] = None,
-    system: Annotated[str, typer.Option(help="The system message.")] = "",
-    temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Drafters to use, joined by +.")] = None,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    temperature: Annotated[float | None, typer.Option(help="0 always picks the most likely token.")] = None,
     speculation: Annotated[
-        bool, typer.Option("--speculation/--no-speculation", help="Draft, or decode plainly.")
+        bool, typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off.")
     ] = True,
-    once: Annotated[str | None, typer.Option(help="Send this one prompt, print the reply and leave.")] = None,
+    once: Annotated[str | None, typer.Option(help="Send this prompt, print the reply and exit.")] = None,
 ) -> None:
-    """Talk to a model. Tokens that its draft guessed are marked; speed and acceptance follow each reply."""
+    """Chat with a model. Accepted draft tokens are marked; speed and acceptance follow each reply."""
     from app.command.chat import Chat, ChatOptions, choose_model
     from app.command.server import Server
 
@@ -173,19 +173,21 @@ def chat(
 
 @application.command(epilog="Example: `paceline bench demo-assistant --svg speed.svg --apply`")
 def bench(
-    model: Annotated[str | None, typer.Argument(help="A model's id; without it, us and mlx-lm are compared.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Model id; without it, Paceline is compared with mlx-lm.")] = None,
     *,
-    prompt: Annotated[list[str] | None, typer.Option(help="Measure with this prompt; may be repeated.")] = None,
-    minutes: Annotated[float, typer.Option(min=0.05, help="Time to measure MODEL; less of it thins the grid.")] = 3.0,
-    svg: Annotated[Path | None, typer.Option(help="Also draw speed by draft length into this file.")] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Keep the recommendation for MODEL.")] = False,
-    case: Annotated[list[str] | None, typer.Option(help="Without MODEL: run only this case; may be repeated.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns that each side takes.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Small models and short texts: does it run at all?")] = False,
-    json: Annotated[Path | None, typer.Option(help="Also write all numbers into this file.")] = None,
-    cases: Annotated[bool, typer.Option("--list", help="List the cases and leave.")] = False,
+    prompt: Annotated[list[str] | None, typer.Option(help="Benchmark with this prompt; repeatable.")] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0.05, help="Duration of the benchmark of MODEL; less time, fewer settings.")
+    ] = 3.0,
+    svg: Annotated[Path | None, typer.Option(help="Also plot speed by draft length to this file.")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Apply the recommendation to MODEL.")] = False,
+    case: Annotated[list[str] | None, typer.Option(help="Without MODEL: run only this case; repeatable.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per side.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Smoke test: small models and short texts.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Also write all results to this file.")] = None,
+    cases: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
 ) -> None:
-    """Does drafting pay for MODEL on this computer? Without MODEL: Paceline and mlx-lm side by side, in one run."""
+    """Does drafting pay for MODEL on this computer? Without MODEL: compare Paceline with mlx-lm."""
     if model and (case or quick or cases):
         fail("--case, --quick and --list compare Paceline with mlx-lm: leave MODEL out, or leave them out")
     if not model and (prompt or svg or apply):
@@ -222,7 +224,7 @@ def pull(repository: options.Repository, *, revision: options.Revision = "") -> 
 
 @application.command()
 def password() -> None:
-    """Set or reset the password of the dashboard, and sign every browser out. Needs no server."""
+    """Set or reset the dashboard password and sign out all browsers. Needs no server."""
     from app.command.account import change_password, read_password
 
     with told_errors():
@@ -233,14 +235,14 @@ def password() -> None:
 @application.command(epilog="Example: `paceline keys create 'Editor on my laptop'`")
 def keys(
     action: Annotated[Action, typer.Argument(help="list, create or revoke.")] = "list",
-    name: Annotated[str, typer.Argument(help="The name of the key; to revoke it, its number will do.")] = "",
+    name: Annotated[str, typer.Argument(help="Name of the key; revoke also takes its number.")] = "",
     *,
     scope: Annotated[
-        Scope, typer.Option(help="inference: the endpoint; admin: the dashboard's calls too.")
+        Scope, typer.Option(help="inference: the endpoint only; admin: the dashboard's API too.")
     ] = "inference",
     as_json: Json = False,
 ) -> None:
-    """List, create or revoke API keys. A new key is printed once. Needs no server."""
+    """List, create or revoke API keys. A new key is shown once. Needs no server."""
     from app.command.account import create_key, keys_as_json, keys_table, list_keys, revoke_key
 
     settings = _settings()
@@ -261,13 +263,13 @@ def keys(
 )
 def config(
     action: Annotated[ConfigAction, typer.Argument(help="list, get, set or unset.")] = "list",
-    name: Annotated[str, typer.Argument(help="A setting, as `paceline config list` names it.")] = "",
-    value: Annotated[str | None, typer.Argument(help="Its new value; lists are separated by commas.")] = None,
+    name: Annotated[str, typer.Argument(help="Setting, as named by `paceline config list`.")] = "",
+    value: Annotated[str | None, typer.Argument(help="New value; separate lists with commas.")] = None,
     *,
-    model: Annotated[str, typer.Option(help="A model's id: its own settings instead of the server's.")] = "",
+    model: Annotated[str, typer.Option(help="Model id: its own settings instead of the server's.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Show and change settings, of the server or of one model. A running server feels it; each says when."""
+    """Show and change settings of the server or of one model. Each says when a running server applies it."""
     from app.command.config import change, row, rows, table, text_of
     from app.command.given import given
 
@@ -287,7 +289,7 @@ def config(
 
 @application.command()
 def doctor(*, as_json: Json = False) -> None:
-    """Check this computer and say what to do; the exit code is 1 when something keeps Paceline from working."""
+    """Check this computer and suggest fixes; exits with 1 if something keeps Paceline from working."""
     from app.command.doctor import examine, findings_as_json, findings_table, has_failed
     from app.command.given import given
 

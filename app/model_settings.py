@@ -32,43 +32,45 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
-    drafts: tuple[Id, ...] | None = _setting("Ids of its drafters, best first; an empty list: none.", "reload")
-    methods: tuple[Method, ...] | None = _setting("The methods that may draft; unset: all that can.", "reload")
+    drafts: tuple[Id, ...] | None = _setting("Drafter ids, best first; an empty list: none.", "reload")
+    methods: tuple[Method, ...] | None = _setting("Methods that may draft; unset: all available.", "reload")
     num_draft_tokens: int | None = _setting(
-        "Tokens drafted per step: so many with one method, else at most; unset: the governor decides.",
+        "Draft length: exact with one method chosen, else the maximum; unset: automatic (governor).",
         "reload",
         "tokens",
         ge=1,
         le=64,
     )
-    policy: Literal["single", "auto", "off"] | None = _setting("When to speculate, as the server's `policy`.", "reload")
+    policy: Literal["single", "auto", "off"] | None = _setting("When to draft, as the server's `policy`.", "reload")
     acceptance: Literal["coupled", "rejection"] | None = _setting(
-        "Which drafts stay, as the server's `acceptance`.", "reload"
+        "Acceptance rule, as the server's `acceptance`.", "reload"
     )
-    prompt_lookup_min: int | None = _setting(
-        "The shortest piece of the text that n-gram drafting looks up.", "reload", "tokens", ge=1, le=32
-    )
-    prompt_lookup_max: int | None = _setting(
-        "The longest piece of the text that n-gram drafting looks up.", "reload", "tokens", ge=1, le=32
-    )
+    prompt_lookup_min: int | None = _setting("Shortest n-gram to look up.", "reload", "tokens", ge=1, le=32)
+    prompt_lookup_max: int | None = _setting("Longest n-gram to look up.", "reload", "tokens", ge=1, le=32)
     alias: str | None = _setting(
-        "Another name that requests may use.", "now", pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}$"
+        "Additional name that requests may use.", "now", pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}$"
     )
-    pinned: bool | None = _setting("Keep it in memory until it is unloaded by hand.", "now")
+    pinned: bool | None = _setting("Keep the model loaded until it is unloaded manually.", "now")
     idle_seconds: float | None = _setting(
-        "Time without a request that unloads it.", "now", "seconds", ge=1, le=31_536_000
+        "Idle time after which the model is unloaded.", "now", "seconds", ge=1, le=31_536_000
     )
     system_prompt: str | None = _setting(
-        "System message of chats that bring none.", "now", min_length=1, max_length=100_000
+        "System message for chats without one.", "now", min_length=1, max_length=100_000
     )
-    temperature: float | None = _setting("0 always takes the likeliest token.", "now", ge=0, le=2)
-    top_p: float | None = _setting("Draw from the likeliest tokens of this total probability.", "now", gt=0, le=1)
-    top_k: int | None = _setting("Draw from so many likeliest tokens; 0: all.", "now", "tokens", ge=0, le=1 << 20)
-    min_p: float | None = _setting("Leave out what is less likely than this part of the likeliest.", "now", ge=0, le=1)
-    max_tokens: int | None = _setting("Longest reply.", "now", "tokens", ge=1, le=(1 << 31) - 1)
-    repetition_penalty: float | None = _setting("Above 1: words are repeated less.", "now", gt=0, le=10)
-    presence_penalty: float | None = _setting("Above 0: new words are preferred.", "now", ge=-2, le=2)
-    frequency_penalty: float | None = _setting("Above 0: frequent words are avoided.", "now", ge=-2, le=2)
+    temperature: float | None = _setting("0 always picks the most likely token.", "now", ge=0, le=2)
+    top_p: float | None = _setting(
+        "Samples from the most likely tokens up to this total probability.", "now", gt=0, le=1
+    )
+    top_k: int | None = _setting("Samples from the K most likely tokens; 0: all.", "now", "tokens", ge=0, le=1 << 20)
+    min_p: float | None = _setting(
+        "Drops tokens below this fraction of the top token's probability.", "now", ge=0, le=1
+    )
+    max_tokens: int | None = _setting("Max tokens of a reply.", "now", "tokens", ge=1, le=(1 << 31) - 1)
+    repetition_penalty: float | None = _setting("Above 1: discourages repetition.", "now", gt=0, le=10)
+    presence_penalty: float | None = _setting("Above 0: favors tokens that have not occurred yet.", "now", ge=-2, le=2)
+    frequency_penalty: float | None = _setting(
+        "Above 0: penalizes tokens by how often they occurred.", "now", ge=-2, le=2
+    )
 
     def given(self) -> dict[str, Any]:
         """What is set, as plain JSON values."""

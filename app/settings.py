@@ -75,59 +75,61 @@ class Settings(BaseModel):
     _command_line: frozenset[str] = PrivateAttr(frozenset())
 
     language: str = _setting(
-        "", "Language of the pages, such as ko; empty: the browser's.", "general", "now", pattern=LANGUAGE
+        "", "Dashboard language, such as ko; empty: the browser's.", "general", "now", pattern=LANGUAGE
     )
-    theme: Literal["system", "light", "dark"] = _setting("system", "Colours of the pages.", "general", "now")
-    open: bool = _switch("Open the dashboard in the browser once the server is up.", "general")
+    theme: Literal["system", "light", "dark"] = _setting("system", "Dashboard theme.", "general", "now")
+    open: bool = _switch("Open the dashboard in the browser when the server starts.", "general")
     default_model: str = _setting(
-        "", "Model for requests that name none; empty: the only one there is.", "general", "now", max_length=300
+        "", "Model for requests that name none; empty: the only model installed.", "general", "now", max_length=300
     )
-    host: str = _setting("127.0.0.1", "Address to listen on; anything beyond loopback needs a key.", "network")
-    port: int = _setting(8710, "TCP port to listen on; 0 takes a free one.", "network", ge=0, le=65535)
+    host: str = _setting(
+        "127.0.0.1", "Address to listen on; anything other than loopback requires an API key.", "network"
+    )
+    port: int = _setting(8710, "TCP port to listen on; 0 picks a free one.", "network", ge=0, le=65535)
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(setting_texts.names)] = _setting(
         (),
-        "Host names, separated by ',', that requests may use besides 127.0.0.1, localhost and [::1].",
+        "Allowed hosts besides 127.0.0.1, localhost and [::1]: the host names that requests may use, separated by ','.",
         "network",
         "now",
     )
     allowed_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(setting_texts.names)] = _setting(
         (),
-        "Web pages, separated by ',', that may call /v1 from a browser, such as https://chat.example; empty: none.",
+        "Allowed origins (CORS) of pages calling /v1, such as https://chat.example, separated by ','; empty: none.",
         "network",
         "now",
     )
     api_key: SecretStr | None = _setting(
-        None, "Key that every request must carry; none is asked when empty.", "network", stored=False
+        None, "Environment key: every request must carry it; empty: no key required.", "network", stored=False
     )
-    require_key: bool = _switch("Every request needs a key, also on this computer.", "network", "now")
+    require_key: bool = _switch(
+        "Require an API key for every request, including those from this computer.", "network", "now"
+    )
     max_requests: int = _setting(
-        512, "Generation requests held open at once; more get 429.", "network", "now", unit="requests", ge=1, le=10_000
+        512, "Max. open generation requests; further ones get 429.", "network", "now", unit="requests", ge=1, le=10_000
     )
     drain_seconds: float = _setting(
-        30.0, "Time that running requests get to finish at shutdown.", "network", unit="seconds", ge=0, le=3600
+        30.0, "Shutdown grace period for running requests.", "network", unit="seconds", ge=0, le=3600
     )
     memory_limit: Annotated[int | None, BeforeValidator(setting_texts.size_bytes)] = _setting(
         None,
-        "Ceiling for models and caches in bytes, or like 24G; empty: derived from the machine.",
+        "Memory limit for models and caches, in bytes or like 24G; empty: derived from the machine.",
         "memory",
         unit="bytes",
         ge=1 << 20,
     )
     idle_seconds: Annotated[float | None, BeforeValidator(setting_texts.absent)] = _setting(
         None,
-        "Time without a request that unloads a model; empty: one hour.",
+        "Idle time after which a model is unloaded; empty: one hour.",
         "memory",
         "now",
         unit="seconds",
         ge=1,
         le=31_536_000,
     )
-    max_rows: int = _setting(
-        8, "Requests that one model decodes at the same time.", "memory", "reload", unit="requests", ge=1, le=256
-    )
+    max_rows: int = _setting(8, "Concurrent requests per model.", "memory", "reload", unit="requests", ge=1, le=256)
     queue_limit: int = _setting(
         128,
-        "Requests of one API key that may wait for one model; more get 429.",
+        "Max. queued requests per model and API key; further ones get 429.",
         "memory",
         "reload",
         unit="requests",
@@ -135,42 +137,40 @@ class Settings(BaseModel):
         le=10_000,
     )
     home: Path = _setting(
-        Path("~/.paceline"), "Folder for the state that Paceline keeps.", "folders", stored=False, validate_default=True
+        Path("~/.paceline"), "Folder for Paceline's data.", "folders", stored=False, validate_default=True
     )
     model_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(setting_texts.folders)] = _setting(
         (),
-        "Folders with models, separated by ':', besides the embedded ones and the Hugging Face cache.",
+        "Model folders, separated by ':', besides the bundled models and the Hugging Face cache.",
         "folders",
         "now",
     )
     downloads_folder: Annotated[Path | None, BeforeValidator(setting_texts.folder)] = _setting(
-        None, "Folder that downloads go to; empty: models in the folder of Paceline's state.", "folders", "now"
+        None, "Download folder; empty: models in Paceline's data folder.", "folders", "now"
     )
     hub_endpoint: str = _setting(
         "",
-        "Address of the hub that models are downloaded from; empty: the hub's own.",
+        "Hugging Face endpoint to download from; empty: https://huggingface.co.",
         "folders",
         "now",
         pattern=ADDRESS,
     )
-    parallel_downloads: int = _setting(
-        1, "Downloads that run at the same time.", "folders", "now", unit="downloads", ge=1, le=3
-    )
+    parallel_downloads: int = _setting(1, "Concurrent downloads.", "folders", "now", unit="downloads", ge=1, le=3)
     policy: Literal["single", "auto", "off"] = _setting(
         "single",
-        "When to speculate: `single` running request only, `auto` where it pays, or `off`.",
+        "When to draft: only when one request is running (`single`), whenever it is faster (`auto`) or never (`off`).",
         "speculation",
         "reload",
     )
     acceptance: Literal["coupled", "rejection"] = _setting(
         "coupled",
-        "Which drafts stay: `coupled` (equal to the target's own draw: same seed, same text) or `rejection` (p/q).",
+        "Acceptance rule: `coupled` (exact: same seed, same text) or `rejection` (sampling: same distribution).",
         "speculation",
         "reload",
     )
     num_draft_tokens: Annotated[int | None, BeforeValidator(setting_texts.absent)] = _setting(
         None,
-        "Tokens drafted per step, 1 to 64: so many with one method chosen, else at most; empty: the governor decides.",
+        "Draft length, 1 to 64: exact with one method chosen, else the maximum; empty: automatic (governor).",
         "speculation",
         "reload",
         unit="tokens",
@@ -179,7 +179,7 @@ class Settings(BaseModel):
     )
     drafts: Annotated[dict[str, str], NoDecode, BeforeValidator(setting_texts.pairs)] = _setting(
         {},
-        'Drafters by main model: JSON, or "main=draft+other,second=off"; others get the best one that fits.',
+        'Drafters by main model: JSON, or "main=draft+other,second=off"; others get the best match.',
         "speculation",
         "reload",
     )
@@ -191,17 +191,23 @@ class Settings(BaseModel):
         "reload",
     )
     ngram_across_requests: bool = _switch(
-        "Also draft n-grams from earlier requests that came with the same API key, or with none.",
+        "Also draft n-grams from earlier requests with the same API key, or with none.",
         "speculation",
         "reload",
     )
     history_limit: int = _setting(
-        1000, "Finished requests that are remembered; 0: none.", "history", "now", unit="requests", ge=0, le=100_000
+        1000,
+        "Request history: finished requests to keep; 0: none.",
+        "history",
+        "now",
+        unit="requests",
+        ge=0,
+        le=100_000,
     )
     keep_texts: bool = _switch(
-        "Remember prompts and replies of finished requests, not only their figures.", "history", "now"
+        "Store prompts and replies of finished requests, not only their statistics.", "history", "now"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "What the log tells.", "history", "now")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Log level.", "history", "now")
 
     @field_validator("home")
     @classmethod

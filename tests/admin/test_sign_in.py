@@ -200,8 +200,8 @@ async def test_whose_session_has_ended_is_told_so_where_it_signs_in() -> None:
     site.accounts.sessions.end_all()
     response = await client.get("/admin/chat")
     assert (response.status_code, response.headers["location"]) == (303, "/admin/login?ended=1&next=/admin/chat")
-    assert "Your session has ended." in (await client.get(response.headers["location"])).text
-    assert "Your session has ended." not in (await client.get("/admin/login?next=/admin/chat")).text
+    assert "Your session has expired." in (await client.get(response.headers["location"])).text
+    assert "Your session has expired." not in (await client.get("/admin/login?next=/admin/chat")).text
 
 
 async def test_who_is_signed_in_needs_no_sign_in_page() -> None:

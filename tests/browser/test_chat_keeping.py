@@ -300,7 +300,7 @@ def test_a_session_that_ended_leads_to_the_sign_in_once_and_back_with_all_that_w
     server.call("DELETE", "/admin/api/sessions")
     send(page, "Do not lose me.")
     page.wait_for_url("**/admin/login?*")
-    expect(page.get_by_text("Your session has ended.")).to_be_visible()
+    expect(page.get_by_text("Your session has expired.")).to_be_visible()
     assert len(sign_ins) == 1
     sign_in(page)
     page.wait_for_url(f"**/admin/chat#{number}")
