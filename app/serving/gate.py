@@ -110,13 +110,13 @@ class Gate:
 
 
 def _settled(scope: Scope) -> Scope:
-    """The same without a slash at the end, and HEAD as a GET, whose body the server leaves out; the addresses of the
-    dashboard and of its files stay as they are."""
+    """The same without a slash at the end, and HEAD as a GET, whose body the server leaves out; the dashboard's own
+    addresses stay as they are, and so do the names of its files."""
     path = scope["path"]
-    if path.startswith(("/admin", "/static/")):
+    if path.startswith("/admin"):
         return scope
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
-    return {**scope, "path": path.rstrip("/") or "/", "method": method}
+    return {**scope, "path": path if path.startswith("/static/") else path.rstrip("/") or "/", "method": method}
 
 
 def _is_endpoint(path: str) -> bool:
