@@ -15,7 +15,9 @@ from app.admin.model_page import render_model
 from app.admin.model_setting_words import SECTIONS, WORDS
 from app.admin.model_view import ModelView
 from app.admin.setting_words import FELT_WORDS, OPTION_WORDS
+from app.admin.settings_routes import drafters
 from app.admin.templating import Pages
+from app.model_settings import ALL_METHODS
 from app.serving.body import read_json
 from app.serving.described import describe_model
 
@@ -62,6 +64,7 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
             words=WORDS,
             felt_words=FELT_WORDS,
             option_words=OPTION_WORDS,
+            suggestions={"drafts": drafters(context), "methods": ALL_METHODS},
         )
 
 

@@ -7,6 +7,7 @@ Topic `settings`: a number that grows with every change, wherever it was made.
 import asyncio
 from typing import Any
 
+import psutil
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import RootModel
@@ -54,15 +55,24 @@ def _add_page(router: APIRouter, context: AdminContext, pages: Pages) -> None:
             section_words=SECTION_WORDS,
             felt_words=FELT_WORDS,
             option_words=OPTION_WORDS,
-            suggestions={"default_model": _main_models(context)},
+            suggestions=_suggestions(context),
+            gigabytes=psutil.virtual_memory().total // 10**8 / 10,
             locked_down=context.store.locked_down,
         )
 
 
-def _main_models(context: AdminContext) -> list[str]:
-    """What can answer, by name."""
+def _suggestions(context: AdminContext) -> dict[str, list[str]]:
+    """What is on disk, for the settings that name models."""
+    models = [model for model in context.serving.resolver.models() if not model.problem]
+    mains = [model.id for model in models if model.kind == "main"]
+    drafts = ["off", *drafters(context)]
+    return {"default_model": mains, "drafts": [f"{main}={draft}" for main in mains for draft in drafts]}
+
+
+def drafters(context: AdminContext) -> list[str]:
+    """The drafters on disk that are sound, by name."""
     models = context.serving.resolver.models()
-    return [model.id for model in models if model.kind == "main" and not model.problem]
+    return [model.id for model in models if model.kind == "drafter" and not model.problem]
 
 
 def _add_server(router: APIRouter, context: AdminContext) -> None:

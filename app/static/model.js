@@ -1,8 +1,10 @@
 // The settings of one model: each row saves its change at once; what waits for a load says so, with a button for it.
 
 import { api, component, data, live, seconds, t, toast } from "./core.js";
-import { lines, settingRow } from "./setting_form.js";
+import { follow, lines, settingRow } from "./setting_form.js";
 import { liveStateOf, settingsCall } from "./model_words.js";
+
+follow(settingsCall(data.model.id));
 
 const RELOAD = "model-needs-reload";
 

@@ -1,23 +1,33 @@
 // One row of a form of settings: shows what the schema says and saves a change at once. What cannot be saved has the
-// reason below it: text stays where it is, a switch or a choice goes back. A page adds how it shows, reads and sends a value, and what else it tells.
+// reason below it: what was typed stays where it is, a switch, a choice or a list goes back. A page adds how it shows, reads and sends a value, and what else it tells.
 
-import { data, t } from "./core.js";
+import { api, data, live, t } from "./core.js";
 
 const rows = new Map(data.settings.map((row) => [row.name, row]));
 const shown = new Map();
 
-// Takes what was changed elsewhere; what somebody is writing here stays.
-export function follow(settings) {
-  for (const row of settings) shown.get(row.name)?.see(row);
+// Takes what another tab, another browser or the terminal changed, from this address; what somebody is writing here stays.
+export function follow(address) {
+  let changes = null;
+  live("settings", async (count) => {
+    if (changes !== null && count !== changes) {
+      const answer = await api("GET", address).catch(() => null);
+      for (const row of answer?.settings ?? []) shown.get(row.name)?.see(row);
+    }
+    changes = count;
+  });
 }
 
-export const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
+const TYPED = ["text", "number", "size", "json", "long_text"];
+export const lines = (text) => text.split("\n").filter(Boolean);
 
 export const settingRow = (own) => Object.defineProperties({
   row: null,
   value: "",
+  added: "",
   problem: "",
   isBusy: false,
+  waiting: [],
   isLocked: false,
 
   init() {
@@ -44,6 +54,29 @@ export const settingRow = (own) => Object.defineProperties({
     return this.value ? t("settings.on") : t("settings.off");
   },
 
+  // A list is text of lines; what is to be added stays in its field until it is saved.
+  get entries() {
+    return lines(this.value);
+  },
+  dropWords: (entry) => t("settings.remove_entry", { entry }),
+
+  drop(entry) {
+    this.value = this.entries.filter((each) => each !== entry).join("\n");
+    return this.save();
+  },
+
+  async add() {
+    const entry = this.added.trim();
+    if (!entry || this.isBusy) return;
+    this.value = [...new Set([...this.entries, entry])].join("\n");
+    await this.save();
+    if (!this.problem) this.added = "";
+  },
+
+  slide(event) {
+    this.value = event.target.value;
+  },
+
   save() {
     return this.keep(this.read(this.row, this.value));
   },
@@ -52,15 +85,21 @@ export const settingRow = (own) => Object.defineProperties({
     return this.keep(null);
   },
 
+  // One call at a time: of changes that come meanwhile, as from a slider, the last one follows.
   async keep(value) {
+    this.waiting = [value];
     if (this.isBusy) return;
     this.isBusy = true;
+    while (this.waiting.length) await this.sendNext();
+    this.isBusy = false;
+  },
+
+  async sendNext() {
     try {
-      await this.send(value);
+      await this.send(this.waiting.pop());
     } catch (error) {
       this.problem = error.message;
-      if (this.row.kind === "switch" || this.row.kind === "choice") this.value = this.show(this.row);
+      if (!TYPED.includes(this.row.kind)) this.value = this.show(this.row);
     }
-    this.isBusy = false;
   },
 }, Object.getOwnPropertyDescriptors(own));

@@ -1,6 +1,6 @@
 // The settings of the server: where each value comes from, and when a change is felt.
 
-import { api, bytes, component, live, seconds, t, toast } from "./core.js";
+import { api, bytes, component, seconds, t, toast } from "./core.js";
 import { follow, lines, settingRow } from "./setting_form.js";
 
 const ADDRESS = "/admin/api/settings";
@@ -9,7 +9,7 @@ const SAVED = {
   reload: () => t("settings.saved_reload"),
   restart: () => t("settings.saved_restart"),
 };
-const SIZES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"]];
+const GIGABYTE = 1e9;
 
 // What the field shows for a value, and what is sent for what the field shows.
 const shown = {
@@ -17,19 +17,15 @@ const shown = {
   pairs: (value) => Object.entries(value).map(([main, draft]) => `${main}=${draft}`).join("\n"),
   json: (value) => (value ? JSON.stringify(value) : ""),
   switch: (value) => value,
-  size: (value) => (value === null ? "" : sizeText(value)),
+  size: (value) => (value === null ? "" : String(value / GIGABYTE)),
 };
 
-// A size as people write it, without losing a byte.
-function sizeText(count) {
-  const [unit, name] = SIZES.find(([each]) => count >= each && Number.isInteger((count * 1000) / each)) ?? [1, ""];
-  return `${count / unit} ${name}`.trim();
-}
 const sent = {
   list: (text) => lines(text),
   pairs: (text) => lines(text).join(","),
   switch: (value) => value,
   number: (text) => (text === "" ? null : Number(text)),
+  size: (text) => (text === "" ? null : Math.round(Number(text) * GIGABYTE)),
 };
 
 // A size or a length of time as people say it.
@@ -91,12 +87,4 @@ component("find", () => ({
   },
 }));
 
-// What another tab, another browser or the terminal changed.
-let changes = null;
-live("settings", async (count) => {
-  if (changes !== null && count !== changes) {
-    const answer = await api("GET", ADDRESS).catch(() => null);
-    if (answer) follow(answer.settings);
-  }
-  changes = count;
-});
+follow(ADDRESS);

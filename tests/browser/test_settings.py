@@ -1,14 +1,30 @@
 """The settings as somebody changes them: what is refused goes back, what is changed elsewhere is followed."""
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import pytest
 from playwright.sync_api import expect
 
 from app.i18n import read_words
 from tests.browser.conftest import Visitor
-from tests.browser.server import MODEL, Server
+from tests.browser.server import MODEL, Server, serving
 
 words = read_words()
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One whose folders the environment does not decide."""
+    with serving(tmp_path_factory.mktemp("settings")) as running:
+        yield running
+
+
+def stored(server: Server, name: str, address: str = "/admin/api/settings") -> Any:
+    """A setting as it is kept."""
+    return next(row["value"] for row in server.call("GET", address)["settings"] if row["name"] == name)
 
 
 def test_a_refused_switch_goes_back_and_says_why(server: Server, visitor: Visitor) -> None:
@@ -65,9 +81,64 @@ def test_settings_are_found_by_their_words_and_defaults_are_placeholders(server:
     page.locator("#find").fill("memory ceiling")
     expect(page.locator("#setting-memory_limit")).to_be_visible()
     expect(page.locator("#setting-port")).to_be_hidden()
-    page.locator("#setting-memory_limit").fill("1.5g")
+    default = words("settings.default_of", name=words("settings.memory_limit"))
+    page.locator("#setting-memory_limit").fill("1.5")
     page.locator("#setting-memory_limit").blur()
     try:
-        expect(page.locator("#setting-memory_limit")).to_have_value("1.5 GB")
+        expect(page.locator("#setting-memory_limit")).to_have_value("1.5")
+        expect(page.get_by_role("button", name=default)).to_be_visible()
+        assert stored(server, "memory_limit") == 1_500_000_000
+        slider = page.get_by_role("slider", name=words("settings.memory_limit"))
+        expect(slider).to_have_value("1.5")
+        slider.focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#setting-memory_limit")).to_have_value("1.6")
+        page.locator("#setting-memory_limit").fill("")
+        page.locator("#setting-memory_limit").blur()
+        expect(page.get_by_role("button", name=default)).to_be_hidden()
+        assert stored(server, "memory_limit") is None
     finally:
         server.call("PATCH", "/admin/api/settings", {"memory_limit": None})
+
+
+def test_folders_are_added_and_removed_one_by_one_and_a_wrong_one_stays_in_its_field(
+    tmp_path: Path, own: Server, visitor: Visitor
+) -> None:
+    visit = visitor(own)
+    visit.witness.expects(422)
+    page = visit.open("/admin/settings")
+    row = page.locator("[data-name=model_dirs]")
+    field, add = row.locator("#setting-model_dirs"), row.get_by_role("button", name=words("settings.add"), exact=True)
+    for name in ("one", "two, too"):
+        (tmp_path / name).mkdir()
+        field.fill(str(tmp_path / name))
+        add.click()
+        expect(field).to_have_value("")
+    field.fill("/no/such/folder")
+    page.keyboard.press("Enter")
+    expect(row.get_by_role("alert")).not_to_be_empty()
+    expect(field).to_have_value("/no/such/folder")
+    expect(row.locator("code")).to_have_text([str(tmp_path / "one"), str(tmp_path / "two, too")])
+    with page.expect_response("**/admin/api/settings"):
+        row.get_by_role("button", name=words("settings.remove_entry", entry=str(tmp_path / "one"))).click()
+    expect(row.locator("code")).to_have_text([str(tmp_path / "two, too")])
+    assert stored(own, "model_dirs") == [str(tmp_path / "two, too")]
+
+
+def test_drafters_are_suggested_from_what_is_there_and_another_tab_follows(server: Server, visitor: Visitor) -> None:
+    visit = visitor(server)
+    here, there = visit.open(f"/admin/models/{MODEL}"), visit.open(f"/admin/models/{MODEL}")
+    try:
+        offered = here.locator("#setting-drafts-list option").evaluate_all("(all) => all.map((each) => each.value)")
+        assert offered
+        drafter = "demo-assistant-eagle3"
+        assert drafter in offered
+        there.locator("#setting-max_tokens").fill("77")
+        here.locator("#setting-drafts").fill(drafter)
+        here.keyboard.press("Enter")
+        expect(there.locator("[data-name=drafts] code")).to_have_text(drafter)
+        expect(there.locator("#setting-max_tokens")).to_have_value("77")
+        page = visit.open("/admin/settings")
+        expect(page.locator(f"#setting-drafts-list option[value='{MODEL}={drafter}']")).to_have_count(1)
+    finally:
+        server.call("PATCH", f"/admin/api/models/{MODEL}/settings", {"drafts": None})
