@@ -10,6 +10,7 @@ from app.admin.context import AdminContext
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages
 from app.core.errors import ModelNotFound
+from app.serving.errors import said
 
 
 def render_model(
@@ -27,6 +28,7 @@ def render_model(
     try:
         model = ModelView(context.serving, context.models.footprints).one(model_id)
     except ModelNotFound as error:
-        return pages.render("model_missing.html", request, area="models", data={}, status=404, reason=error.message)
+        reason = said(error, pages.words(request))
+        return pages.render("model_missing.html", request, area="models", data={}, status=404, reason=reason)
     shown = {"model": model, "topics": context.live.topics, **(data or {})}
     return pages.render(template, request, area="models", data=shown, model=model, tab=tab, **values)

@@ -64,9 +64,12 @@ def error_object(error: PacelineError, words: Words | None = None) -> dict[str, 
 
 
 def said(error: PacelineError, words: Words | None) -> str:
-    """The message in the language of `words`, by the key of its wording."""
-    if words is None or not error.wording:
+    """The message in the language of `words`: by the key of its wording, or by its code; else in English."""
+    if words is None:
         return error.message
+    if not error.wording:
+        by_code = f"error.{error.code}"
+        return words(by_code, detail=error.message) if by_code in words.entries else error.message
     key = f"invalid.{error.wording}"
     return words(key if key in words.entries else "invalid.other", **error.values)
 

@@ -81,6 +81,21 @@ async def test_a_model_is_loaded_with_its_drafters_and_unloaded(site: ModelSite)
     await site.call("POST", "/admin/api/models/load", {"model": "demo-hybrid-mtp"}, status=400)
 
 
+@pytest.mark.parametrize(
+    ("language", "words"), [("ko", "이 컴퓨터에 없는"), ("ja", "このコンピューターに"), ("zh-Hans", "此电脑上没有")]
+)
+async def test_an_error_is_told_in_the_language_of_the_page_and_in_english_to_programs(
+    site: ModelSite, language: str, words: str
+) -> None:
+    asked = {"accept-language": language}
+    body = {"model": "nowhere"}
+    toast = (await site.client.post("/admin/api/models/load", json=body, headers=asked)).json()["error"]
+    assert (toast["code"], words in toast["message"]) == ("model_not_found", True)
+    assert words in (await site.client.get("/admin/models/nowhere", headers=asked)).text
+    program = await site.client.get("/v1/models/nowhere", headers=asked)
+    assert program.json()["error"]["message"].startswith("no model")
+
+
 async def test_a_load_can_be_stopped(site: ModelSite) -> None:
     waiting, loading = asyncio.Event(), asyncio.Event()
 

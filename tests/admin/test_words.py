@@ -66,10 +66,17 @@ def test_every_word_that_is_asked_for_exists_in_the_form_that_is_asked_for() -> 
 
 
 def test_every_word_is_named_somewhere() -> None:
-    """Keys are written out, never put together: a search for one finds its place. Refusals go by their kind."""
+    """Keys are written out, never put together: a search for one finds its place. Refusals and errors go by theirs."""
     named = quoted_keys() | {NAME_KEY}
     unnamed = {key for key in ENGLISH if key not in named and stem(key) not in named}
-    assert {key for key in unnamed if not key.startswith("invalid.")} == set()
+    assert {key for key in unnamed if not key.startswith(("invalid.", "error."))} == set()
+
+
+def test_every_error_that_has_words_has_a_code_that_the_server_gives() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in APP.rglob("*.py"))
+    codes = {key.removeprefix("error.") for key in ENGLISH if key.startswith("error.")}
+    assert codes
+    assert {code for code in codes if f'"{code}"' not in source} == set()
 
 
 def test_english_is_the_language_to_compare_with() -> None:
