@@ -28,6 +28,7 @@ export const settingRow = (own) => Object.defineProperties({
   problem: "",
   isBusy: false,
   waiting: [],
+  sent: "",
   isLocked: false,
 
   init() {
@@ -40,9 +41,10 @@ export const settingRow = (own) => Object.defineProperties({
     else this.row = row;
   },
 
+  // What is typed while a change is saved stays, too.
   take(row) {
     this.row = row;
-    this.value = this.show(row);
+    if (!this.isBusy || this.value === this.sent) this.value = this.show(row);
     this.problem = "";
   },
 
@@ -95,6 +97,7 @@ export const settingRow = (own) => Object.defineProperties({
   },
 
   async sendNext() {
+    this.sent = this.value;
     try {
       await this.send(this.waiting.pop());
     } catch (error) {
