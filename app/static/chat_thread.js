@@ -134,6 +134,7 @@ export const thread = {
       const { request } = await api("GET", `/admin/api/requests/${id}`).catch(() => ({}));
       if (!request) return;
       message.figures = { ...message.figures, ...keptFigures(request.figures) };
+      this.keep(conversation, message);
       if (request.phase === "done") break;
       await pause(FIGURES_MS);
     }
