@@ -88,10 +88,12 @@ def serve(
 @application.command()
 def ls(*, as_json: Json = False) -> None:
     """List the models on disk: kind, size, context, matching drafter and problems. Needs no server."""
-    from app.command.listing import disk_table, models_as_chosen, rows_as_json
+    from app.command.given import given
+    from app.command.listing import at_a_glance, disk_table, models_on_disk, rows_as_json
 
     with told_errors():
-        rows = models_as_chosen(_settings())
+        settings = given()
+        rows = models_on_disk(at_a_glance(settings) or _live(settings))
     show(rows_as_json(rows) if as_json else disk_table(rows))
 
 
@@ -301,15 +303,21 @@ def doctor(*, as_json: Json = False) -> None:
 
 def _settings() -> "Settings":
     """The settings of the environment, and what is stored where it says nothing."""
-    from app.command.config import effective
     from app.command.given import given
 
     with told_errors():
-        return effective(given())
+        return _live(given()).current
+
+
+def _live(settings: "Settings") -> "LiveSettings":
+    """What is given over what the store says, which is opened."""
+    from app.command.config import read
+
+    return read(settings)
 
 
 def _asking() -> "Settings":
-    """The same for a command that only asks the server: it glances at the store, and opens it if it must."""
+    """The settings for a command that only asks the server: it glances at the store, and opens it if it must."""
     from app.command.given import given, known
 
     with told_errors():

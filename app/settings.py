@@ -4,6 +4,7 @@ Values come from the command line, then environment variables `PACELINE_*`, then
 says its unit, its section of the form and when a change is felt: `now`, after a `reload` of the model, or a `restart`.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -19,7 +20,6 @@ from pydantic import (
     field_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.core import hosts, setting_texts
 from app.core.errors import wording_of
@@ -63,7 +63,7 @@ def _switch(description: str, section: Section, takes_effect: TakesEffect = "res
     return _setting(default=False, description=description, section=section, takes_effect=takes_effect)
 
 
-SpeculativeText = Annotated[SpeculativeConfig | None, NoDecode, BeforeValidator(setting_texts.speculative)]
+SpeculativeText = Annotated[SpeculativeConfig | None, BeforeValidator(setting_texts.speculative)]
 
 
 class Settings(BaseModel):
@@ -86,13 +86,13 @@ class Settings(BaseModel):
         "127.0.0.1", "Address to listen on; anything other than loopback requires an API key.", "network"
     )
     port: int = _setting(8710, "TCP port to listen on; 0 picks a free one.", "network", ge=0, le=65535)
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(setting_texts.names)] = _setting(
+    allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(setting_texts.names)] = _setting(
         (),
         "Allowed hosts besides 127.0.0.1, localhost and [::1]: the host names that requests may use, separated by ','.",
         "network",
         "now",
     )
-    allowed_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(setting_texts.names)] = _setting(
+    allowed_origins: Annotated[tuple[str, ...], BeforeValidator(setting_texts.names)] = _setting(
         (),
         "Allowed origins (CORS) of pages calling /v1, such as https://chat.example, separated by ','; empty: none.",
         "network",
@@ -139,7 +139,7 @@ class Settings(BaseModel):
     home: Path = _setting(
         Path("~/.paceline"), "Folder for Paceline's data.", "folders", stored=False, validate_default=True
     )
-    model_dirs: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(setting_texts.folders)] = _setting(
+    model_dirs: Annotated[tuple[Path, ...], BeforeValidator(setting_texts.folders)] = _setting(
         (),
         "Model folders, separated by ':', besides the bundled models and the Hugging Face cache.",
         "folders",
@@ -177,7 +177,7 @@ class Settings(BaseModel):
         ge=1,
         le=64,
     )
-    drafts: Annotated[dict[str, str], NoDecode, BeforeValidator(setting_texts.pairs)] = _setting(
+    drafts: Annotated[dict[str, str], BeforeValidator(setting_texts.pairs)] = _setting(
         {},
         'Drafters by main model: JSON, or "main=draft+other,second=off"; others get the best match.',
         "speculation",
@@ -283,7 +283,7 @@ class Settings(BaseModel):
         Stored values are plain JSON values; `model_fields_set` stays as it is. Raises `SettingsError`.
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        checked = _checked(Settings, {**stored, **given})
+        checked = _checked({**stored, **given})
         values = {name: getattr(checked, name) for name in Settings.model_fields}
         return self.with_values(values)
 
@@ -294,21 +294,17 @@ class Settings(BaseModel):
         return made
 
 
-class EnvironmentSettings(Settings, BaseSettings):
-    """Settings that read the environment when they are made."""
-
-    model_config = SettingsConfigDict(env_prefix="PACELINE_")
-
-
 def read_settings(**overrides: Any) -> Settings:
     """Settings from the environment, `overrides` (the command line) first. Raises `SettingsError`."""
-    made = _checked(EnvironmentSettings, overrides)
+    variables = {name: f"PACELINE_{name.upper()}" for name in Settings.model_fields}
+    environment = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
+    made = _checked({**environment, **overrides})
     return made.with_command_line(**{name: getattr(made, name) for name in overrides if name in Settings.model_fields})
 
 
 def check_setting(name: str, value: Any) -> Any:
     """The value of one setting, from text or plain JSON. Raises `SettingsError`."""
-    return getattr(_checked(Settings, {name: value}), name)
+    return getattr(_checked({name: value}), name)
 
 
 def property_of(name: str, key: Literal["takes_effect", "section", "unit", "stored"]) -> Any:
@@ -317,9 +313,9 @@ def property_of(name: str, key: Literal["takes_effect", "section", "unit", "stor
     return extra[key] if isinstance(extra, dict) else None
 
 
-def _checked(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
+def _checked(values: Mapping[str, Any]) -> Settings:
     try:
-        return kind(**values)
+        return Settings(**values)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"

@@ -39,10 +39,10 @@ def opened(settings: Settings) -> Iterator[LiveSettings]:
         store.close()
 
 
-def effective(settings: Settings) -> Settings:
-    """What is given, what is stored, and defaults."""
+def read(settings: Settings) -> LiveSettings:
+    """The same, to be read only. Raises `StoreUnavailable`."""
     with opened(settings) as live:
-        return live.current
+        return live
 
 
 def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:

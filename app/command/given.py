@@ -10,7 +10,7 @@ from typing import Any
 from app.command.errors import CommandError
 from app.model_settings import ModelSettings
 from app.settings import Settings, SettingsError, read_settings
-from app.store.glance import FILE_NAME, glance
+from app.store.glance import FILE_NAME, Glance, glance
 
 
 def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **words: Any) -> Settings:
@@ -41,4 +41,9 @@ def known(settings: Settings) -> Settings | None:
 def stored_choices(settings: Settings) -> dict[str, ModelSettings]:
     """What is stored for each model that something is stored for."""
     stored = glance(settings.home / FILE_NAME)
-    return {name: ModelSettings.read(values) for name, values in stored.models.items()} if stored is not None else {}
+    return choices_in(stored) if stored is not None else {}
+
+
+def choices_in(stored: Glance) -> dict[str, ModelSettings]:
+    """The same of what a glance found."""
+    return {name: ModelSettings.read(values) for name, values in stored.models.items()}

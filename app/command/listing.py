@@ -9,6 +9,7 @@ from rich.text import Text
 
 from app.command.errors import CommandError
 from app.command.figures import bytes_text, count_text
+from app.command.given import choices_in
 from app.command.loaded import choice_text, columns_table
 from app.command.terminal import unbroken
 from app.hub import pairing
@@ -19,8 +20,7 @@ from app.serving.drafts import DraftFinder
 from app.serving.live_settings import LiveSettings
 from app.serving.unkept import Unkept
 from app.settings import Settings
-from app.store.settings_rows import StoredSettings
-from app.store.store import FILE_NAME, Store
+from app.store.glance import FILE_NAME, glance
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,16 @@ class Row:
     """Its drafters are not known yet."""
 
 
-def models_on_disk(settings: Settings, live: LiveSettings | None = None) -> list[Row]:
-    """Every model that the server would offer, with the drafters it would get. Needs no server and loads nothing.
+def at_a_glance(settings: Settings) -> LiveSettings | None:
+    """What is given and what is stored, to be read only; None where the store has to be opened to tell."""
+    stored = glance(settings.home / FILE_NAME)
+    return None if stored is None else LiveSettings(settings, Unkept(stored.settings, choices_in(stored)))
 
-    `live` says what is stored; None: nothing.
-    """
-    return _rows(
-        default_catalog(settings.model_folders, kept_in=settings.home), live or LiveSettings(settings, Unkept())
-    )
+
+def models_on_disk(live: LiveSettings) -> list[Row]:
+    """Every model that the server would offer, with the drafters it would get. Needs no server and loads nothing."""
+    settings = live.current
+    return _rows(default_catalog(settings.model_folders, kept_in=settings.home), live)
 
 
 def models_at_once(catalog: Catalog, live: LiveSettings) -> list[Row]:
@@ -64,14 +66,6 @@ def _rows(catalog: Catalog, live: LiveSettings, *, looking: bool = False) -> lis
     return [
         _row(model, () if looking else models, None if looking else chooser, live.model(model.id)) for model in models
     ]
-
-
-def models_as_chosen(settings: Settings) -> list[Row]:
-    """The models on disk with what is stored for them. Raises `StoreUnavailable`."""
-    store = Store(settings.home / FILE_NAME)
-    rows = models_on_disk(settings, LiveSettings(settings, StoredSettings(store)))
-    store.close()
-    return rows
 
 
 def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:

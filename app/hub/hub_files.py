@@ -1,16 +1,17 @@
 """The hub as downloads and searches see it: what a repository holds, and the bytes of one file from an offset on.
 
-Built on huggingface_hub. A stored token that the hub no longer accepts is left out when the repository is public. The
-token goes to the hub's own host only: redirects to another one are followed without it.
+Built on huggingface_hub, of which a part is imported when it is first used: a server that starts does not wait for it.
+A stored token that the hub no longer accepts is left out when the repository is public. The token goes to the hub's own
+host only: redirects to another one are followed without it.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
-from huggingface_hub import HfApi, ModelInfo, get_hf_file_metadata, hf_hub_url
+import huggingface_hub
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -18,11 +19,13 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
 from app import __version__
 from app.core.errors import HubProblem
 from app.hub.repository import COMMIT, RepositoryFile
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi, ModelInfo
 
 INFO_SECONDS = 20.0
 PATIENT = frozenset({408, 425, 429})
@@ -61,7 +64,7 @@ class Hub:
     def contents(self, repository: str, revision: str = "") -> Contents:
         """Every file of a repository with sizes and hashes, in one request. Raises `HubProblem`."""
 
-        def ask(api: HfApi) -> Any:
+        def ask(api: "HfApi") -> Any:
             return api.model_info(repository, revision=revision or None, files_metadata=True, timeout=INFO_SECONDS)
 
         information = self.ask(ask, repository)
@@ -71,7 +74,7 @@ class Hub:
         files = tuple(_file(sibling) for sibling in information.siblings or ())
         return Contents(repository, commit, files, information)
 
-    def ask(self, call: Callable[[HfApi], Answer], repository: str = "") -> Answer:
+    def ask(self, call: "Callable[[HfApi], Answer]", repository: str = "") -> Answer:
         """One call of huggingface_hub. Raises `HubProblem`."""
         try:
             return self._without_stale_token(lambda: call(self._api()))
@@ -85,7 +88,7 @@ class Hub:
 
         Raises what huggingface_hub and httpx2 raise; `problem_of` names it.
         """
-        url = hf_hub_url(repository, file.name, revision=commit, endpoint=self._endpoint)
+        url = huggingface_hub.hf_hub_url(repository, file.name, revision=commit, endpoint=self._endpoint)
         try:
             yield from self._stream(url, offset)
         except HfHubHTTPError as error:
@@ -93,22 +96,26 @@ class Hub:
                 raise
             yield from self._stream(url, offset)
 
-    def listing(self, parameters: Mapping[str, Any]) -> list[ModelInfo]:
+    def listing(self, parameters: Mapping[str, Any]) -> "list[ModelInfo]":
         """One page of `/api/models`. Raises `HubProblem`; tried once, because a person waits for it."""
 
-        def ask(api: HfApi) -> list[ModelInfo]:
+        def ask(api: "HfApi") -> "list[ModelInfo]":
             address, headers = f"{api.endpoint}/api/models", self._headers()
-            response = get_session().get(address, params=dict(parameters), headers=headers, timeout=self._timeout)
-            hf_raise_for_status(response)
-            return [ModelInfo(**{"siblings": None, **each}) for each in response.json()]  # type: ignore[no-untyped-call]
+            response = huggingface_hub.get_session().get(
+                address, params=dict(parameters), headers=headers, timeout=self._timeout
+            )
+            huggingface_hub.hf_raise_for_status(response)
+            return [huggingface_hub.ModelInfo(**{"siblings": None, **each}) for each in response.json()]  # type: ignore[no-untyped-call]
 
         return self.ask(ask)
 
     def stored(self, repository: str, commit: str, file: RepositoryFile) -> tuple[Any, dict[str, str]]:
         """Where the hub's chunk store has a file, and the headers to ask there; None when it is not in it."""
-        url = hf_hub_url(repository, file.name, revision=commit, endpoint=self._endpoint)
+        url = huggingface_hub.hf_hub_url(repository, file.name, revision=commit, endpoint=self._endpoint)
         metadata = self._without_stale_token(
-            lambda: get_hf_file_metadata(url, token=self._token or False, endpoint=self._endpoint, timeout=INFO_SECONDS)
+            lambda: huggingface_hub.get_hf_file_metadata(
+                url, token=self._token or False, endpoint=self._endpoint, timeout=INFO_SECONDS
+            )
         )
         return metadata.xet_file_data, self._headers()
 
@@ -116,8 +123,8 @@ class Hub:
         headers = {**self._headers(), "Accept-Encoding": "identity"}
         if offset:
             headers["Range"] = f"bytes={offset}-"
-        with get_session().stream("GET", url, headers=headers, timeout=self._timeout) as response:
-            hf_raise_for_status(response)
+        with huggingface_hub.get_session().stream("GET", url, headers=headers, timeout=self._timeout) as response:
+            huggingface_hub.hf_raise_for_status(response)
             position = offset if response.status_code == httpx2.codes.PARTIAL_CONTENT else 0
             if position and not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
                 raise Broken
@@ -144,11 +151,12 @@ class Hub:
         self._token = None
         return True
 
-    def _api(self) -> HfApi:
-        return HfApi(endpoint=self._endpoint, token=self._token or False, library_name="paceline")
+    def _api(self) -> "HfApi":
+        return huggingface_hub.HfApi(endpoint=self._endpoint, token=self._token or False, library_name="paceline")
 
     def _headers(self) -> dict[str, str]:
-        return build_hf_headers(token=self._token or False, library_name="paceline", library_version=__version__)
+        authorization = {"authorization": f"Bearer {self._token}"} if self._token else {}
+        return {"user-agent": f"paceline/{__version__}", **authorization}
 
 
 def problem_of(error: Exception, repository: str = "") -> HubProblem:

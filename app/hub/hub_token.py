@@ -10,7 +10,8 @@ import uuid
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import constants, get_token
+import huggingface_hub
+from huggingface_hub import constants
 
 from app.core.errors import InvalidRequest
 
@@ -63,7 +64,7 @@ class HubToken:
 
 def _found(endpoint: str) -> str:
     """The token of Hugging Face's own tools, which is for the hub that they use."""
-    return (get_token() or "") if _address(endpoint) in {"", _address(constants.ENDPOINT)} else ""
+    return (huggingface_hub.get_token() or "") if _address(endpoint) in {"", _address(constants.ENDPOINT)} else ""
 
 
 def _address(endpoint: str) -> str:

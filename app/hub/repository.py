@@ -8,13 +8,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
 from app.core.errors import HubProblem, InvalidRequest
 from app.core.safe_files import printable
 
 ALLOWED_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken")
+REPOSITORY = re.compile(r"\b[\w.-]{1,96}\b/\b[\w.-]{1,96}\b", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -35,11 +33,7 @@ class RepositoryFile:
 def checked_repository(text: str) -> str:
     """`organisation/name` out of what a person typed or pasted. Raises `InvalidRequest`."""
     name = re.sub(r"^https?://[^/]+/", "", text.strip()).removesuffix("/")
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        name = ""
-    if name.count("/") != 1 or ".." in name:
+    if REPOSITORY.fullmatch(name) is None or ".." in name or "--" in name or name.endswith(".git"):
         raise InvalidRequest(
             f'"{printable(text)}" is no name of a repository: give organisation/name', parameter="repository"
         )

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from app.core.errors import StoreUnavailable
 from app.store import migrating, seal
+from app.store.glance import LOCKED_DOWN
 from app.store.tables import TABLES
 
 MAGIC = b"SQLite format 3\x00"
@@ -36,8 +37,6 @@ RESERVE_BYTES = 256 * 1024
 """Several times what a change of keys, sessions or the password takes in the journal."""
 PRIVATE = 0o600
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-LOCKED_DOWN = "locked_down"
-"""The row of the setting table that keeps the server closed; no setting is called so."""
 
 
 @dataclass(frozen=True, slots=True)

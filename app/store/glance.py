@@ -12,6 +12,8 @@ from typing import Any
 
 FILE_NAME = "paceline.sqlite3"
 WAIT_SECONDS = 1.0
+LOCKED_DOWN = "locked_down"
+"""The row of the setting table that keeps the server closed; no setting is called so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ def glance(path: Path) -> Glance | None:
             return None if is_left else Glance()
         address = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(address, timeout=WAIT_SECONDS, uri=True)) as file:
-            settings = file.execute("SELECT name, value FROM setting").fetchall()
+            settings = file.execute("SELECT name, value FROM setting WHERE name != ?", (LOCKED_DOWN,)).fetchall()
             models = file.execute('SELECT model_id, "values" FROM model_settings').fetchall()
         return Glance(
             {name: json.loads(value) for name, value in settings if value is not None},

@@ -7,7 +7,7 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from app.model_settings import ModelSettings
-from app.store.database import LOCKED_DOWN
+from app.store.glance import LOCKED_DOWN
 from app.store.store import Store
 from app.store.tables import KeyRow, ModelSettingsRow, SettingRow
 

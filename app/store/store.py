@@ -24,7 +24,7 @@ from sqlmodel import Session
 
 from app.core.errors import StoreUnavailable
 from app.store import database, glance, migrating, seal
-from app.store.database import LOCKED_DOWN
+from app.store.glance import LOCKED_DOWN
 from app.store.tables import SettingRow
 
 FILE_NAME = glance.FILE_NAME

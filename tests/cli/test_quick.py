@@ -12,21 +12,15 @@ from typing import Any
 import httpx2
 import pytest
 
+from app.model_settings import ModelSettings
+from app.store.settings_rows import StoredSettings
+from app.store.store import FILE_NAME, Store
 from tests.cli.fake_server import FakeServer
 from tests.cli.test_commands import LOADED
 from tests.hub.folders import write_sixteen_published
 
-HEAVY = {
-    "sqlalchemy",
-    "sqlmodel",
-    "alembic",
-    "fastapi",
-    "uvicorn",
-    "huggingface_hub",
-    "jinja2",
-    "app.hub",
-    "app.serving",
-}
+STORE = {"sqlalchemy", "sqlmodel", "alembic"}
+SERVER = {"fastapi", "uvicorn", "jinja2", "huggingface_hub"}
 COMMAND = (
     "import sys; from app.cli import application; application({words}, standalone_mode=False); print(*sys.modules)"
 )
@@ -45,12 +39,27 @@ def test_a_command_that_asks_the_server_imports_no_store(
 ) -> None:
     answer = {"model": "big", "seconds": 1.0, "was_loaded": True}
     fake.answers |= {"/api/status": (200, LOADED), "/api/load": (200, answer), "/api/unload": (200, answer)}
-    with start(environment, "-c", COMMAND.format(words=words)) as process:
-        said, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    modules = set(said.split())
+    modules = modules_after(environment, COMMAND.format(words=words))
     assert "httpx2" in modules
-    assert not HEAVY & modules
+    assert not (STORE | SERVER | {"app.hub", "app.serving"}) & modules
+
+
+def test_a_list_of_models_imports_neither_store_nor_server(environment: Mapping[str, str]) -> None:
+    store = Store(Path(environment["PACELINE_HOME"]) / FILE_NAME)
+    StoredSettings(store).save_model("demo-assistant", ModelSettings(policy="off"), source="test")
+    store.close()
+    with start(environment, "-m", "app.cli", "ls", "--json") as process:
+        rows = {row["id"]: row for row in json.loads(process.communicate(timeout=LOOK_SECONDS)[0])}
+    assert rows["demo-assistant"]["chosen"] == "policy off"
+    modules = modules_after(environment, COMMAND.format(words=["ls"]))
+    assert "app.hub.catalog" in modules
+    assert not (STORE | SERVER | {"httpx2"}) & modules
+
+
+def test_a_server_starts_without_the_client_of_the_hub(environment: Mapping[str, str]) -> None:
+    modules = modules_after(environment, "import sys, app.main; print(*sys.modules)")
+    assert "app.hub.hub_files" in modules
+    assert not {"huggingface_hub.hf_api", "huggingface_hub.utils"} & modules
 
 
 def test_a_server_with_sixteen_real_tokenizers_is_live_before_it_looks_for_drafters(
@@ -78,6 +87,14 @@ def test_a_server_with_sixteen_real_tokenizers_is_live_before_it_looks_for_draft
     with start(own, "-m", "app.cli", "ls", "--json") as process:
         rows = {row["id"]: row for row in json.loads(process.communicate(timeout=LOOK_SECONDS)[0])}
     assert {name: rows[name]["draft"] or None for name in drafts} == drafts
+
+
+def modules_after(environment: Mapping[str, str], code: str) -> set[str]:
+    """What is imported once `code` has run, which prints it."""
+    with start(environment, "-c", code) as process:
+        said, _ = process.communicate(timeout=LOOK_SECONDS)
+    assert process.returncode == 0
+    return set(said.split())
 
 
 def get(address: str) -> Any:

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.hf_api  # noqa: F401 - warm: a life imports it at its first request
+
 from app.hub import download_child
 from app.hub.download_run import Patience
 from app.hub.download_state import Configuration
