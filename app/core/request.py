@@ -36,6 +36,8 @@ class SpeculationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """So many where a method is named; with `auto`, at most so many."""
     methods: tuple[str, ...] = ()
     """Those of the drafters that the request names, which must run or be refused too; empty: every one may draft."""
+    policy: str = ""
+    """In place of the loaded unit's, which another one's measurement may have chosen; empty: the unit's."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ def _check_speculation(request: Request, *, limits: EngineLimits, policy: str) -
     if wish.num_draft_tokens is not None and wish.num_draft_tokens < 0:
         raise InvalidRequest("num_draft_tokens must not be negative", parameter="num_draft_tokens")
     named = {"auto": wish.methods, "off": ()}.get(wish.method, (wish.method,))
-    if named and policy == "off":
+    if named and (wish.policy or policy) == "off":
         raise SpeculationUnavailable(
             f"speculation is switched off for this model (policy 'off'), so {' and '.join(named)} cannot run"
         )

@@ -20,6 +20,7 @@ def allowed_methods(
 ) -> tuple[tuple[str, ...], Choice]:
     """The methods that may draft for a request beside `others` more, best first; none, and the choice says why."""
     wish = request.speculation
+    policy = wish.policy or policy
     if wish.method == PLAIN:
         return (), _refused("request", "the request asked for it")
     if policy == "off":

@@ -112,9 +112,12 @@ class Resolver:
         self._own[specification.id] = own
 
     def as_own(self, model_id: str, wish: SpeculationRequest) -> SpeculationRequest:
-        """What a request may do beside a measurement of its model: draft as it would without one."""
+        """What a request may do beside a measurement of its model: draft when and as it would without one."""
         own, loaded = self._own.get(model_id), self.loaded().get(model_id)
-        if own is None or loaded is None or wish.method != "auto" or wish.methods:
+        if own is None or loaded is None:
+            return wish
+        wish = msgspec.structs.replace(wish, policy=own.policy)
+        if wish.method != "auto" or wish.methods:
             return wish
         may = own.methods or (*(draft.method for draft in own.drafts), "ngram")
         methods = tuple(method for method in loaded.methods if method in may)

@@ -158,9 +158,12 @@ async def test_a_turn_that_others_would_share_is_done_again_without_them(site: M
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        ({}, SpeculationRequest(methods=("dflash", "ngram"))),
-        ({"methods": ["ngram"], "num_draft_tokens": 3}, SpeculationRequest(methods=("ngram",), num_draft_tokens=3)),
-        ({"policy": "off"}, SpeculationRequest(method="off")),
+        ({}, SpeculationRequest(methods=("dflash", "ngram"), policy="single")),
+        (
+            {"methods": ["ngram"], "num_draft_tokens": 3, "policy": "auto"},
+            SpeculationRequest(methods=("ngram",), num_draft_tokens=3, policy="auto"),
+        ),
+        ({"policy": "off"}, SpeculationRequest(method="off", policy="off")),
     ],
 )
 @pytest.mark.parametrize("is_loaded", [False, True])

@@ -174,6 +174,18 @@ def test_only_the_drafter_that_a_request_names_drafts_for_it() -> None:
             refusing.scheduler.submit(msgspec.structs.replace(some_request("b"), speculation=wish))
 
 
+def test_a_request_that_brings_its_own_policy_keeps_to_that() -> None:
+    loop = build(policy="auto")
+    own = SpeculationRequest(policy="single")
+    loop.run(*(msgspec.structs.replace(some_request(name, max_tokens=20), speculation=own) for name in ("a", "bb")))
+    assert loop.end("a").statistics.reason == BATCHED
+    steps = [plan for plan in loop.plans if isinstance(plan, DecodeStep) and len(plan.rows) > 1]
+    assert not any(row.num_draft_tokens for step in steps for row in step.rows)
+    named = SpeculationRequest(policy="off", methods=("ngram",))
+    with pytest.raises(SpeculationUnavailable, match="switched off"):
+        loop.scheduler.submit(msgspec.structs.replace(some_request("c"), speculation=named))
+
+
 def test_a_single_token_explains_why_nothing_was_drafted() -> None:
     loop = build()
     loop.run(some_request("a", max_tokens=1, method="draft_model", num_draft_tokens=4))
