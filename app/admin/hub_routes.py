@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from app.admin.context import AdminContext
 from app.admin.download_tools import is_listed
 from app.admin.templating import Pages
+from app.core.errors import HubProblem
 from app.hub.hub_search import Sort, inspect_repository, search
 from app.hub.published import Pair, recommended
 from app.hub.repository import checked_repository, checked_revision
@@ -45,6 +46,15 @@ def _add_search(router: APIRouter, context: AdminContext) -> None:
         found = await tools.ask(lambda hub: search(hub, q, sort=sort, author=author))
         here = await asyncio.to_thread(lambda: {each.repository: tools.commit_here(each.repository) for each in found})
         return {"results": [{**asdict(each), "is_here": bool(here[each.repository])} for each in found]}
+
+    @router.get("/admin/api/hub")
+    async def get_hub() -> dict[str, Any]:
+        """Whether the hub answers: the code of the problem, empty where there is none."""
+        try:
+            await tools.ask(lambda hub: hub.listing({"limit": 1}))
+        except HubProblem as error:
+            return {"problem": error.reason}
+        return {"problem": ""}
 
     @router.get("/admin/api/hub/repository")
     async def get_repository(id: str, revision: str = "") -> dict[str, Any]:  # noqa: A002 - as the hub calls it

@@ -1,7 +1,7 @@
 // Searching the hub: results, what one would cost, and the token.
 
 import { api, attempt, component, data, t, toast } from "./core.js";
-import { detailFacts, errorWords, foundRow } from "./download_words.js";
+import { detailFacts, errorWords, foundRow, problemWords } from "./download_words.js";
 
 const TOKENS = {
   paceline: () => t("downloads.token_ours"),
@@ -14,13 +14,20 @@ component("hub", () => ({
   sort: "downloads",
   rows: [],
   problem: "",
+  reachWords: "",
   isSearching: false,
   isSearched: false,
   asked: 0,
 
   init() {
     this.query = data?.query ?? "";
-    if (this.query) return this.search();
+    return this.query ? this.search() : this.reach();
+  },
+
+  // That the hub cannot be reached is said before anybody has typed.
+  async reach() {
+    const { problem } = await api("GET", "/admin/api/hub").catch(() => ({ problem: "" }));
+    if (problem && !this.asked) this.reachWords = problemWords(problem);
   },
 
   get isEmpty() {
@@ -29,12 +36,12 @@ component("hub", () => ({
 
   get statusWords() {
     if (this.isSearching) return t("downloads.searching");
-    return this.isSearched && !this.problem ? t.n("downloads.found", this.rows.length) : "";
+    return this.isSearched && !this.problem ? t.n("downloads.found", this.rows.length) : this.reachWords;
   },
 
   async search() {
     const turn = (this.asked += 1);
-    Object.assign(this, { isSearching: true, problem: "" });
+    Object.assign(this, { isSearching: true, problem: "", reachWords: "" });
     const parameters = new URLSearchParams({ q: this.query, sort: this.sort });
     try {
       const { results } = await api("GET", `/admin/api/hub/search?${parameters}`);

@@ -136,7 +136,9 @@ async def test_what_is_not_there_is_told(site: DownloadSite) -> None:
 
 
 async def test_offline_has_words_and_leaves_the_rest_alone(site: DownloadSite) -> None:
+    assert await site.call("GET", "/admin/api/hub") == {"problem": ""}
     site.hub.close()
+    assert await site.call("GET", "/admin/api/hub") == {"problem": "offline"}
     for path in ("/admin/api/hub/search?q=x", f"/admin/api/hub/repository?id={ID}"):
         error = (await site.call("GET", path, status=503))["error"]
         assert error["code"] == "hub_offline"

@@ -106,6 +106,7 @@ ROUTES: dict[str, Access] = {
     "DELETE /admin/api/downloads/{download_id}": "admin",
     "POST /admin/api/downloads/{download_id}/{verb}": "admin",
     "DELETE /admin/api/files/{model_id:path}": "admin",
+    "GET /admin/api/hub": "admin",
     "GET /admin/api/hub/recommended": "admin",
     "GET /admin/api/hub/repository": "admin",
     "GET /admin/api/hub/search": "admin",

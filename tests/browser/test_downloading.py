@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 from app.i18n import read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving
+from tests.browser.test_pages import MOST_SHIFT, SHIFT
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
@@ -73,6 +74,15 @@ def test_a_cut_download_goes_on_where_it_was_and_becomes_a_model(
     expect(page.get_by_role("rowheader").filter(has_text=REPOSITORY)).to_be_visible()
 
 
+def test_offline_is_said_before_anybody_searches(tmp_path: Path, visitor: Visitor) -> None:
+    with serving(tmp_path, PACELINE_HUB_ENDPOINT="http://127.0.0.1:9") as offline:
+        page = visitor(offline).open("/admin/downloads")
+        expect(page.get_by_role("status").filter(has_text=words("downloads.problem_offline"))).to_be_in_viewport(
+            ratio=1
+        )
+        assert page.evaluate(SHIFT) < MOST_SHIFT
+
+
 def test_offline_is_said_in_words_with_a_next_action(
     tmp_path: Path, own: Server, hub: StandInHub, visitor: Visitor
 ) -> None:
@@ -80,6 +90,8 @@ def test_offline_is_said_in_words_with_a_next_action(
     visit = visitor(own)
     visit.witness.expects(502, 503)
     page = visit.open("/admin/downloads")
+    said = page.locator("section", has=page.locator("#search-title")).get_by_role("status")
+    expect(said).to_have_text(words("downloads.problem_hub"))
     page.locator("#query").fill("tiny")
     page.keyboard.press("Enter")
     problem = page.locator("section", has=page.locator("#search-title")).get_by_role("alert").first
