@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.admin.context import AdminContext
 from app.admin.templating import Pages
 from app.core.errors import StaleVersion
+from app.i18n import Words
 from app.serving.body import read_json
-from app.serving.errors import Rejected, error_object
+from app.serving.errors import Rejected, error_object, words_for
 from app.store.conversations import Beginning, Conversation, Conversations, Role, Turn
 
 MAX_ID = (1 << 63) - 1
@@ -86,6 +87,8 @@ class KeptSpeculation(Kept):
 
     method: str = Field("off", max_length=200)
     reason: str = Field("", max_length=2000)
+    reason_code: str = Field("", pattern=r"^[a-z_]{0,60}$")
+    reason_values: dict[str, float | Annotated[str, Field(max_length=2000)]] = Field({}, max_length=10)
     drafted: Count = 0
     accepted: Count = 0
     tokens_per_cycle: Count = 0
@@ -215,10 +218,10 @@ def _add_one(router: APIRouter, conversations: Conversations) -> None:
     async def add_turns(request: Request, conversation_id: int) -> Response:
         """Keep turns; 409 with what is there when somebody else wrote since."""
         asked = await read_json(request, NewTurns)
-        return await asyncio.to_thread(_answer_turns, conversations, conversation_id, asked)
+        return await asyncio.to_thread(_answer_turns, conversations, conversation_id, asked, words_for(request))
 
 
-def _answer_turns(conversations: Conversations, conversation_id: int, asked: NewTurns) -> Response:
+def _answer_turns(conversations: Conversations, conversation_id: int, asked: NewTurns, words: Words | None) -> Response:
     turns = [each.turn() for each in asked.turns]
     beginning = None if asked.begin is None else asked.begin.beginning()
     try:
@@ -226,7 +229,7 @@ def _answer_turns(conversations: Conversations, conversation_id: int, asked: New
         return JSONResponse(asdict(added))
     except StaleVersion as error:
         present = _told(_found(conversation_id, conversations.find))
-        return JSONResponse({**error_object(error), "conversation": present}, error.status)
+        return JSONResponse({**error_object(error, words), "conversation": present}, error.status)
 
 
 def _told(conversation: Conversation) -> dict[str, Any]:

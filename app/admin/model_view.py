@@ -40,7 +40,7 @@ class ModelView:
     def describe(self, model: CatalogModel, loaded: LoadedModel | None, *, looking: bool = False) -> dict[str, Any]:
         """One entry. Bytes and seconds as the names say; 0 and empty where nobody knows, or nobody knows yet."""
         settings, live = self._context.live.model(model.id), self._context.live.current
-        quarantine = self._context.worker.quarantined.get(model.id, "")
+        quarantine = str(self._context.worker.quarantined.get(model.id, ""))
         footprint = self._footprints.describe(self._footprints.main(model))
         progress = self._context.worker.progress.get(model.id)
         looking = looking and loaded is None and model.kind == "main" and not model.problem

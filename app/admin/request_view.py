@@ -3,6 +3,7 @@
 from typing import Any
 
 from app.core.past import Past
+from app.core.reason import reason_object
 from app.serving.ports import Worker
 from app.serving.record import Record
 
@@ -34,7 +35,7 @@ class RequestView:
             "method": record.method,
             "drafted": record.drafted,
             "acceptance": record.acceptance,
-            "reason": record.why_not_drafted,
+            **reason_object(record.why_not_drafted),
             "seconds": record.elapsed_seconds,
         }
 
@@ -86,7 +87,7 @@ def past_object(past: Past) -> dict[str, Any]:
         "method": speculation.get("method", "off"),
         "drafted": drafted,
         "acceptance": round(speculation.get("accepted", 0) / drafted, 3) if drafted else None,
-        "reason": speculation.get("reason", ""),
+        **{name: speculation.get(name) for name in ("reason", "reason_code", "reason_values")},
         "seconds": total_seconds,
     }
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from app.core.messages import DraftSpecification, LoadedModel
+from app.core.reason import reason_object
 from app.serving.context import Context
 
 Unit = tuple[str, tuple[str, ...]]
@@ -26,7 +27,7 @@ class StateView:
             "ready": worker.ready,
             "renewing": worker.draining,
             "restarts": worker.restarts,
-            "last_exit": worker.last_exit,
+            "last_exit": reason_object(worker.last_exit),
             "draining": self._serving.activity.draining,
             "device": info.device if info is not None else "",
         }
@@ -48,7 +49,7 @@ class StateView:
                 {"id": name, "phase": progress.phase, "fraction": round(progress.fraction, 3)}
                 for name, progress in sorted(worker.progress.items())
             ],
-            "quarantined": [{"id": name, "reason": why} for name, why in sorted(worker.quarantined.items())],
+            "quarantined": [{"id": name, **reason_object(why)} for name, why in sorted(worker.quarantined.items())],
             "running": sum(model.running for model in snapshot.models),
             "waiting": sum(model.waiting for model in snapshot.models),
             "open_requests": len(self._serving.activity),

@@ -17,9 +17,10 @@ from starlette.requests import ClientDisconnect
 from app.api.generation import Generation, Told
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, TokenText, Usage
+from app.i18n import Words
 from app.serving.auth import identity_of
 from app.serving.context import Context
-from app.serving.errors import error_object
+from app.serving.errors import error_object, words_for
 from app.serving.record import Asked
 from app.serving.sse import DONE, EventStream, comment, frame
 
@@ -110,7 +111,7 @@ async def answer(
         generation.start()
         if stream:
             await unless_client_leaves(request, generation.wait_accepted(context.keep_alive_seconds))
-            frames = _frames(context, generation, renderer, include_usage=include_usage)
+            frames = _frames(context, generation, renderer, include_usage=include_usage, words=words_for(request))
             return EventStream(frames, on_close=close, write_timeout_seconds=context.write_timeout_seconds)
         outcomes = await unless_client_leaves(request, _collect(generation, sum(each.n for each in commands)))
     except BaseException:
@@ -157,7 +158,7 @@ async def _collect(generation: Generation, choices: int) -> list[Outcome]:
 
 
 async def _frames(
-    context: Context, generation: Generation, renderer: Renderer, *, include_usage: bool
+    context: Context, generation: Generation, renderer: Renderer, *, include_usage: bool, words: Words | None
 ) -> AsyncGenerator[bytes, None]:
     usages: dict[int, Usage] = {}
     try:
@@ -178,7 +179,7 @@ async def _frames(
         yield DONE
     except PacelineError as error:
         context.measurements.stream_failed(error.code)
-        yield frame(error_object(error))
+        yield frame(error_object(error, words))
 
 
 def _chunk(renderer: Renderer, told: Told) -> dict[str, Any] | None:

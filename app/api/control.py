@@ -110,7 +110,7 @@ async def get_status(request: Request) -> dict[str, Any]:
         },
         "draining": context.activity.draining,
         "open_requests": len(context.activity),
-        "quarantined": dict(worker.quarantined),
+        "quarantined": {name: str(why) for name, why in worker.quarantined.items()},
         "loading": {name: msgspec.to_builtins(progress) for name, progress in worker.progress.items()},
         **snapshot,
         "models": models,

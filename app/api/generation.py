@@ -117,7 +117,7 @@ class Generation:
             self._fail(position, error)
         except Exception:
             logger.exception("%s: a generation failed in the server", self._commands[position].id)
-            self._fail(position, PacelineError("Internal error: the log of the server has the details."))
+            self._fail(position, PacelineError("Internal error: see the log of the server."))
 
     async def _read(self, position: int) -> None:
         command = self._commands[position]

@@ -46,7 +46,7 @@ def get_model(request: Request, model_id: str, *, with_all: All = False) -> dict
 
 
 def _problem(context: Context, model: CatalogModel) -> str:
-    return context.worker.quarantined.get(model.id) or model.problem
+    return str(context.worker.quarantined.get(model.id, model.problem))
 
 
 def _why_mute(context: Context, model: CatalogModel) -> str:

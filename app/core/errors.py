@@ -134,7 +134,7 @@ class HubProblem(PacelineError):
         self.problem = f"{problem}: {detail}" if detail else problem
         text = problem_text(repository, self.problem)
         super().__init__(text[:1].upper() + text[1:], code=f"hub_{problem}")
-        self.reason = problem
+        self.reason, self.repository = problem, repository
         self.status = HUB_STATUS.get(problem, 502)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from app.core.reason import NO_REASON, Reason
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.step import Decision, MethodStatistics
 
@@ -160,8 +161,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     accepted: int = 0
     accepted_spans: tuple[tuple[int, int], ...] = ()
     method: str = "off"
-    why_not_drafted: str | None = None
-    """Why its steps draft nothing, or empty since they do; None: as told before, and at first empty."""
+    why_not_drafted: Reason | None = None
+    """Why its steps draft nothing, or no reason since they do; None: as told before, and at first no reason."""
     logprobs: tuple[TokenText, ...] = ()
 
 
@@ -182,7 +183,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     first_token_seconds: float = 0.0
     methods: tuple[str, ...] = ()
     by_method: tuple[MethodStatistics, ...] = ()
-    reason: str = ""
+    reason: Reason = NO_REASON
     decision: Decision | None = None
     """What the governor decided last; None when it had no say."""
 

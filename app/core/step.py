@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from app.core.reason import NO_REASON, Reason
+
 DRAFT_LENGTHS = (1, 2, 3, 5, 7, 15)
 """The draft lengths that are weighed, and warmed up: with the token before them, blocks of 8 and 16 are among them."""
 
@@ -90,7 +92,7 @@ class RowOutcome:
     accepted: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     method: str = "off"
-    why_not_drafted: str = ""
+    why_not_drafted: Reason = NO_REASON
     confidences: tuple[float, ...] = ()
 
 
@@ -133,7 +135,7 @@ class Decision:
     """Why a step drafts as it does, or why not. `kind` groups decisions whose numbers change.
 
     `method` and `num_draft_tokens` name what was weighed, even when it did not run; a step of it costs `cost_ratio`
-    plain steps, and `acceptance` is expected of its first draft. `detail` is the reason when no numbers decided.
+    plain steps, and `acceptance` is expected of its first draft.
     """
 
     kind: str = "draft"
@@ -141,15 +143,6 @@ class Decision:
     num_draft_tokens: int = 0
     cost_ratio: float = 1.0
     acceptance: float = 0.0
-    detail: str = ""
-
-    @property
-    def text(self) -> str:
-        """For people; empty when there is nothing to explain."""
-        if self.kind != "plain":
-            return self.detail
-        width = self.num_draft_tokens + 1
-        return f"verify of {width} costs {self.cost_ratio:.1f}x, acceptance {self.acceptance:.2f}: plain is faster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +193,8 @@ class Statistics:
     methods: tuple[str, ...] = ()
     """Every method that ran for this sequence, in order of first use."""
     by_method: tuple[MethodStatistics, ...] = ()
-    reason: str = ""
-    """Why speculation did not run, or not all the time; empty when it always did."""
+    reason: Reason = NO_REASON
+    """Why speculation did not run, or not all the time."""
     decision: Decision | None = None
     """The last decision that the governor took for it; None when it had no say."""
 
@@ -218,8 +211,8 @@ class TokenEvent:
     drafted: int = 0
     accepted: int = 0
     method: str = "off"
-    why_not_drafted: str = ""
-    """Why this step drafted nothing; empty when it did."""
+    why_not_drafted: Reason = NO_REASON
+    """Why this step drafted nothing."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the next tokens of the prompt, from the second on, where that is wanted: told before any other token."""

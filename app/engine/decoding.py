@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, RowOutcome
 from app.engine.acceptance import MODES, accept
@@ -49,7 +50,7 @@ class Decoder:
         by_id = {row.sequence_id: row for row in rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         if self.ahead is not None and any(row.sequence_id in self.ahead.sequence_ids for row in rows):
-            return self._plain(rows, ("",) * len(rows)), 1
+            return self._plain(rows, (NO_REASON,) * len(rows)), 1
         for row in rows:
             self.runner.caches.table.check(row.sequence_id, row.computed)
         proposal = self._propose(rows)
@@ -57,7 +58,7 @@ class Decoder:
             return self._plain(rows, proposal.reasons), max(len(row.tokens) - row.computed for row in rows)
         return self._verify(rows, proposal, proposal.tokens), 1 + max(proposal.counts)
 
-    def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[str]) -> tuple[RowOutcome, ...]:
+    def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
         """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first."""
         current, self.ahead = self.ahead or self._launch(rows, None), None
         if all(row.num_draft_tokens == 0 for row in rows):
@@ -96,7 +97,7 @@ class Decoder:
         return score(logits, drawn, max(self.requests[row.sequence_id].sampling.top_logprobs or 0 for row in rows))
 
     def _outcome(
-        self, row: DecodeRow, stays: list[int], scores: Scores, place: int, kept: int, drafted: int, reason: str
+        self, row: DecodeRow, stays: list[int], scores: Scores, place: int, kept: int, drafted: int, reason: Reason
     ) -> RowOutcome:
         """What a row gained: of the tokens `stays`, all but the last were drafts; in `scores` it lies at `place`."""
         top, method = self.requests[row.sequence_id].sampling.top_logprobs, row.method if drafted else "off"
@@ -156,7 +157,7 @@ def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> P
     """
     if len(proposals) == 1 and len(proposals[0][0]) == rows:
         return proposals[0][1]
-    counts, reasons = [0] * rows, [""] * rows
+    counts, reasons = [0] * rows, [NO_REASON] * rows
     for members, proposal in proposals:
         for index, count, reason in zip(members, proposal.counts, proposal.reasons, strict=True):
             counts[index], reasons[index] = count, reason

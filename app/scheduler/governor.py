@@ -11,6 +11,7 @@ from functools import cache
 from math import sqrt
 from typing import NamedTuple
 
+from app.core.reason import NO_REASON, Reason
 from app.core.step import DRAFT_LENGTHS, Decision, Offer, StepCost
 from app.scheduler.costs import PLAIN, Average, CostTable, Shape
 from app.scheduler.estimates import Drafting, DraftObservation, History
@@ -49,6 +50,8 @@ class Choice(NamedTuple):
     method: str = PLAIN
     num_draft_tokens: int = 0
     why: Decision = Decision()
+    refusal: Reason = NO_REASON
+    """Why it does not draft, where drafting was not allowed or would not pay."""
 
 
 class StepObservation(NamedTuple):
@@ -124,17 +127,17 @@ class Governor:
         self._welcome(rows, drafting)
         # A trial tells about all its rows, so a batch needs fewer.
         self._credit_steps = min(MOST_CREDIT, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
-        kind, detail = "draft", ""
+        kind, refusal = "draft", NO_REASON
         if self._measures(estimates[option].rate / estimates[OFF].rate):
-            option, kind, detail = OFF, "measuring", "measuring what a plain step costs, to compare"
+            option, refusal = OFF, Reason("measuring")
         elif trial := next((each for loss, each in trials if loss <= self._credit_steps), None):
             self._trial = estimates[trial].seconds + estimates[trial].reading, estimates[option].rate
             option, kind = trial, "probe"
         elif option == OFF:
-            kind, detail = ("drafter", "no earlier text matches") if rival == OFF else ("plain", "")
+            refusal = Reason("no_match") if rival == OFF else _slower(rival, estimates[rival])
         weighed = rival if option == OFF else option
         why = estimates[weighed]
-        return Choice(*option, Decision(kind, *weighed, why.seconds, why.acceptance, detail))
+        return Choice(*option, Decision(refusal.code or kind, *weighed, why.seconds, why.acceptance), refusal)
 
     def observe(self, step: StepObservation) -> None:
         """Learn from a finished decode step, whoever chose it."""
@@ -231,6 +234,12 @@ class Governor:
                 rate, hope = likely / (cycle + read), hoped / (at_best + read)
                 estimates[option] = _Estimate(rate, likely, cycle, hope, first, reading)
         return estimates
+
+
+def _slower(option: Option, estimate: _Estimate) -> Reason:
+    method, count = option
+    share, ratio = round(estimate.acceptance, 2), round(estimate.seconds, 1)
+    return Reason("plain", {"method": method, "count": count, "ratio": ratio, "share": share})
 
 
 @cache

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from app.core.errors import InvalidRequest
 from app.core.ports import Clock, EngineLimits
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
@@ -247,26 +248,22 @@ class Scheduler:
             drafted=gain.drafted,
             accepted=min(gain.accepted, gain.told),
             method=method,
-            why_not_drafted="" if gain.drafted else refusal,
+            why_not_drafted=NO_REASON if gain.drafted else refusal,
             logprobs=outcome.logprobs[: gain.told],
         )
         if gain.finish_reason:
             return [self._end(sequence, gain.finish_reason, kept=sequence.cached_prefix(), event=event)]
         return [event] if gain.kept else []
 
-    def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> str:
-        """Count why a step did not draft; the answer is the reason, empty when it did."""
-        why = self._choices[outcome.sequence_id].why
-        firm, kind, reason = why.text, "", ""
-        if firm:
-            kind, reason = why.kind, firm
-        elif not row.num_draft_tokens:
-            kind, reason = "end", "one token was left, nothing to draft"
-        elif not outcome.drafted:
-            kind = "drafter"
-            reason = outcome.why_not_drafted or "the token of a plain forward was still to be delivered"
+    def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> Reason:
+        """Count why a step did not draft; the answer is the reason."""
+        firm = reason = self._choices[outcome.sequence_id].refusal
+        if not firm and not row.num_draft_tokens:
+            reason = Reason("last_token")
+        elif not firm and not outcome.drafted:
+            reason = outcome.why_not_drafted or Reason("under_way")
         if reason:
-            sequence.refusals.add(kind, reason, firm=bool(firm))
+            sequence.refusals.add(reason, firm=bool(firm))
         return reason
 
     def _end(

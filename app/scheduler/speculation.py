@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 
 from app.core.ports import EngineLimits
+from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
-from app.core.step import DRAFT_LENGTHS, Decision, DecodeRow, StepCost, StepResult
+from app.core.step import DRAFT_LENGTHS, DecodeRow, StepCost, StepResult
 from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import Choice, Governor, StepObservation
@@ -22,22 +23,20 @@ def allowed_methods(
     wish = request.speculation
     policy = wish.policy or policy
     if wish.method == PLAIN:
-        return (), _refused("request", "the request asked for it")
+        return (), _refused("asked")
     if policy == "off":
-        return (), _refused("policy", "speculation is switched off for this model (policy 'off')")
+        return (), _refused("policy_off")
     methods = wish.methods or limits.drafters if wish.method == "auto" else (wish.method,)
     if not methods:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in limits.unavailable.items())
-        return (), _refused("drafters", reasons or "no drafter is loaded with this model")
+        return (), _refused("drafters", detail=reasons) if reasons else _refused("no_drafter")
     if policy == "single" and others:
-        noun = "request" if others == 1 else "requests"
-        text = f"batched with {others} other {noun}: policy 'single' speculates when one runs"
-        return (), _refused("batch", text)
+        return (), _refused("batched")
     return methods, Choice()
 
 
-def _refused(kind: str, text: str) -> Choice:
-    return Choice(why=Decision(kind, detail=text))
+def _refused(code: str, **values: str) -> Choice:
+    return Choice(refusal=Reason(code, values))
 
 
 class Speculation:
@@ -70,9 +69,9 @@ class Speculation:
             if not methods:
                 choices[request.id] = refusal
             elif length == 0:
-                choices[request.id] = _refused("request", "0 draft tokens were asked for")
+                choices[request.id] = _refused("asked")
             elif is_named and length is not None:
-                choices[request.id] = Choice(methods[0], length, Decision("request", methods[0], length))
+                choices[request.id] = Choice(methods[0], length)
             else:
                 governed.setdefault(methods, []).append(sequence)
         for methods, sequences in governed.items():

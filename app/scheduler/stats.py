@@ -7,6 +7,7 @@ sequence count nowhere: nobody asked for them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from app.core.reason import NO_REASON, Reason
 from app.core.step import FinishReason, MethodStatistics, StepResult
 
 PLAIN = "off"
@@ -153,26 +154,26 @@ def add_positions(totals: list[int], counts: Sequence[int]) -> None:
 
 @dataclass(slots=True)
 class Refusals:
-    """Why decode steps of one sequence ran without drafts, by kind of reason; texts may change, the last one is kept.
+    """Why decode steps of one sequence ran without drafts, by code; values may change, the last ones are kept.
 
     A *firm* reason means that drafting was not allowed: it is told even when other steps drafted. The others (no
     n-gram matched, one token was left) belong to drafting and are told only when nothing was ever drafted.
     """
 
     _counts: dict[str, int] = field(default_factory=dict)
-    _texts: dict[str, str] = field(default_factory=dict)
+    _last: dict[str, Reason] = field(default_factory=dict)
     _firm: set[str] = field(default_factory=set)
 
-    def add(self, kind: str, text: str, *, firm: bool) -> None:
-        self._counts[kind] = self._counts.get(kind, 0) + 1
-        self._texts[kind] = text
+    def add(self, reason: Reason, *, firm: bool) -> None:
+        self._counts[reason.code] = self._counts.get(reason.code, 0) + 1
+        self._last[reason.code] = reason
         if firm:
-            self._firm.add(kind)
+            self._firm.add(reason.code)
 
-    def told(self, *, cycles: int) -> str:
-        """The reason that held for most steps; empty when every step was allowed to draft and some did."""
-        kinds = [kind for kind in self._counts if kind in self._firm or not cycles]
-        return self._texts[max(kinds, key=self._counts.__getitem__)] if kinds else ""
+    def told(self, *, cycles: int) -> Reason:
+        """The reason that held for most steps; none when every step was allowed to draft and some did."""
+        codes = [code for code in self._counts if code in self._firm or not cycles]
+        return self._last[max(codes, key=self._counts.__getitem__)] if codes else NO_REASON
 
 
 class ModelCounters:

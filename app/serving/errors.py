@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from app.core.errors import InvalidRequest, PacelineError, wording_of
+from app.core.errors import HubProblem, InvalidRequest, PacelineError, wording_of
 from app.i18n import Words
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ MAX_MESSAGE_CHARACTERS = 2000
 OWN_PATHS = ("/admin", "/static")
 PROGRAMS = ("/v1/", "/api/", "/metrics", "/health/")
 SCRIPTS = "/admin/api/"
+HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -67,11 +68,19 @@ def said(error: PacelineError, words: Words | None) -> str:
     """The message in the language of `words`: by the key of its wording, or by its code; else in English."""
     if words is None:
         return error.message
-    if not error.wording:
-        by_code = f"error.{error.code}"
-        return words(by_code, detail=error.message) if by_code in words.entries else error.message
-    key = f"invalid.{error.wording}"
-    return words(key if key in words.entries else "invalid.other", **error.values)
+    if isinstance(error, HubProblem):
+        return words(f"downloads.problem_{error.reason}", repository=error.repository)
+    if error.wording:
+        key = f"invalid.{error.wording}"
+        return words(key if key in words.entries else "invalid.other", **error.values)
+    key = f"error.{error.code}"
+    return words(key if key in words.entries else "error.other", detail=error.message)
+
+
+def words_for(request: Request) -> Words | None:
+    """The words for the dashboard's scripts; None: a program asks, which reads English."""
+    pages: Pages | None = getattr(request.app.state, "pages", None)
+    return pages.words(request) if pages is not None and request.url.path.startswith(SCRIPTS) else None
 
 
 def error_response(error: PacelineError, words: Words | None = None) -> Response:
@@ -104,9 +113,8 @@ def invalid_request(error: ValidationError | RequestValidationError) -> InvalidR
 
 def http_error(error: HTTPException, app: FastAPI) -> PacelineError:
     """Starlette's own refusals (404, 405, 413) in the shape of ours."""
-    codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
     phrase = http.HTTPStatus(error.status_code).phrase
-    code = codes.get(error.status_code, phrase.lower().replace(" ", "_"))
+    code = HTTP_CODES.get(error.status_code, phrase.lower().replace(" ", "_"))
     advice = f" There are {', '.join(endpoints(app))}." if code in {"unknown_url", "method_not_allowed"} else ""
     return Rejected(error.status_code, f"{phrase}.{advice}", code)
 
@@ -140,17 +148,15 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(Rejected(499, "The client closed the connection.", "client_closed_request"))
 
     @app.exception_handler(Exception)
-    async def on_surprise(_request: Request, _error: Exception) -> Response:
-        return error_response(PacelineError("Internal error: the log of the server has the details."))
+    async def on_surprise(request: Request, _error: Exception) -> Response:
+        return error_response(PacelineError("Internal error: see the log of the server."), words_for(request))
 
 
 def _told(request: Request, error: PacelineError) -> Response:
     """Programs get an object, the dashboard's scripts one in its language, a browser that opens an address a page."""
     pages: Pages | None = getattr(request.app.state, "pages", None)
     path = request.scope["path"]
-    if pages is None or path.startswith(PROGRAMS):
-        return error_response(error)
-    if path.startswith(SCRIPTS):
-        return error_response(error, pages.words(request))
+    if pages is None or path.startswith((*PROGRAMS, SCRIPTS)):
+        return error_response(error, words_for(request))
     opens = request.method == "GET" and "text/html" in request.headers.get("accept", "")
     return pages.problem(request, error) if opens and error.status >= 400 else error_response(error)

@@ -5,6 +5,7 @@ from itertools import zip_longest
 from typing import Any
 
 from app.core.messages import Usage
+from app.core.reason import NO_REASON, Reason, reason_object
 from app.core.step import MethodStatistics
 
 
@@ -38,7 +39,7 @@ def add_usages(usages: Sequence[Usage], *, choices_per_prompt: int = 1) -> Usage
         first_token_seconds=min((usage.first_token_seconds for usage in usages), default=0.0),
         methods=tuple(dict.fromkeys(method for usage in usages for method in usage.methods)),
         by_method=_add_methods([each for usage in usages for each in usage.by_method]),
-        reason=next((usage.reason for usage in usages if usage.reason), ""),
+        reason=next((usage.reason for usage in usages if usage.reason), NO_REASON),
         decision=next((usage.decision for usage in usages if usage.decision), None),
     )
 
@@ -101,7 +102,7 @@ def speculation_object(usage: Usage, unavailable: str = "") -> dict[str, Any]:
     decision = usage.decision
     return {
         "method": method_of(usage),
-        "reason": usage.reason or unavailable,
+        **reason_object(usage.reason or unavailable_reason(unavailable)),
         "decision": decision
         and {
             "kind": decision.kind,
@@ -125,6 +126,11 @@ def speculation_object(usage: Usage, unavailable: str = "") -> dict[str, Any]:
             for each in usage.by_method
         },
     }
+
+
+def unavailable_reason(text: str) -> Reason:
+    """Why no drafter came with the model, if there is a text that says so."""
+    return Reason("drafters", {"detail": text}) if text else NO_REASON
 
 
 def _milliseconds(seconds: float) -> float:

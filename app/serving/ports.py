@@ -15,6 +15,7 @@ from app.core.messages import (
     Ready,
     Snapshot,
 )
+from app.core.reason import Reason
 from app.hub.catalog import CatalogModel
 from app.model_settings import ModelSettings
 
@@ -37,7 +38,7 @@ class Worker(Protocol):
         ...
 
     @property
-    def quarantined(self) -> Mapping[str, str]:
+    def quarantined(self) -> Mapping[str, Reason]:
         """Model id -> why it is not loaded any more."""
         ...
 
@@ -50,8 +51,8 @@ class Worker(Protocol):
         ...
 
     @property
-    def last_exit(self) -> str:
-        """Why the last worker ended; empty when none has."""
+    def last_exit(self) -> Reason:
+        """Why the last worker ended; no reason when none has."""
         ...
 
     @property

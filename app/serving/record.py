@@ -16,7 +16,7 @@ from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress,
 from app.core.past import Past
 from app.core.ports import Clock
 from app.core.request import SamplingParameters
-from app.serving.figures import add_usages, speculation_object, timings_object
+from app.serving.figures import add_usages, speculation_object, timings_object, unavailable_reason
 
 CANCELLED = "cancelled"
 MAX_TEXT_CHARACTERS = 200_000
@@ -72,7 +72,7 @@ class Record:
         self.asked = asked
         self.prompt_tokens = self.tokens = self.drafted = self.accepted_tokens = 0
         self.method = "off"
-        self.why_not_drafted = asked.commands[0].model.draft_unavailable
+        self.why_not_drafted = unavailable_reason(asked.commands[0].model.draft_unavailable)
         self.outcome = ""
         self.keeps_texts = keeps_texts
         self._clock = clock

@@ -7,6 +7,7 @@ import { stream } from "./chat_stream.js";
 import { Reply } from "./chat_text.js";
 import { add, choose, lineTo, newTurnId, remove } from "./chat_tree.js";
 import { methodWords } from "./model_words.js";
+import { reasonWords } from "./reason_words.js";
 
 const TITLE_CHARACTERS = 60;
 const KEEP_MS = 1000; // a reply that is being written is written down this often
@@ -33,7 +34,7 @@ export function makeMessage({ id = newTurnId(), parent, role, content = "", span
 export const replyOf = (message) => replies.get(message.id);
 const partOf = (record, names) => Object.fromEntries(names.map((name) => [name, record[name]]));
 const KEPT_TIMINGS = ["first_token_ms", "predicted_n", "predicted_per_second"];
-const KEPT_SPECULATION = ["method", "reason", "drafted", "accepted", "tokens_per_cycle"];
+const KEPT_SPECULATION = ["method", "reason", "reason_code", "reason_values", "drafted", "accepted", "tokens_per_cycle"];
 const keptFigures = ({ timings, speculation }) => ({
   timings: partOf(timings, KEPT_TIMINGS),
   speculation: partOf(speculation, KEPT_SPECULATION),
@@ -252,8 +253,9 @@ export const thread = {
     return figures;
   },
   reasonOf: (message) => {
-    const { reason = "", method } = message.figures?.speculation ?? {};
-    return reason && `${method === "off" ? t("figure.off") : t("figure.partly")} ${reason}`;
+    const speculation = message.figures?.speculation ?? {};
+    const reason = reasonWords(speculation);
+    return reason && `${speculation.method === "off" ? t("figure.off") : t("figure.partly")} ${reason}`;
   },
   noteOf: (message) => {
     if (message.status === "stopped" && !message.problem) return t("reply.stopped");

@@ -6,25 +6,22 @@ import { methodWords } from "./model_words.js";
 const PROBLEMS = {
   offline: (values) => t("downloads.problem_offline", values),
   busy: (values) => t("downloads.problem_busy", values),
-  hub_error: (values) => t("downloads.problem_hub", values),
+  hub_error: (values) => t("downloads.problem_hub_error", values),
   gated: (values) => t("downloads.problem_gated", values),
   not_found: (values) => t("downloads.problem_not_found", values),
   refused: (values) => t("downloads.problem_refused", values),
   empty: (values) => t("downloads.problem_empty", values),
   unsafe: (values) => t("downloads.problem_unsafe", values),
-  wrong_hash: (values) => t("downloads.problem_hash", values),
-  disk_full: (values) => t("downloads.problem_disk", values),
+  wrong_hash: (values) => t("downloads.problem_wrong_hash", values),
+  disk_full: (values) => t("downloads.problem_disk_full", values),
   unwritable: (values) => t("downloads.problem_unwritable", values),
-  folder_taken: (values) => t("downloads.problem_taken", values),
+  folder_taken: (values) => t("downloads.problem_folder_taken", values),
   in_use: (values) => t("downloads.problem_in_use", values),
   stalled: (values) => t("downloads.problem_stalled", values),
   interrupted: (values) => t("downloads.problem_interrupted", values),
 };
 
 export const problemWords = (code, repository, text) => PROBLEMS[code]?.({ repository }) ?? text;
-export const errorWords = (error, repository = "") =>
-  problemWords(error.code?.replace(/^hub_/, ""), repository, error.message);
-
 const STATES = {
   queued: { tone: "", words: () => t("downloads.state_queued") },
   running: { tone: "busy", words: () => t("downloads.state_running") },

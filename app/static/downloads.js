@@ -1,7 +1,7 @@
 // The queue of downloads and the recommended pairs.
 
 import { api, attempt, bytes, component, confirm, live, t, toast } from "./core.js";
-import { downloadRow, errorWords, sizeWords } from "./download_words.js";
+import { downloadRow, sizeWords } from "./download_words.js";
 import { methodWords } from "./model_words.js";
 
 const DOWNLOADS = "/admin/api/downloads";
@@ -127,7 +127,7 @@ component("pairs", () => ({
       if (total > free) toast(t("downloads.no_room", { amount: bytes(total - free) }), "bad");
       else if (await confirm(pairQuestion(pair, total, free))) await order(pair);
     } catch (error) {
-      toast(errorWords(error, pair.main), "bad");
+      toast(error.message, "bad");
     }
     this.isBusy = false;
   },

@@ -1,7 +1,7 @@
 // Searching the hub: results, what one would cost, and the token.
 
 import { api, attempt, component, data, t, toast } from "./core.js";
-import { detailFacts, errorWords, foundRow, problemWords } from "./download_words.js";
+import { detailFacts, foundRow, problemWords } from "./download_words.js";
 
 const TOKENS = {
   paceline: () => t("downloads.token_ours"),
@@ -47,7 +47,7 @@ component("hub", () => ({
       const { results } = await api("GET", `/admin/api/hub/search?${parameters}`);
       if (turn === this.asked) this.rows = results.map(foundRow);
     } catch (error) {
-      if (turn === this.asked) Object.assign(this, { rows: [], problem: errorWords(error) });
+      if (turn === this.asked) Object.assign(this, { rows: [], problem: error.message });
     }
     if (turn === this.asked) Object.assign(this, { isSearching: false, isSearched: true });
   },
@@ -63,7 +63,7 @@ component("hub", () => ({
       const address = `/admin/api/hub/repository?id=${encodeURIComponent(row.repository)}`;
       row.details = detailFacts(await api("GET", address));
     } catch (error) {
-      row.problem = errorWords(error, row.repository);
+      row.problem = error.message;
     }
     row.isLooking = false;
   },

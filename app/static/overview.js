@@ -113,6 +113,9 @@ component("overview", () => ({
     return percent(this.memoryShare, this.memoryShare < 0.1 ? 1 : 0);
   },
   methodName: methodWords,
+  get lastExit() {
+    return this.reasonWords(this.state.worker.last_exit);
+  },
   reasons: (model) => Object.entries(model.unavailable).map(([method, reason]) => ({ method, reason })),
   used: usedBytes,
   drafters: ({ drafts }) => drafterWords(drafts),

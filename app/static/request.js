@@ -36,8 +36,8 @@ function pieces(words, lengths) {
 const DECISIONS = {
   draft: (values) => t("requests.decided_draft", values),
   probe: (values) => t("requests.decided_probe", values),
-  plain: (values) => t("requests.decided_plain", values),
-  measuring: (values) => t("requests.decided_measuring", values),
+  plain: (values) => t("reason.plain", values),
+  measuring: () => t("reason.measuring"),
 };
 
 component("request", () => ({
@@ -109,6 +109,12 @@ component("request", () => ({
       ratio: number(decision.cost_ratio, 2),
       share: percent(decision.acceptance),
     });
+  },
+
+  // Said already where the governor's last decision is the reason.
+  get reason() {
+    const { decision } = this.figures.speculation;
+    return DECISIONS[decision?.kind] && decision.kind === this.request.reason_code ? "" : this.reasonWords(this.request);
   },
 
   get facts() {

@@ -2,6 +2,7 @@
 
 import { number, percent, seconds, t } from "./core.js";
 import { methodWords } from "./model_words.js";
+import { reasonWords } from "./reason_words.js";
 
 const FINE = ["stop", "length", "tool_calls"];
 const OUTCOMES = {
@@ -42,6 +43,7 @@ export const requestWords = {
   share: (acceptance) => (acceptance === null ? t("core.none") : percent(acceptance)),
   accepted: (request) => t("overview.accepted", { share: percent(request.acceptance) }),
   outcomeWords: (request) => (OUTCOMES[request.outcome] ?? (() => t("requests.failed")))(),
+  reasonWords,
   methodWords: (request) => methodWords(request.method),
   outcomeTone: (request) => (FINE.includes(request.outcome) ? "good" : request.outcome === "cancelled" ? "" : "bad"),
 };

@@ -155,7 +155,7 @@ def describe(model_id: str, finished: Finished) -> str:
         f" completion={usage.completion_tokens} drafted={usage.drafted} accepted={usage.accepted} rate={rate:.2f}"
         f" tokens_per_cycle={per_cycle:.2f} tokens_per_second={speed:.1f}"
         f" first_token_seconds={usage.first_token_seconds:.3f} queue_seconds={usage.queue_seconds:.3f}"
-        f" reason={usage.reason!r}"
+        f" reason={str(usage.reason)!r}"
     )
 
 

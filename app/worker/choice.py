@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from app.core.messages import Delta, Finished, TokenText, Usage
+from app.core.reason import NO_REASON
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
 from app.text.detokenizer import TextChunk, TextStream, TokenTable
 from app.worker.tally import Tally
@@ -39,7 +40,7 @@ class Choice:
         self._tokens = self._drafted = self._accepted = 0
         self._logprobs: list[TokenText] = []
         self._method = "off"
-        self._why = self._told_why = ""
+        self._why = self._told_why = NO_REASON
         self.closing = ""
         """The finish reason that is decided already, while the scheduler does not know yet."""
         self.ended = False

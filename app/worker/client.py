@@ -33,6 +33,7 @@ from app.core.messages import (
     Snapshot,
     UnloadModel,
 )
+from app.core.reason import Reason
 from app.worker.failure import error_of, failed_frame
 from app.worker.stream import EventStream, StreamEvent
 
@@ -48,7 +49,7 @@ class WorkerLink(Protocol):
     """What the client needs of a supervisor."""
 
     restarts: int
-    last_exit: str
+    last_exit: Reason
 
     @property
     def ready(self) -> bool: ...
@@ -57,7 +58,7 @@ class WorkerLink(Protocol):
     def draining(self) -> bool: ...
 
     @property
-    def quarantined(self) -> Mapping[str, str]: ...
+    def quarantined(self) -> Mapping[str, Reason]: ...
 
     def attach(self, listener: "WorkerClient") -> None: ...
 
@@ -108,12 +109,12 @@ class WorkerClient:
         return self._link.restarts
 
     @property
-    def last_exit(self) -> str:
-        """Why the last worker ended; empty when none has."""
+    def last_exit(self) -> Reason:
+        """Why the last worker ended; none when none has."""
         return self._link.last_exit
 
     @property
-    def quarantined(self) -> Mapping[str, str]:
+    def quarantined(self) -> Mapping[str, Reason]:
         """Model id -> why it is kept from running."""
         return self._link.quarantined
 

@@ -1,4 +1,4 @@
-"""What is learned from the end of a worker: a readable cause, the pause before the next one, who is to blame.
+"""What is learned from the end of a worker: the cause, the pause before the next one, who is to blame.
 
 Pure: time comes in as numbers. The supervisor owns one of each.
 """
@@ -6,28 +6,38 @@ Pure: time comes in as numbers. The supervisor owns one of each.
 import signal
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
-_CAUSES = {
-    signal.SIGKILL: "it was killed (SIGKILL), usually out of memory",
-    signal.SIGABRT: "it aborted (SIGABRT): a fatal error in the native libraries, see the log",
-    signal.SIGSEGV: "it crashed (SIGSEGV): a memory error in the native libraries, see the log",
-    signal.SIGBUS: "it crashed (SIGBUS): a model file changed or its disk went away while it was used",
-    signal.SIGILL: "it crashed (SIGILL): the processor lacks an instruction that the libraries use",
-    signal.SIGTERM: "it was terminated (SIGTERM)",
+from app.core.reason import Reason
+
+_SIGNALS: dict[int, Reason] = {
+    signal.SIGKILL: Reason("exit_killed"),
+    signal.SIGABRT: Reason("exit_aborted"),
+    signal.SIGSEGV: Reason("exit_segfault"),
+    signal.SIGBUS: Reason("exit_bus"),
+    signal.SIGILL: Reason("exit_illegal"),
+    signal.SIGTERM: Reason("exit_terminated"),
 }
 
 
-def describe_exit(code: int | None) -> str:
-    """Why a process ended, from its exit code (negative: minus the signal) or None when it had to be killed."""
-    if code is None:
-        return "it closed its channel and did not exit"
-    if code >= 0:
-        return f"it exited with code {code}" + ("" if code == 0 else ", see the log")
+def exit_name(code: int | None) -> str:
+    """An exit code (negative: minus the signal; None: it had to be killed) by its number, or the name of the signal."""
+    if code is not None and code >= 0:
+        return str(code)
+    number = signal.SIGKILL if code is None else -code
     try:
-        number = signal.Signals(-code)
+        return signal.Signals(number).name
     except ValueError:
-        return f"it was ended by signal {-code}"
-    return _CAUSES.get(number, f"it was ended by {number.name}")
+        return str(number)
+
+
+def describe_exit(code: int | None) -> Reason:
+    """Why a process ended, from its exit code as `exit_name` has it."""
+    if code is None:
+        return Reason("exit_stuck")
+    if code >= 0:
+        return Reason("exit_code", {"code": code}) if code else Reason("exit_clean")
+    return _SIGNALS.get(-code) or Reason("exit_signal", {"name": exit_name(code)})
 
 
 class Backoff:
@@ -66,17 +76,17 @@ class CrashLog:
         self._window_seconds = window_seconds
         self._quarantine_seconds = quarantine_seconds
         self._crashes: deque[tuple[float, str]] = deque()
-        self._quarantined: dict[str, tuple[float, str]] = {}
+        self._quarantined: dict[str, tuple[float, Reason]] = {}
 
-    def quarantined(self, now_seconds: float) -> Mapping[str, str]:
+    def quarantined(self, now_seconds: float) -> Mapping[str, Reason]:
         """Model id -> why it is not loaded now."""
         self._quarantined = {name: kept for name, kept in self._quarantined.items() if kept[0] > now_seconds}
         return {
-            name: f"{why}; it may run again in {max(1, round((until - now_seconds) / 60))} min"
+            name: replace(why, values={**why.values, "again": max(1, round((until - now_seconds) / 60))})
             for name, (until, why) in self._quarantined.items()
         }
 
-    def record(self, now_seconds: float, model_id: str, cause: str) -> bool:
+    def record(self, now_seconds: float, model_id: str, cause: Reason) -> bool:
         """One crash that was the doing of `model_id`; True when it is quarantined for it."""
         self._crashes.append((now_seconds, model_id))
         while self._crashes[0][0] < now_seconds - self._window_seconds:
@@ -86,8 +96,7 @@ class CrashLog:
         self._crashes = deque(crash for crash in self._crashes if crash[1] != model_id)
         self._quarantined[model_id] = (
             now_seconds + self._quarantine_seconds,
-            f"the worker ended {self._limit} times within {self._window_seconds / 60:g} minutes"
-            f" while it was at this model; the last time {cause}",
+            Reason("quarantined", {"count": self._limit, "minutes": self._window_seconds / 60, "cause": str(cause)}),
         )
         return True
 

@@ -18,8 +18,9 @@ from typing import Protocol
 from app.core.errors import WorkerGone
 from app.core.messages import Command, Event, Heartbeat, Ready, Shutdown
 from app.core.ports import Clock
+from app.core.reason import NO_REASON, Reason
 from app.worker.child import WORKER_COMMAND, Child
-from app.worker.recovery import Backoff, CrashLog, describe_exit, to_blame
+from app.worker.recovery import Backoff, CrashLog, describe_exit, exit_name, to_blame
 from app.worker.watchdog import Watchdog
 
 _logger = logging.getLogger("paceline.supervisor")
@@ -94,7 +95,7 @@ class Supervisor:
         self._watchdog = self._new_watchdog()
         self._wake = asyncio.Event()
         self._ready = asyncio.Event()
-        self._closed: str | None = None
+        self._closed: Reason | None = None
         self._greeted = False
         self._drain_seconds: float | None = None
         self._renew_seconds: float | None = None
@@ -103,7 +104,7 @@ class Supervisor:
         self._usual_start_seconds = 2.0
         self._waiting = 0
         self.restarts = 0
-        self.last_exit = ""
+        self.last_exit = NO_REASON
 
     @property
     def ready(self) -> bool:
@@ -116,7 +117,7 @@ class Supervisor:
         return self._child.process_id if self._child else None
 
     @property
-    def quarantined(self) -> Mapping[str, str]:
+    def quarantined(self) -> Mapping[str, Reason]:
         """Model id -> why it is kept from running."""
         return self._crashes.quarantined(self._clock())
 
@@ -193,7 +194,7 @@ class Supervisor:
                 await self._live()
             except Exception as error:
                 _logger.exception("the supervisor stumbled")
-                self._lose(f"the supervisor could not watch it ({error})", "")
+                self._lose(Reason("exit_unwatched", {"detail": str(error)}), "")
             if self._drain_seconds is not None:
                 break
             self.restarts += 1
@@ -211,14 +212,14 @@ class Supervisor:
                 self._command, on_event=self._handle, on_close=self._handle_close, on_line=self._on_line
             )
         except OSError as error:
-            self._lose(f"it could not be started ({error})", "")
+            self._lose(Reason("exit_not_started", {"detail": str(error)}), "")
             return
         try:
             hung = await self._watch()
             if self._drain_seconds is not None:
-                await self._drain(child, self._drain_seconds, "the server is stopping")
+                await self._drain(child, self._drain_seconds, "exit_stopped")
             elif self._renew_seconds is not None and self._closed is None:
-                await self._drain(child, self._renew_seconds, "somebody restarted it")
+                await self._drain(child, self._renew_seconds, "exit_restarted")
             elif hung:
                 self._lose(hung, child.at)
                 await child.end((signal.SIGABRT, self._timing.abort_seconds))
@@ -230,8 +231,8 @@ class Supervisor:
             self._child = None
             await child.end()
 
-    async def _watch(self) -> str:
-        """Return when the channel closed or `stop` was called (empty), or why the worker counts as hung."""
+    async def _watch(self) -> Reason:
+        """Return when the channel closed or `stop` was called, or why the worker counts as hung."""
         looked = self._clock()
         while self._closed is None and self._drain_seconds is None and self._renew_seconds is None:
             self._wake.clear()
@@ -241,13 +242,13 @@ class Supervisor:
             now = self._clock()
             if not self.ready:
                 if now - self._began > self._timing.start_seconds:
-                    return f"it did not become ready within {self._timing.start_seconds:g} s"
+                    return Reason("exit_not_ready", {"seconds": self._timing.start_seconds})
             elif self._watchdog.look(now - looked, in_flight=bool(self._in_flight)):
-                return f"it hung: no heartbeat for {self._watchdog.allowed_seconds:.3g} s while work was pending"
+                return Reason("exit_hung", {"seconds": self._watchdog.allowed_seconds})
             looked = now
-        return ""
+        return NO_REASON
 
-    async def _drain(self, child: Child, drain_seconds: float, cause: str) -> None:
+    async def _drain(self, child: Child, drain_seconds: float, why: str) -> None:
         """The orderly end: a command, then SIGTERM, then (in `Child.end`) SIGKILL; a worker still starting has none."""
         code = None
         if self._greeted:
@@ -257,16 +258,16 @@ class Supervisor:
             steps = ((signal.SIGTERM, self._timing.reap_seconds),) if self._greeted else ()
             code = await child.end(*steps)
         self._ready.clear()
-        self.last_exit = f"{describe_exit(code)}: {cause}"
+        self.last_exit = Reason(why, {"code": exit_name(code)})
         if self._listener is not None:
-            self._listener.worker_gone(cause)
+            self._listener.worker_gone(str(self.last_exit))
 
     def _hurry(self) -> None:
         """A worker that drains already has drained long enough: the second Shutdown means now."""
         if self.draining and self._greeted and self._child is not None:
             self._child.send(Shutdown())
 
-    def _lose(self, cause: str, blamed: str) -> None:
+    def _lose(self, cause: Reason, blamed: str) -> None:
         """The worker is gone: tell everyone first, then learn from it. `blamed`: the model whose doing it was."""
         now = self._clock()
         self._ready.clear()
@@ -275,7 +276,7 @@ class Supervisor:
         _logger.error("the worker is gone: %s", cause)
         self._lost_at, self._pause_seconds = now, self._backoff.pause_seconds(now - self._began)
         if self._listener is not None:
-            self._listener.worker_gone(cause)
+            self._listener.worker_gone(str(cause))
         if blamed and self._crashes.record(now, blamed, cause):
             _logger.error("quarantined %s: %s", blamed, self._crashes.quarantined(now)[blamed])
 
@@ -307,7 +308,7 @@ class Supervisor:
 
     def _handle_close(self, reason: str) -> None:
         if self._closed is None:
-            self._closed = reason
+            self._closed = Reason("exit_channel", {"detail": reason}) if reason else NO_REASON
         self._wake.set()
 
     @property

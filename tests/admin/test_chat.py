@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from app.admin import chat_routes
-from app.core.errors import WorkerGone
+from app.core.errors import PacelineError, WorkerGone
 from tests.admin.signing import SignInSite, make_sign_in_site
 from tests.admin.test_frame import script_data
 from tests.api.fakes import chat_body, failing, frames
@@ -65,6 +65,14 @@ async def test_a_reply_that_breaks_off_ends_with_its_reason(site: SignInSite) ->
     client = await site.signed_in()
     response = await client.post("/admin/api/v1/chat/completions", json=chat_body(stream=True))
     assert json.loads(frames(response.text)[-1])["error"]["code"] == "worker_restarted"
+
+
+async def test_a_reply_that_breaks_off_says_why_in_the_language_of_the_page(site: SignInSite) -> None:
+    site.site.worker.script = failing(PacelineError("short", code="step_failed"), after_tokens=True)
+    client = await site.signed_in()
+    path, asked = "/admin/api/v1/chat/completions", {"accept-language": "ko"}
+    response = await client.post(path, json=chat_body(stream=True), headers=asked)
+    assert json.loads(frames(response.text)[-1])["error"]["message"] == "모델 실행 중 오류가 발생했습니다. (short)"
 
 
 async def test_the_page_names_the_model_that_requests_get(site: SignInSite) -> None:

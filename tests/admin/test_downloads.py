@@ -142,7 +142,7 @@ async def test_offline_has_words_and_leaves_the_rest_alone(site: DownloadSite) -
     for path in ("/admin/api/hub/search?q=x", f"/admin/api/hub/repository?id={ID}"):
         error = (await site.call("GET", path, status=503))["error"]
         assert error["code"] == "hub_offline"
-        assert "check the network" in error["message"]
+        assert "Check your network" in error["message"]
     await site.call("GET", "/admin/api/downloads")
     assert (await site.call("GET", "/admin/api/hub/recommended"))["pairs"]
 

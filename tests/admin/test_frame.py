@@ -9,6 +9,7 @@ import pytest
 
 from app.admin.templating import POLICY, THEMES
 from app.core.messages import LoadedModel, Snapshot
+from app.core.reason import Reason
 from app.i18n import read_words
 from app.settings import Settings
 from tests.admin.pseudo import OPEN, write_pseudo_locale
@@ -117,7 +118,7 @@ async def test_names_of_models_are_text_everywhere(path: str, name: str) -> None
         site = make_site(api_key="k", models=(model(name),))
         loaded = LoadedModel(id=name, state="ready", unavailable={"mtp": name})
         site.worker.snapshot = Snapshot(models=(loaded,))
-        site.worker.quarantined = {name: name}
+        site.worker.quarantined = {name: Reason("drafters", {"detail": name})}
         return (await get(site, path)).text
 
     page = await page_of(name)

@@ -7,6 +7,7 @@ import pytest
 
 from app.admin.live import LiveFeed
 from app.core.messages import Delta, LoadedModel, LoadProgress, Ready, Snapshot
+from app.core.reason import Reason
 from app.main import build
 from app.serving.pace import Pace
 from tests.admin.signing import Time
@@ -39,7 +40,8 @@ def site() -> Site:
         peak_bytes=6_000,
     )
     site.worker.progress = {"org/other": LoadProgress(model_id="org/other", phase="weights", fraction=0.25)}
-    site.worker.quarantined = {"bad": "the worker ended 3 times"}
+    site.worker.quarantined = {"bad": Reason("exit_code", {"code": 3})}
+    site.worker.last_exit = Reason("exit_killed")
     return site
 
 
@@ -50,7 +52,11 @@ async def test_the_state_names_worker_memory_models_loads_and_quarantine(site: S
         "ready": True,
         "renewing": False,
         "restarts": 0,
-        "last_exit": "",
+        "last_exit": {
+            "reason": "killed (SIGKILL), usually out of memory",
+            "reason_code": "exit_killed",
+            "reason_values": {},
+        },
         "draining": False,
         "device": "Apple M9",
     }
@@ -68,7 +74,8 @@ async def test_the_state_names_worker_memory_models_loads_and_quarantine(site: S
     assert loaded["unavailable"] == {"eagle3": "no drafter fits"}
     assert (state["running"], state["waiting"], state["open_requests"]) == (1, 2, 0)
     assert state["loading"] == [{"id": "org/other", "phase": "weights", "fraction": 0.25}]
-    assert state["quarantined"] == [{"id": "bad", "reason": "the worker ended 3 times"}]
+    told = {"reason": "exited with code 3, see the log", "reason_code": "exit_code", "reason_values": {"code": 3}}
+    assert state["quarantined"] == [{"id": "bad", **told}]
 
 
 async def test_the_page_has_the_same_state_at_once(site: Site) -> None:

@@ -13,6 +13,7 @@ import pytest
 from app.core.errors import ModelUnavailable
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadedModel, LoadProgress, Snapshot
 from app.core.past import Past
+from app.core.reason import Reason
 from app.main import create_app
 from app.serving.journal import Journal
 from app.settings import Settings
@@ -96,9 +97,9 @@ async def test_a_running_request_tells_its_phase_and_how_far_it_is(site: Site) -
     await steps.go(Delta(id=name, index=0, text="a", tokens=4, drafted=4, accepted=3, method="draft_model"))
     told = await now()
     assert (told["phase"], told["progress"], told["method"], told["acceptance"]) == ("decode", 0.4, "draft_model", 0.75)
-    await steps.go(Delta(id=name, index=0, text="b", tokens=1, why_not_drafted="plain is faster"))
+    await steps.go(Delta(id=name, index=0, text="b", tokens=1, why_not_drafted=Reason("batched")))
     told = await now()
-    assert (told["reason"], told["method"], told["completion_tokens"]) == ("plain is faster", "off", 5)
+    assert (told["reason_code"], told["method"], told["completion_tokens"]) == ("batched", "off", 5)
     full = (await ask(site, f"requests/{name}"))["request"]
     assert full["figures"]["asked"]["max_tokens"] == 10
     page = await get(site, f"/admin/requests/{name}")

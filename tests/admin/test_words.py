@@ -1,11 +1,17 @@
 """The catalogs: every word that is used exists, every word that exists is used, in every language."""
 
+import ast
 import json
 import re
+import string
 from pathlib import Path
 
 import pytest
 
+from app.core import errors
+from app.core.download import PROBLEMS
+from app.core.errors import HubProblem, PacelineError, error_class
+from app.core.reason import REASONS
 from app.i18n import (
     DEFAULT_LANGUAGE,
     NAME_KEY,
@@ -17,8 +23,9 @@ from app.i18n import (
     plural_form,
     read_words,
 )
+from app.serving.errors import HTTP_CODES, Rejected, said
 from tests.admin.pseudo import CLOSE, CODE, OPEN, pseudo, write_pseudo_locale
-from tests.admin.sources import APP, quoted_keys, scripts, templates
+from tests.admin.sources import APP, calls, quoted_keys, scripts, templates
 
 KEY = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+")
 USE = re.compile(r"(?<![\w.])\$?(?:t|words)(\.n)?\(\s*[\"'`]([^\"'`]+)[\"'`]")
@@ -72,11 +79,44 @@ def test_every_word_is_named_somewhere() -> None:
     assert {key for key in unnamed if not key.startswith(("invalid.", "error."))} == set()
 
 
-def test_every_error_that_has_words_has_a_code_that_the_server_gives() -> None:
-    source = "".join(path.read_text(encoding="utf-8") for path in APP.rglob("*.py"))
-    codes = {key.removeprefix("error.") for key in ENGLISH if key.startswith("error.")}
-    assert codes
-    assert {code for code in codes if f'"{code}"' not in source} == set()
+def raised_codes() -> set[str]:
+    """The code of every error that is made anywhere in the app."""
+    codes = set(HTTP_CODES.values())
+    for name, call in calls():
+        kind = error_class(name)
+        if kind is PacelineError and name != "PacelineError":
+            continue
+        given = [each.value for each in call.keywords if each.arg == "code"]
+        given += call.args[2:3] if kind is Rejected else []
+        codes |= {each.value for each in given if isinstance(each, ast.Constant)}
+        codes |= {getattr(errors, each.id) for each in given if isinstance(each, ast.Name) and each.id.isupper()}
+        codes |= set() if given else {kind.code}
+    return codes
+
+
+def test_every_error_has_words_of_its_own_and_the_words_an_error() -> None:
+    worded = {key.removeprefix("error.") for key in ENGLISH if key.startswith("error.")}
+    assert worded == raised_codes() | {"other"}
+
+
+@pytest.mark.parametrize("language", languages())
+def test_every_error_is_told_in_every_language(language: str) -> None:
+    words = read_words(language)
+    told = [said(PacelineError("detail", code=code), words) for code in {*raised_codes(), "never heard of"}]
+    told += [said(HubProblem(problem, "a/b"), words) for problem in PROBLEMS]
+    assert [text for text in told if not SCRIPTS.get(language, re.compile("")).search(text)] == []
+
+
+def test_every_reason_that_is_given_has_words() -> None:
+    """In English for log, terminal and programs, and in the catalogs, whose keys are the same in every language."""
+    makers = [call.args[0] for name, call in calls() if name in {"Reason", "_refused"} and call.args]
+    given = {each.value for each in makers if isinstance(each, ast.Constant)}
+    assert len(given) > 20
+    assert given <= REASONS.keys()
+    assert {key.removeprefix("reason.") for key in ENGLISH if key.startswith("reason.")} == REASONS.keys()
+    for code, text in REASONS.items():
+        fields = {name for _, name, _, _ in string.Formatter().parse(text) if name}
+        assert set(PLACEHOLDER.findall(ENGLISH[f"reason.{code}"])) <= fields, code
 
 
 def test_english_is_the_language_to_compare_with() -> None:

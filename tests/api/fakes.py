@@ -28,6 +28,7 @@ from app.core.messages import (
     TokenText,
     Usage,
 )
+from app.core.reason import NO_REASON, Reason
 from app.core.step import Decision, MethodStatistics
 from app.hub import pairing
 from app.hub.catalog import CatalogModel
@@ -110,11 +111,11 @@ class FakeWorker:
         self.ready_info: Ready | None = Ready(process_id=1, device="cpu")
         self.snapshot = Snapshot()
         self.progress: dict[str, LoadProgress] = {}
-        self.quarantined: dict[str, str] = {}
+        self.quarantined: dict[str, Reason] = {}
         self.restarts = 0
         self.retry_after_seconds = 2
         self.draining = False
-        self.last_exit = ""
+        self.last_exit = NO_REASON
         self.renewals: list[float] = []
         self.commands: list[Generate] = []
         self.cancelled: list[str] = []

@@ -17,6 +17,7 @@ from app.core.messages import (
     Snapshot,
     TextWork,
 )
+from app.core.reason import Reason
 from tests.api.fakes import DRAFTERS, Site, failing, make_site
 
 pytestmark = pytest.mark.anyio
@@ -41,10 +42,10 @@ async def test_models_lists_what_can_answer(site: Site) -> None:
         return [each["id"] for each in (await site.client.get(f"/v1/models{query}")).json()["data"]]
 
     assert await ids() == ["demo-draft", "demo-main", "org/other"]
-    site.worker.quarantined["org/other"] = "crashed three times"
+    site.worker.quarantined["org/other"] = Reason("exit_killed")
     assert await ids() == ["demo-draft", "demo-main"]
     assert await ids("?all=true") == ["broken", "demo-draft", "demo-main", "eagle", "org/other"]
-    for name, why in (("eagle", "drafter"), ("broken", "missing"), ("org/other", "crashed three times")):
+    for name, why in (("eagle", "drafter"), ("broken", "missing"), ("org/other", "killed (SIGKILL)")):
         response = await site.client.get(f"/v1/models/{name}")
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
         assert why in response.json()["error"]["message"]
@@ -68,13 +69,13 @@ async def test_all_models_are_listed_on_request_and_none_is_loaded(site: Site) -
 
 async def test_a_loaded_model_tells_what_it_can(site: Site) -> None:
     site.worker.snapshot = Snapshot(models=(LOADED,))
-    site.worker.quarantined["org/other"] = "crashed three times"
+    site.worker.quarantined["org/other"] = Reason("exit_killed")
     entry = (await site.client.get("/v1/models/demo-main")).json()
     assert (entry["state"], entry["draft"], entry["context"]) == ("loaded", "demo-draft", 2048)
     assert entry["methods"] == ["draft_model", "ngram"]
     assert entry["unavailable"] == {"dflash": "no drafter"}
     other = (await site.client.get("/v1/models/org/other?all=true")).json()
-    assert (other["id"], other["state"], other["problem"]) == ("org/other", "unusable", "crashed three times")
+    assert (other["id"], other["state"], "killed" in other["problem"]) == ("org/other", "unusable", True)
 
 
 @pytest.mark.parametrize("name", ["nothing", "org/nothing", "..%2F..%2Fetc%2Fpasswd", "%00", "%FF"])

@@ -9,6 +9,7 @@ from mlx_lm.models.cache import ChunkedKVCache
 
 from app.core.messages import ModelSpecification
 from app.core.ports import EngineLimits
+from app.core.reason import Reason
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DRAFT_LENGTHS, DecodeRow, DecodeStep, Offer, PrefillRow, PrefillStep
 from app.engine.alone import AloneRunner
@@ -149,7 +150,7 @@ def test_ngram_continues_the_longest_and_latest_match() -> None:
     assert proposal.tokens.tolist() == [[4, 9, 2, 3]], "1 2 3 matches longer than the later 2 3"
     drafter.release("a")
     drafter.admit(Request(id="a", prompt_tokens=(), max_tokens=1))
-    assert drafter.propose([plain_row("a", [1, 2, 3], 3, 2, drafts=4)], []).reasons == ("no earlier text matches",)
+    assert drafter.propose([plain_row("a", [1, 2, 3], 3, 2, drafts=4)], []).reasons == (Reason("no_match"),)
 
 
 def test_ngram_runs_on_into_its_own_drafts() -> None:

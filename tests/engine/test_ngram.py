@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.drafters.ngram import ACROSS_TOKENS, END, OWNERS, Ngram, Text
@@ -187,7 +188,7 @@ def test_rows_with_and_without_a_match_share_one_rectangle() -> None:
     assert proposal.tokens is not None
     assert mx.array_equal(proposal.tokens, mx.array([[3, 1, 2], [0, 0, 0], [4, 4, 0]]))
     assert proposal.counts == (3, 0, 2)
-    assert proposal.reasons == ("", "no earlier text matches", "")
+    assert proposal.reasons == (NO_REASON, Reason("no_match"), NO_REASON)
 
 
 def test_bounds_that_make_no_sense_are_refused() -> None:

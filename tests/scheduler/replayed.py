@@ -15,6 +15,7 @@ from typing import Any
 
 from app.benchmark.verdict import Rates
 from app.core.ports import EngineLimits
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DRAFT_LENGTHS,
@@ -144,13 +145,13 @@ class TraceEngine:
         if not any(row.num_draft_tokens for row in rows):
             self._ahead = {row.sequence_id for row in rows if row.remaining > 1}
             seconds += self.prices.plain(len(rows)) * bool(self._ahead)
-        reasons = {row.sequence_id: "nothing matches" for row in told if row.num_draft_tokens and seconds > 0.001}
+        reasons = {row.sequence_id: Reason("no_match") for row in told if row.num_draft_tokens and seconds > 0.001}
         outcomes = (
             RowOutcome(
                 row.sequence_id,
                 (0,),
                 len(row.tokens),
-                why_not_drafted=reasons.get(row.sequence_id, ""),
+                why_not_drafted=reasons.get(row.sequence_id, NO_REASON),
                 confidences=self._confidences(row, 1),
             )
             for row in told

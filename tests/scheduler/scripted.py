@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from app.core.ports import EngineLimits
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
@@ -150,7 +151,7 @@ class ScriptedEngine:
             accepted=accepted,
             logprobs=tuple(TokenLogprobs(-float(token)) for token in emitted),
             method=row.method if drafted else "off",
-            why_not_drafted="nothing matched" if silent else "",
+            why_not_drafted=Reason("no_match") if silent else NO_REASON,
         )
 
     def _cache(self, cache: list[int], row: DecodeRow, emitted: list[int], *, partial: bool) -> None:

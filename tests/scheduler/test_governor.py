@@ -257,7 +257,8 @@ def test_a_plain_choice_is_a_value_and_says_why_with_numbers() -> None:
     assert (why.kind, why.method, why.num_draft_tokens) == ("plain", "draft_model", 1)
     assert why.cost_ratio == pytest.approx(1.55, abs=0.1)
     assert why.acceptance < 0.3
-    assert why.text == f"verify of 2 costs {why.cost_ratio:.1f}x, acceptance {why.acceptance:.2f}: plain is faster"
+    numbers = f"costs {why.cost_ratio:.1f}x a plain step, acceptance {why.acceptance:.2f}"
+    assert str(choice.refusal) == f"plain is faster: draft_model with draft length 1 {numbers}"
 
 
 def test_probes_become_rare_while_they_lose_and_take_turns() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from app.core.ports import EngineLimits
+from app.core.reason import Reason
 from app.core.step import DecodeStep, FinishReason, PrefillStep, RowOutcome, StepResult, TokenLogprobs
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.sequence import Sequence
@@ -52,7 +53,7 @@ def test_short_prompts_are_read_by_the_first_decode_step() -> None:
 def test_the_step_that_reads_a_short_prompt_teaches_nothing_about_drafts() -> None:
     scheduler = running(prompt=16, cached=0)
     assert isinstance(scheduler.plan(), DecodeStep)
-    unread = RowOutcome("a", (3,), 16, why_not_drafted="it has not read the prompt yet")
+    unread = RowOutcome("a", (3,), 16, why_not_drafted=Reason("drafter_unread"))
     scheduler.commit(StepResult((unread,), seconds=0.5, width=16))
     assert scheduler.costs == (), "neither a forward of sixteen nor a drafting that took no time"
 

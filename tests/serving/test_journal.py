@@ -9,6 +9,7 @@ import pytest
 from app.core.errors import ModelUnavailable, StoreUnavailable
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, ModelSpecification, Usage
 from app.core.past import Past
+from app.core.reason import NO_REASON, Reason
 from app.core.request import SamplingParameters
 from app.serving.journal import Journal
 from app.serving.record import Asked, Record
@@ -104,12 +105,12 @@ async def test_a_request_goes_through_its_phases_and_their_seconds_add_up() -> N
     record.accepted(Accepted(id="r-0", prompt_tokens=40))
     time.now += 4
     assert (record.is_accepted, record.writes) == (True, False)
-    record.told(0, delta(3, drafted=4, accepted=2, method="ngram", why_not_drafted=""))
+    record.told(0, delta(3, drafted=4, accepted=2, method="ngram", why_not_drafted=NO_REASON))
     time.now += 2
-    record.told(0, delta(1, why_not_drafted="plain is faster"))
+    record.told(0, delta(1, why_not_drafted=Reason("batched")))
     assert record.seconds() == {"queue": 3.0, "load": 2.0, "prefill": 4.0, "decode": 2.0, "total": 11.0}
     assert (record.tokens_per_second, record.acceptance, record.method) == (2.0, 0.5, "off")
-    assert record.why_not_drafted == "plain is faster"
+    assert record.why_not_drafted == Reason("batched")
     record.close()
     (past,) = journal.recent
     assert past.outcome == "cancelled"

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from app.core.messages import Heartbeat
+from app.core.reason import Reason
 from app.worker.at_work import AtWork, new_note, read_note
 from app.worker.recovery import Backoff, CrashLog, describe_exit, to_blame
 from app.worker.watchdog import Watchdog
 
+CRASH = Reason("exit_aborted")
 MODELS = some.sampled_from("abc")
 
 
@@ -29,7 +31,7 @@ MODELS = some.sampled_from("abc")
     ],
 )
 def test_exits_are_readable(code: int | None, words: str) -> None:
-    assert words in describe_exit(code)
+    assert words in str(describe_exit(code))
 
 
 def test_the_first_restart_is_at_once_and_pauses_double_up_to_the_limit() -> None:
@@ -41,8 +43,8 @@ def test_the_first_restart_is_at_once_and_pauses_double_up_to_the_limit() -> Non
 
 def test_only_crashes_within_the_window_count() -> None:
     log = CrashLog(3, 300.0, 600.0)
-    assert not any(log.record(at, "a", "it crashed") for at in (0.0, 200.0, 400.0))
-    assert log.record(450.0, "a", "it crashed")
+    assert not any(log.record(at, "a", CRASH) for at in (0.0, 200.0, 400.0))
+    assert log.record(450.0, "a", CRASH)
 
 
 def test_what_the_worker_was_at_takes_the_blame_and_nobody_who_ran_beside_it() -> None:
@@ -60,9 +62,9 @@ def test_a_kill_from_outside_counts_only_against_a_model_that_had_the_worker_to_
 
 def test_a_quarantine_tells_when_it_ends_and_ends_then() -> None:
     log = CrashLog(1, 300.0, 600.0)
-    assert log.record(0.0, "a", "it crashed")
-    assert "it crashed; it may run again in 10 min" in log.quarantined(1.0)["a"]
-    assert "in 1 min" in log.quarantined(590.0)["a"]
+    assert log.record(0.0, "a", CRASH)
+    assert "see the log; it may run again in 10 min" in str(log.quarantined(1.0)["a"])
+    assert "in 1 min" in str(log.quarantined(590.0)["a"])
     assert log.quarantined(600.0) == {}
     assert not log.release("a")
 
@@ -73,7 +75,7 @@ def test_blame_needs_three_crashes_of_that_model(crashes: list[tuple[float, str]
     for later, model in crashes:
         now += later
         seen[model] += 1
-        if log.record(now, model, "x"):
+        if log.record(now, model, CRASH):
             assert seen[model] >= 3
             assert log.release(model)
             assert not log.release(model)

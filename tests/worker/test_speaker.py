@@ -26,7 +26,7 @@ def test_a_request_is_accepted_streamed_and_finished_once(pair: Pair) -> None:
     assert pair.text() == "abcdefghij"
     (finished,) = pair.finished()
     assert (finished.finish_reason, finished.usage.completion_tokens) == ("length", 10)
-    assert finished.usage.reason == ""
+    assert not finished.usage.reason
     deltas = [event for event in pair.of("r") if isinstance(event, Delta)]
     assert sum(delta.tokens for delta in deltas) == 10
     counted = (sum(delta.drafted for delta in deltas), sum(delta.accepted for delta in deltas))

@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx import nn
 
 from app.core.model_folder import ModelFolder
+from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.runner import Forward, Runner
@@ -21,13 +22,13 @@ from app.engine.unit import LoadedUnit
 class Proposal(NamedTuple):
     """Drafts of one cycle: int32 `tokens` [rows, K] (lazy) of which the first `counts[row]` are real.
 
-    `reasons[row]` says why a row got none; empty when it got some. `logits` float32 [rows, K, vocabulary] are what the
+    `reasons[row]` says why a row got none. `logits` float32 [rows, K, vocabulary] are what the
     drafts were drawn from, bias and penalties applied; None when each draft was the drafter's only choice.
     """
 
     tokens: mx.array | None
     counts: tuple[int, ...]
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     logits: mx.array | None = None
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from app.core.errors import ModelUnavailable
+from app.core.reason import NO_REASON, Reason
 from app.core.step import DecodeRow
 from app.engine.acceptance import fit_vocabulary
 from app.engine.drafters import Drafter, Outcome, Proposal
@@ -80,9 +81,9 @@ class DraftModel(Drafter):
             tokens, logits = tokens[back], logits[back]
         return Proposal(tokens, counts, reasons, logits)
 
-    def _refusal(self, row: DecodeRow, limit: int) -> str:
-        """Why a row gets no drafts now; "" when it gets up to `limit` of them."""
-        return "the drafter's context is full" if len(row.tokens) + limit > self._max_context_tokens else ""
+    def _refusal(self, row: DecodeRow, limit: int) -> Reason:
+        """Why a row gets no drafts now; no reason when it gets up to `limit` of them."""
+        return Reason("drafter_full") if len(row.tokens) + limit > self._max_context_tokens else NO_REASON
 
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
         """int32 [rows, width] and the logits they were drawn from, for `rows` in slot order; nothing is read here."""

@@ -18,6 +18,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 from app.core.drafter_config import DrafterConfig
 from app.core.errors import ModelUnavailable
 from app.core.model_folder import ModelFolder
+from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Outcome
@@ -160,12 +161,12 @@ class FeatureDrafter(DraftModel):
                     self._catch_up({name: tokens})
                     mx.async_eval(self.runner.caches.arrays())
 
-    def _refusal(self, row: DecodeRow, limit: int) -> str:
+    def _refusal(self, row: DecodeRow, limit: int) -> Reason:
         waiting = self._waiting.get(row.sequence_id)
         if waiting is None:
-            return "the drafter does not follow this request"
+            return Reason("drafter_unread")
         if waiting.stop != len(row.tokens) - 1 or waiting.start == waiting.stop:
-            return "the hidden states of the last tokens are still to come"
+            return Reason("drafter_waits")
         return super()._refusal(row, limit)
 
     def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:

@@ -8,6 +8,7 @@ drafts before it belong to the context of the next (SuffixDecoding, arXiv 2411.0
 from collections.abc import Iterable, Sequence
 
 from app.core.errors import ModelUnavailable
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.drafters import Drafter, Proposal
@@ -113,7 +114,7 @@ class Ngram(Drafter):
         offers = [self.offer(row.sequence_id, row.tokens, (), row.num_draft_tokens) for row in rows]
         found = [offer.tokens if offer else () for offer in offers]
         counts = tuple(len(tokens) for tokens in found)
-        reasons = tuple("" if count else "no earlier text matches" for count in counts)
+        reasons = tuple(NO_REASON if count else Reason("no_match") for count in counts)
         return Proposal(padded(found) if any(counts) else None, counts, reasons)
 
     def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:

@@ -1,0 +1,66 @@
+"""Why something is as it is: a code and its values on every wire. Log, terminal and programs get these English words,
+pages say the same in their language by `reason.<code>` of the catalogs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+REASONS = {
+    # no drafts
+    "asked": "the request asked for no drafting",
+    "policy_off": "drafting is off for this model (policy 'off')",
+    "batched": "other requests are running, and policy 'single' drafts only when one runs",
+    "drafters": "{detail}",
+    "no_drafter": "no drafter is loaded with this model",
+    "measuring": "measuring the cost of a plain step",
+    "plain": "plain is faster: {method} with draft length {count} costs {ratio:.1f}x a plain step,"
+    " acceptance {share:.2f}",
+    "no_match": "no n-gram match",
+    "last_token": "only one token was left",
+    "under_way": "a plain forward was already under way",
+    "drafter_full": "the drafter's context is full",
+    "drafter_unread": "the drafter has not read the prompt",
+    "drafter_waits": "the hidden states of the last tokens are not there yet",
+    # the end of a worker
+    "exit_killed": "killed (SIGKILL), usually out of memory",
+    "exit_aborted": "aborted (SIGABRT): a fatal error in the native libraries, see the log",
+    "exit_segfault": "crashed (SIGSEGV): a memory error in the native libraries, see the log",
+    "exit_bus": "crashed (SIGBUS): a model file changed or its disk went away while in use",
+    "exit_illegal": "crashed (SIGILL): the processor lacks an instruction that the libraries use",
+    "exit_terminated": "terminated (SIGTERM)",
+    "exit_signal": "ended by signal {name}",
+    "exit_clean": "exited with code 0",
+    "exit_code": "exited with code {code}, see the log",
+    "exit_stuck": "closed its channel and did not exit",
+    "exit_not_started": "could not be started ({detail})",
+    "exit_not_ready": "did not become ready within {seconds:g} s",
+    "exit_hung": "hung: no heartbeat for {seconds:.3g} s while work was pending",
+    "exit_channel": "lost its channel ({detail})",
+    "exit_unwatched": "the supervisor failed ({detail})",
+    "exit_stopped": "stopped with the server (exit code {code})",
+    "exit_restarted": "restarted on request (exit code {code})",
+    # a model that is kept from running
+    "quarantined": "the worker ended {count} times within {minutes:g} minutes while it ran this model, the last time:"
+    " {cause}; it may run again in {again} min",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A code of `REASONS` and what its words are filled with; false when there is nothing to explain."""
+
+    code: str = ""
+    values: Mapping[str, str | float] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.code)
+
+    def __str__(self) -> str:
+        return REASONS[self.code].format(**self.values) if self.code else ""
+
+
+NO_REASON = Reason()
+
+
+def reason_object(reason: Reason) -> dict[str, object]:
+    """Its words for programs, beside code and values for pages."""
+    return {"reason": str(reason), "reason_code": reason.code, "reason_values": dict(reason.values)}
