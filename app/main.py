@@ -27,6 +27,7 @@ from app.hub.catalog import Catalog as ModelFolders
 from app.hub.catalog import default_catalog
 from app.serving.activity import Activity
 from app.serving.auth import Door, authorize
+from app.serving.body import give_memory_back
 from app.serving.conflicts import BEYOND_LOOPBACK, Situation
 from app.serving.context import Context
 from app.serving.errors import install_error_handlers
@@ -179,6 +180,7 @@ def run(
     store is set aside first. `check` may refuse, by an exception, what both together say.
     """
     descriptors.raise_limit()
+    give_memory_back()
     store = Store(given.home / FILE_NAME)
     try:
         said = store.start()

@@ -64,11 +64,8 @@ class CompletionBody(GenerationBody):
 
 
 def _is_tokens(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(type(each) is int and 0 <= each <= MAX_TOKEN_ID for each in value)
-    )
+    is_whole = isinstance(value, list) and set(map(type, value)) == {int}
+    return is_whole and min(value) >= 0 and max(value) <= MAX_TOKEN_ID
 
 
 @router.post("/v1/completions")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from app.core.errors import CONTEXT_OVERFLOW, PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate
 from app.core.ports import Clock
+from app.core.prompt_size import check_prompt
 from app.serving.measurements import Measurements
 from app.serving.ports import Worker
 from app.serving.record import Record
@@ -114,13 +115,14 @@ class Generation:
         try:
             await self._read(position)
         except PacelineError as error:
-            self._fail(position, error)
+            self._fail(position, error.with_traceback(None))  # which would keep the prompt
         except Exception:
             logger.exception("%s: a generation failed in the server", self._commands[position].id)
             self._fail(position, PacelineError("Internal error: see the log of the server."))
 
     async def _read(self, position: int) -> None:
         command = self._commands[position]
+        check_prompt(command)
         unfinished = command.n
         async with contextlib.aclosing(self._worker.generate(command)) as events:
             async for event in events:

@@ -48,6 +48,9 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int = 8
     prefill_chunk_tokens: int = 512
     max_context_tokens: int | None = None
+    context_tokens: int = 0
+    longest_token_bytes: int = 0
+    """What its files say, for a first look at the length of a prompt; 0: nobody knows."""
     prefix_cache_bytes: int = 1 << 30
     queue_limit: int = 128
 

@@ -6,6 +6,7 @@ Qwen 2.5 tokens). A file is read once, and again when it changed: what counts ab
 in a small file from one start to the next, so that two tokenizers are compared by their digests.
 """
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -30,7 +31,7 @@ ORDINARY = "\0ordinary"
 """No special token has this name."""
 INCOMPARABLE = "its tokenizer cannot be compared; both models need a tokenizer.json"
 
-FORM = 1
+FORM = 2
 """Of the kept file: one that has another is made anew."""
 KEPT_FILES, KEPT_DIFFERENCES = 512, 1024
 MAX_KEPT_BYTES = 16 * 1024 * 1024
@@ -56,6 +57,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     special: dict[int, str] = {}
     highest: int = -1
     """The highest id; -1 where nobody knows."""
+    longest_bytes: int = 0
+    """Of a piece of text; 0 where nobody knows."""
     problem: str = ""
     """Why the file cannot be used."""
 
@@ -194,6 +197,12 @@ class Tokenizer:
             raise ModelUnavailable(found.problem)
         return found
 
+    def longest_bytes(self) -> int:
+        """Of a piece of text that one token stands for; 0 where nobody knows. Raises nothing."""
+        with contextlib.suppress(ModelUnavailable, OSError):
+            return self.facts().longest_bytes
+        return 0
+
     def shares_tokens(self, draft: "Tokenizer") -> bool:
         """Whether every id means the same in both."""
         ours = self.facts().tokens
@@ -289,6 +298,7 @@ def _facts(name: str, digest: str, content: bytes) -> Facts:
         ordinary=tuple(_ranges(token for token in ids if token not in special)),
         special=special,
         highest=ids[-1] if ids else -1,
+        longest_bytes=max((len(piece.encode()) for piece in vocabulary.pieces.values()), default=0),
     )
 
 

@@ -77,7 +77,7 @@ class Record:
         self.keeps_texts = keeps_texts
         self._clock = clock
         self._begun, self._ended = begun, ended
-        self._cancel: Callable[[PacelineError], None] = lambda _error: None
+        self._cancel: Callable[[PacelineError], None] = _nothing
         self._began = clock()
         self._load: tuple[float, float] | None = None
         self._accepted_at: float | None = None
@@ -145,6 +145,7 @@ class Record:
         if not self.outcome:
             self.outcome = outcome
             self._ended_at = self._clock()
+            self._cancel = _nothing
             self._ended(self)
 
     # --- what is known of it ----------------------------------------------------------------------------------
@@ -257,6 +258,10 @@ class Record:
     def _reply(self) -> str:
         replies = ("".join(parts) for _, parts in sorted(self._replies.items()))
         return "\n\n".join(replies)[:MAX_TEXT_CHARACTERS]
+
+
+def _nothing(_error: PacelineError) -> None:
+    """There is nothing to cancel; whoever could be cancelled is not kept, nor its prompt."""
 
 
 def sampling_object(sampling: SamplingParameters) -> dict[str, Any]:

@@ -7,6 +7,7 @@ model, or the best one that fits. Everything here may read the disk: call it in 
 import msgspec
 
 from app.core.errors import InvalidRequest, ModelUnavailable, SpeculationUnavailable
+from app.core.footprint import context_tokens
 from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
 from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel
@@ -197,6 +198,8 @@ class Resolver:
             prompt_lookup_min=choice.prompt_lookup_min,
             prompt_lookup_max=choice.prompt_lookup_max,
             ngram_across_requests=settings.ngram_across_requests,
+            context_tokens=context_tokens(main.config),
+            longest_token_bytes=main.tokenizer.longest_bytes(),
             max_rows=settings.max_rows,
             queue_limit=settings.queue_limit,
         )

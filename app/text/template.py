@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 from app.core.errors import InvalidRequest, ModelUnavailable, context_overflow
 from app.core.footprint import context_tokens
 from app.core.model_folder import text_number
+from app.core.prompt_size import check_bytes, text_bytes
 from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
 from app.text.detokenizer import TokenTable
 from app.text.messages import Messages, checked_arguments, plain_messages, render_messages
@@ -30,8 +31,6 @@ MAX_FILE_BYTES = 128 * 1024 * 1024
 """Of a tokenizer's file; the largest published ones have a quarter of it."""
 CHARACTERS_PER_TOKEN = 4
 """How much text is tried first, for each token that the context holds."""
-COMPOSED_BYTES = 4
-"""The most bytes that a normalizer makes one of."""
 # fmt: off
 THINKING_MARKS = (
     "<think>", "</think>", "<longcat_think>", "</longcat_think>", "<|think:start|>", "<|think:end|>",
@@ -113,7 +112,7 @@ class TextModel:
     ) -> list[int]:
         """The prompt tokens of a chat, up to where the answer begins. Raises `InvalidRequest`."""
         limit = self._limit(max_context_tokens)
-        self._check_bytes(_text_bytes([messages, tools]), limit)
+        check_bytes(text_bytes([messages, tools]), limit, self._longest_token_bytes)
         return self._encode(self.render_text(messages, tools, template_arguments), limit)
 
     def render_text(
@@ -155,7 +154,7 @@ class TextModel:
 
     def _encode(self, text: str, limit: int) -> list[int]:
         """All tokens of a text, tried on longer and longer beginnings, so that one beyond the context ends soon."""
-        self._check_bytes(_text_bytes(text), limit)
+        check_bytes(text_bytes(text), limit, self._longest_token_bytes)
         characters = max(1024, CHARACTERS_PER_TOKEN * limit)
         tokens = self._tokenize(text[:characters])
         while characters < len(text):
@@ -168,27 +167,13 @@ class TextModel:
         return tokens
 
     def _tokenize(self, text: str) -> list[int]:
-        self._begin("tokenize", _text_bytes(text))
+        self._begin("tokenize", text_bytes(text))
         try:
             return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
         except BaseException as error:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise InvalidRequest("the text cannot be tokenized: it is not valid Unicode") from error
-
-    def _check_bytes(self, size: int, limit: int) -> None:
-        """Raise for a text that cannot fit, whatever its tokens are."""
-        if size > limit * self._longest_token_bytes * COMPOSED_BYTES:
-            raise context_overflow(f"{size} bytes, more than {limit}", limit)
-
-
-def _text_bytes(value: Any) -> int:
-    """The bytes of all strings in plain JSON."""
-    if isinstance(value, str):
-        return len(value.encode("utf-8", "replace"))
-    if isinstance(value, Mapping):
-        return sum(_text_bytes(each) for pair in value.items() for each in pair)
-    return sum(_text_bytes(each) for each in value) if isinstance(value, list | tuple) else 0
 
 
 def _check_files(path: Path) -> None:

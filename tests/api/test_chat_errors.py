@@ -1,8 +1,11 @@
 """Chat when something fails or takes long: statuses before the stream, frames in it, keep-alives, limits."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +19,8 @@ from app.core.errors import (
     context_overflow,
 )
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
-from tests.api.fakes import USAGE, Site, failing, frames, make_site
+from tests.api.fakes import MODELS, USAGE, Site, failing, frames, make_site, model
+from tests.hub.folders import CONFIG, write_model
 
 pytestmark = pytest.mark.anyio
 
@@ -63,6 +67,45 @@ async def test_a_prompt_beyond_the_context_is_told_in_the_words_that_gateways_lo
         assert (error["code"], error["param"]) == ("context_length_exceeded", parameter)
         assert "This model's maximum context length is 4096 tokens" in error["message"]
         assert "9000 tokens" in error["message"]
+
+
+async def test_a_prompt_that_no_tokens_could_make_fit_is_refused_without_asking_the_worker(tmp_path: Path) -> None:
+    """The longest token here is eight bytes, and a normalizer makes one of four at most: 4096 times 32 may fit."""
+    fits, tools = 4096 * 8 * 4, [{"type": "function", "function": {"name": "f", "description": "ab" * 70_000}}]
+    folder = write_model(tmp_path / "m", added={"<|end8|>": 8})
+    site = make_site(models=(*MODELS, replace(model("m", config=CONFIG), path=folder)))
+    for answered, parameter, size in (
+        (site.complete(model="m", prompt="7" * (fits + 1)), "prompt", f"{fits + 1} bytes"),
+        (site.complete(model="m", prompt="한" * (fits // 3 + 1)), "prompt", f"{fits + 1} bytes"),
+        (site.complete(model="m", prompt=["7", "7" * 900_000]), "prompt", "900000 bytes"),
+        (site.complete(model="m", prompt=[1] * 4096), "prompt", "4096 tokens"),
+        (site.chat(model="m", messages=[{"role": "user", "content": "7" * fits}]), "messages", f"{fits + 15} bytes"),
+        (site.chat(model="m", stream=True, tools=tools), "messages", "140053 bytes"),
+    ):
+        response = await answered
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", parameter)
+        assert "maximum context length is 4096 tokens" in error["message"]
+        assert f"resulted in {size}" in error["message"]
+    assert {command.text for command in site.worker.commands} <= {"7"}
+    assert (await site.complete(model="m", prompt="7" * fits)).status_code == 200
+    assert (await site.complete(model="m", prompt=[1] * 4095)).status_code == 200
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_no_prompt_is_kept_once_it_was_answered(site: Site, streamed: bool, fails: bool) -> None:
+    """Not even until Python looks for cycles, which may take many more prompts."""
+    if fails:
+        site.worker.script = failing(context_overflow(9000, 4096))
+    gc.collect()
+    gc.disable()
+    try:
+        await site.chat(stream=streamed)
+        asked = [site.worker.commands.pop().id]
+        assert [each.id for each in gc.get_objects() if isinstance(each, Generate) and each.id in asked] == []
+    finally:
+        gc.enable()
 
 
 async def test_an_error_in_the_stream_is_one_frame_and_the_end(site: Site) -> None:

@@ -38,6 +38,25 @@ print(time.process_time() - began)
 print([name for name in ("mlx", "mlx_lm", "transformers", "torch", "numpy") if name in sys.modules])
 """
 
+LARGE_BODIES = """
+import json
+from concurrent.futures import ThreadPoolExecutor
+import psutil
+from app.api.completions import CompletionBody
+from app.serving.body import give_memory_back, parse
+give_memory_back()
+
+def read(size):
+    parse(json.dumps({"prompt": "7" * size}).encode(), CompletionBody)
+
+def used(size):
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(read, [size] * 8))
+    return psutil.Process().memory_info().rss
+
+print(-used(10) + used(31_000_000))
+"""
+
 
 @pytest.fixture(autouse=True)
 def _home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +73,11 @@ def test_the_server_is_made_in_time_and_without_mlx() -> None:
     seconds, imported = result.stdout.splitlines()
     assert float(seconds) < 1.5, "processor seconds, so that a busy machine does not fail it"
     assert imported == "[]"
+
+
+def test_the_memory_of_large_bodies_is_given_back() -> None:
+    result = subprocess.run([sys.executable, "-c", LARGE_BODIES], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 16_000_000
 
 
 def test_beyond_loopback_without_a_key_it_refuses(capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.core.tokenizer_file import Tokenizer, TokenizerCache
 from app.text.template import TextModel
 from tests.published import TOKENIZERS, chat_templates, tokenizer_folder
 from tests.text.dialogues import dialogues, variants
@@ -60,6 +61,13 @@ def test_text_comes_out_as_it_went_in_however_its_bytes_are_split(model: TextMod
     assert "".join([*told, stream.finish().text]) == TEXT
     assert "" in told
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in told)
+
+
+def test_the_server_takes_no_token_for_shorter_than_it_is(model: TextModel) -> None:
+    """It refuses by that what could not fit, and nothing else."""
+    folder = Path(model.tokenizer.name_or_path)
+    longest = max(len(piece) for piece in model.table.pieces)
+    assert longest <= Tokenizer(folder, TokenizerCache()).longest_bytes() <= 3 * longest
 
 
 def test_every_token_spells_what_the_tokenizer_says(model: TextModel) -> None:
