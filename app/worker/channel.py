@@ -20,6 +20,7 @@ from app.core.messages import MAX_FRAME_BYTES, Command, Event, Failed, Generate
 
 MAX_BACKLOG_BYTES: Final = 2 * MAX_FRAME_BYTES
 """Commands that the worker has not read yet; above it new requests are refused."""
+READ_BYTES: Final = 256 * 1024
 
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -39,16 +40,15 @@ class _Addressed(msgspec.Struct):
     id: str
 
 
-def pack(message: Command | Event) -> bytearray:
+def pack(message: Command | Event) -> bytes:
     """One frame of `message`. Raises FrameError when it cannot be encoded or is over `MAX_FRAME_BYTES`."""
-    frame = bytearray(_LENGTH.size)
     try:
-        _ENCODER.encode_into(message, frame, _LENGTH.size)
+        payload = _ENCODER.encode(message)
     except (TypeError, UnicodeError, OverflowError, RecursionError, ValueError) as error:
         raise FrameError(f"the message cannot be encoded: {error}") from error
-    _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
-    _length(frame)
-    return frame
+    if len(payload) > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {len(payload)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(payload)) + payload
 
 
 def unpack_event(payload: bytes) -> Event:
@@ -67,14 +67,6 @@ def unpack_command(payload: bytes) -> Command:
         raise FrameError(f"not a command: {error}") from error
 
 
-def _length(frame: bytes | bytearray, limit_bytes: int = MAX_FRAME_BYTES) -> int:
-    """What its first bytes say. Raises FrameError above the limit."""
-    (length,) = _LENGTH.unpack_from(frame)
-    if length > limit_bytes:
-        raise FrameError(f"a frame of {length} bytes is over the limit of {limit_bytes}")
-    return int(length)
-
-
 class FrameDecoder:
     """Cuts a byte stream into payloads, however the bytes were split on the way."""
 
@@ -91,7 +83,10 @@ class FrameDecoder:
         """The payloads that `data` completes; exhaust it. Raises FrameError at a length over the limit."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
-            end = _LENGTH.size + _length(self._buffer, self._limit_bytes)
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > self._limit_bytes:
+                raise FrameError(f"a frame of {length} bytes is over the limit of {self._limit_bytes}")
+            end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break
             payload = bytes(self._buffer[_LENGTH.size : end])
@@ -192,19 +187,14 @@ class WorkerChannel:
         self._end.close()
 
     def _read(self, on_command: Callable[[Command], None], on_close: Callable[[], None]) -> None:
+        decoder = FrameDecoder()
         try:
-            while header := self._receive(_LENGTH.size):
-                self._hand_over(self._receive(_length(header)), on_command)
-        except (OSError, FrameError, struct.error) as error:
+            while data := self._end.recv(READ_BYTES):
+                for payload in decoder.feed(data):
+                    self._hand_over(payload, on_command)
+        except (OSError, FrameError) as error:
             _logger.warning("the channel to the server ended: %s", error)
         on_close()
-
-    def _receive(self, size: int) -> bytes:
-        """So many bytes in one call of the system: a large prompt does not ask for a turn of Python at every piece."""
-        found = b""
-        while len(found) < size and (more := self._end.recv(size - len(found), socket.MSG_WAITALL)):
-            found += more
-        return found
 
     def _hand_over(self, payload: bytes, on_command: Callable[[Command], None]) -> None:
         try:

@@ -173,29 +173,6 @@ def test_the_worker_closes_on_an_oversized_frame() -> None:
     peer.channel.close()
 
 
-@pytest.mark.parametrize("left_out", [1, 30_000_000, 31_000_000])
-def test_the_worker_hears_when_the_server_ends_in_the_middle_of_a_prompt(left_out: int) -> None:
-    ours, theirs = socket.socketpair()
-    peer = Peer(theirs)
-    prompts = [Generate(id=str(n), model=MODEL, text="7" * 31_000_000) for n in range(2)]
-    whole, partial = (pack(prompt) for prompt in prompts)
-    for frame in (whole, partial[:-left_out]):
-        ours.sendall(frame)
-    ours.close()
-    assert peer.closed.wait(DEADLINE_SECONDS)
-    assert peer.commands == prompts[:1]
-    peer.channel.close()
-
-
-def test_the_worker_hears_when_the_server_ends_in_the_middle_of_a_length() -> None:
-    ours, theirs = socket.socketpair()
-    peer = Peer(theirs)
-    ours.sendall(pack(Cancel(id="1"))[:2])
-    ours.close()
-    assert peer.closed.wait(DEADLINE_SECONDS)
-    peer.channel.close()
-
-
 def test_a_malformed_command_fails_its_sender_and_nobody_else() -> None:
     ours, theirs = socket.socketpair()
     peer = Peer(theirs)
