@@ -3,17 +3,20 @@
 This is the one file that imports inside functions, so that `--help` answers at once and only `bench` imports mlx.
 """
 
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from app import __version__
 from app.command import options
-from app.command.terminal import console, fail, show, told_errors
+from app.command.errors import fail, told_errors
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from app.hub.catalog import Catalog
     from app.serving.live_settings import LiveSettings
     from app.settings import Settings
@@ -39,7 +42,7 @@ Model = Annotated[str, typer.Argument(help="A model's id, as `paceline ls` shows
 @application.callback(invoke_without_command=True)
 def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
-        console().print(f"paceline {__version__}", highlight=False)
+        _console().print(f"paceline {__version__}", highlight=False)
         raise typer.Exit
 
 
@@ -58,8 +61,6 @@ def serve(
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
     from app.command.given import given
-    from app.command.greeting import greeting
-    from app.command.listing import check_named_drafts, models_at_once
     from app.main import run
 
     with told_errors():
@@ -75,10 +76,15 @@ def serve(
 
     def check(settings: "Settings") -> None:
         if draft:
+            from app.command.listing import check_named_drafts
+
             check_named_drafts(settings, given(drafts=draft).drafts)
 
     def greet(url: str, setup: str, live: "LiveSettings", catalog: "Catalog") -> None:
-        console().print(greeting(live.current, models_at_once(catalog, live), url, setup), crop=False)
+        from app.command.greeting import greeting
+        from app.command.listing import models_at_once
+
+        _console().print(greeting(live.current, models_at_once(catalog, live), url, setup), crop=False)
 
     with told_errors():
         code = run(wanted, check=check, announce=greet)
@@ -94,7 +100,7 @@ def ls(*, as_json: Json = False) -> None:
     with told_errors():
         settings = given()
         rows = models_on_disk(at_a_glance(settings) or _live(settings))
-    show(rows_as_json(rows) if as_json else disk_table(rows))
+    _show(rows_as_json(rows) if as_json else disk_table(rows))
 
 
 @application.command()
@@ -105,9 +111,9 @@ def ps(*, as_json: Json = False) -> None:
     from app.command.server import Server
 
     settings = _asking()
-    with told_errors(), Server(settings) as server:
-        snapshot = server.loaded()
-    show(snapshot if as_json else loaded_table(snapshot, stored_choices(settings)))
+    with told_errors():
+        snapshot = Server(settings).loaded()
+    _show(snapshot if as_json else loaded_table(snapshot, stored_choices(settings)))
 
 
 @application.command()
@@ -122,9 +128,10 @@ def load(
     from app.command.loaded import loaded_text
     from app.command.server import Server
 
-    with told_errors(), Server(_asking()) as server, console().status(f"Loading {model}…"):
+    server = Server(_asking())
+    with told_errors(), _console().status(f"Loading {model}…"):
         answer = server.load(model, draft=draft, pin=pin, ttl=ttl)
-    show(loaded_text(answer))
+    _show(loaded_text(answer))
 
 
 @application.command()
@@ -132,9 +139,9 @@ def unload(model: Model) -> None:
     """Unload a model."""
     from app.command.server import Server
 
-    with told_errors(), Server(_asking()) as server:
-        was_loaded = server.unload(model).get("was_loaded")
-    console().print(f"{model} {'is unloaded' if was_loaded else 'was not loaded'}.", highlight=False, markup=False)
+    with told_errors():
+        was_loaded = Server(_asking()).unload(model).get("was_loaded")
+    _console().print(f"{model} {'is unloaded' if was_loaded else 'was not loaded'}.", highlight=False, markup=False)
 
 
 @application.command()
@@ -142,9 +149,9 @@ def release(model: Model) -> None:
     """Release a model that is quarantined because the worker kept crashing on it."""
     from app.command.server import Server
 
-    with told_errors(), Server(_asking()) as server:
-        server.release(model)
-    console().print(f"{model} may run again.", highlight=False)
+    with told_errors():
+        Server(_asking()).release(model)
+    _console().print(f"{model} may run again.", highlight=False)
 
 
 @application.command(epilog="Example: `paceline chat --once 'Count from 1 to 20.'`")
@@ -164,10 +171,11 @@ def chat(
     from app.command.server import Server
 
     settings = _asking()
-    with told_errors(), Server(settings) as server:
+    server = Server(settings)
+    with told_errors():
         chosen = choose_model(server, model or settings.default_model)
         options = ChatOptions(chosen, draft, system, temperature, speculation)
-        conversation = Chat(server, options, console())
+        conversation = Chat(server, options, _console())
         if once is None:
             raise typer.Exit(conversation.converse(input))
         conversation.say(once)
@@ -204,15 +212,15 @@ def bench(
             model=model, prompts=tuple(prompt or ()), minutes=minutes, rounds=rounds, json=json, svg=svg, apply=apply
         )
         with told_errors():
-            bench_model(wishes, _settings(), console=console(), note=note)
+            bench_model(wishes, _settings(), console=_console(), note=note)
         return
     from app.benchmark.command import list_cases, run_cases
 
     with told_errors():
         if cases:
-            show(list_cases())
+            _show(list_cases())
         else:
-            run_cases(case or [], rounds=rounds, quick=quick, file=json, console=console(), note=note)
+            run_cases(case or [], rounds=rounds, quick=quick, file=json, console=_console(), note=note)
 
 
 @application.command(epilog="Example: `paceline pull mlx-community/Qwen3-8B-4bit`. Ctrl-C pauses; the same goes on.")
@@ -221,7 +229,7 @@ def pull(repository: options.Repository, *, revision: options.Revision = "") -> 
     from app.command.pull import pull_model
 
     with told_errors():
-        pull_model(_settings(), repository, revision, console())
+        pull_model(_settings(), repository, revision, _console())
 
 
 @application.command()
@@ -231,7 +239,7 @@ def password() -> None:
 
     with told_errors():
         change_password(_settings(), read_password())
-    console().print("The password is set; every browser has to sign in again.", highlight=False)
+    _console().print("The password is set; every browser has to sign in again.", highlight=False)
 
 
 @application.command(epilog="Example: `paceline keys create 'Editor on my laptop'`")
@@ -253,10 +261,10 @@ def keys(
             sys.stdout.write(create_key(settings, name, scope) + "\n")
         elif action == "revoke":
             revoke_key(settings, name)
-            console().print(f"The key {name} is revoked.", highlight=False, markup=False)
+            _console().print(f"The key {name} is revoked.", highlight=False, markup=False)
         else:
             rows = list_keys(settings)
-            show(keys_as_json(rows) if as_json else keys_table(rows))
+            _show(keys_as_json(rows) if as_json else keys_table(rows))
 
 
 @application.command(
@@ -280,13 +288,13 @@ def config(
     with told_errors():
         settings = given()
         if action in {"set", "unset"}:
-            console().print(change(settings, name, value, model), highlight=False, markup=False)
+            _console().print(change(settings, name, value, model), highlight=False, markup=False)
         elif action == "get":
             found = row(settings, name, model)
-            show(found) if as_json else typer.echo(text_of(found["value"], found["unit"]))
+            _show(found) if as_json else typer.echo(text_of(found["value"], found["unit"]))
         else:
             all_rows = rows(settings, model)
-            show(all_rows if as_json else table(all_rows))
+            _show(all_rows if as_json else table(all_rows))
 
 
 @application.command()
@@ -297,7 +305,7 @@ def doctor(*, as_json: Json = False) -> None:
 
     with told_errors():
         findings = examine(given())
-    show(findings_as_json(findings) if as_json else findings_table(findings))
+    _show(findings_as_json(findings) if as_json else findings_table(findings))
     raise typer.Exit(int(has_failed(findings)))
 
 
@@ -322,6 +330,21 @@ def _asking() -> "Settings":
 
     with told_errors():
         return known(given()) or _settings()
+
+
+def _console() -> "Console":
+    """The screen, as wide as it is now."""
+    from rich.console import Console
+
+    return Console()
+
+
+def _show(what: Any) -> None:
+    """Print a table, or a JSON document that another program can read."""
+    if isinstance(what, dict | list):
+        sys.stdout.write(json.dumps(what, indent=2, ensure_ascii=False) + "\n")
+    else:
+        _console().print(what, crop=False)
 
 
 def main() -> None:

@@ -10,8 +10,7 @@ from rich.text import Text
 from app.command.errors import CommandError
 from app.command.figures import bytes_text, count_text
 from app.command.given import choices_in
-from app.command.loaded import choice_text, columns_table
-from app.command.terminal import unbroken
+from app.command.loaded import choice_text, columns_table, unbroken
 from app.hub import pairing
 from app.hub.catalog import Catalog, CatalogModel, default_catalog
 from app.model_settings import ModelSettings

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from app.command.figures import bytes_text
-from app.command.terminal import unbroken
 from app.model_settings import SPECULATION, ModelSettings
 
 
@@ -92,4 +92,12 @@ def columns_table(*columns: str) -> Table:
     right = {"Size", "Context", "Memory", "Running", "Waiting", "Idle"}
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def unbroken(table: Table) -> Table:
+    """The same, with no word ever broken in a narrow window: ids are there to be copied."""
+    for column in table.columns:
+        words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
+        column.min_width = max(map(cell_len, words), default=0)
     return table

@@ -73,20 +73,20 @@ def _bar(repository: str, screen: Console) -> Iterator[Bar]:
 
 def _pull_there(settings: Settings, repository: str, revision: str, bar: Bar) -> None:
     """In the server's queue."""
-    with Server(settings) as server:
-        view = server.add_download(repository, revision)
-        number = int(view["id"])
-        try:
-            while view.get("state") in {"queued", "running"}:
-                note = PHASES.get(view["phase"] or view["state"], "")
-                bar.move(view["done_bytes"], view["total_bytes"], note)
-                time.sleep(ASK_SECONDS)
-                view = server.download(number)
-        except KeyboardInterrupt:
-            server.pause_download(number)
-            raise
-        _check(view)
-        bar.move(view["done_bytes"], view["total_bytes"])
+    server = Server(settings)
+    view = server.add_download(repository, revision)
+    number = int(view["id"])
+    try:
+        while view.get("state") in {"queued", "running"}:
+            note = PHASES.get(view["phase"] or view["state"], "")
+            bar.move(view["done_bytes"], view["total_bytes"], note)
+            time.sleep(ASK_SECONDS)
+            view = server.download(number)
+    except KeyboardInterrupt:
+        server.pause_download(number)
+        raise
+    _check(view)
+    bar.move(view["done_bytes"], view["total_bytes"])
 
 
 def _check(view: dict[str, Any]) -> None:

@@ -1,17 +1,19 @@
-"""The local Paceline server as the command line sees it: a few calls over HTTP, errors that tell the next action."""
+"""The local Paceline server as the command line sees it: a few calls over HTTP, errors that tell the next action.
+
+By the standard library's client: another one takes longer to import than the whole call.
+"""
 
 import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self
-
-import httpx2
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any
 
 from app.command.errors import CommandError
 from app.settings import Settings
 
 CONNECT_SECONDS = 3.0
+BAD_REQUEST, UNAUTHORIZED = 400, 401
 UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to compare with, not to bind
 
 
@@ -21,8 +23,12 @@ class NoServer(CommandError):
 
 def address_of(settings: Settings) -> str:
     """Where a client on this computer reaches the server."""
-    host = UNSPECIFIED.get(settings.host, settings.host)
+    host = _reachable(settings)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def _reachable(settings: Settings) -> str:
+    return UNSPECIFIED.get(settings.host, settings.host)
 
 
 class NoKey(CommandError):
@@ -30,23 +36,14 @@ class NoKey(CommandError):
 
 
 class Server:
-    """One connection to the server; use it as a context manager. Loading takes long, so nothing times out."""
+    """The server at an address; a connection for each call. Loading takes long, so only connecting times out."""
 
     def __init__(self, settings: Settings) -> None:
         self.address = address_of(settings)
-        headers = {}
+        self._place = _reachable(settings), settings.port
+        self._headers = {"Content-Type": "application/json"}
         if settings.api_key is not None:
-            headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
-        timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS)
-        self._client = httpx2.Client(base_url=self.address, headers=headers, timeout=timeout, trust_env=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._client.close()
+            self._headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
 
     def models(self) -> list[dict[str, Any]]:
         """`GET /v1/models`."""
@@ -85,49 +82,59 @@ class Server:
     def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         """The chunks of a streamed chat answer; closing the generator ends the request."""
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        with (
-            self._told_errors(),
-            self._client.stream("POST", "/v1/chat/completions", json=asked) as response,
-        ):
-            if response.status_code >= httpx2.codes.BAD_REQUEST:
-                response.read()
-            self._check(response)
-            for line in response.iter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
-                    chunk: dict[str, Any] = json.loads(line.removeprefix("data: "))
+        with self._told_errors(), self._asked("POST", "/v1/chat/completions", asked) as response:
+            for line in response:
+                if line.strip() == b"data: [DONE]":
+                    return
+                if line.startswith(b"data: "):
+                    chunk: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
                     if "error" in chunk:
                         raise CommandError(_message(chunk))
                     yield chunk
+            raise HTTPException("it ended early")
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        with self._told_errors():
-            response = self._client.request(method, path, json=body)
-            self._check(response)
-            answer = response.json()
+        with self._told_errors(), self._asked(method, path, body) as response:
+            answer = json.loads(response.read())
         return answer if isinstance(answer, dict) else {}
 
-    def _check(self, response: httpx2.Response) -> None:
-        if response.status_code == httpx2.codes.UNAUTHORIZED:
+    @contextmanager
+    def _asked(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[HTTPResponse]:
+        """The answer, which is no error; the connection ends with it."""
+        connection = HTTPConnection(*self._place, timeout=CONNECT_SECONDS)
+        try:
+            connection.connect()
+        except OSError:
+            raise NoServer(f"no server at {self.address}: start one with `paceline serve`") from None
+        try:
+            connection.sock.settimeout(None)
+            connection.request(method, path, None if body is None else json.dumps(body), self._headers)
+            response = connection.getresponse()
+            self._check(response)
+            yield response
+        finally:
+            connection.close()
+
+    def _check(self, response: HTTPResponse) -> None:
+        if response.status == UNAUTHORIZED:
             raise NoKey(f"{self.address} asks for a key: set PACELINE_API_KEY to the one the server was given")
-        if response.status_code >= httpx2.codes.BAD_REQUEST:
+        if response.status >= BAD_REQUEST:
             try:
-                body = response.json()
+                body = json.loads(response.read())
             except ValueError:
                 body = {}
             if _code(body) == "insufficient_scope":
                 raise NoKey(_message(body))
-            raise CommandError(_message(body) or f"{self.address} answered {response.status_code}; is it Paceline?")
+            raise CommandError(_message(body) or f"{self.address} answered {response.status}; is it Paceline?")
 
     @contextmanager
     def _told_errors(self) -> Iterator[None]:
         try:
             yield
-        except httpx2.ConnectError:
-            raise NoServer(f"no server at {self.address}: start one with `paceline serve`") from None
-        except httpx2.TransportError as error:
+        except (HTTPException, OSError) as error:
+            why = " ".join(str(error).split()) or type(error).__name__
             raise CommandError(
-                f"{self.address} broke off the answer ({error or type(error).__name__}): try again, "
-                "or look with `paceline doctor`"
+                f"{self.address} broke off the answer ({why}): try again, or look with `paceline doctor`"
             ) from None
         except ValueError:
             raise CommandError(

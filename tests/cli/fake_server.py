@@ -13,7 +13,7 @@ from typing import Any
 class FakeServer:
     port: int = 0
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    """Path -> status and JSON; a list is streamed, one event per item."""
+    """Path -> status and JSON; a list is streamed, one event per item; bytes are sent as they are."""
     requests: list[tuple[str, str, Any, str]] = field(default_factory=list)
     """Method, path, body and Authorization header of everything that was asked."""
 
@@ -26,8 +26,9 @@ def handler_of(fake: FakeServer) -> type[BaseHTTPRequestHandler]:
             fake.requests.append((self.command, self.path, body, self.headers.get("Authorization", "")))
             status, content = fake.answers.get(self.path, (404, {"error": {"message": f"no {self.path} here"}}))
             streamed = isinstance(content, list)
-            events = "".join(f"data: {json.dumps(event)}\n\n" for event in content) + "data: [DONE]\n\n"
-            payload = (events if streamed else json.dumps(content)).encode()
+            payload = content if isinstance(content, bytes) else json.dumps(content).encode()
+            if streamed:
+                payload = "".join(f"data: {each}\n\n" for each in (*map(json.dumps, content), "[DONE]")).encode()
             self.send_response(status)
             self.send_header("Content-Type", "text/event-stream" if streamed else "application/json")
             self.send_header("Content-Length", str(len(payload)))

@@ -155,6 +155,13 @@ def test_a_wanted_key_is_told(environment: Mapping[str, str], fake: FakeServer) 
     assert "PACELINE_API_KEY" in result.stderr
 
 
+def test_a_reply_that_breaks_off_is_told(environment: Mapping[str, str], fake: FakeServer) -> None:
+    fake.answers["/v1/chat/completions"] = (200, f"data: {json.dumps(chunk('One, t'))}\n\n".encode())
+    result = run(environment, "chat", "big", "--once", "Count.")
+    assert (result.exit_code, result.stdout) == (1, "One, t")
+    assert "broke off the answer" in result.stderr
+
+
 def test_another_program_at_the_port_is_told(environment: Mapping[str, str], fake: FakeServer) -> None:
     fake.answers["/api/status"] = (500, "what?")
     result = run(environment, "ps")

@@ -40,8 +40,8 @@ def test_a_command_that_asks_the_server_imports_no_store(
     answer = {"model": "big", "seconds": 1.0, "was_loaded": True}
     fake.answers |= {"/api/status": (200, LOADED), "/api/load": (200, answer), "/api/unload": (200, answer)}
     modules = modules_after(environment, COMMAND.format(words=words))
-    assert "httpx2" in modules
-    assert not (STORE | SERVER | {"app.hub", "app.serving"}) & modules
+    assert "app.command.server" in modules
+    assert not (STORE | SERVER | {"httpx2", "asyncio", "app.hub", "app.serving"}) & modules
 
 
 def test_a_list_of_models_imports_neither_store_nor_server(environment: Mapping[str, str]) -> None:
