@@ -19,6 +19,7 @@ from app.admin.templating import Pages
 from app.core.errors import StaleVersion
 from app.i18n import Words
 from app.serving.body import read_json
+from app.serving.context import Context
 from app.serving.errors import Rejected, error_object, words_for
 from app.store.conversations import Beginning, Conversation, Conversations, Role, Turn
 
@@ -165,6 +166,7 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     conversations = Conversations(context.store)
     context.live.topic("conversations", lambda: {"revision": conversations.revision})
     _add_page(router, context, pages)
+    _add_replies(router, context.serving)
     _add_all(router, conversations)
     _add_one(router, conversations)
     return router
@@ -175,6 +177,16 @@ def _add_page(router: APIRouter, context: AdminContext, pages: Pages) -> None:
     async def get_chat(request: Request) -> HTMLResponse:
         """The page; its script asks for conversations and models."""
         return pages.render("chat.html", request, area="chat", data={"model": context.settings.current.default_model})
+
+
+def _add_replies(router: APIRouter, context: Context) -> None:
+    @router.get("/admin/api/replies/{request_id}")
+    async def follow_reply(request_id: str) -> Response:
+        """The stream of a reply from its beginning, for the page that asked for it and was loaded anew."""
+        kept = context.replies.get(request_id)
+        if kept is None:
+            raise Rejected(404, "This reply is over.", "no_reply")
+        return kept.response(context.write_timeout_seconds)
 
 
 def _add_all(router: APIRouter, conversations: Conversations) -> None:

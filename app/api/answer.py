@@ -1,11 +1,12 @@
 """The way from a list of commands to an HTTP answer, whole or streamed, for chat and completions alike.
 
 Streamed: the response starts when the worker took every prompt, so that a refusal still has its HTTP status, or
-after `keep_alive_seconds` of waiting. A client that leaves cancels the generation in both forms.
+after `keep_alive_seconds` of waiting. A client that leaves cancels the generation in both forms; the chat page has some
+time to come again.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +23,10 @@ from app.serving.auth import identity_of
 from app.serving.context import Context
 from app.serving.errors import error_object, words_for
 from app.serving.record import Asked
-from app.serving.sse import DONE, EventStream, comment, frame
+from app.serving.sse import DONE, EventStream, KeptFrames, comment, frame
+
+DASHBOARD = "/admin/"
+"""Whose streams go on for a while without a reader."""
 
 Value = TypeVar("Value")
 
@@ -112,6 +116,8 @@ async def answer(
         if stream:
             await unless_client_leaves(request, generation.wait_accepted(context.keep_alive_seconds))
             frames = _frames(context, generation, renderer, include_usage=include_usage, words=words_for(request))
+            if request.url.path.startswith(DASHBOARD):
+                return _kept(context, renderer.id, frames, close)
             return EventStream(frames, on_close=close, write_timeout_seconds=context.write_timeout_seconds)
         outcomes = await unless_client_leaves(request, _collect(generation, sum(each.n for each in commands)))
     except BaseException:
@@ -119,6 +125,19 @@ async def answer(
         raise
     close()
     return Response(msgspec.json.encode(renderer.whole(outcomes)), media_type="application/json")
+
+
+def _kept(
+    context: Context, request_id: str, frames: AsyncGenerator[bytes, None], close: Callable[[], None]
+) -> EventStream:
+    """A stream of the chat page, which may leave and come again."""
+    context.replies[request_id] = kept = KeptFrames(
+        frames,
+        on_close=close,
+        on_gone=lambda: context.replies.pop(request_id),
+        patience_seconds=context.reply_patience_seconds,
+    )
+    return kept.response(context.write_timeout_seconds)
 
 
 def _check_choices(commands: Sequence[Generate]) -> None:

@@ -13,6 +13,7 @@ from app.serving.live_settings import LiveSettings
 from app.serving.measurements import Measurements
 from app.serving.ports import Worker
 from app.serving.resolver import Resolver
+from app.serving.sse import KeptFrames
 from app.settings import Settings
 
 
@@ -30,6 +31,10 @@ class Context:
     clock: Clock = time.monotonic
     started_at: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds; the `created` of every model, because a folder does not know when its model was made."""
+    replies: dict[str, KeptFrames] = field(default_factory=dict)
+    """Streams of the chat page by the ids of their requests: a page that is reloaded finds them there."""
+    reply_patience_seconds: float = 60.0
+    """So long a reply of the chat page goes on without it."""
     keep_alive_seconds: float = 10.0
     """A waiting stream gets a comment this often; a stream starts after this time even when nothing happened."""
     write_timeout_seconds: float = 30.0

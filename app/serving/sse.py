@@ -1,4 +1,4 @@
-"""Server-sent events: frames, and a response that ends with its client.
+"""Server-sent events: frames, a response that ends with its client, and frames that outlive a page that is reloaded.
 
 A frame is one `data:` line of JSON. A comment (`: waiting`) keeps a silent stream open. A stream that fails ends with
 one error frame and without `[DONE]`.
@@ -62,3 +62,69 @@ class EventStream(StreamingResponse):
             async with asyncio.timeout(self._write_timeout_seconds):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class KeptFrames:
+    """Frames that are made whether or not somebody reads: whoever comes again reads them from the first one.
+
+    `on_close` is called when they end: by themselves, or after `patience_seconds` without a reader. `on_gone` is called
+    when the patience is over, and then nobody may read any more.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        on_close: Callable[[], None],
+        on_gone: Callable[[], object],
+        patience_seconds: float,
+    ) -> None:
+        self._frames: list[bytes] = []
+        self._ended = False
+        self._news = asyncio.Event()
+        self._readers = 0
+        self._on_gone = on_gone
+        self._patience_seconds = patience_seconds
+        self._making = asyncio.get_running_loop().create_task(self._make(frames, on_close))
+        self._leaving: asyncio.TimerHandle | None = None
+
+    def response(self, write_timeout_seconds: float) -> EventStream:
+        """All frames for one more reader."""
+        self._readers += 1
+        if self._leaving is not None:
+            self._leaving.cancel()
+        return EventStream(self._read(), on_close=self._leave, write_timeout_seconds=write_timeout_seconds)
+
+    async def _make(self, frames: AsyncGenerator[bytes, None], on_close: Callable[[], None]) -> None:
+        try:
+            async for each in frames:
+                self._frames.append(each)
+                self._tell()
+        finally:
+            on_close()
+            self._ended = True
+            self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _read(self) -> AsyncGenerator[bytes, None]:
+        position = 0
+        while True:
+            news = self._news
+            while position < len(self._frames):
+                yield self._frames[position]
+                position += 1
+            if self._ended:
+                return
+            await news.wait()
+
+    def _leave(self) -> None:
+        self._readers -= 1
+        if not self._readers:
+            self._leaving = asyncio.get_running_loop().call_later(self._patience_seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._making.cancel()
+        self._on_gone()

@@ -141,7 +141,7 @@ const page = {
   get draftKey() {
     return this.current.turns.length ? this.current.id : 0;
   },
-  // Replies that are being written end with the page; what is there of them is kept.
+  // What there is of replies that are being written is kept; who comes back soon sees them go on.
   leave() {
     this.keepDraft();
     this.keepShown();

@@ -94,6 +94,8 @@ export const list = {
       if (last) choose(conversation, last.id);
       this.enter(conversation);
       await this.deliver(id);
+      const { current } = this; // as the page watches it
+      if (current.id === id) for (const turn of current.turns.filter(this.isBegun)) this.goOn(current, turn);
     });
   },
   // As the server has it; null where it has not yet, and this browser does.

@@ -1,4 +1,4 @@
-// One streamed completion: chunks as they come. Throws ApiError for a refusal, an error frame, or a cut connection.
+// Streamed completions: chunks as they come. Throws ApiError for a refusal, an error frame, or a cut connection.
 
 import { ApiError, signInAgain, t } from "./core.js";
 
@@ -6,8 +6,18 @@ const ADDRESS = "/admin/api/v1/chat/completions";
 const DATA = "data: ";
 const DONE = "[DONE]";
 
-export async function* stream(body, signal) {
-  const response = await ask({ ...body, stream: true }, signal);
+export const stream = (body, signal) =>
+  chunks(ADDRESS, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true }),
+    signal,
+  });
+// Of a request that an earlier page made, from its beginning.
+export const resume = (id, signal) => chunks(`/admin/api/replies/${id}`, { signal });
+
+async function* chunks(address, options) {
+  const response = await ask(address, options);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -25,11 +35,10 @@ export async function* stream(body, signal) {
   }
 }
 
-async function ask(body, signal) {
-  const headers = { "content-type": "application/json" };
+async function ask(address, options) {
   let response;
   try {
-    response = await fetch(ADDRESS, { method: "POST", headers, body: JSON.stringify(body), signal, cache: "no-store" });
+    response = await fetch(address, { ...options, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(t("core.offline"), "offline", 0);

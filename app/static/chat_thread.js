@@ -3,7 +3,7 @@
 import { api, copy, number, percent, seconds, t } from "./core.js";
 import { byId, optionsOf, requestOf } from "./chat_options.js";
 import { Painter, paint } from "./chat_paint.js";
-import { stream } from "./chat_stream.js";
+import { resume, stream } from "./chat_stream.js";
 import { Reply } from "./chat_text.js";
 import { add, choose, lineTo, newTurnId, remove } from "./chat_tree.js";
 import { methodWords } from "./model_words.js";
@@ -13,6 +13,9 @@ const TITLE_CHARACTERS = 60;
 const KEEP_MS = 1000; // a reply that is being written is written down this often
 const FIGURES_MS = 200;
 const FIGURES_TRIES = 10;
+const BEGUN = "paceline.chat.begun"; // by message: the requests of replies whose end this tab has not seen
+const readBegun = () => JSON.parse(sessionStorage.getItem(BEGUN) ?? "{}");
+const noteBegun = (message, id) => sessionStorage.setItem(BEGUN, JSON.stringify({ ...readBegun(), [message.id]: id }));
 const runs = new Map(); // by the id of its message: {controller, painter, reply, began}
 const replies = new Map(); // by the id of a message: its text with who wrote what
 
@@ -101,13 +104,35 @@ export const thread = {
       content: message.role === "user" ? replyOf(message).content : replyOf(message).answer,
     }));
     add(conversation, { ...makeMessage({ role: "assistant", parent }), status: "writing" });
-    const message = conversation.turns.at(-1);
+    const body = requestOf(this.model, optionsOf(this.form), messages);
+    const controller = new AbortController();
+    await this.write(conversation, conversation.turns.at(-1), controller, stream(body, controller.signal));
+  },
+  isBegun: (message) => message.status === "stopped" && Boolean(readBegun()[message.id]),
+  // A reply that an earlier page began: the server goes on with it for a while, and tells it from the beginning.
+  async goOn(conversation, message) {
+    const controller = new AbortController();
+    const chunks = resume(readBegun()[message.id], controller.signal);
+    noteBegun(message);
+    const first = await chunks.next().catch(() => null);
+    if (!first?.value) return;
+    replies.set(message.id, new Reply({ content: "", spans: [], reasoning: "" }));
+    Object.assign(message, { status: "writing", figures: null, problem: "", version: message.version + 1 });
+    const whole = async function* () {
+      yield first.value;
+      yield* chunks;
+    };
+    await this.write(conversation, message, controller, whole());
+  },
+  async write(conversation, message, controller, chunks) {
     const now = performance.now();
-    const run = { conversation, controller: new AbortController(), painter: new Painter(replyOf(message)), reply: replyOf(message), began: now, keptAt: now };
+    const reply = replyOf(message);
+    const run = { conversation, controller, painter: new Painter(reply), reply, began: now, keptAt: now };
     runs.set(message.id, run);
     this.follow(true);
-    await this.receive(message, run, requestOf(this.model, optionsOf(this.form), messages));
+    await this.receive(message, run, chunks);
     runs.delete(message.id);
+    if (message.figures?.problem?.code !== "cut") noteBegun(message);
     if (message.figures?.problem?.code === "not_signed_in") return remove(conversation, message.id);
     message.version += 1;
     this.announcement = { done: t("chat.finished"), stopped: t("reply.stopped") }[message.status] ?? message.problem;
@@ -115,9 +140,9 @@ export const thread = {
     await this.keepAndSend(conversation, message);
     if (message.status !== "done" && run.id) await this.readFigures(conversation, message, run.id);
   },
-  async receive(message, run, body) {
+  async receive(message, run, chunks) {
     try {
-      for await (const chunk of stream(body, run.controller.signal)) this.take(message, run, chunk);
+      for await (const chunk of chunks) this.take(message, run, chunk);
       message.status = "done";
     } catch (error) {
       const wasStopped = error.name === "AbortError";
@@ -143,7 +168,7 @@ export const thread = {
   },
   take(message, run, chunk) {
     const choice = chunk.choices[0];
-    run.id = chunk.id;
+    if (!run.id) noteBegun(message, (run.id = chunk.id));
     const { content = "", reasoning_content: reasoning = "", tool_calls: calls = [] } = choice?.delta ?? {};
     if ((content || reasoning) && !message.figures) {
       message.figures = { timings: { first_token_ms: performance.now() - run.began } };
@@ -177,7 +202,10 @@ export const thread = {
   },
 
   stop(conversation) {
-    for (const message of conversation.turns) runs.get(message.id)?.controller.abort();
+    for (const run of conversation.turns.map((message) => runs.get(message.id)).filter(Boolean)) {
+      run.controller.abort();
+      if (run.id) api("POST", `/admin/api/requests/${run.id}/cancel`).catch(() => null); // else it would go on for a while
+    }
   },
   // For a page that goes away.
   keepUnfinished(conversation) {

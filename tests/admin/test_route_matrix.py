@@ -97,6 +97,7 @@ ROUTES: dict[str, Access] = {
     "GET /admin/api/logs/download": "admin",
     "GET /admin/requests": "page",
     "GET /admin/requests/{request_id}": "page",
+    "GET /admin/api/replies/{request_id}": "admin",
     "GET /admin/api/requests": "admin",
     "DELETE /admin/api/requests": "admin",
     "GET /admin/api/requests/{request_id}": "admin",

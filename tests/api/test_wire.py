@@ -307,6 +307,56 @@ async def test_a_client_that_leaves_cancels_its_generation(
     assert len(site.context.activity) == 0
 
 
+FROM_THE_PAGE = {"path": "/admin/api/v1/chat/completions", "authorization": "Bearer sk-of-this-test"}
+
+
+async def leave_the_page(port: int) -> str:
+    """Ask as the chat page does, and leave after the first word. The answer: the request's id."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(post(json.dumps(chat_body(stream=True)).encode(), **FROM_THE_PAGE))
+    told = await reader.readuntil(b'"one"')
+    writer.close()
+    return f"chatcmpl-{told.partition(b'chatcmpl-')[2][:24].decode()}"
+
+
+async def come_again(port: int, request_id: str) -> tuple[int, bytes]:
+    head = f"GET /admin/api/replies/{request_id} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+    return await exchange(port, f"{head}authorization: {FROM_THE_PAGE['authorization']}\r\n\r\n".encode())
+
+
+async def test_a_reply_goes_on_while_the_page_that_asked_is_reloaded() -> None:
+    site, is_back = make_site(api_key="sk-of-this-test"), asyncio.Event()
+
+    async def wait_for_the_page(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+        yield Accepted(id=command.id, prompt_tokens=1)
+        yield Delta(id=command.id, index=0, text="one", tokens=1)
+        await is_back.wait()
+        yield Delta(id=command.id, index=0, text=" two", tokens=1)
+        yield Finished(id=command.id, index=0, finish_reason="stop", usage=USAGE)
+
+    site.worker.script = wait_for_the_page
+    async with served(site) as (port, _):
+        request_id = await leave_the_page(port)
+        following = [asyncio.create_task(come_again(port, request_id)) for _ in range(2)]
+        is_back.set()
+        for status, answer in await asyncio.gather(*following):
+            assert status == 200
+            assert [word in answer for word in (b'"one"', b'" two"', b"data: [DONE]")] == [True] * 3
+        assert site.worker.cancelled == []
+        assert (await come_again(port, "chatcmpl-none"))[0] == 404
+    assert len(site.context.activity) == 0
+
+
+async def test_a_reply_ends_when_the_page_that_asked_does_not_come_again() -> None:
+    site = make_site(api_key="sk-of-this-test", context={"reply_patience_seconds": 0.05})
+    site.worker.script = hold
+    async with served(site) as (port, _):
+        request_id = await leave_the_page(port)
+        await site.worker.wait_cancelled()
+        assert (await come_again(port, request_id))[0] == 404
+    assert len(site.context.activity) == 0
+
+
 async def test_a_client_that_stops_reading_is_dropped() -> None:
     site = make_site(context={"write_timeout_seconds": 0.1})
 

@@ -122,6 +122,25 @@ def test_a_message_sent_while_the_server_is_down_is_there_after_its_restart(serv
     expect(chat.locator(REPLIES).last.locator("footer dl")).to_be_visible()
 
 
+def test_a_reply_goes_on_while_the_page_is_reloaded(server: Server, chat: Page) -> None:
+    before = server.call("GET", "/admin/api/requests")["total"]
+    send(chat, "Count from 1 to 400.")
+    expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2, 3")
+    worker = server.worker
+    os.kill(worker, signal.SIGSTOP)
+    chat.reload()
+    expect(chat.locator(WRITING)).to_contain_text("1, 2, 3")
+    os.kill(worker, signal.SIGCONT)
+    expect(chat.locator(f"{REPLIES} footer dl")).to_be_visible(timeout=PATIENCE_MS)
+    expect(chat.locator(REPLIES)).to_have_count(1)
+    expect(chat.get_by_text("Stopped.")).to_have_count(0)
+    is_saved(chat)
+    turns = kept(server, number_of(chat))
+    assert [turn["content"].strip() for turn in turns] == texts(chat)
+    assert (turns[1]["figures"]["finish"], turns[1]["figures"].get("stopped")) == ("stop", None)
+    assert server.call("GET", "/admin/api/requests")["total"] == before + 1, "it was asked for once"
+
+
 def test_a_page_that_stays_open_saves_by_itself_when_the_server_is_back(server: Server, visit: Visit) -> None:
     chat = opened(visit)
     ask(chat, "Count from 1 to 5.")
