@@ -185,7 +185,7 @@ def _add_replies(router: APIRouter, context: Context) -> None:
         """The stream of a reply from its beginning, for the page that asked for it and was loaded anew."""
         kept = context.replies.get(request_id)
         if kept is None:
-            raise Rejected(404, "This reply is over.", "no_reply")
+            raise Rejected(404, "This request does not run any more.", "not_running")
         return kept.response(context.write_timeout_seconds)
 
 

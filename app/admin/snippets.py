@@ -53,7 +53,8 @@ def quoted(text: str) -> str:
 
 def curl(target: Target) -> str:
     """A command for a POSIX shell."""
-    body = f'{{"model": {quoted(target.model)},\n       "messages": [{json.dumps(MESSAGE)}]}}'
+    message = f'{{"role": "{MESSAGE["role"]}",\n                    "content": "{MESSAGE["content"]}"}}'
+    body = f'{{"model": {quoted(target.model)},\n       "messages": [{message}]}}'
     lines = [f"curl {shlex.quote(target.base_url + '/chat/completions')}"]
     if target.has_key:
         lines.append(f'-H "Authorization: Bearer ${KEY_VARIABLE}"')
@@ -68,7 +69,10 @@ def python(target: Target) -> str:
     lines += [
         "from openai import OpenAI",
         "",
-        f"client = OpenAI(base_url={quoted(target.base_url)}, api_key={key})",
+        "client = OpenAI(",
+        f"    base_url={quoted(target.base_url)},",
+        f"    api_key={key},",
+        ")",
         "reply = client.chat.completions.create(",
         f"    model={quoted(target.model)},",
         f"    messages=[{json.dumps(MESSAGE)}],",
@@ -84,7 +88,10 @@ def javascript(target: Target) -> str:
     lines = [
         'import OpenAI from "openai";',
         "",
-        f"const client = new OpenAI({{ baseURL: {quoted(target.base_url)}, apiKey: {key} }});",
+        "const client = new OpenAI({",
+        f"  baseURL: {quoted(target.base_url)},",
+        f"  apiKey: {key},",
+        "});",
         "const reply = await client.chat.completions.create({",
         f"  model: {quoted(target.model)},",
         f"  messages: [{json.dumps(MESSAGE)}],",

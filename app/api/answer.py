@@ -20,7 +20,7 @@ from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, TokenText, Usage
 from app.i18n import Words
 from app.serving.auth import identity_of
-from app.serving.context import Context
+from app.serving.context import Context, context_of
 from app.serving.errors import error_object, words_for
 from app.serving.record import Asked
 from app.serving.sse import DONE, EventStream, KeptFrames, comment, frame
@@ -116,9 +116,7 @@ async def answer(
         if stream:
             await unless_client_leaves(request, generation.wait_accepted(context.keep_alive_seconds))
             frames = _frames(context, generation, renderer, include_usage=include_usage, words=words_for(request))
-            if request.url.path.startswith(DASHBOARD):
-                return _kept(context, renderer.id, frames, close)
-            return EventStream(frames, on_close=close, write_timeout_seconds=context.write_timeout_seconds)
+            return _streamed(request, renderer.id, frames, close)
         outcomes = await unless_client_leaves(request, _collect(generation, sum(each.n for each in commands)))
     except BaseException:
         close()
@@ -127,10 +125,13 @@ async def answer(
     return Response(msgspec.json.encode(renderer.whole(outcomes)), media_type="application/json")
 
 
-def _kept(
-    context: Context, request_id: str, frames: AsyncGenerator[bytes, None], close: Callable[[], None]
+def _streamed(
+    request: Request, request_id: str, frames: AsyncGenerator[bytes, None], close: Callable[[], None]
 ) -> EventStream:
-    """A stream of the chat page, which may leave and come again."""
+    """A stream that ends with its client, or one of the chat page, which may leave and come again."""
+    context = context_of(request)
+    if not request.url.path.startswith(DASHBOARD):
+        return EventStream(frames, on_close=close, write_timeout_seconds=context.write_timeout_seconds)
     context.replies[request_id] = kept = KeptFrames(
         frames,
         on_close=close,

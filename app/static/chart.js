@@ -2,6 +2,7 @@
 
 const LEFT = 46;
 const RIGHT = 24;
+const RIGHT_WORDS = 60; // "20.00 倍"
 const LINE = 22;
 
 function make(name, attributes = {}, text = "") {
@@ -33,7 +34,7 @@ export function chart(node, height, first = null) {
 
 function drawn({ x: [low, high], top, xTicks, yTicks, series, xWords = "", yWords = "" }, width, height) {
   const bottom = height - (xWords ? 2 : 1) * LINE - 4;
-  const right = width - (yTicks.some(([, , words]) => words) ? LEFT : RIGHT);
+  const right = width - (yTicks.some(([, , words]) => words) ? RIGHT_WORDS : RIGHT);
   const across = (x) => LEFT + ((x - low) / (high - low)) * (right - LEFT);
   const up = (y) => bottom - (y / top) * (bottom - (yWords ? LINE : 12));
   const svg = make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });

@@ -62,16 +62,17 @@ export function changeRow({ name, old, new: fresh }) {
 }
 export const changeLines = (changes) => changes.map((each) => changeRow(each)).map((each) => `${each.title}: ${each.words}`).join("\n");
 
-const range = (low, high, write) => t("pays.range", { low: write(low), high: write(high) });
+// Nothing where there is none, as after a single round.
+const range = (low, high, write) => (write(low) === write(high) ? "" : t("pays.range", { low: write(low), high: write(high) }));
 const speed = (value) => number(value, value < 100 ? 1 : 0);
 
 export function settingRow(each, cell) {
   const words = settingWords(each);
-  const used = each.method === "auto" && each.used ? t("pays.mostly", { method: methodWords(each.used) }) : "";
+  const isMixed = each.method === "auto" && each.used;
   const isPlain = each.method === "off";
   return {
     ...each,
-    words: [words, used].filter(Boolean).join(" "),
+    words: isMixed ? t("pays.mostly", { setting: words, method: methodWords(each.used) }) : words,
     frame: each.name === cell.best ? "best" : "",
     isInUse: each.changes?.length === 0,
     speedWords: speed(each.tokens_per_second),
@@ -116,7 +117,7 @@ export function notesOf(row) {
   const { options = {}, skipped = [], interrupted } = row.results;
   const rounds = row.report.cells.find(isAlone)?.rounds ?? 0;
   const notes = [
-    rounds ? t.n("pays.paired", rounds) : "",
+    rounds > 1 ? t.n("pays.paired", rounds) : "",
     interrupted ? t("pays.interrupted") : "",
     skipped.length ? t("pays.skipped") : "",
     Array.isArray(options.prompts) ? t("pays.own_prompt") : t("pays.built_in"),
