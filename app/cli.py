@@ -28,15 +28,15 @@ application = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Run a language model on this computer, drafted by a small one: the same text, sooner.",
-    epilog="Start with `paceline serve`. Settings are environment variables PACELINE_*; the README lists them.",
+    help="Run language models on this computer with speculative decoding: same text, faster.",
+    epilog="Start with `paceline serve`. Settings: `paceline config`, or PACELINE_* variables; the README lists them.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Action = Literal["list", "create", "revoke"]
 Scope = Literal["inference", "admin"]
 ConfigAction = Literal["list", "get", "set", "unset"]
-Model = Annotated[str, typer.Argument(help="A model's id, as `paceline ls` shows it.")]
+Model = Annotated[str, typer.Argument(help="Model id, as shown by `paceline ls`.")]
 
 
 @application.callback(invoke_without_command=True)
@@ -47,7 +47,7 @@ def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 @application.command(
-    epilog="Try it: `paceline serve --model-dir ~/models --draft Qwen3-8B=Qwen3-0.6B`, then `paceline chat` elsewhere."
+    epilog="Try it: `paceline serve --model-dir ~/models --draft Qwen3-8B=Qwen3-0.6B`, then `paceline chat`."
 )
 def serve(
     *,
@@ -151,12 +151,12 @@ def release(model: Model) -> None:
 
     with told_errors():
         Server(_asking()).release(model)
-    _console().print(f"{model} may run again.", highlight=False)
+    _console().print(f"{model} is released and can load again.", highlight=False)
 
 
 @application.command(epilog="Example: `paceline chat --once 'Count from 1 to 20.'`")
 def chat(
-    model: Annotated[str | None, typer.Argument(help="Model id; default: the default, loaded or only model.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Model id; default: the default or only model.")] = None,
     *,
     draft: Annotated[str | None, typer.Option(help="Drafters to use, joined by +.")] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
@@ -199,9 +199,9 @@ def bench(
 ) -> None:
     """Does drafting pay for MODEL on this computer? Without MODEL: compare Paceline with mlx-lm."""
     if model and (case or quick or cases):
-        fail("--case, --quick and --list compare Paceline with mlx-lm: leave MODEL out, or leave them out")
+        fail("--case, --quick and --list compare Paceline with mlx-lm: omit either MODEL or these options")
     if not model and (prompt or svg or apply):
-        fail("--prompt, --svg and --apply are about one model: name it, as in `paceline bench MODEL`")
+        fail("--prompt, --svg and --apply need a model: `paceline bench MODEL`")
     from app.engine.platform import prepare
 
     note = prepare().reason
@@ -223,7 +223,9 @@ def bench(
             run_cases(case or [], rounds=rounds, quick=quick, file=json, console=_console(), note=note)
 
 
-@application.command(epilog="Example: `paceline pull mlx-community/Qwen3-8B-4bit`. Ctrl-C pauses; the same goes on.")
+@application.command(
+    epilog="Example: `paceline pull mlx-community/Qwen3-8B-4bit`. Ctrl-C pauses; run it again to resume."
+)
 def pull(repository: options.Repository, *, revision: options.Revision = "") -> None:
     """Download a model into the downloads folder, by the running server where there is one."""
     from app.command.pull import pull_model
@@ -239,7 +241,7 @@ def password() -> None:
 
     with told_errors():
         change_password(_settings(), read_password())
-    _console().print("The password is set; every browser has to sign in again.", highlight=False)
+    _console().print("The password is set. All browsers are signed out.", highlight=False)
 
 
 @application.command(epilog="Example: `paceline keys create 'Editor on my laptop'`")
@@ -269,7 +271,7 @@ def keys(
 
 @application.command(
     epilog="Examples: `paceline config set theme dark`, `paceline config set --model demo-assistant temperature 0.2`, "
-    "`paceline config unset port`. The command line goes before PACELINE_* variables, they go before what is kept here."
+    "`paceline config unset port`. Options override PACELINE_* variables, which override stored settings."
 )
 def config(
     action: Annotated[ConfigAction, typer.Argument(help="list, get, set or unset.")] = "list",
@@ -284,7 +286,7 @@ def config(
     from app.command.given import given
 
     if (action != "list") != bool(name) or (action == "set") != (value is not None):
-        fail("say `config list`, `config get NAME`, `config set NAME VALUE` or `config unset NAME`")
+        fail("use `config list`, `config get NAME`, `config set NAME VALUE` or `config unset NAME`")
     with told_errors():
         settings = given()
         if action in {"set", "unset"}:

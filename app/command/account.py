@@ -36,7 +36,7 @@ def read_password() -> str:
         return sys.stdin.readline().rstrip("\r\n")
     password = getpass.getpass("New password for the dashboard: ")
     if getpass.getpass("Again: ") != password:
-        raise CommandError("the two are not the same: nothing was changed")
+        raise CommandError("the passwords do not match; nothing was changed")
     return password
 
 
@@ -64,19 +64,18 @@ def revoke_key(settings: Settings, name: str) -> None:
         found = [key for key in accounts.keys.list() if name in {str(key.id), key.name}]
         if len(found) != 1:
             what = "several keys are" if found else "no key is"
-            raise CommandError(f"{what} called {name}: give the number that `paceline keys` shows")
+            raise CommandError(f"{what} called {name}: use its number from `paceline keys`")
         accounts.keys.revoke(found[0].id)
 
 
 def keys_table(keys: Sequence[Key]) -> Table | Text:
     """The keys for a person."""
     if not keys:
-        return Text("No key has been made. Make one: paceline keys create NAME")
-    table = Table("number", "name", "begins with", "opens", "made", "last used", box=None, pad_edge=False)
+        return Text("No API keys. Create one: paceline keys create NAME")
+    table = Table("number", "name", "begins with", "scope", "created", "last used", box=None, pad_edge=False)
     for key in keys:
         used = "never" if key.used_at is None else _day(key.used_at)
-        opens = "everything" if key.scope == "admin" else "the endpoint"
-        table.add_row(str(key.id), Text(key.name), key.hint, opens, _day(key.created_at), used)
+        table.add_row(str(key.id), Text(key.name), key.hint, key.scope, _day(key.created_at), used)
     return table
 
 

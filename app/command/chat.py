@@ -21,10 +21,10 @@ with contextlib.suppress(ImportError):
 EMBEDDED = "embedded"
 ACCEPTED_STYLE = "green underline"
 THINKING_STYLE = "dim italic"
-HELP = """/help   this list
-/reset  forget the conversation
-/quit   leave (so does Ctrl-D)
-Ctrl-C stops a reply; what was said so far stays in the conversation."""
+HELP = """/help   list the commands
+/reset  start a new conversation
+/quit   quit (or Ctrl-D)
+Ctrl-C stops a reply and keeps what has arrived."""
 
 ReadLine = Callable[[str], str]
 """Shows a prompt and returns a line; raises EOFError on Ctrl-D."""
@@ -115,7 +115,7 @@ class Chat:
                 self._console.print()
                 return 0
             except KeyboardInterrupt:
-                self._console.print(Text("Ctrl-D leaves.", style="dim"))
+                self._console.print(Text("Ctrl-D quits.", style="dim"))
                 continue
             if line in {"/quit", "/exit"}:
                 return 0
@@ -167,7 +167,7 @@ def marked(said: str, spans: Any) -> Text:
 
 
 def summary_of(reply: Reply) -> str:
-    """Tokens per second, acceptance and tokens per cycle, or why nothing was drafted."""
+    """Tokens per second, acceptance and tokens per step, or why nothing was drafted."""
     if reply.stopped:
         return "Stopped."
     timings, speculation = reply.timings, reply.speculation
@@ -179,9 +179,9 @@ def summary_of(reply: Reply) -> str:
     method = speculation.get("method") or "off"
     if drafted:
         parts.append(f"{method}: {accepted} of {drafted} drafts accepted ({share_text(accepted, drafted)})")
-        parts.append(f"{float(speculation.get('tokens_per_cycle') or 1):.2f} tokens per cycle")
+        parts.append(f"{float(speculation.get('tokens_per_cycle') or 1):.2f} tokens per step")
     else:
-        parts.append("no speculation")
+        parts.append("no drafting")
     if reason := speculation.get("reason"):
         parts.append(str(reason))
     return " · ".join(parts)
@@ -194,7 +194,7 @@ def choose_model(server: Server, wanted: str | None) -> str:
         return wanted
     models = server.models()
     if not models:
-        raise CommandError("the server found no model: put one into a folder of PACELINE_MODEL_DIRS, see `paceline ls`")
+        raise CommandError("no model found: add one to a folder in PACELINE_MODEL_DIRS, then check `paceline ls`")
     loaded = [model["id"] for model in models if model.get("state") == "loaded"]
     own = [model["id"] for model in models if model.get("source") != EMBEDDED]
     drafted = [model["id"] for model in models if model.get("draft") and not own]
@@ -203,5 +203,5 @@ def choose_model(server: Server, wanted: str | None) -> str:
             return str(candidates[0])
     names = ", ".join(loaded or own or [model["id"] for model in models])
     raise CommandError(
-        f"say which model: {names}; `paceline chat MODEL`, or for good `paceline config set default_model MODEL`"
+        f"name a model: {names}. `paceline chat MODEL`, or set a default: `paceline config set default_model MODEL`"
     )

@@ -22,9 +22,9 @@ from app.store.store import FILE_NAME, Store
 
 SOURCE = "paceline config"
 FELT = {
-    "now": "in effect now; a running server feels it within a second",
-    "reload": "takes effect when a model is next loaded (`paceline unload MODEL` unloads one)",
-    "restart": "takes effect after `paceline serve` is started again",
+    "now": "takes effect now, in a running server within a second",
+    "reload": "applies on next load (`paceline unload MODEL`)",
+    "restart": "applies after a restart of `paceline serve`",
 }
 SHOWN_CHARACTERS = 60
 
@@ -55,8 +55,8 @@ def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:
     """One setting. Raises `CommandError` for an unknown name."""
     found = next((each for each in rows(settings, model) if each["name"] == _bare(name)), None)
     if found is None:
-        where = f"a model has no setting called {name}" if model else f"there is no setting called {name}"
-        raise CommandError(f"{where}: `paceline config list{' --model MODEL' if model else ''}` names them")
+        where = f"models have no setting {name}" if model else f"unknown setting {name}"
+        raise CommandError(f"{where}: `paceline config list{' --model MODEL' if model else ''}` lists them")
     return found
 
 
@@ -74,14 +74,14 @@ def change(settings: Settings, name: str, value: str | None, model: str = "") ->
     now = row(settings, name, model)
     said = f"{now['name']} is {'unset' if now['value'] is None else text_of(now['value'], now['unit'])}"
     if now["origin"] in {"command line", "environment"}:
-        return f"{said}: what was stored waits, because {now['variable']} is set in the environment and goes first"
+        return f"{said}: the new value is stored, but {now['variable']} in the environment overrides it"
     return f"{said}: {FELT[now['takes_effect']]}"
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
     """The settings for a person."""
     shown = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("Setting", "Value", "From", "Takes effect", "What it is"):
+    for column in ("Setting", "Value", "From", "Takes effect", "Description"):
         shown.add_column(column, overflow="fold")
     for each in found:
         value = each["value"] if each["value"] is not None else each.get("inherited")

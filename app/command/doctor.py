@@ -109,7 +109,7 @@ def check_openblas(_settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "openblas",
             "warn",
-            f"{OPENBLAS_LIBRARY} is not installed: the CPU computes some 30 times slower",
+            f"{OPENBLAS_LIBRARY} is not installed: inference on the CPU is about 30 times slower",
             "install it (Debian: libopenblas0-pthread)",
         )
     else:
@@ -125,11 +125,11 @@ def check_package_owner(_settings: Settings, owners: Mapping[str, Sequence[str]]
         yield Finding(
             "package",
             "fail",
-            f"{names} also installs a package called `{TOP_LEVEL_PACKAGE}`; one shadows the other",
-            f"install Paceline into an environment of its own, without {names}",
+            f"{names} also provides a package named `{TOP_LEVEL_PACKAGE}`; one shadows the other",
+            f"install Paceline in its own environment, without {names}",
         )
     else:
-        yield Finding("package", "ok", f"`{TOP_LEVEL_PACKAGE}` belongs to Paceline alone")
+        yield Finding("package", "ok", f"no other package provides `{TOP_LEVEL_PACKAGE}`")
 
 
 def check_port(settings: Settings, answer_seconds: float = 2.0) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def check_port(settings: Settings, answer_seconds: float = 2.0) -> Iterator[Find
     if answer.status_code == httpx2.codes.OK:
         yield Finding("server", "ok", f"ready at {address}")
     elif answer.status_code == httpx2.codes.SERVICE_UNAVAILABLE:
-        yield Finding("server", "warn", f"at {address}, not ready: its worker is starting", "ask again in ten seconds")
+        yield Finding("server", "warn", f"at {address}, not ready: its worker is starting", "try again in ten seconds")
     else:
         yield _held_port(settings)
 
@@ -170,7 +170,7 @@ def _held_port(settings: Settings) -> Finding:
     return Finding(
         "server",
         "fail",
-        f"port {settings.port} is held by {holder_of(settings.port)}",
+        f"port {settings.port} is used by {holder_of(settings.port)}",
         "stop that program, or choose another port: `paceline serve --port 8711`",
     )
 
@@ -205,9 +205,9 @@ def check_models(settings: Settings) -> Iterator[Finding]:
     usable = [row for row in rows if not row.problem]
     if usable:
         paired = sum(1 for row in usable if row.draft)
-        yield Finding("models", "ok", f"{len(usable)} usable, {paired} with a draft")
+        yield Finding("models", "ok", f"{len(usable)} usable, {paired} with a drafter")
     else:
-        yield Finding("models", "fail", "no usable model", "put one into a folder of PACELINE_MODEL_DIRS")
+        yield Finding("models", "fail", "no usable model", "add one to a folder in PACELINE_MODEL_DIRS")
     for row in rows:
         if row.problem:
             yield Finding("model", "warn", row.problem, "the other models are not affected")
@@ -222,10 +222,10 @@ def check_store(settings: Settings) -> Iterator[Finding]:
         reason, _, action = str(error).rpartition(": ")
         yield Finding("store", "fail", reason, action)
     else:
-        yield Finding("store", "ok", str(store.path) if store.exists else "nothing was chosen or measured yet")
+        yield Finding("store", "ok", str(store.path) if store.exists else "nothing stored yet")
         if is_writable_by_others(settings.home):
-            action = f"run `chmod 700 {shlex.quote(str(settings.home))}`; `paceline serve` does it, too"
-            yield Finding("store", "warn", f"other users may write into {settings.home}", action)
+            action = f"run `chmod 700 {shlex.quote(str(settings.home))}`; `paceline serve` does this too"
+            yield Finding("store", "warn", f"other users can write to {settings.home}", action)
     store.close()
 
 
@@ -234,7 +234,7 @@ def check_disk(settings: Settings) -> Iterator[Finding]:
     folder = _existing(settings.home)
     free = shutil.disk_usage(folder).free
     if free < LOW_DISK_BYTES:
-        yield Finding("disk", "warn", f"{bytes_text(free)} free at {folder}", "make room before downloading a model")
+        yield Finding("disk", "warn", f"{bytes_text(free)} free at {folder}", "free some space before a download")
     else:
         yield Finding("disk", "ok", f"{bytes_text(free)} free at {folder}")
 
@@ -244,12 +244,12 @@ def check_memory(settings: Settings) -> Iterator[Finding]:
     total = psutil.virtual_memory().total
     limit = settings.memory_limit
     if limit is None:
-        yield Finding("memory", "ok", f"{bytes_text(total)}; Paceline leaves a reserve for the system")
+        yield Finding("memory", "ok", f"{bytes_text(total)}; part of it stays reserved for the system")
     elif limit > total:
         message = f"PACELINE_MEMORY_LIMIT is {bytes_text(limit)}, the computer has {bytes_text(total)}"
-        yield Finding("memory", "warn", message, "lower it, or leave it empty: the machine decides")
+        yield Finding("memory", "warn", message, "lower it, or unset it to derive it from the machine")
     else:
-        yield Finding("memory", "ok", f"models may hold {bytes_text(limit)} of {bytes_text(total)}")
+        yield Finding("memory", "ok", f"models may use {bytes_text(limit)} of {bytes_text(total)}")
 
 
 def _existing(folder: Path) -> Path:

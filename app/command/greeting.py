@@ -22,7 +22,7 @@ def greeting(settings: Settings, rows: Sequence[Row], address: str, setup: str =
         Text(""),
     ]
     if not usable:
-        parts.append(Text("No model was found: put one into a folder of PACELINE_MODEL_DIRS.", style="yellow"))
+        parts.append(Text("No model found. Add one to a folder in PACELINE_MODEL_DIRS.", style="yellow"))
         return Group(*parts)
     model = next((row for row in usable if row.draft), usable[0])
     parts += [
@@ -30,7 +30,7 @@ def greeting(settings: Settings, rows: Sequence[Row], address: str, setup: str =
         Text("\nTry it:\n", style="bold"),
         _code(curl_line(address, model.id)),
         _code(python_lines(address, model.id, needs_key=settings.api_key is not None)),
-        Text("Or talk to it from another window: paceline chat. Ctrl-C stops the server.", style="dim"),
+        Text("Or chat in another terminal: paceline chat. Ctrl-C stops the server.", style="dim"),
     ]
     return Group(*parts)
 
@@ -39,7 +39,7 @@ def _first_run(setup: str) -> list[Text]:
     if not setup:
         return []
     return [
-        Text("\nChoose a password for the dashboard at this address; it works once, for 30 minutes:", style="bold"),
+        Text("\nChoose a password for the dashboard here (valid once, for 30 minutes):", style="bold"),
         Text(setup, style="cyan", no_wrap=True, overflow="ignore"),
     ]
 

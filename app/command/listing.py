@@ -74,11 +74,9 @@ def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
     mains = {model.id: model for model in catalog.models() if model.kind == "main"}
     for main_id in main_ids:
         if main_id not in mains:
-            raise CommandError(
-                f'--draft names no main model of this computer: "{main_id}"; `paceline ls` shows which are here'
-            )
+            raise CommandError(f'--draft: no main model "{main_id}" on this computer; `paceline ls` lists the models')
         if problem := mains[main_id].problem or chooser.choose(mains[main_id]).problem:
-            raise CommandError(f"{problem} (or leave --draft out)")
+            raise CommandError(f"{problem} (or omit --draft)")
 
 
 def _misfit(drafter: CatalogModel, models: Sequence[CatalogModel]) -> str:
@@ -117,7 +115,7 @@ def disk_table(rows: Sequence[Row]) -> Table:
     """The table of `ls`; choices and problems get a column when there are any."""
     chosen = ("Chosen",) if any(row.chosen for row in rows) else ()
     problem = ("Problem",) if any(row.problem for row in rows) else ()
-    table = columns_table("Model", "Kind", "Size", "Context", "Draft", *chosen, *problem)
+    table = columns_table("Model", "Kind", "Size", "Context", "Drafter", *chosen, *problem)
     for row in rows:
         table.add_row(
             Text(row.id, style="bold"),

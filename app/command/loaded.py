@@ -17,20 +17,20 @@ def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, ModelSettings
     models, loading = snapshot.get("models") or (), snapshot.get("loading") or {}
     quarantined = snapshot.get("quarantined") or {}
     notes = [
-        Text(f"{name} is quarantined: {reason}, or at once after `paceline release {name}`", style="red")
+        Text(f"{name} is quarantined: {reason}; `paceline release {name}` releases it now", style="red")
         for name, reason in quarantined.items()
     ]
     if not (snapshot.get("worker") or {}).get("ready", True):
-        notes.append(Text("The worker is starting; requests wait for it.", style="yellow"))
+        notes.append(Text("The worker is starting; requests wait.", style="yellow"))
     if not models and not loading:
-        notes.append(Text("Nothing is loaded; the first request loads its model, and so does `paceline load MODEL`."))
+        notes.append(Text("No model is loaded. The first request loads one, or run `paceline load MODEL`."))
         return Group(*notes)
-    table = columns_table("Model", "Draft", "State", "Memory", "Methods", "Running", "Waiting", "Idle")
+    table = columns_table("Model", "Drafter", "State", "Memory", "Methods", "Running", "Waiting", "Idle")
     for model in models:
         _add_loaded(table, model, loading.get(model.get("id")))
     known = {model.get("id") for model in models}
     notes += [
-        Text(f"Chosen for {name}: {choice_text(each)}", style="dim") for name, each in chosen.items() if name in known
+        Text(f"Settings of {name}: {choice_text(each)}", style="dim") for name, each in chosen.items() if name in known
     ]
     for name in sorted(set(loading) - known):
         _add_loaded(table, {"id": name, "state": "loading"}, loading[name])
@@ -57,8 +57,8 @@ def loaded_text(answer: Mapping[str, Any]) -> Text:
     draft, why = " + ".join(str(each.get("id")) for each in answer.get("drafts") or ()), answer.get("draft_unavailable")
     seconds = float(answer.get("seconds") or 0)
     text = Text.assemble((str(answer.get("model", "")), "bold"), f" is ready after {seconds:.1f} s")
-    text.append(f", drafted by {draft}." if draft else ".")
-    return text.append(f" No draft model: {why}.", style="dim") if why and not draft else text
+    text.append(f" with {draft}." if draft else ".")
+    return text.append(f" No drafter: {why}.", style="dim") if why and not draft else text
 
 
 def _methods(model: Mapping[str, Any]) -> str:
@@ -78,8 +78,8 @@ def choice_text(choice: ModelSettings) -> str:
         f"{length} draft{'s' if length != 1 else ''}" if length is not None else "",
         f"policy {choice.policy}" if choice.policy else "",
         f"acceptance {choice.acceptance}" if choice.acceptance else "",
-        f"prompt lookup from {shortest}" if shortest is not None else "",
-        f"prompt lookup to {longest}" if longest is not None else "",
+        f"shortest n-gram {shortest}" if shortest is not None else "",
+        f"longest n-gram {longest}" if longest is not None else "",
     ]
     others = {name: value for name, value in choice.given().items() if name not in SPECULATION}
     parts += [f"{name} {'set' if name == 'system_prompt' else value}" for name, value in others.items()]

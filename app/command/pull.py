@@ -33,7 +33,7 @@ from app.settings import Settings
 ASK_SECONDS = 0.5
 PATIENCE = Patience(pauses_seconds=(1, 2, 5, 10, 20))
 """Shorter than the server's: somebody looks on."""
-PHASES = {"waiting": "the connection broke, trying again", "verifying": "checking", "queued": "waiting for its turn"}
+PHASES = {"waiting": "connection lost, retrying", "verifying": "checking", "queued": "queued"}
 
 
 class Bar:
@@ -58,7 +58,7 @@ def pull_model(settings: Settings, repository: str, revision: str, screen: Conso
             except (NoServer, NoKey):
                 _pull_here(settings, repository, revision, bar)
     except KeyboardInterrupt:
-        screen.print("Paused; the same command goes on.", highlight=False)
+        screen.print("Paused. Run the command again to resume.", highlight=False)
         raise
     screen.print(f"{repository} is in {settings.downloads_path}.", highlight=False, markup=False)
 
@@ -94,7 +94,7 @@ def _check(view: dict[str, Any]) -> None:
     if state == "failed":
         raise CommandError(_sentence(view["problem_text"]))
     if state != "done":
-        raise CommandError(f"The download is {state}: somebody changed it on the dashboard. The same command goes on.")
+        raise CommandError(f"The download is {state}: changed on the dashboard. Run the command again to resume.")
 
 
 def _pull_here(settings: Settings, repository: str, revision: str, bar: Bar) -> None:

@@ -117,7 +117,7 @@ class Server:
 
     def _check(self, response: HTTPResponse) -> None:
         if response.status == UNAUTHORIZED:
-            raise NoKey(f"{self.address} asks for a key: set PACELINE_API_KEY to the one the server was given")
+            raise NoKey(f"{self.address} requires an API key: set PACELINE_API_KEY")
         if response.status >= BAD_REQUEST:
             try:
                 body = json.loads(response.read())
@@ -134,11 +134,11 @@ class Server:
         except (HTTPException, OSError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise CommandError(
-                f"{self.address} broke off the answer ({why}): try again, or look with `paceline doctor`"
+                f"{self.address} closed the connection ({why}): try again, or run `paceline doctor`"
             ) from None
         except ValueError:
             raise CommandError(
-                f"{self.address} did not answer in JSON; is it Paceline? try `paceline doctor`"
+                f"{self.address} did not answer with JSON; is it Paceline? Run `paceline doctor`"
             ) from None
 
 

@@ -10,21 +10,21 @@ State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 FINISHED: tuple[State, ...] = ("done", "failed", "cancelled")
 
 PROBLEMS = {
-    "offline": "the Hugging Face hub cannot be reached: check the network, then try again; models here keep working",
-    "busy": "the hub asks for patience (too many requests): wait a minute, then try again",
-    "hub_error": "the hub has a fault of its own: try again later",
-    "gated": "{repository} wants its licence accepted: open it on the hub, accept, and store that account's token here",
-    "not_found": "the hub has no {repository}, or it is private: check the name, or store a token that may see it",
-    "refused": "the hub refused the stored token: store another one, or remove it for public repositories",
-    "empty": "{repository} has no safetensors weights, the only ones that run here: choose another one",
-    "unsafe": "{repository} names a file that cannot be stored safely: choose another one",
-    "wrong_hash": "a file arrived twice with other content than the hub promised and was thrown away: try again later",
-    "disk_full": "the disk has too little room: free some, then try again; what has arrived is kept",
-    "unwritable": "the downloads folder cannot be written: choose another, or allow yourself to write there",
-    "folder_taken": "a folder {repository} that was not downloaded by Paceline is in the way: move it, then try again",
-    "in_use": "another Paceline is downloading {repository}: wait for it, then try again",
-    "stalled": "nothing arrived for a long time: check the network, then try again",
-    "interrupted": "the downloading process ended unexpectedly: try again",
+    "offline": "the Hugging Face Hub cannot be reached: check your network, try again; installed models keep working",
+    "busy": "too many requests to the Hub: wait a minute, then try again",
+    "hub_error": "the Hub has a problem: try again later",
+    "gated": "{repository} is gated: accept its licence on the Hub and save an access token of that account",
+    "not_found": "{repository} does not exist on the Hub or is private: check the name, or save a token with access",
+    "refused": "the Hub rejected the saved token: save another one, or remove it to download public repositories",
+    "empty": "{repository} has no safetensors weights, the only format that runs here: choose another one",
+    "unsafe": "{repository} contains an unsafe file name: choose another one",
+    "wrong_hash": "a file failed its checksum twice and was deleted: try again later",
+    "disk_full": "not enough disk space: free some, then try again; what has been downloaded is kept",
+    "unwritable": "cannot write to the download folder: choose another one, or fix its permissions",
+    "folder_taken": "there is already a folder {repository} that Paceline did not download: move it, then try again",
+    "in_use": "another Paceline is downloading {repository}: try again when it has finished",
+    "stalled": "the download stalled: check your network, then try again",
+    "interrupted": "the download process ended unexpectedly: try again",
 }
 """Why a download stands still, with the next action."""
 

@@ -87,7 +87,7 @@ def test_a_key_is_printed_once_and_works_until_it_is_revoked(home: Path) -> None
     assert json.loads(run(home, "keys", "--json").output)[0]["name"] == "my laptop"
     assert run(home, "keys", "revoke", "my laptop").exit_code == 0
     assert accounts(home).keys.find(text) is None
-    assert "No key" in run(home, "keys").output
+    assert "No API keys" in run(home, "keys").output
 
 
 def test_a_key_that_is_not_one_is_not_revoked(home: Path) -> None:

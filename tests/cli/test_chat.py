@@ -54,10 +54,10 @@ def test_accepted_spans_are_marked() -> None:
 @pytest.mark.parametrize(
     ("speculation", "told"),
     [
-        ({"method": "off", "reason": "two requests ran"}, "no speculation · two requests ran"),
+        ({"method": "off", "reason": "two requests ran"}, "no drafting · two requests ran"),
         (
             {"method": "ngram", "drafted": 8, "accepted": 4, "tokens_per_cycle": 3.0},
-            "ngram: 4 of 8 drafts accepted (50 %) · 3.00 tokens per cycle",
+            "ngram: 4 of 8 drafts accepted (50 %) · 3.00 tokens per step",
         ),
     ],
 )

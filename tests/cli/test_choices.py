@@ -38,7 +38,7 @@ def test_ps_shows_a_stored_choice_of_a_loaded_model(environment: Mapping[str, st
     keep(environment, "big")
     keep(environment, "not-loaded")
     shown = run(environment, "ps").stdout
-    assert f"Chosen for big: {WORDS}" in shown
+    assert f"Settings of big: {WORDS}" in shown
     assert "not-loaded" not in shown
 
 

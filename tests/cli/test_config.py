@@ -22,11 +22,11 @@ def test_every_setting_is_listed_with_its_value_and_when_it_is_felt(environment:
 @pytest.mark.parametrize(
     ("name", "value", "felt"),
     [
-        ("theme", "dark", "in effect now"),
-        ("queue_limit", "5", "when a model is next loaded"),
-        ("drain_seconds", "5", "after `paceline serve` is started again"),
-        ("PACELINE_MAX_ROWS", "4", "when a model is next loaded"),
-        ("keep-texts", "on", "in effect now"),
+        ("theme", "dark", "takes effect now"),
+        ("queue_limit", "5", "on next load"),
+        ("drain_seconds", "5", "after a restart"),
+        ("PACELINE_MAX_ROWS", "4", "on next load"),
+        ("keep-texts", "on", "takes effect now"),
     ],
 )
 def test_set_says_when_it_is_felt_and_get_prints_it(
@@ -43,7 +43,7 @@ def test_set_says_when_it_is_felt_and_get_prints_it(
 
 def test_a_variable_goes_first_and_that_is_told(environment: Mapping[str, str]) -> None:
     said = run(environment, "config", "set", "port", "9000").stdout
-    assert "PACELINE_PORT is set in the environment and goes first" in said
+    assert "PACELINE_PORT in the environment overrides it" in said
     assert run(environment, "config", "get", "port").stdout.strip() == environment["PACELINE_PORT"]
     free = {name: value for name, value in environment.items() if name != "PACELINE_PORT"}
     assert run(free, "config", "get", "port").stdout.strip() == "9000"
@@ -59,8 +59,8 @@ def test_what_is_stored_is_used_by_every_command(environment: Mapping[str, str],
 
 def test_a_model_has_settings_of_its_own(environment: Mapping[str, str]) -> None:
     own = ("--model", "demo-assistant")
-    assert "in effect now" in run(environment, "config", "set", *own, "temperature", "0.2").stdout
-    assert "next loaded" in run(environment, "config", "set", *own, "methods", "ngram, draft_model").stdout
+    assert "takes effect now" in run(environment, "config", "set", *own, "temperature", "0.2").stdout
+    assert "on next load" in run(environment, "config", "set", *own, "methods", "ngram, draft_model").stdout
     assert run(environment, "config", "set", *own, "drafts", "none").exit_code == 0
     rows = {row["name"]: row for row in json.loads(run(environment, "config", "list", *own, "--json").stdout)}
     assert (rows["temperature"]["value"], rows["methods"]["value"]) == (0.2, ["ngram", "draft_model"])
@@ -79,9 +79,9 @@ def test_a_model_has_settings_of_its_own(environment: Mapping[str, str]) -> None
         (("set", "api_key", "k"), "api_key comes from the environment only"),
         (("set", "require_key", "on"), "nobody has a key yet"),
         (("set", "host", "0.0.0.0"), "other machines reach this address"),  # noqa: S104
-        (("set", "horoscope", "1"), "there is no setting called horoscope"),
-        (("get", "temperature"), "there is no setting called temperature"),
-        (("get", "--model", "demo-assistant", "port"), "a model has no setting called port"),
+        (("set", "horoscope", "1"), "unknown setting horoscope"),
+        (("get", "temperature"), "unknown setting temperature"),
+        (("get", "--model", "demo-assistant", "port"), "models have no setting port"),
         (("set", "--model", "nowhere", "temperature", "1"), 'no model "nowhere"'),
         (("set", "--model", "demo-assistant", "alias", "demo-draft"), "name of another model"),
         (("set", "--model", "demo-assistant", "methods", "guessing"), "methods: "),

@@ -33,7 +33,7 @@ def test_a_held_port_fails_and_names_the_holder(environment: Mapping[str, str], 
     fake.answers["/health/ready"] = (418, {})
     result = CliRunner().invoke(application, ["doctor"], env=dict(environment))
     assert result.exit_code == 1
-    assert f"port {fake.port} is held by" in result.stdout
+    assert f"port {fake.port} is used by" in result.stdout
     assert "→" in result.stdout
 
 

@@ -121,7 +121,7 @@ def test_ctrl_c_pauses_and_the_same_command_goes_on(alone: Mapping[str, str], hu
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 130
-    assert "Paused; the same command goes on." in output
+    assert "Paused. Run the command again to resume." in output
     assert Catalog([folder_of(alone)]).models() == ()
     assert pull(alone, ID).exit_code == 0
     assert hub.gets("model.safetensors")[-1].range.startswith("bytes=")
