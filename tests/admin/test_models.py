@@ -82,7 +82,7 @@ async def test_a_model_is_loaded_with_its_drafters_and_unloaded(site: ModelSite)
 
 
 @pytest.mark.parametrize(
-    ("language", "words"), [("ko", "이 컴퓨터에 없는"), ("ja", "このコンピューターに"), ("zh-Hans", "此电脑上没有")]
+    ("language", "words"), [("ko", "이 컴퓨터에 없는"), ("ja", "このコンピューターに"), ("zh-Hans", "这台电脑上没有")]
 )
 async def test_an_error_is_told_in_the_language_of_the_page_and_in_english_to_programs(
     site: ModelSite, language: str, words: str
