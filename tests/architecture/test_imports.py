@@ -17,5 +17,16 @@ def test_the_command_line_starts_light() -> None:
     """What keeps `paceline --help` below half a second."""
     code = "import sys, app.cli; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    heavy = {"mlx", "mlx_lm", "transformers", "numpy", "pydantic", "fastapi", "httpx2", "huggingface_hub", "psutil"}
+    heavy = {
+        "mlx",
+        "mlx_lm",
+        "transformers",
+        "numpy",
+        "pydantic",
+        "fastapi",
+        "httpx2",
+        "huggingface_hub",
+        "psutil",
+        "rich",
+    }
     assert heavy & set(loaded) == set()

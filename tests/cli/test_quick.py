@@ -56,10 +56,10 @@ def test_a_list_of_models_imports_neither_store_nor_server(environment: Mapping[
     assert not (STORE | SERVER | {"httpx2"}) & modules
 
 
-def test_a_server_starts_without_the_client_of_the_hub(environment: Mapping[str, str]) -> None:
-    modules = modules_after(environment, "import sys, app.main; print(*sys.modules)")
+def test_a_server_imports_what_greets_and_what_asks_the_hub_after_its_start(environment: Mapping[str, str]) -> None:
+    modules = modules_after(environment, "import sys, app.cli, app.main; print(*sys.modules)")
     assert "app.hub.hub_files" in modules
-    assert not {"huggingface_hub.hf_api", "huggingface_hub.utils"} & modules
+    assert not {"rich", "app.command.listing", "huggingface_hub.hf_api", "huggingface_hub.utils"} & modules
 
 
 def test_a_server_with_sixteen_real_tokenizers_is_live_before_it_looks_for_drafters(
