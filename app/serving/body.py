@@ -24,6 +24,7 @@ MIN_BYTES_PER_SECOND = 16 * 1024
 MAX_JSON_DEPTH = 64
 THREAD_FROM_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, so that other streams are not held up."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
@@ -97,7 +98,8 @@ async def _read(request: Request, timeout_seconds: float, max_bytes: int) -> byt
 def give_memory_back() -> None:
     """From now on the memory of a large body is returned at once; glibc would keep twice the largest one for ever."""
     with contextlib.suppress(AttributeError):  # nobody else has it
-        ctypes.CDLL(None).mallopt(-3, THREAD_FROM_BYTES)  # M_MMAP_THRESHOLD
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            ctypes.CDLL(None).mallopt(option, 1 << 20)  # what asyncio reads at a time stays: it takes 256 KiB for that
 
 
 def too_large(max_bytes: int = MAX_BODY_BYTES) -> Rejected:
