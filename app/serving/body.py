@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import math
 from typing import Any, TypeVar
 
 import msgspec
@@ -50,12 +51,11 @@ def parse_json(raw: bytes | bytearray) -> Any:
     if not raw:
         raise InvalidRequest("The body is empty: send a JSON object.", code="invalid_json")
     try:
-        json.loads(raw, object_pairs_hook=_unique)
-        value = msgspec.json.decode(raw)
-        msgspec.msgpack.encode(value)  # what the worker's channel cannot carry (integers over 64 bits) ends here
+        value = json.loads(raw.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+        msgspec.msgpack.encode(value)  # refuses what the worker's channel cannot carry: larger integers, surrogates
     except InvalidRequest:
         raise
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidRequest(f"The body is not valid JSON in UTF-8: {why[:200]}.", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -65,19 +65,25 @@ def parse_json(raw: bytes | bytearray) -> Any:
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
-    if len({key for key, _ in pairs}) != len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
         raise InvalidRequest("An object in the body names a key twice.", code="invalid_json")
+    return found
 
 
-def _check_depth(value: dict[str, Any]) -> None:
-    level: list[Any] = [value]
-    for _ in range(MAX_JSON_DEPTH):
-        children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
-        level = [child for child in children if isinstance(child, dict | list)]
-        if not level:
-            return
-    raise InvalidRequest(f"The body is nested deeper than {MAX_JSON_DEPTH} levels.", code="invalid_json")
+def _finite(number: str) -> float:
+    if not math.isfinite(found := float(number)):
+        raise ValueError("a number is not finite")
+    return found
+
+
+def _check_depth(value: Any, levels: int = MAX_JSON_DEPTH) -> None:
+    if levels == 0:
+        raise InvalidRequest(f"The body is nested deeper than {MAX_JSON_DEPTH} levels.", code="invalid_json")
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list):
+            _check_depth(each, levels - 1)
 
 
 async def _read(request: Request, timeout_seconds: float, max_bytes: int) -> bytearray:
