@@ -101,7 +101,7 @@ component("request", () => ({
   get decision() {
     const { decision, method } = this.figures.speculation;
     const tell = decision && DECISIONS[decision.kind];
-    if (!tell && method === "off") return this.runs || this.hasNothing ? "" : t("requests.plain");
+    if (!tell && method === "off") return this.runs || this.hasNothing || this.reason ? "" : t("requests.plain");
     if (!tell) return this.figures.asked.num_draft_tokens ? t("requests.by_method", { method: methodWords(method) }) : "";
     return tell({
       method: methodWords(decision.method),
