@@ -107,6 +107,10 @@ component("pairs", () => ({
     }
   },
 
+  get isWaiting() {
+    return !this.isRead && !this.problem;
+  },
+
   get isEmpty() {
     return this.isRead && !this.pairs.length;
   },

@@ -65,9 +65,10 @@ MOST_SHIFT = 0.1
 """What web.dev calls good."""
 
 
+@pytest.mark.parametrize("phone", [False, True], ids=["wide", "phone"])
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
-def test_nothing_on_a_page_jumps_while_it_appears(server: Server, visitor: Visitor, place: Place) -> None:
-    page = visitor(server, signed_in=place.signed_in).open(place.address(server))
+def test_nothing_on_a_page_jumps_while_it_appears(server: Server, visitor: Visitor, place: Place, phone: bool) -> None:
+    page = visitor(server, signed_in=place.signed_in, phone=phone).open(place.address(server))
     assert page.evaluate(SHIFT) < MOST_SHIFT
 
 

@@ -48,6 +48,16 @@ def test_a_key_that_is_revoked_is_not_offered_for_copying_any_more(server: Serve
     expect(page.locator("#key-text")).to_be_hidden()
 
 
+def test_a_new_key_can_be_copied_on_a_phone(server: Server, visitor: Visitor) -> None:
+    page = visitor(server, phone=True).open("/admin/settings")
+    page.locator("#key-name").fill("phone")
+    page.locator("#keys button[type=submit]").click()
+    expect(page.get_by_role("button", name=words("keys.copy"), exact=True)).to_be_in_viewport(ratio=1)
+    page.get_by_role("button", name=words("keys.revoke_named", name="phone")).click()
+    page.locator("#confirm-yes").click()
+    expect(page.locator("#key-text")).to_be_hidden()
+
+
 def test_another_tab_follows_what_is_saved_and_keeps_what_is_written_in_it(server: Server, visitor: Visitor) -> None:
     visit = visitor(server)
     here, there = visit.open("/admin/settings"), visit.open("/admin/settings")
