@@ -73,6 +73,9 @@ component("pays", () => ({
   get wholeWords() {
     return this.isWhole ? t("pays.fewer") : t.n("pays.whole", this.cell?.settings.length ?? 0);
   },
+  get isWaiting() {
+    return !this.isRead && !this.problem;
+  },
   get isEmpty() {
     return this.isRead && !this.hasCells && !this.isOurs;
   },
