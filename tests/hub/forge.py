@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.hf_api  # noqa: F401 - warm: a life imports it at its first request
+from huggingface_hub import file_download, hf_api  # noqa: F401 - warm: a life imports them at its first request
 
 from app.hub import download_child
 from app.hub.download_run import Patience

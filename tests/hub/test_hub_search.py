@@ -95,7 +95,7 @@ def test_every_refusal_has_words_and_a_next_action(hub: StandInHub) -> None:
         assert problem_of(hub).code == code
     hub.close()
     assert problem_of(hub).code == "hub_offline"
-    with pytest.raises(HubProblem, match="check the network") as raised:
+    with pytest.raises(HubProblem, match="check your network") as raised:
         search(Hub(hub.address), "anything")
     assert raised.value.status == 503
 
