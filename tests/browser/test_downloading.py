@@ -81,6 +81,7 @@ def test_offline_is_said_before_anybody_searches(tmp_path: Path, visitor: Visito
             ratio=1
         )
         assert page.evaluate(SHIFT) < MOST_SHIFT
+        page.close()
 
 
 def test_offline_is_said_in_words_with_a_next_action(
@@ -91,7 +92,7 @@ def test_offline_is_said_in_words_with_a_next_action(
     visit.witness.expects(502, 503)
     page = visit.open("/admin/downloads")
     said = page.locator("section", has=page.locator("#search-title")).get_by_role("status")
-    expect(said).to_have_text(words("downloads.problem_hub"))
+    expect(said).to_have_text(words("downloads.problem_hub_error"))
     page.locator("#query").fill("tiny")
     page.keyboard.press("Enter")
     problem = page.locator("section", has=page.locator("#search-title")).get_by_role("alert").first
