@@ -50,7 +50,7 @@ format: $(VENV)/installed-dev ## Format the code and apply safe lint fixes
 	@$(BIN)/ruff check --fix .
 
 bench: $(VENV)/installed-dev ## Measure speed against mlx-lm, paired in one run
-	@$(BIN)/paceline bench $(ARGS)
+	@$(BIN)/python -m bench.comparison $(ARGS)
 
 screenshots: $(VENV)/installed-dev ## Photograph every page into docs/screenshots (needs chromium)
 	@$(BIN)/python -m tests.browser.screenshots

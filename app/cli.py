@@ -1,6 +1,6 @@
 """The `paceline` command: what each word takes, and nothing else; the work is in `app.command`.
 
-This is the one file that imports inside functions, so that `--help` answers at once and only `bench` imports mlx.
+This is the one file that imports inside functions, so that `--help` answers at once.
 """
 
 import json
@@ -183,44 +183,23 @@ def chat(
 
 @application.command(epilog="Example: `paceline bench demo-assistant --svg speed.svg --apply`")
 def bench(
-    model: Annotated[str | None, typer.Argument(help="Model id; without it, Paceline is compared with mlx-lm.")] = None,
+    model: Model,
     *,
     prompt: Annotated[list[str] | None, typer.Option(help="Benchmark with this prompt; repeatable.")] = None,
-    minutes: Annotated[
-        float, typer.Option(min=0.05, help="Duration of the benchmark of MODEL; less time, fewer settings.")
-    ] = 3.0,
+    minutes: Annotated[float, typer.Option(min=0.05, max=60, help="Duration; less time, fewer settings.")] = 3.0,
+    rounds: Annotated[int, typer.Option(min=1, max=9, help="Rounds per setting.")] = 3,
+    json: Annotated[Path | None, typer.Option(help="Also write all results to this file.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Also plot speed by draft length to this file.")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Apply the recommendation to MODEL.")] = False,
-    case: Annotated[list[str] | None, typer.Option(help="Without MODEL: run only this case; repeatable.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds per side.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Smoke test: small models and short texts.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Also write all results to this file.")] = None,
-    cases: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
 ) -> None:
-    """Does drafting pay for MODEL on this computer? Without MODEL: compare Paceline with mlx-lm."""
-    if model and (case or quick or cases):
-        fail("--case, --quick and --list compare Paceline with mlx-lm: omit either MODEL or these options")
-    if not model and (prompt or svg or apply):
-        fail("--prompt, --svg and --apply need a model: `paceline bench MODEL`")
-    from app.engine.platform import prepare
+    """Does drafting pay for MODEL on this computer? Measured by the running server, or by one just for this."""
+    from app.command.bench import Wishes, bench_model
 
-    note = prepare().reason
-    if model:
-        from app.benchmark.model_command import Wishes, bench_model
-
-        wishes = Wishes(
-            model=model, prompts=tuple(prompt or ()), minutes=minutes, rounds=rounds, json=json, svg=svg, apply=apply
-        )
-        with told_errors():
-            bench_model(wishes, _settings(), console=_console(), note=note)
-        return
-    from app.benchmark.command import list_cases, run_cases
-
+    wishes = Wishes(
+        model=model, prompts=tuple(prompt or ()), minutes=minutes, rounds=rounds, json=json, svg=svg, apply=apply
+    )
     with told_errors():
-        if cases:
-            _show(list_cases())
-        else:
-            run_cases(case or [], rounds=rounds, quick=quick, file=json, console=_console(), note=note)
+        bench_model(wishes, _settings(), screen=_console())
 
 
 @application.command(

@@ -20,11 +20,11 @@ from app.engine import platform
 
 PREPARATION = platform.prepare()
 
-from app.benchmark.governor_case import DRAFTERS, LoadedModel, Turns
-from app.benchmark.workloads import ASSISTANT, LONGEST_ANSWER_TOKENS, WORKLOADS
 from app.core.request import Request, SamplingParameters
 from app.core.step import DRAFT_LENGTHS, DecodeRow, DecodeStep, Offer, PrefillRow, PrefillStep, RowOutcome, StepResult
 from app.engine.engine import Engine
+from bench.comparison.governor_case import DRAFTERS, LoadedModel, Turns
+from bench.comparison.workloads import ASSISTANT, LONGEST_ANSWER_TOKENS, WORKLOADS
 
 TRACES = Path(__file__).resolve().parents[1] / "tests" / "scheduler" / "traces.json"
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from app.benchmark.report import as_markdown
+from bench.comparison.report import as_markdown
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"

@@ -51,7 +51,7 @@ class Attaching:
             await self._loading.load(model_id)
         begins = measure and not self._measuring.active
         if begins:
-            self._measuring.begin(Wish(model_id=model_id, drafts=drafts, several=False, minutes=1.0))
+            self._measuring.begin(Wish(model_id=model_id, drafts=drafts, grid="one", minutes=1.0))
         return {"model": model_id, "drafts": list(drafts), "became": became, "measuring": begins}
 
     def arrived(self, download: Download) -> None:

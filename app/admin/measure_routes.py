@@ -17,6 +17,7 @@ from app.admin.templating import Pages
 from app.core.errors import InvalidRequest
 from app.model_settings import Id
 from app.serving.body import read_json
+from app.serving.sweep.grid import Grid
 from app.serving.sweep.report import drafting_of, report_object
 from app.store.tables import BenchmarkRow
 
@@ -25,14 +26,15 @@ Prompt = Annotated[str, Field(min_length=1, max_length=20_000)]
 
 
 class MeasureBody(BaseModel):
-    """What is to be measured. `drafts` absent: the best drafter of each method; `several`: also four at once."""
+    """What is to be measured. `drafts` absent: the best drafter of each method; `grid`: one request, also four at
+    once, or all numbers of requests and contexts."""
 
     model: str = Field(min_length=1, max_length=500)
     drafts: list[Id] | None = Field(None, max_length=8)
     prompts: list[Prompt] = Field([], max_length=8)
     minutes: float = Field(2.0, gt=0, le=60)
     rounds: int = Field(3, ge=1, le=9)
-    several: bool = True
+    grid: Grid = "several"
 
 
 class ApplyBody(BaseModel):
@@ -73,7 +75,7 @@ def _add_measuring(router: APIRouter, context: AdminContext) -> None:
             prompts=tuple(body.prompts),
             minutes=body.minutes,
             rounds=body.rounds,
-            several=body.several,
+            grid=body.grid,
         )
         measuring.begin(wish)
         return measuring.view()

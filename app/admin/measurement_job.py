@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from app.serving.sweep.grid import Grid
 from app.serving.sweep.report import report_object
 from app.serving.sweep.turns import Ask, Budget, Sweep
 
@@ -12,14 +13,14 @@ Phase = Literal["loading", "measuring", "paused", "restoring"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is to be measured. `drafts` None: the best drafter of each method; `several`: four requests at once too."""
+    """What is to be measured. `drafts` None: the best drafter of each method."""
 
     model_id: str
     drafts: tuple[str, ...] | None = None
     prompts: tuple[str, ...] = ()
     minutes: float = 2.0
     rounds: int = 3
-    several: bool = True
+    grid: Grid = "several"
 
 
 @dataclass(slots=True)

@@ -21,16 +21,15 @@ from app.serving.activity import Activity
 from app.serving.errors import Rejected
 from app.serving.ports import Worker
 from app.serving.resolver import Resolver
-from app.serving.sweep.grid import CONTEXTS, LENGTHS, MAIN, Cell
+from app.serving.sweep.grid import GRIDS, LENGTHS, cells
 from app.serving.sweep.machine import describe_machine, describe_versions
 from app.serving.sweep.report import best_by_drafter, report_of
-from app.serving.sweep.tasks import TASKS
+from app.serving.sweep.tasks import TASKS, TOKENS
 from app.serving.sweep.turns import Ask, Budget, Turn, turns
 from app.serving.sweep.worker_side import WorkerSide
 from app.store.measurement_rows import KeptMeasurements
 
 SOURCE = "dashboard"
-SEVERAL = Cell(4, CONTEXTS[0])
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
@@ -162,9 +161,13 @@ class Measuring:
         prompts = job.wish.prompts or TASKS
         side = WorkerSide(self._worker, unit.specification, prompts, chats=unit.chats, clock=self._clock)
         methods = {name: loaded.longest_drafts.get(name, LENGTHS[-1]) for name in loaded.methods}
-        several = job.wish.several and unit.specification.max_rows >= SEVERAL.rows
-        cells = [MAIN, SEVERAL] if several else [MAIN]
-        asking = turns(job.sweep, cells, methods, budget=job.budget, rounds=job.wish.rounds)
+        wanted = cells(
+            GRIDS[job.wish.grid],
+            max_rows=unit.specification.max_rows,
+            max_context_tokens=loaded.max_context_tokens,
+            tokens=TOKENS,
+        )
+        asking = turns(job.sweep, wanted, methods, budget=job.budget, rounds=job.wish.rounds)
         turn: Turn | None = None
         while True:
             try:

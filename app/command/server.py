@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
+from urllib.parse import quote
 
 from app.command.errors import CommandError
 from app.settings import Settings
@@ -45,6 +46,10 @@ class Server:
         if settings.api_key is not None:
             self._headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
 
+    def live(self) -> None:
+        """`GET /health/live`. Raises NoServer until one answers."""
+        self._call("GET", "/health/live")
+
     def models(self) -> list[dict[str, Any]]:
         """`GET /v1/models`."""
         return list(self._call("GET", "/v1/models").get("data", []))
@@ -78,6 +83,22 @@ class Server:
     def pause_download(self, number: int) -> dict[str, Any]:
         """`POST /admin/api/downloads/{id}/pause`."""
         return self._call("POST", f"/admin/api/downloads/{number}/pause", {})
+
+    def begin_measurement(self, wishes: Mapping[str, Any]) -> None:
+        """`POST /admin/api/measurements`: measure in the background."""
+        self._call("POST", "/admin/api/measurements", wishes)
+
+    def measurements(self, model: str) -> dict[str, Any]:
+        """`GET /admin/api/measurements`: the `active` one, how the `last` one ended, and those kept of `model`."""
+        return self._call("GET", f"/admin/api/measurements?model={quote(model)}")
+
+    def stop_measurement(self) -> None:
+        """`DELETE /admin/api/measurements/current`: what is known by then is kept."""
+        self._call("DELETE", "/admin/api/measurements/current")
+
+    def apply_measurement(self, number: int) -> None:
+        """`POST /admin/api/measurements/{id}/apply`."""
+        self._call("POST", f"/admin/api/measurements/{number}/apply", {})
 
     def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         """The chunks of a streamed chat answer; closing the generator ends the request."""

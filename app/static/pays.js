@@ -186,7 +186,7 @@ component("pays", () => ({
   async begin() {
     this.refusal = "";
     const prompt = this.prompt.trim();
-    const body = { model: data.model.id, prompts: prompt ? [prompt] : [], minutes: this.minutes, several: this.several };
+    const body = { model: data.model.id, prompts: prompt ? [prompt] : [], minutes: this.minutes, grid: this.several ? "several" : "one" };
     try {
       this.active = (await api("POST", MEASUREMENTS, body)).active;
     } catch (error) {

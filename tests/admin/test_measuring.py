@@ -41,7 +41,7 @@ async def test_every_method_is_compared_with_plain_decoding_alone_and_four_at_on
 
 
 async def test_requests_are_greedy_name_their_method_and_ask_all_settings_the_same(site: ModelSite) -> None:
-    await site.measured(several=False)
+    await site.measured(grid="one")
     commands = site.worker.commands
     assert {command.sampling.temperature for command in commands} == {0.0}
     assert commands[0].speculation == commands[1].speculation == SpeculationRequest(method="off")
@@ -56,7 +56,7 @@ async def test_requests_are_greedy_name_their_method_and_ask_all_settings_the_sa
 
 
 async def test_an_own_prompt_is_asked_in_the_place_of_the_built_in_ones(site: ModelSite) -> None:
-    row = await site.measured(prompts=["Name ten rivers."], rounds=1, several=False)
+    row = await site.measured(prompts=["Name ten rivers."], rounds=1, grid="one")
     assert {str(command.messages) for command in site.worker.commands} == {
         str([{"role": "user", "content": "Name ten rivers."}])
     }
@@ -100,7 +100,7 @@ async def test_the_recommendation_is_listed_applied_and_nothing_else(site: Model
 
 
 async def test_the_setting_in_use_is_the_one_that_changes_nothing(site: ModelSite) -> None:
-    row = await site.measured(several=False)
+    row = await site.measured(grid="one")
     body = {"method": "dflash", "num_draft_tokens": 7}
     await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", body)
     (row,) = (await site.call("GET", f"/admin/api/measurements?model={DEMO}"))["measurements"]
@@ -109,7 +109,7 @@ async def test_the_setting_in_use_is_the_one_that_changes_nothing(site: ModelSit
 
 async def test_where_nothing_differs_nothing_is_recommended(site: ModelSite) -> None:
     site.worker.speeds = dict.fromkeys(site.worker.speeds, 100.0)
-    row = await site.measured(several=False)
+    row = await site.measured(grid="one")
     assert row["report"]["text"] == "no clear difference, ± 5 % (1 request); change nothing"
     refused = await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", {}, status=400)
     assert "no clear difference" in refused["error"]["message"]
@@ -124,13 +124,13 @@ async def test_where_nothing_differs_nothing_is_recommended(site: ModelSite) -> 
     ],
 )
 async def test_any_measured_setting_can_be_used(site: ModelSite, body: Any, expected: Any) -> None:
-    row = await site.measured(rounds=1, several=False)
+    row = await site.measured(rounds=1, grid="one")
     await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", body)
     assert site.admin.settings.model(DEMO).given() == expected
 
 
 async def test_what_was_not_measured_cannot_be_used(site: ModelSite) -> None:
-    row = await site.measured(rounds=1, several=False)
+    row = await site.measured(rounds=1, grid="one")
     body = {"method": "dflash", "num_draft_tokens": 12}
     await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", body, status=400)
 
@@ -217,7 +217,7 @@ async def test_drafters_without_room_are_left_out_and_named(site: ModelSite) -> 
     peak = max(alone.peak_bytes, dflash["peak_bytes"]) - alone.peak_bytes
     room = alone.total_bytes + dflash["weights_bytes"] + dflash["cache_bytes"] + peak + 1000
     site.worker.ready_info = type(site.worker.ready_info)(process_id=1, device="x (cpu)", memory_ceiling_bytes=room)
-    row = await site.measured(rounds=1, several=False)
+    row = await site.measured(rounds=1, grid="one")
     assert row["results"]["drafts"] == ["demo-assistant-dflash"]
     assert row["results"]["options"]["left_out"] == [
         "demo-assistant-eagle3: no room for it beside the others",
@@ -226,7 +226,7 @@ async def test_drafters_without_room_are_left_out_and_named(site: ModelSite) -> 
 
 
 async def test_named_drafters_only_are_measured(site: ModelSite) -> None:
-    row = await site.measured(drafts=["demo-draft"], rounds=1, several=False)
+    row = await site.measured(drafts=["demo-draft"], rounds=1, grid="one")
     assert {method for method, _ in cell(row, 1)} == {"off", "auto", "draft_model", "ngram"}
     site.worker.commands.clear()
     await site.call("POST", "/admin/api/measurements", {"model": DEMO, "drafts": ["demo-hybrid-mtp"]}, status=202)
@@ -238,7 +238,7 @@ async def test_named_drafters_only_are_measured(site: ModelSite) -> None:
 
 
 async def test_results_can_be_deleted(site: ModelSite) -> None:
-    row = await site.measured(rounds=1, several=False)
+    row = await site.measured(rounds=1, grid="one")
     assert await site.call("DELETE", f"/admin/api/measurements/{row['id']}") == {"deleted": row["id"]}
     assert (await site.call("GET", "/admin/api/measurements"))["measurements"] == []
     await site.call("DELETE", f"/admin/api/measurements/{row['id']}", status=404)

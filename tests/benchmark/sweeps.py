@@ -15,15 +15,12 @@ class ScriptedSide:
     def __init__(self, speed: Speed, *, tokens: int = 60, reading: float = 0.5) -> None:
         self.now = 0.0
         self.turns: list[tuple[Cell, Setting, int, bool]] = []
-        self.interrupt_after: int | None = None
         self._speed = speed
         self._tokens = tokens
         self._reading = reading
         self._read: set[tuple[Cell, int]] = set()
 
     def turn(self, cell: Cell, setting: Setting, number: int, *, warm_up: bool = False) -> Turn:
-        if self.interrupt_after is not None and len(self.turns) >= self.interrupt_after:
-            raise KeyboardInterrupt
         self.turns.append((cell, setting, number, warm_up))
         reading = 0.0 if (cell, number) in self._read else self._reading * cell.rows * cell.context / 128
         self._read.add((cell, number))

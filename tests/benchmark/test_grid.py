@@ -2,11 +2,11 @@
 
 import pytest
 
-from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells, choices, lengths_up_to
+from app.serving.sweep.grid import GOVERNOR, GRIDS, MAIN, PLAIN, Cell, Setting, cells, choices, lengths_up_to
 
 
 def test_one_request_with_a_short_prompt_comes_first() -> None:
-    found = cells(max_rows=8, max_context_tokens=100_000, tokens=64)
+    found = cells(GRIDS["full"], max_rows=8, max_context_tokens=100_000, tokens=64)
     assert found[0] == MAIN == Cell(1, 128)
     assert {cell.rows for cell in found} == {1, 2, 4, 8}
     assert {cell.context for cell in found} == {128, 1024, 4096}
@@ -14,9 +14,10 @@ def test_one_request_with_a_short_prompt_comes_first() -> None:
 
 
 def test_cells_that_a_model_cannot_run_are_left_out() -> None:
-    assert cells(max_rows=1, max_context_tokens=2048, tokens=64) == (Cell(1, 128), Cell(1, 1024))
-    assert {cell.context for cell in cells(max_rows=8, max_context_tokens=4096, tokens=64)} == {128, 1024}
-    assert cells(max_rows=8, max_context_tokens=100, tokens=64) == (MAIN,)
+    assert cells(GRIDS["full"], max_rows=1, max_context_tokens=4096, tokens=64) == [Cell(1, 128), Cell(1, 1024)]
+    medium = cells(GRIDS["full"], max_rows=8, max_context_tokens=8192, tokens=64)
+    assert {cell.context for cell in medium} == {128, 1024}
+    assert cells(GRIDS["full"], max_rows=8, max_context_tokens=100, tokens=64) == [MAIN]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.benchmark.plot import as_svg
-from app.benchmark.sweep_report import left_out, sweep_document, sweep_table
+from app.command.bench import left_out, measurement_table
+from app.command.plot import as_svg
 from app.core.errors import InvalidSetting
 from app.model_settings import SPECULATION
 from app.serving.live_settings import checked_model
@@ -292,7 +292,7 @@ def agrees_with_its_cells(report: Report) -> None:
 
 def test_the_table_shows_every_setting() -> None:
     console = Console(record=True, width=80)
-    console.print(sweep_table(report_of(swept(PAYS_ALONE).results()), "big on this machine"))
+    console.print(measurement_table(report_of(swept(PAYS_ALONE).results()), "big on this machine"))
     shown = console.export_text()
     assert "…" not in shown, "it fits a narrow terminal"
     assert "per step" in shown
@@ -309,26 +309,14 @@ def test_the_table_shows_every_setting() -> None:
         assert part in shown
 
 
-def test_the_document_holds_numbers_machine_versions_and_report() -> None:
-    made = sweep_document(swept(PAYS_ALONE), model="big", drafts={"dflash": "draft"}, options={"minutes": 3.0})
-    document = json.loads(json.dumps(made))
-    assert document["versions"]["mlx-lm"]
-    assert document["machine"]["cores"] >= 1
-    assert document["report"]["choice"]["drafts"] == ["draft"]
-    assert [cell["rows"] for cell in document["report"]["cells"]] == [1, 8]
-    fastest = document["report"]["cells"][0]["settings"][3]
-    assert (fastest["method"], fastest["num_draft_tokens"], fastest["ratio"]) == ("dflash", 7, 2.6)
-    assert document["cells"][0]["settings"][3]["values"] == [26.0] * 3
-
-
 def test_what_is_not_there_is_told() -> None:
     sweep = swept(PAYS_ALONE)
-    assert left_out(sweep) == ""
+    assert left_out(sweep.results()) == ""
     sweep.skipped = sweep.cells()[1:]
-    assert "8 requests, 0.1k" in left_out(sweep)
-    assert "--minutes" in left_out(sweep)
+    assert "8 requests, 0.1k" in left_out(sweep.results())
+    assert "--minutes" in left_out(sweep.results())
     sweep.interrupted = True
-    assert "Interrupted" in left_out(sweep)
+    assert "Interrupted" in left_out(sweep.results())
 
 
 def parsed(sweep: Sweep, title: str = "big + draft") -> tuple[str, ET.Element]:

@@ -2,14 +2,13 @@
 
 import pytest
 
-from app.benchmark.sweep import measure
-from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell, Setting, cells
+from app.serving.sweep.grid import GOVERNOR, GRIDS, MAIN, PLAIN, Cell, Setting, cells
 from app.serving.sweep.report import report_of
-from app.serving.sweep.turns import Sweep, Turn, plan
+from app.serving.sweep.turns import Sweep, Turn, plan, turns
 from tests.benchmark.sweeps import ScriptedSide, swept
 
 METHODS = {"dflash": 7, "ngram": 16}
-CELLS = cells(max_rows=8, max_context_tokens=10_000, tokens=64)
+CELLS = cells(GRIDS["full"], max_rows=8, max_context_tokens=20_000, tokens=64)
 
 
 def dflash_pays(cell: Cell, setting: Setting) -> float:
@@ -19,7 +18,15 @@ def dflash_pays(cell: Cell, setting: Setting) -> float:
 
 
 def run(side: ScriptedSide, seconds: float, *, rounds: int = 3) -> Sweep:
-    return measure(side, CELLS, METHODS, budget=side.budget(seconds), rounds=rounds, progress=lambda _: None)
+    sweep = Sweep()
+    asking = turns(sweep, CELLS, METHODS, budget=side.budget(seconds), rounds=rounds)
+    turn: Turn | None = None
+    while True:
+        try:
+            ask = asking.send(turn) if turn is not None else next(asking)
+        except StopIteration:
+            return sweep
+        turn = side.turn(ask.cell, ask.setting, ask.number, warm_up=ask.warm_up)
 
 
 def test_with_time_enough_everything_is_measured() -> None:
@@ -69,23 +76,6 @@ def test_no_time_at_all_still_compares_in_the_first_cell() -> None:
     sweep = run(side, 0.1)
     assert sweep.cells() == [MAIN]
     assert {point.setting.method for point in sweep.points_of(MAIN)} == {"off", "auto", "dflash", "ngram"}
-
-
-def test_ctrl_c_keeps_what_was_measured() -> None:
-    side = ScriptedSide(dflash_pays)
-    side.interrupt_after = 40
-    sweep = run(side, 100_000)
-    assert sweep.interrupted
-    assert sweep.cells() == [MAIN]
-    assert sum(len(point.turns) for point in sweep.points_of(MAIN)) > 10
-
-
-def test_ctrl_c_before_anything_leaves_nothing() -> None:
-    side = ScriptedSide(dflash_pays)
-    side.interrupt_after = 0
-    sweep = run(side, 100_000)
-    assert sweep.interrupted
-    assert sweep.cells() == []
 
 
 def test_a_ratio_pairs_the_rounds_that_both_ran() -> None:

@@ -17,9 +17,9 @@ from tests.hub.stand_in import StandInHub, stand_in_hub
 
 REPOSITORY = "mlx-community/Qwen3-4B-4bit"
 QUESTION = "Count from 1 to 20."
-QUICK = {"model": MODEL, "minutes": 0.05, "rounds": 1, "several": False}
+QUICK = {"model": MODEL, "minutes": 0.05, "rounds": 1, "grid": "one"}
 OWN_PROMPTS = (QUESTION, "Write a markdown table of the squares from 1 to 20.")
-THOROUGH = {"model": MODEL, "minutes": 0.8, "rounds": 3, "several": True, "prompts": OWN_PROMPTS}
+THOROUGH = {"model": MODEL, "minutes": 0.8, "rounds": 3, "grid": "several", "prompts": OWN_PROMPTS}
 DOWNLOADED_BYTES = 700_000
 ROWS = 200_000
 LARGE_ROWS = 12_000_000

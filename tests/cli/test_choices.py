@@ -57,19 +57,3 @@ def test_a_damaged_store_is_one_line_and_a_finding(environment: Mapping[str, str
     findings = {finding["check"]: finding for finding in json.loads(result.stdout)["findings"]}
     assert findings["store"]["level"] == "fail"
     assert "sets it aside" in findings["store"]["action"]
-
-
-def test_bench_wants_a_model_for_what_is_about_one_model(environment: Mapping[str, str]) -> None:
-    result = run(environment, "bench", "--apply")
-    assert result.exit_code == 1
-    assert "paceline bench MODEL" in result.stderr
-    result = run(environment, "bench", "demo-assistant", "--quick")
-    assert result.exit_code == 1
-    assert "--quick" in result.stderr
-
-
-def test_bench_of_an_unknown_model_is_one_line(environment: Mapping[str, str]) -> None:
-    result = run(environment, "bench", "nowhere")
-    assert result.exit_code == 1
-    assert 'no model "nowhere"' in result.stderr
-    assert result.stderr.count("\n") == 1

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.benchmark.verdict import Rates
 from app.core.ports import EngineLimits
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
@@ -31,6 +30,7 @@ from app.core.step import (
 )
 from app.scheduler.scheduler import Scheduler
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
+from bench.comparison.verdict import Rates
 
 TRACES = Path(__file__).parent / "traces.json"
 FIXED_LENGTHS = (1, 2, 4, 7, 15)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from app.benchmark.verdict import judge
 from app.serving.sweep.grid import GOVERNOR, PLAIN
+from bench.comparison.verdict import judge
 from tests.scheduler.replayed import Server, fixed_rates, rates, recorded
 
 LIVES = 8

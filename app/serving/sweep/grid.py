@@ -1,16 +1,17 @@
-"""What `paceline bench MODEL` may measure, the most telling first: cells (rows, context) and settings (method, drafts).
+"""What a measurement may cover, the most telling first: cells (rows, context) and settings (method, drafts).
 
 Pure. A budget thins the grid out: fewer draft lengths in a cell first, then fewer cells.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+from app.serving.sweep.tasks import CHARACTERS_PER_TOKEN
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 CONTEXTS = (128, 1024, 4096)
 """Prompt tokens; prompts of the first one stay as short as they are."""
-CELLS = ((1, 0), (4, 0), (1, 1), (8, 0), (2, 0), (1, 2), (4, 1), (8, 1), (2, 1), (4, 2), (8, 2), (2, 2))
-"""(rows, index of the context), in the order in which they are measured."""
 USUAL_LENGTH = 4
 
 
@@ -43,16 +44,24 @@ class Setting:
 
 PLAIN, GOVERNOR = Setting("off"), Setting("auto")
 MAIN = Cell(1, CONTEXTS[0])
+Grid = Literal["one", "several", "full"]
+_FULL = ((1, 0), (4, 0), (1, 1), (8, 0), (2, 0), (1, 2), (4, 1), (8, 1), (2, 1), (4, 2), (8, 2), (2, 2))
+GRIDS: Mapping[Grid, tuple[Cell, ...]] = {
+    "one": (MAIN,),
+    "several": (MAIN, Cell(4, CONTEXTS[0])),
+    "full": tuple(Cell(rows, CONTEXTS[context]) for rows, context in _FULL),
+}
+"""What may be measured, in this order."""
 
 
-def cells(*, max_rows: int, max_context_tokens: int, tokens: int) -> tuple[Cell, ...]:
-    """The cells that a model can run: `tokens` more have to fit behind the prompt. The main one always is there."""
+def cells(wanted: Sequence[Cell], *, max_rows: int, max_context_tokens: int, tokens: int) -> list[Cell]:
+    """Those that a model can run, the main one always: `tokens` more have to fit behind the prompt, even where a
+    tokenizer makes a token of each character."""
 
     def can_run(cell: Cell) -> bool:
-        return cell.rows <= max_rows and cell.context + tokens <= max_context_tokens
+        return cell.rows <= max_rows and cell.context * CHARACTERS_PER_TOKEN + tokens <= max_context_tokens
 
-    found = [Cell(rows, CONTEXTS[context]) for rows, context in CELLS]
-    return tuple(cell for cell in found if cell == MAIN or can_run(cell))
+    return [cell for cell in wanted if cell == MAIN or can_run(cell)]
 
 
 def lengths_up_to(longest: int) -> tuple[int, ...]:

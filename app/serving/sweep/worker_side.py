@@ -17,8 +17,8 @@ from app.core.ports import Clock
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.serving.ports import Worker
 from app.serving.sweep.clock import DecodeClock
-from app.serving.sweep.grid import PLAIN, Cell
-from app.serving.sweep.tasks import FEWEST_TOKENS, TOKENS, WARM_UP_TOKENS
+from app.serving.sweep.grid import MAIN, PLAIN, Cell
+from app.serving.sweep.tasks import FEWEST_TOKENS, TOKENS, WARM_UP_TOKENS, behind_notes
 from app.serving.sweep.turns import Ask, Turn
 
 
@@ -72,6 +72,8 @@ class WorkerSide:
 
     def _command(self, ask: Ask, row: int) -> Generate:
         prompt = self._prompts[(ask.number + row) % len(self._prompts)]
+        if ask.cell.context > MAIN.context:
+            prompt = behind_notes(prompt, f"{ask.cell} {ask.number} {row}", ask.cell.context)
         setting = ask.setting
         return Generate(
             id=f"measure-{secrets.token_hex(8)}",

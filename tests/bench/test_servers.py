@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from app.benchmark.server_cases import DEMO_PROMPTS, demo_prompts, worded_prompt
-from app.benchmark.servers import Endpoint, ask, ask_together
+from bench.comparison.server_cases import DEMO_PROMPTS, demo_prompts, worded_prompt
+from bench.comparison.servers import Endpoint, ask, ask_together
 from tests.cli.fake_server import LAST_CHUNK, FakeServer, chunk, running_server
 
 USAGE = {"choices": [], "usage": {"completion_tokens": 7}}

@@ -12,7 +12,8 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from app.benchmark.pairs import (
+import app
+from bench.comparison.pairs import (
     SPECIAL_TOKENS,
     LayerSkipPair,
     Sizes,
@@ -23,7 +24,7 @@ from app.benchmark.pairs import (
     ring_of,
 )
 
-DEMO_MODELS = Path(__file__).resolve().parent.parent / "demo_models"
+DEMO_MODELS = Path(app.__file__).parent / "demo_models"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 END_OF_SEQUENCE = 2
 AIM = 0.82

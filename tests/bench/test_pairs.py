@@ -5,8 +5,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from app.benchmark.ours import PLAIN, OurSide
-from app.benchmark.pairs import (
+from app.core.request import SpeculationRequest
+from bench.comparison.ours import PLAIN, OurSide
+from bench.comparison.pairs import (
     SPECIAL_TOKENS,
     Sizes,
     accepted_share,
@@ -18,9 +19,8 @@ from app.benchmark.pairs import (
     measure_acceptance,
     ring_of,
 )
-from app.benchmark.reference import generate_in_batch, generate_with_draft, load_reference, raw_cycle
-from app.benchmark.workshop import Workshop
-from app.core.request import SpeculationRequest
+from bench.comparison.reference import generate_in_batch, generate_with_draft, load_reference, raw_cycle
+from bench.comparison.workshop import Workshop
 
 TINY = Sizes(hidden=64, layers=4, vocabulary=2048)
 PROMPTS = [[40, 50, 60, 70], [41, 51, 61, 71]]

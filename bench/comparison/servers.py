@@ -97,9 +97,7 @@ def _process(code_and_arguments: Sequence[str], settings: Mapping[str, str], log
     with ExitStack() as stack:
         output = stack.enter_context(log.open("wb"))
         command = [sys.executable, "-c", *code_and_arguments]
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and our own code
-            command, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         stack.callback(_stop, process)
         yield
 

@@ -8,8 +8,8 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import KVCache
 
-from app.benchmark.measure import Sample
 from app.engine.runner import Runner
+from bench.comparison.measure import Sample
 
 CHUNK_TOKENS = 512
 WIDTH = 5

@@ -6,7 +6,8 @@ from statistics import median
 
 import mlx.core as mx
 
-from app.benchmark.measure import (
+from app.core.request import SpeculationRequest
+from bench.comparison.measure import (
     CaseResult,
     Check,
     Contender,
@@ -16,10 +17,9 @@ from app.benchmark.measure import (
     paired_ratio,
     take_turns,
 )
-from app.benchmark.ours import PLAIN, OurSide, Run
-from app.benchmark.reference import generate_in_batch, generate_with_draft, load_reference, raw_cycle
-from app.benchmark.workshop import PairFolders, Workshop
-from app.core.request import SpeculationRequest
+from bench.comparison.ours import PLAIN, OurSide, Run
+from bench.comparison.reference import generate_in_batch, generate_with_draft, load_reference, raw_cycle
+from bench.comparison.workshop import PairFolders, Workshop
 
 TOKENS_PER_SECOND = "tokens/s"
 MINIMUM_ACCEPTANCE = 0.75

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from app.benchmark.caches_alone import KEPT, WIDTH, RaggedRows
-from app.benchmark.ours import PLAIN, OurSide
-from app.benchmark.pairs import Sizes
-from app.benchmark.scripted import BLOCK_SIZE, Script, open_scripted
-from app.benchmark.speculation_cases import acceptance_per_slot
-from app.benchmark.workshop import PairFolders, Workshop
 from app.core.request import SpeculationRequest
+from bench.comparison.caches_alone import KEPT, WIDTH, RaggedRows
+from bench.comparison.ours import PLAIN, OurSide
+from bench.comparison.pairs import Sizes
+from bench.comparison.scripted import BLOCK_SIZE, Script, open_scripted
+from bench.comparison.speculation_cases import acceptance_per_slot
+from bench.comparison.workshop import PairFolders, Workshop
 
 TINY = Sizes(hidden=64, layers=4, vocabulary=2048)
 

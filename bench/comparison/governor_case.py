@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from app.benchmark.cases import TOKENS_PER_SECOND, Bench, Case
-from app.benchmark.measure import CaseResult, Check, Sample, Series
-from app.benchmark.ours import OurSide
-from app.benchmark.verdict import Rates, Taken, best_single, judge, where_loaded
-from app.benchmark.workloads import ASSISTANT, HYBRID, LONGEST_ANSWER_TOKENS, WORKLOADS, Workload
-from app.benchmark.workshop import DEMO_MODELS
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import SpeculationRequest
 from app.engine.engine import Engine
 from app.serving.sweep.grid import GOVERNOR, LENGTHS, PLAIN, Setting
 from app.text.template import TextModel
+from bench.comparison.cases import TOKENS_PER_SECOND, Bench, Case
+from bench.comparison.measure import CaseResult, Check, Sample, Series
+from bench.comparison.ours import OurSide
+from bench.comparison.verdict import Rates, Taken, best_single, judge, where_loaded
+from bench.comparison.workloads import ASSISTANT, HYBRID, LONGEST_ANSWER_TOKENS, WORKLOADS, Workload
+from bench.comparison.workshop import DEMO_MODELS
 
 DRAFTERS = {
     ASSISTANT: {

@@ -1,12 +1,12 @@
 """The cases about speculation as such: several rows, block drafts, rewinding far back, and text that nobody guesses."""
 
-from app.benchmark.caches_alone import RaggedRows
-from app.benchmark.cases import TOKENS_PER_SECOND, Bench, Case
-from app.benchmark.measure import CaseResult, Check, Contender, Sample, paired_ratio
-from app.benchmark.ours import PLAIN, OurSide, Run, specification_of
-from app.benchmark.scripted import BLOCK_SIZE, Script, open_scripted
-from app.benchmark.workshop import PairFolders
 from app.core.request import SpeculationRequest
+from bench.comparison.caches_alone import RaggedRows
+from bench.comparison.cases import TOKENS_PER_SECOND, Bench, Case
+from bench.comparison.measure import CaseResult, Check, Contender, Sample, paired_ratio
+from bench.comparison.ours import PLAIN, OurSide, Run, specification_of
+from bench.comparison.scripted import BLOCK_SIZE, Script, open_scripted
+from bench.comparison.workshop import PairFolders
 
 SCRIPTED_ACCEPTANCE = 0.89
 """With the script's own luck in the first rounds 0.86 a slot, on every machine alike."""

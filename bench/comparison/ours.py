@@ -10,8 +10,6 @@ from time import perf_counter
 
 import mlx.core as mx
 
-from app.benchmark.measure import Sample
-from app.benchmark.workshop import PairFolders
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeStep, Statistics, StepCost, StepResult
@@ -21,6 +19,8 @@ from app.engine.unit import LoadedUnit
 from app.engine.warm_up import warm_up
 from app.scheduler.scheduler import Scheduler
 from app.serving.sweep.clock import DecodeClock
+from bench.comparison.measure import Sample
+from bench.comparison.workshop import PairFolders
 
 PLAIN = SpeculationRequest(method="off")
 AUTOMATIC = SpeculationRequest()

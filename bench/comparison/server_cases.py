@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from app.benchmark.cases import TOKENS_PER_SECOND, Bench, Case
-from app.benchmark.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio
-from app.benchmark.ours import OurSide
-from app.benchmark.reference import generate_with_draft, load_reference
-from app.benchmark.servers import Endpoint, ask, ask_together, run_mlx_server, run_paceline
-from app.benchmark.workshop import PairFolders
+from bench.comparison.cases import TOKENS_PER_SECOND, Bench, Case
+from bench.comparison.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio
+from bench.comparison.ours import OurSide
+from bench.comparison.reference import generate_with_draft, load_reference
+from bench.comparison.servers import Endpoint, ask, ask_together, run_mlx_server, run_paceline
+from bench.comparison.workshop import PairFolders
 
 CLIENTS = (1, 4, 8)
 OFF = {"speculation": {"method": "off"}}

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from app.benchmark.command import CASES, UnknownCase, choose_cases
-from app.benchmark.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio, take_turns
-from app.benchmark.report import as_document, as_markdown, as_table
 from app.serving.sweep.clock import DecodeClock
+from bench.comparison.__main__ import CASES, UnknownCase, choose_cases
+from bench.comparison.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio, take_turns
+from bench.comparison.report import as_document, as_markdown, as_table
 from tests.architecture.source import ROOT
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
-from app.benchmark.measure import CaseResult, Check
 from app.serving.sweep.machine import describe_machine, describe_versions
+from bench.comparison.measure import CaseResult, Check
 
 
 def as_document(results: Sequence[CaseResult], options: dict[str, Any]) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 import random
 from dataclasses import dataclass
 
-from app.benchmark.ours import GREEDY
-from app.benchmark.pairs import SPECIAL_TOKENS
-from app.benchmark.prompts import TextSide
 from app.core.request import SamplingParameters
+from app.text.template import TextModel
+from bench.comparison.ours import GREEDY
+from bench.comparison.pairs import SPECIAL_TOKENS
 
 Conversation = tuple[str, ...]
 """What the user and the assistant said in turns; the user had the last word."""
@@ -31,7 +31,7 @@ class Workload:
     sampling: SamplingParameters = GREEDY
     noise_tokens: int = 0
 
-    def prompts(self, text: TextSide, vocabulary_size: int) -> list[list[int]]:
+    def prompts(self, text: TextModel, vocabulary_size: int) -> list[list[int]]:
         """Its requests as tokens."""
         rendered = [
             text.render([{"role": ("user", "assistant")[turn % 2], "content": said} for turn, said in enumerate(each)])

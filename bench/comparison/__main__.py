@@ -1,4 +1,4 @@
-"""`paceline bench`: picks the cases, runs them in one temporary workshop, prints the table, writes the file."""
+"""`make bench`: picks the cases, runs them in one temporary workshop, prints the table, writes the file."""
 
 import json
 import signal
@@ -6,19 +6,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.benchmark.cases import ENGINE_CASES, Bench, Case
-from app.benchmark.governor_case import GOVERNOR_CASES
-from app.benchmark.measure import CaseResult
-from app.benchmark.pairs import Sizes
-from app.benchmark.report import as_document, as_table
-from app.benchmark.server_cases import SERVER_CASES
-from app.benchmark.speculation_cases import SPECULATION_CASES
-from app.benchmark.workshop import Workshop
+from app.command.errors import told_errors
 from app.core.errors import InvalidRequest
+from bench.comparison import NOTE
+from bench.comparison.cases import ENGINE_CASES, Bench, Case
+from bench.comparison.governor_case import GOVERNOR_CASES
+from bench.comparison.measure import CaseResult
+from bench.comparison.pairs import Sizes
+from bench.comparison.report import as_document, as_table
+from bench.comparison.server_cases import SERVER_CASES
+from bench.comparison.speculation_cases import SPECULATION_CASES
+from bench.comparison.workshop import Workshop
 
 CASES: dict[str, Case] = {
     case.name: case for case in (*ENGINE_CASES, *SPECULATION_CASES, *GOVERNOR_CASES, *SERVER_CASES)
@@ -70,3 +74,23 @@ def run_cases(
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps(as_document(results, options), indent=2) + "\n", encoding="utf-8")
     return results
+
+
+def main(
+    *,
+    case: Annotated[list[str] | None, typer.Option(help="Run only this case; repeatable.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per side.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Smoke test: small models and short texts.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Also write all results to this file.")] = None,
+    cases: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
+) -> None:
+    """Compare Paceline with mlx-lm, paired in one run."""
+    with told_errors():
+        if cases:
+            Console().print(list_cases())
+        else:
+            run_cases(case or [], rounds=rounds, quick=quick, file=json, console=Console(), note=NOTE)
+
+
+if __name__ == "__main__":
+    typer.run(main)

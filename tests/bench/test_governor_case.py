@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.benchmark.governor_case import (
+from app.core.request import SpeculationRequest
+from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
+from bench.comparison.governor_case import (
     LoadedModel,
     Turns,
     notes_of,
@@ -14,10 +16,8 @@ from app.benchmark.governor_case import (
     speculation_of,
     take_all,
 )
-from app.benchmark.verdict import Rates
-from app.benchmark.workloads import ASSISTANT, WORKLOADS, Workload, alone
-from app.core.request import SpeculationRequest
-from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
+from bench.comparison.verdict import Rates
+from bench.comparison.workloads import ASSISTANT, WORKLOADS, Workload, alone
 
 
 @pytest.fixture(scope="module")

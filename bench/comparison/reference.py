@@ -12,8 +12,8 @@ from mlx_lm.generate import BatchGenerator, stream_generate
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from mlx_lm.utils import load
 
-from app.benchmark.measure import Sample
 from app.serving.sweep.clock import DecodeClock
+from bench.comparison.measure import Sample
 
 
 def load_reference(folder: Path) -> tuple[nn.Module, Any]:

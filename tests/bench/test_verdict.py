@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.benchmark.verdict import Rates, best_single, geometric_mean, judge, paired, where_loaded
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Setting
+from bench.comparison.verdict import Rates, best_single, geometric_mean, judge, paired, where_loaded
 
 SHORT, LONG, OTHER = Setting("dflash", 2), Setting("dflash", 7), Setting("mtp", 2)
 

@@ -1,0 +1,219 @@
+"""`paceline bench MODEL`: does drafting pay for this model on this computer, and how is it set up best?
+
+The running server measures, as it does for the dashboard, and keeps the result; without one that may be asked, this
+command starts its own for as long as it takes.
+"""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from app.command.errors import CommandError
+from app.command.plot import as_svg
+from app.command.server import NoKey, NoServer, Server
+from app.serving.sweep.grid import GOVERNOR, PLAIN, Cell
+from app.serving.sweep.report import Figures, Report, doubt_text, report_of
+from app.settings import Settings
+
+ASK_SECONDS = 0.5
+START_SECONDS = 0.1
+START = "from app.cli import main; main()"
+COLUMNS = ("Setting", "Tokens/s", "Speedup", "Accepted", "Tokens\nper step")
+PHASES = {"loading": "loading", "paused": "waiting for other requests", "restoring": "restoring what was loaded"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the command line said."""
+
+    model: str
+    prompts: tuple[str, ...] = ()
+    minutes: float = 3.0
+    rounds: int = 3
+    json: Path | None = None
+    svg: Path | None = None
+    apply: bool = False
+
+
+def bench_model(wishes: Wishes, settings: Settings, *, screen: Console) -> None:
+    """Measure and show it. Raises `CommandError` when that is not possible, KeyboardInterrupt after a second Ctrl-C."""
+    with ExitStack() as stack:
+        with screen.status(f"{wishes.model}: starting") as status:
+            server = stack.enter_context(_begun(wishes, settings))
+            row = measured(server, wishes.model, status.update)
+        show_measurement(row, screen)
+        document = {**row["results"], **{name: row[name] for name in ("report", "machine", "versions")}}
+        _write(wishes.json, json.dumps(document, indent=2) + "\n")
+        _write(wishes.svg, as_svg(report_of(row["results"]), f"Speed by draft length: {_title(row)}"))
+        if not row["report"]["advice"]["changes"]:
+            screen.print("Nothing to change.")
+        elif wishes.apply:
+            server.apply_measurement(row["id"])
+            screen.print(Text(f"Stored for {row['model_id']}; a loaded model gets it as soon as it is free."))
+        else:
+            screen.print("--apply stores this.")
+
+
+@contextmanager
+def _begun(wishes: Wishes, settings: Settings) -> Iterator[Server]:
+    """The server that measures now: the running one, or one of this command's own."""
+    asked = {
+        "model": wishes.model,
+        "prompts": list(wishes.prompts),
+        "minutes": wishes.minutes,
+        "rounds": wishes.rounds,
+        "grid": "full",
+    }
+    with ExitStack() as stack:
+        server = Server(settings)
+        try:
+            server.begin_measurement(asked)
+        except (NoServer, NoKey):
+            server = stack.enter_context(own_server(settings))
+            server.begin_measurement(asked)
+        yield server
+
+
+@contextmanager
+def own_server(settings: Settings) -> Iterator[Server]:
+    """A server for this command alone, on a free port. Raises CommandError with the reason when it does not start."""
+    key = secrets.token_urlsafe()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = {"PACELINE_HOST": "127.0.0.1", "PACELINE_PORT": str(port), "PACELINE_API_KEY": key}
+    with tempfile.TemporaryFile() as said:
+        child = subprocess.Popen(  # noqa: S603 - ourselves
+            [sys.executable, "-c", START, "serve"],
+            env={**os.environ, **words},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,  # Ctrl-C is for this command, which ends it in its own time
+        )
+        try:
+            server = Server(settings.with_command_line(host="127.0.0.1", port=port, api_key=SecretStr(key)))
+            while not _is_live(server):
+                if child.poll() is not None:
+                    said.seek(0)
+                    raise CommandError(said.read().decode(errors="replace").strip() or "the server did not start")
+                time.sleep(START_SECONDS)
+            yield server
+        finally:
+            child.terminate()
+            child.wait()
+
+
+def _is_live(server: Server) -> bool:
+    try:
+        server.live()
+    except NoServer:
+        return False
+    return True
+
+
+def measured(server: Server, model: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    """What the server kept of the measurement that it runs; Ctrl-C ends it and keeps what is known by then."""
+    while True:
+        try:
+            view = server.measurements(model)
+            if view["active"] is None:
+                break
+            tell(progress_text(view["active"]))
+            time.sleep(ASK_SECONDS)
+        except KeyboardInterrupt:
+            tell("stopping")
+            server.stop_measurement()
+    last = view["last"]
+    row = next((row for row in view["measurements"] if row["id"] == last["number"]), None)
+    if row is None:
+        raise CommandError(last["problem"] or f"{last['model_id']}: stopped before anything could be compared.")
+    return dict(row)
+
+
+def progress_text(active: Mapping[str, Any]) -> str:
+    """What is being measured, in a line."""
+    ask = active["ask"]
+    if active["phase"] != "measuring" or ask is None:
+        return f"{active['model_id']}: {PHASES.get(active['phase'], active['phase'])}"
+    return f"{ask['text']}, {active['seconds_left']} s left"
+
+
+def show_measurement(row: Mapping[str, Any], screen: Console) -> None:
+    """The table, what is missing in it, doubts, the verdict and what it would change."""
+    report = report_of(row["results"])
+    screen.print(measurement_table(report, f"{_title(row)} on {row['results']['options']['device']}"))
+    for line in (*row["results"]["options"]["left_out"], left_out(row["results"]), *map(doubt_text, report.doubts)):
+        if line:
+            screen.print(Text(line, style="dim"))
+    screen.print(Text(f"{row['model_id']}: {report.text}", style="bold"))
+    for each in row["report"]["advice"]["changes"]:
+        screen.print(Text(f"  {each['name']}: {_value(each['old'])} → {_value(each['new'])}"))
+
+
+def measurement_table(report: Report, title: str) -> Table:
+    """One row for each setting, cell by cell, with the range over the rounds; what a cell speaks for stands out."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == COLUMNS[0] else "right", no_wrap=True)
+    for cell in report.cells:
+        table.add_row(Text(Cell(cell.rows, cell.context).name, style="bold"))
+        for each in cell.settings:
+            table.add_row(*_figures(each), style="green" if each.name == cell.best else "")
+        table.add_section()
+    return table
+
+
+def _figures(each: Figures) -> tuple[str, ...]:
+    used = f": {each.used}" if each.setting == GOVERNOR and each.used else ""
+    speed, slowest, fastest = (_speed(value) for value in (each.tokens_per_second, each.slowest, each.fastest))
+    return (
+        each.name + used,
+        f"{speed} ({slowest}-{fastest})",
+        "" if each.setting == PLAIN else f"{each.ratio:.2f} ({each.low:.2f}-{each.high:.2f})",
+        "" if each.acceptance is None else f"{100 * each.acceptance:.0f} %",
+        "" if each.tokens_per_cycle is None else f"{each.tokens_per_cycle:.2f}",
+    )
+
+
+def _speed(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def left_out(results: Mapping[str, Any]) -> str:
+    """What is not in the table, and why; "" when everything is."""
+    if results["interrupted"]:
+        return "Interrupted: this is what was measured until then."
+    if results["skipped"]:
+        return f"No time was left for {'; '.join(results['skipped'])}: --minutes gives more."
+    return ""
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return " + ".join([row["model_id"], *row["results"]["drafts"]])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(value) or "none"
+    return "automatic" if value is None else str(value)
+
+
+def _write(file: Path | None, content: str) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Measurements that ship with the repository and not with the app."""
