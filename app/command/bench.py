@@ -7,6 +7,7 @@ command starts its own for as long as it takes.
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -52,10 +53,9 @@ class Wishes:
 
 def bench_model(wishes: Wishes, settings: Settings, *, screen: Console) -> None:
     """Measure and show it. Raises `CommandError` when that is not possible, KeyboardInterrupt after a second Ctrl-C."""
-    with ExitStack() as stack:
-        with screen.status(f"{wishes.model}: starting") as status:
-            server = stack.enter_context(_begun(wishes, settings))
-            row = measured(server, wishes.model, status.update)
+    with screen.status(f"{wishes.model}: starting") as status, _begun(wishes, settings) as server:
+        row = measured(server, wishes.model, status.update)
+        status.stop()
         show_measurement(row, screen)
         document = {**row["results"], **{name: row[name] for name in ("report", "machine", "versions")}}
         _write(wishes.json, json.dumps(document, indent=2) + "\n")
@@ -95,6 +95,8 @@ def own_server(settings: Settings) -> Iterator[Server]:
     key = secrets.token_urlsafe()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # unwinds, so that the server ends too
+        signal.signal(ending, lambda *_: sys.exit(1))
     words = {"PACELINE_HOST": "127.0.0.1", "PACELINE_PORT": str(port), "PACELINE_API_KEY": key}
     with tempfile.TemporaryFile() as said:
         child = subprocess.Popen(  # noqa: S603 - ourselves

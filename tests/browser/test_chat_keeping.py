@@ -253,6 +253,7 @@ def test_an_early_reply_that_is_made_anew_leaves_every_later_turn(server: Server
     expect(button(chat, "Next version")).to_be_focused()
     chat.keyboard.press("ArrowRight")
     expect(chat.locator(".message")).to_have_count(2)
+    expect(button(chat, "Previous version")).to_be_focused()
     chat.keyboard.press("ArrowLeft")
     expect(chat.locator(".message")).to_have_count(8)
     expect(chat.locator("p[role=status]").filter(has_text="1/2")).to_have_count(1)

@@ -192,6 +192,7 @@ def test_another_draft_reloads_an_idle_model_and_waits_for_a_busy_one(world: Wor
 
 
 SCHEDULERS = {"policy": "off", "queue_limit": 1, "num_draft_tokens": 2, "draft_unavailable": "none"}
+SERVERS = {"context_tokens": 64, "longest_token_bytes": 9}
 UNITS = {
     "path": "/models/elsewhere",
     "drafts": (DraftSpecification("b", "/models/b"),),
@@ -207,15 +208,15 @@ UNITS = {
 }
 
 
-def test_whatever_is_in_a_specification_is_the_schedulers_or_the_units() -> None:
-    assert {"id", *SCHEDULERS, *UNITS} == set(ModelSpecification.__struct_fields__)
+def test_whatever_is_in_a_specification_is_the_schedulers_the_servers_or_the_units() -> None:
+    assert {"id", *SCHEDULERS, *SERVERS, *UNITS} == set(ModelSpecification.__struct_fields__)
 
 
-def test_settings_of_the_scheduler_need_no_reload(world: World) -> None:
+def test_settings_of_the_scheduler_and_what_the_server_looks_at_need_no_reload(world: World) -> None:
     pool = world.pool()
     pool.acquire(specification("a"))
     drain(pool)
-    pool.acquire(specification("a", **SCHEDULERS))
+    pool.acquire(specification("a", **SCHEDULERS, **SERVERS))
     assert (world.loads, pool.snapshot()[0].leases) == (["a"], 2)
 
 
