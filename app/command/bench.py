@@ -53,7 +53,7 @@ class Wishes:
 
 def bench_model(wishes: Wishes, settings: Settings, *, screen: Console) -> None:
     """Measure and show it. Raises `CommandError` when that is not possible, KeyboardInterrupt after a second Ctrl-C."""
-    with screen.status(f"{wishes.model}: starting") as status, _begun(wishes, settings) as server:
+    with screen.status(f"{wishes.model}: starting") as status, _begun(wishes, settings, screen) as server:
         row = measured(server, wishes.model, status.update)
         status.stop()
         show_measurement(row, screen)
@@ -70,7 +70,7 @@ def bench_model(wishes: Wishes, settings: Settings, *, screen: Console) -> None:
 
 
 @contextmanager
-def _begun(wishes: Wishes, settings: Settings) -> Iterator[Server]:
+def _begun(wishes: Wishes, settings: Settings, screen: Console) -> Iterator[Server]:
     """The server that measures now: the running one, or one of this command's own."""
     asked = {
         "model": wishes.model,
@@ -83,7 +83,9 @@ def _begun(wishes: Wishes, settings: Settings) -> Iterator[Server]:
         server = Server(settings)
         try:
             server.begin_measurement(asked)
-        except (NoServer, NoKey):
+        except (NoServer, NoKey) as error:
+            if isinstance(error, NoKey):
+                screen.print(Text(f"{error}. Benchmarking with a separate server.", style="dim"))
             server = stack.enter_context(own_server(settings))
             server.begin_measurement(asked)
         yield server
