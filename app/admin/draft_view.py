@@ -13,6 +13,7 @@ from app.admin.model_view import ModelView
 from app.admin.room import sizes
 from app.core.footprint import Footprint
 from app.core.messages import DraftSpecification, LoadedModel
+from app.core.reason import NO_REASON, Reason, reason_object
 from app.hub.candidates import Candidate
 from app.hub.catalog import CatalogModel
 from app.hub.published import Published, published_for
@@ -51,7 +52,7 @@ class DraftView:
             "ceiling_bytes": tools.footprints.room.ceiling_bytes,
             "methods": list(loaded.methods) if loaded else [],
             "candidates": [
-                {**self._candidate(main, each, best, used), "unavailable": _unavailable(each, loaded)}
+                {**self._candidate(main, each, best, used), "unavailable": reason_object(_unavailable(each, loaded))}
                 for each in candidates
             ],
             "published": self._published(main, {each.id for each in candidates}) if usable else [],
@@ -110,8 +111,8 @@ class DraftView:
         }
 
 
-def _unavailable(candidate: Candidate, loaded: LoadedModel | None) -> str:
+def _unavailable(candidate: Candidate, loaded: LoadedModel | None) -> Reason:
     """Why a drafter that is in memory cannot run; what is not there, or on its way, may yet."""
     if loaded is None or loaded.state != "ready" or candidate.id not in {*loaded.draft_ids, ""}:
-        return ""
-    return loaded.unavailable.get(candidate.method, "")
+        return NO_REASON
+    return loaded.unavailable.get(candidate.method, NO_REASON)

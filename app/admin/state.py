@@ -60,7 +60,8 @@ class StateView:
         if unit not in self._drafts:
             found = await asyncio.to_thread(self._serving.resolver.loaded_drafts, model)
             self._drafts[unit] = [_draft(each) for each in found]
-        return {**msgspec.to_builtins(model), "drafts": self._drafts[unit]}
+        unavailable = {method: reason_object(why) for method, why in model.unavailable.items()}
+        return {**msgspec.to_builtins(model), "drafts": self._drafts[unit], "unavailable": unavailable}
 
 
 def _draft(draft: DraftSpecification) -> dict[str, str]:

@@ -122,5 +122,7 @@ def _with_drafts(resolver: Resolver, models: Iterable[LoadedModel]) -> list[dict
     found = []
     for model in models:
         drafts = drafts_object(resolver.loaded_drafts(model))
-        found.append({**msgspec.to_builtins(model), "draft": drafts[0]["id"] if drafts else None, "drafts": drafts})
+        first = drafts[0]["id"] if drafts else None
+        words = {"draft": first, "drafts": drafts, "unavailable": model.unavailable_words}
+        found.append({**msgspec.to_builtins(model), **words})
     return found

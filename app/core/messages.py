@@ -240,7 +240,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_bytes: int = 0
     cache_families: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
-    unavailable: dict[str, str] = {}
+    unavailable: dict[str, Reason] = {}
     longest_drafts: dict[str, int] = {}
     """Method -> the most drafts that it ever proposes; others know no such limit."""
     max_context_tokens: int = 0
@@ -251,6 +251,11 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
     idle_seconds: float = 0.0
     leases: int = 0
+
+    @property
+    def unavailable_words(self) -> dict[str, str]:
+        """Method -> why it cannot run, in words for programs."""
+        return {method: str(why) for method, why in self.unavailable.items()}
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import StepCost, StepPlan, StepResult
 
@@ -19,7 +20,7 @@ class EngineLimits:
     """Methods that can run here, best first."""
     longest_drafts: Mapping[str, int] = field(default_factory=dict)
     """Method -> the most drafts that it ever proposes; others know no such limit."""
-    unavailable: Mapping[str, str] = field(default_factory=dict)
+    unavailable: Mapping[str, Reason] = field(default_factory=dict)
     """Method -> the reason why it cannot run here."""
     rows_may_batch: bool = True
     """False: an unknown cache class decodes alone, without drafts."""

@@ -20,6 +20,10 @@ REASONS = {
     "drafter_full": "the drafter's context is full",
     "drafter_unread": "the drafter has not read the prompt",
     "drafter_waits": "the hidden states of the last tokens are not there yet",
+    # a method that cannot draft for a model
+    "not_chosen": "only {methods} may draft for this model: that was chosen for it",
+    "not_loaded": "no {drafter} is loaded with this model: pass one with `--draft` or `draft_model`",
+    "cannot_draft": "{detail}",
     # the end of a worker
     "exit_killed": "killed (SIGKILL), usually out of memory",
     "exit_aborted": "aborted (SIGABRT): a fatal error in the native libraries, see the log",

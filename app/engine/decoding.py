@@ -136,8 +136,8 @@ class Decoder:
         drawn, accepted = accept(drafts, adjusted, sampled, proposal.counts, draft_logits=draft_logits)
         scores = self._scores(logits, drawn, rows)
         packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
-        mx.async_eval(packed, *scores.arrays())
         self.watch.launched()
+        mx.async_eval(packed, *scores.arrays())
         read: Any = packed.tolist()
         self.watch.verified()
         counts = [values[-1] for values in read]

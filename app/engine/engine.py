@@ -9,6 +9,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from app.core.ports import EngineLimits
+from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeStep, PrefillRow, PrefillStep, StepCost, StepPlan, StepResult
 from app.engine.alone import AloneRunner
@@ -207,7 +208,7 @@ def open_engine(unit: LoadedUnit) -> Engine:
 
 def _alone(unit: LoadedUnit, reason: str) -> Engine:
     """An engine for one request at a time, and why nothing drafts."""
-    drafters = Drafters({}, dict.fromkeys(REGISTRY, reason))
+    drafters = Drafters({}, dict.fromkeys(REGISTRY, Reason("cannot_draft", {"detail": reason})))
     limits = EngineLimits(
         max_context_tokens=unit.max_context_tokens,
         max_rows=1,

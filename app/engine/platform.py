@@ -7,13 +7,16 @@ is loaded makes float32 matmuls some 30 times faster (measured). `PACELINE_OPENB
 import ctypes
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from importlib import metadata
 from platform import python_version
 
 OPENBLAS_LIBRARY = "libopenblas.so.0"
 OPENBLAS_VARIABLE = "PACELINE_OPENBLAS"
+OPENBLAS_PATIENCE = ("OPENBLAS_THREAD_TIMEOUT", "18")
+"""Its threads spin 2^18 cycles (0.1 ms) for the next product before they sleep, not 2^26 (30 ms): the server, its
+clients and what builds the next forward want those cores (docs/speed.md)."""
 REPORTED_DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm")
 
 
@@ -28,7 +31,7 @@ class Preparation:
 def prepare(
     *,
     system: str = sys.platform,
-    environment: Mapping[str, str] = os.environ,
+    environment: MutableMapping[str, str] = os.environ,
     library: str = OPENBLAS_LIBRARY,
 ) -> Preparation:
     """Load OpenBLAS for mlx where that helps. Call it first thing in the worker; it never raises."""
@@ -38,6 +41,7 @@ def prepare(
         return Preparation(openblas=False, reason=f"turned off by {OPENBLAS_VARIABLE}=0")
     if "mlx.core" in sys.modules:
         return Preparation(openblas=False, reason="mlx was imported before prepare() was called")
+    environment.setdefault(*OPENBLAS_PATIENCE)
     try:
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     except OSError:

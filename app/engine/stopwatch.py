@@ -28,7 +28,7 @@ class Stopwatch:
             self.timed = True
 
     def launched(self) -> None:
-        """The verify forward is under way."""
+        """The verify forward is built. On the CPU its launch already waits for most of it."""
         self._lap()
 
     def verified(self) -> None:

@@ -22,6 +22,14 @@ class LoadedDraft:
     vocabulary_size: int
 
 
+class NoDraft(ModelUnavailable):
+    """No drafter of a method came with the model: no `drafter`, in words."""
+
+    def __init__(self, drafter: str) -> None:
+        super().__init__(f"no {drafter} is loaded with this model")
+        self.drafter = drafter
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedUnit:
     """A target and its drafters, in memory. `vocabulary_size` counts embedding rows, padding included."""
@@ -35,10 +43,10 @@ class LoadedUnit:
     drafts: tuple[LoadedDraft, ...] = ()
 
     def draft(self, method: str) -> LoadedDraft:
-        """The drafter of that method. Raises ModelUnavailable, which says why there is none."""
+        """The drafter of that method. Raises NoDraft, or ModelUnavailable that says why there is none."""
         for draft in self.drafts:
             if draft.method == method:
                 return draft
-        kind = "draft model" if method == "draft_model" else f"{method} drafter"
-        missing = f"no {kind} is loaded with this model: pass one with `--draft` or `draft_model`"
-        raise ModelUnavailable(self.spec.draft_unavailable or missing)
+        if self.spec.draft_unavailable:
+            raise ModelUnavailable(self.spec.draft_unavailable)
+        raise NoDraft("draft model" if method == "draft_model" else f"{method} drafter")

@@ -29,4 +29,5 @@ def _check_speculation(request: Request, *, limits: EngineLimits, policy: str) -
         )
     for method in named:
         if method not in limits.drafters:
-            raise SpeculationUnavailable(limits.unavailable.get(method) or f"{method} is not loaded with this model")
+            reason = limits.unavailable.get(method, f"{method} is not loaded with this model")
+            raise SpeculationUnavailable(str(reason))

@@ -2,6 +2,7 @@
 
 import { bytes, number, percent, t } from "./core.js";
 import { cacheTitle, cacheWords, memoryWords, methodWords, times } from "./model_words.js";
+import { reasonWords } from "./reason_words.js";
 
 const TOKENS = {
   same: { tone: "good", words: () => t("drafts.tokens_same") },
@@ -50,6 +51,7 @@ export function candidateRow(each, { view, chosen }) {
     rollbackTitle: cacheTitle(each.rollback),
     liveWords: liveWords(view.counts[each.method]),
     roomWords: isCrowded ? t("drafts.no_room", { total: bytes(alone.total_bytes + each.extra.total_bytes), ceiling: bytes(view.ceiling_bytes) }) : "",
+    unavailableWords: reasonWords(each.unavailable),
     isChosen: chosen[each.method] === each.id,
     cannotChoose: !each.has_room,
     canAttach: !isText && each.has_room,

@@ -3,6 +3,7 @@
 import { chart } from "./chart.js";
 import { address, api, attempt, component, confirm, copy, data, keepInAddress, live, number, percent, seconds, t } from "./core.js";
 import { drafterWords, methodWords, modelAddress, paysAddress, usedBytes } from "./model_words.js";
+import { reasonWords } from "./reason_words.js";
 import { requestWords } from "./running.js";
 
 const SMOOTHED_SECONDS = 3;
@@ -116,7 +117,7 @@ component("overview", () => ({
   get lastExit() {
     return this.reasonWords(this.state.worker.last_exit);
   },
-  reasons: (model) => Object.entries(model.unavailable).map(([method, reason]) => ({ method, reason })),
+  reasons: (model) => Object.entries(model.unavailable).map(([method, why]) => ({ method, words: reasonWords(why) })),
   used: usedBytes,
   drafters: ({ drafts }) => drafterWords(drafts),
   address: ({ id }) => modelAddress(id),

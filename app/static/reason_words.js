@@ -17,6 +17,9 @@ const WORDS = {
   drafter_full: () => t("reason.drafter_full"),
   drafter_unread: () => t("reason.drafter_unread"),
   drafter_waits: () => t("reason.drafter_waits"),
+  not_chosen: (values) => t("reason.not_chosen", values),
+  not_loaded: () => t("reason.not_loaded"),
+  cannot_draft: (values) => t("reason.cannot_draft", values),
   exit_killed: () => t("reason.exit_killed"),
   exit_aborted: () => t("reason.exit_aborted"),
   exit_segfault: () => t("reason.exit_segfault"),
@@ -36,7 +39,8 @@ const WORDS = {
   exit_restarted: (values) => t("reason.exit_restarted", values),
   quarantined: (values) => t("reason.quarantined", values),
 };
-const SHOWN = { method: methodWords, share: percent, seconds, ratio: (value) => number(value, 1) };
+const methodsWords = (names) => names.split(", ").map(methodWords).join(", ");
+const SHOWN = { method: methodWords, methods: methodsWords, share: percent, seconds, ratio: (value) => number(value, 1) };
 const shown = ([name, value]) => [name, SHOWN[name]?.(value) ?? (typeof value === "number" ? number(value) : value)];
 
 export const reasonWords = ({ reason, reason_code: code, reason_values: values }) =>

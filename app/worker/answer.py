@@ -153,7 +153,7 @@ def describe(model_id: str, finished: Finished) -> str:
         f"{finished.id}#{finished.index} model={model_id} finish={finished.finish_reason}"
         f" method={'+'.join(usage.methods) or 'none'} prompt={usage.prompt_tokens} cached={usage.cached_tokens}"
         f" completion={usage.completion_tokens} drafted={usage.drafted} accepted={usage.accepted} rate={rate:.2f}"
-        f" tokens_per_cycle={per_cycle:.2f} tokens_per_second={speed:.1f}"
+        f" tokens_per_cycle={per_cycle:.3f} tokens_per_second={speed:.3f}"
         f" first_token_seconds={usage.first_token_seconds:.3f} queue_seconds={usage.queue_seconds:.3f}"
         f" reason={str(usage.reason)!r}"
     )

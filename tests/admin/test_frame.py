@@ -116,7 +116,7 @@ async def test_navigation_says_where_one_is() -> None:
 async def test_names_of_models_are_text_everywhere(path: str, name: str) -> None:
     async def page_of(name: str) -> str:
         site = make_site(api_key="k", models=(model(name),))
-        loaded = LoadedModel(id=name, state="ready", unavailable={"mtp": name})
+        loaded = LoadedModel(id=name, state="ready", unavailable={"mtp": Reason("cannot_draft", {"detail": name})})
         site.worker.snapshot = Snapshot(models=(loaded,))
         site.worker.quarantined = {name: Reason("drafters", {"detail": name})}
         return (await get(site, path)).text

@@ -11,6 +11,7 @@ import pytest
 from app.admin.model_setting_words import SECTIONS, WORDS
 from app.core.download import Download
 from app.core.messages import Heartbeat, Ready, Snapshot
+from app.core.reason import Reason
 from app.hub.catalog import Catalog, default_catalog
 from app.i18n import Catalogs
 from app.model_settings import ModelSettings
@@ -337,11 +338,12 @@ async def test_a_load_is_refused_while_the_server_ends(site: ModelSite) -> None:
 async def test_a_drafter_that_is_on_its_way_shows_no_error_of_the_unit_before_it(site: ModelSite) -> None:
     await site.call("POST", "/admin/api/models/load", {"model": DEMO})
     (loaded,) = site.worker.snapshot.models
-    reasons = {"draft_model": "no drafter of that method is loaded", "dflash": "its block is too long"}
+    reasons = {name: Reason("cannot_draft", {"detail": f"{name}: too long"}) for name in ("draft_model", "dflash")}
     held = msgspec.structs.replace(loaded, unavailable=reasons)
     site.worker.snapshot = Snapshot(models=(held,))
     view = await drafts(site)
-    assert candidate(view, "demo-draft")["unavailable"] == "", "it was chosen, and the reload has not begun yet"
-    assert candidate(view, "demo-assistant-dflash")["unavailable"] == "its block is too long"
+    why_not = candidate(view, "demo-draft")["unavailable"]
+    assert why_not["reason"] == "", "it was chosen, and the reload has not begun yet"
+    assert candidate(view, "demo-assistant-dflash")["unavailable"]["reason"] == "dflash: too long"
     site.worker.snapshot = Snapshot(models=(msgspec.structs.replace(held, state="loading"),))
-    assert candidate(await drafts(site), "demo-assistant-dflash")["unavailable"] == ""
+    assert candidate(await drafts(site), "demo-assistant-dflash")["unavailable"]["reason"] == ""

@@ -29,7 +29,7 @@ def site() -> Site:
                 draft_ids=("demo-draft", "demo-main"),
                 weights_bytes=3_000,
                 methods=("draft_model", "ngram"),
-                unavailable={"eagle3": "no drafter fits"},
+                unavailable={"eagle3": Reason("cannot_draft", {"detail": "no drafter fits"})},
                 running=1,
                 waiting=2,
                 pinned=True,
@@ -71,7 +71,7 @@ async def test_the_state_names_worker_memory_models_loads_and_quarantine(site: S
         {"id": "demo-draft", "method": "draft_model"},
         {"id": "demo-main", "method": "mtp"},
     ]
-    assert loaded["unavailable"] == {"eagle3": "no drafter fits"}
+    assert loaded["unavailable"]["eagle3"]["reason"] == "no drafter fits"
     assert (state["running"], state["waiting"], state["open_requests"]) == (1, 2, 0)
     assert state["loading"] == [{"id": "org/other", "phase": "weights", "fraction": 0.25}]
     told = {"reason": "exited with code 3, see the log", "reason_code": "exit_code", "reason_values": {"code": 3}}

@@ -167,9 +167,9 @@ def test_without_a_draft_model_the_registry_says_why() -> None:
     unit = LoadedUnit(spec, target, {}, weights_bytes=0, max_context_tokens=64, vocabulary_size=97)
     drafters = open_drafters(unit)
     assert list(drafters.available) == ["ngram"]
-    assert "no draft model is loaded" in drafters.unavailable["draft_model"]
+    assert "no draft model is loaded" in str(drafters.unavailable["draft_model"])
     for method in ("dflash", "mtp", "eagle3"):
-        assert f"no {method} drafter is loaded" in drafters.unavailable[method]
+        assert f"no {method} drafter is loaded" in str(drafters.unavailable[method])
 
 
 @pytest.mark.parametrize("method", ["draft_model", "dflash", "mtp", "eagle3"])
@@ -177,7 +177,7 @@ def test_why_a_chosen_drafter_was_refused_is_told_by_every_method_that_needs_one
     target, _ = models("qwen3", False)
     spec = ModelSpecification(id="a", path="", draft_unavailable="x cannot draft for a: other tokens")
     unit = LoadedUnit(spec, target, {}, weights_bytes=0, max_context_tokens=64, vocabulary_size=97)
-    assert open_drafters(unit).unavailable[method] == "x cannot draft for a: other tokens"
+    assert str(open_drafters(unit).unavailable[method]) == "x cannot draft for a: other tokens"
 
 
 def test_a_prefix_cache_never_exceeds_its_bytes() -> None:

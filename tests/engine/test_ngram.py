@@ -216,7 +216,7 @@ def test_the_bounds_that_were_chosen_for_a_model_reach_its_drafter(
 
 
 def test_bounds_that_contradict_each_other_are_told() -> None:
-    assert "between 1 and 4" in open_drafters(unit_with(5, 4)).unavailable["ngram"]
+    assert "between 1 and 4" in str(open_drafters(unit_with(5, 4)).unavailable["ngram"])
 
 
 def unit_with(shortest: int | None, longest: int | None) -> LoadedUnit:

@@ -26,7 +26,9 @@ print("ok")
 """
 OPENBLAS_PROBE = """
 from app.engine.platform import prepare
-done = prepare(environment={})
+own = {"OPENBLAS_THREAD_TIMEOUT": "4"}
+done = prepare(environment=own)
+assert own == {"OPENBLAS_THREAD_TIMEOUT": "4"}, "what the user set stays"
 assert done.openblas or "not installed" in done.reason or "not needed" in done.reason, done
 import mlx.core as mx
 ones = mx.ones((64, 64))

@@ -4,6 +4,7 @@ import pytest
 
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable
 from app.core.ports import EngineLimits
+from app.core.reason import Reason
 from app.core.step import FinishReason
 from app.scheduler.scheduler import Scheduler
 from tests.scheduler.scripted import Loop, ManualClock, ScriptedEngine, build, check_against_naive, some_request
@@ -205,7 +206,8 @@ def test_an_id_is_used_by_one_request_at_a_time() -> None:
 
 
 def test_a_method_asked_for_by_name_is_refused_with_its_reason() -> None:
-    limits = EngineLimits(64, 1, drafters=("ngram",), unavailable={"draft_model": "the vocabularies differ"})
+    misfit = Reason("cannot_draft", {"detail": "the vocabularies differ"})
+    limits = EngineLimits(64, 1, drafters=("ngram",), unavailable={"draft_model": misfit})
     with pytest.raises(SpeculationUnavailable, match="the vocabularies differ"):
         Scheduler(limits).submit(some_request("a", method="draft_model"))
     with pytest.raises(SpeculationUnavailable, match="eagle3 is not loaded with this model"):

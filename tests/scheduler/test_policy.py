@@ -117,7 +117,9 @@ def test_a_request_may_ask_for_plain_decoding(wish: dict[str, object]) -> None:
 
 
 def test_without_drafters_the_reasons_of_all_are_told() -> None:
-    limits = EngineLimits(4_096, 1, unavailable={"draft_model": "none was chosen", "ngram": "switched off"})
+    why = {"draft_model": "none was chosen", "ngram": "switched off"}
+    unavailable = {name: Reason("cannot_draft", {"detail": words}) for name, words in why.items()}
+    limits = EngineLimits(4_096, 1, unavailable=unavailable)
     loop = build(engine=ScriptedEngine(limits))
     loop.run(some_request("a"))
     assert str(loop.end("a").statistics.reason) == "draft_model: none was chosen; ngram: switched off"

@@ -214,7 +214,7 @@ def test_the_log_line_says_what_ran(pair: Pair, caplog: pytest.LogCaptureFixture
     (record,) = caplog.records
     line = describe("m", pair.finished()[0])
     assert record.getMessage() == line
-    for words in ("r#0 model=m finish=stop method=ngram", "drafted=4 accepted=4 rate=1.00 tokens_per_cycle=3.00"):
+    for words in ("r#0 model=m finish=stop method=ngram", "drafted=4 accepted=4 rate=1.00 tokens_per_cycle=3.000"):
         assert words in line
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.core.errors import ModelUnavailable
+from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DRAFT_LENGTHS, Offer
 from app.engine.drafters import Drafter, Outcome
@@ -13,7 +14,7 @@ from app.engine.drafters.eagle3 import Eagle3
 from app.engine.drafters.mtp import Mtp
 from app.engine.drafters.ngram import Ngram
 from app.engine.runner import Runner
-from app.engine.unit import LoadedUnit
+from app.engine.unit import LoadedUnit, NoDraft
 
 REGISTRY: Mapping[str, type[Drafter]] = {kind.name: kind for kind in (DFlash, Mtp, Eagle3, DraftModel, Ngram)}
 """Best first: that is the order in which `auto` tries them."""
@@ -24,7 +25,7 @@ class Drafters:
     """The drafters that can run, by method, and the reason of each that cannot."""
 
     available: Mapping[str, Drafter]
-    unavailable: Mapping[str, str] = field(default_factory=dict)
+    unavailable: Mapping[str, Reason] = field(default_factory=dict)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -66,13 +67,15 @@ def open_drafters(unit: LoadedUnit) -> Drafters:
     """Build every drafter that fits and may run."""
     chosen = unit.spec.methods or tuple(REGISTRY)
     available: dict[str, Drafter] = {}
-    unavailable: dict[str, str] = {}
+    unavailable: dict[str, Reason] = {}
     for name, kind in REGISTRY.items():
         if name not in chosen:
-            unavailable[name] = f"only {' and '.join(chosen)} may draft for this model: that was chosen for it"
+            unavailable[name] = Reason("not_chosen", {"methods": ", ".join(chosen)})
             continue
         try:
             available[name] = kind.open(unit)
+        except NoDraft as error:
+            unavailable[name] = Reason("not_loaded", {"drafter": error.drafter})
         except ModelUnavailable as error:
-            unavailable[name] = error.message
+            unavailable[name] = Reason("cannot_draft", {"detail": error.message})
     return Drafters(available, unavailable)
