@@ -15,7 +15,7 @@ from tests.browser.places import PLACES, Place
 from tests.browser.scene import QUESTION, REPOSITORY
 from tests.browser.server import Server
 from tests.browser.test_pages import LAYOUT_CALLS, NEXT_FRAMES, check, look
-from tests.browser.visit import PHONE
+from tests.browser.visit import PHONE, TABLET
 from tests.browser.witness import is_settled
 
 UNITS = (
@@ -45,9 +45,10 @@ def test_nothing_is_untranslated_and_longer_words_find_room(server: Server, visi
     check([text for text in look(page, "texts") if not is_translated(text)])
     page.evaluate(BARE, [OPEN, CLOSE])  # what is left is 40 % longer than English, and no more
     check(look(page, *LAYOUT_CALLS, "overflowing"))
-    page.set_viewport_size(PHONE)
-    page.evaluate(NEXT_FRAMES)
-    check(look(page, *LAYOUT_CALLS, "overflowing"))
+    for size in (TABLET, PHONE):
+        page.set_viewport_size(size)
+        page.evaluate(NEXT_FRAMES)
+        check(look(page, *LAYOUT_CALLS, "overflowing"))
 
 
 def is_translated(text: str) -> bool:

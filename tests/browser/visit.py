@@ -11,6 +11,7 @@ from tests.browser.server import Server
 from tests.browser.witness import Witness, is_settled
 
 WIDE = {"width": 1440, "height": 900}
+TABLET = {"width": 850, "height": 1100}
 PHONE = {"width": 390, "height": 844}
 WAIT_MS = 20_000
 
