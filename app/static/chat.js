@@ -37,7 +37,8 @@ const page = {
     this.opening = this.read().then(() => this.openNamed());
     addEventListener("hashchange", () => this.openNamed());
     live("conversations", () => this.opening.then(() => this.followOthers()).catch(() => null));
-    if (!(await this.opening) && matchMedia("(pointer: fine)").matches) byId("draft").focus();
+    const isNew = !(await this.opening);
+    if (isNew && matchMedia("(pointer: fine)").matches && document.activeElement === document.body) byId("draft").focus();
   },
   async read() {
     try {

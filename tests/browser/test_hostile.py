@@ -95,10 +95,10 @@ def test_texts_that_are_kept_stay_texts(server: Server, visitor: Visitor, *, pho
 
 
 def test_titles_stay_texts_in_the_list_the_head_and_the_fields(server: Server, visitor: Visitor) -> None:
-    page = visitor(server).open("/admin/chat")
     with ExitStack() as stack:
-        for text in HOSTILE.values():
-            number = stack.enter_context(kept(server, text, []))
+        numbers = {stack.enter_context(kept(server, text, [])): text for text in HOSTILE.values()}
+        page = visitor(server).open("/admin/chat")
+        for number, text in numbers.items():
             page.goto(f"/admin/chat#{number}")
             expect(page.locator("#chat-title")).to_have_text(text[:200].strip(), use_inner_text=False)
             expect(page.locator("#option-system")).to_have_value(text.replace("\r\n", "\n").replace("\r", "\n"))
