@@ -11,8 +11,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from app import __version__
-from app.command import options
 from app.command.errors import fail, told_errors
+
+Host = Annotated[
+    str | None, typer.Option(help="Address to listen on (default: 127.0.0.1); other than loopback requires a key.")
+]
+Port = Annotated[int | None, typer.Option(help="Port to listen on (default: 8710); 0 picks a free one.")]
+ModelFolders = Annotated[list[Path] | None, typer.Option(help="Model folder; repeatable. Adds to PACELINE_MODEL_DIRS.")]
+Drafts = Annotated[
+    list[str] | None, typer.Option(help="main=a+b: the drafters of a main model, or main=off. Repeatable.")
+]
+SpeculativeJson = Annotated[
+    str | None,
+    typer.Option(help='vLLM\'s JSON: \'{"method": "dflash", "model": "…", "num_speculative_tokens": 7}\'.'),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(help="When to draft: single (only one request running; default), auto (whenever faster), off."),
+]
+Acceptance = Annotated[
+    str | None, typer.Option(help="Acceptance rule: coupled (exact: same seed, same text) or rejection.")
+]
+Repository = Annotated[str, typer.Argument(help="organisation/name on the Hugging Face hub.")]
+Revision = Annotated[str, typer.Option(help="Branch, tag or commit; default: the latest.")]
+
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,13 +73,13 @@ def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the 
 )
 def serve(
     *,
-    host: options.Host = None,
-    port: options.Port = None,
-    model_dir: options.ModelFolders = None,
-    draft: options.Drafts = None,
-    speculative_config: options.SpeculativeJson = None,
-    policy: options.Policy = None,
-    acceptance: options.Acceptance = None,
+    host: Host = None,
+    port: Port = None,
+    model_dir: ModelFolders = None,
+    draft: Drafts = None,
+    speculative_config: SpeculativeJson = None,
+    policy: Policy = None,
+    acceptance: Acceptance = None,
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
     from app.command.given import given
@@ -205,7 +227,7 @@ def bench(
 @application.command(
     epilog="Example: `paceline pull mlx-community/Qwen3-8B-4bit`. Ctrl-C pauses; run it again to resume."
 )
-def pull(repository: options.Repository, *, revision: options.Revision = "") -> None:
+def pull(repository: Repository, *, revision: Revision = "") -> None:
     """Download a model into the downloads folder, by the running server where there is one."""
     from app.command.pull import pull_model
 

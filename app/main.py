@@ -15,18 +15,17 @@ from app import __version__
 from app.admin import dashboard
 from app.admin.context import AdminContext
 from app.admin.download_tools import DownloadTools
-from app.admin.identity import StoredCallers
 from app.admin.live import LiveFeed
 from app.admin.model_tools import ModelTools
 from app.admin.setup_token import SetupToken
-from app.api import chat, completions, control, health, metrics, models
+from app.api import chat, completions, control, models
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
 from app.hub import pairing
 from app.hub.catalog import Catalog as ModelFolders
 from app.hub.catalog import default_catalog
 from app.serving.activity import Activity
-from app.serving.auth import Door, authorize
+from app.serving.auth import Door, Identity, authorize
 from app.serving.body import give_memory_back
 from app.serving.conflicts import BEYOND_LOOPBACK, Situation
 from app.serving.context import Context
@@ -49,12 +48,42 @@ from app.serving.server import (
 from app.settings import Settings
 from app.store.accounts import Accounts
 from app.store.history import RequestHistory
+from app.store.keys import PREFIX
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
 
-ROUTERS = (chat, completions, models, control, health, metrics)
+
+class StoredCallers:
+    """The sessions and keys of the store, for `app.serving.auth`."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+
+    @property
+    def is_locked_down(self) -> bool:
+        """Whether the store was damaged, so that nothing may be open."""
+        return self._accounts.is_locked_down
+
+    @property
+    def has_account(self) -> bool:
+        """Whether somebody set a password for the dashboard."""
+        return self._accounts.has_account
+
+    def key(self, text: str) -> Identity | None:
+        """Whose API key this is; what does not look like one of ours is not looked up."""
+        if not text.startswith(PREFIX) or self.is_locked_down:
+            return None
+        key = self._accounts.keys.find(text)
+        return None if key is None else Identity("key", key.name, key.scope, key.id)
+
+    def is_session(self, cookie: str) -> bool:
+        """Whether a browser with this cookie is signed in."""
+        return not self.is_locked_down and self._accounts.sessions.is_open(cookie)
+
+
+ROUTERS = (chat, completions, models, control)
 EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
 UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from app.core import hosts, setting_texts
+from app.core import setting_texts
 from app.core.errors import wording_of
 from app.core.speculative_config import SpeculativeConfig
 
@@ -234,7 +234,7 @@ class Settings(BaseModel):
     @classmethod
     def _valid_hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if hosts.NAME.fullmatch(name) is None:
+            if setting_texts.HOST_NAME.fullmatch(name) is None:
                 raise ValueError("give names without scheme, port or wildcard, such as studio.local")
         return tuple(name.lower() for name in names)
 
@@ -242,19 +242,19 @@ class Settings(BaseModel):
     @classmethod
     def _valid_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         for origin in origins:
-            if hosts.ORIGIN.fullmatch(origin) is None:
+            if setting_texts.ORIGIN.fullmatch(origin) is None:
                 raise ValueError("give scheme and name, and a port where there is one, such as https://chat.example")
         return tuple(origin.lower() for origin in origins)
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return hosts.is_loopback(self.host)
+        return setting_texts.is_loopback(self.host)
 
     @property
     def host_names(self) -> tuple[str, ...]:
         """The names that a Host header may carry, besides the loopback ones."""
-        return (*self.allowed_hosts, *hosts.names_of(self.host))
+        return (*self.allowed_hosts, *setting_texts.host_names(self.host))
 
     @property
     def downloads_path(self) -> Path:

@@ -18,7 +18,7 @@ from app.hub.hub_token import HubToken
 from app.hub.partial_folder import read_marker, remove_model
 from app.serving.context import Context
 from app.serving.errors import Rejected
-from app.store.download_rows import DownloadRows
+from app.store.rows import DownloadRows
 from app.store.store import Store
 
 ANSWER_SECONDS = 25.0

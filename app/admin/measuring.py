@@ -27,7 +27,7 @@ from app.serving.sweep.report import best_by_drafter, report_of
 from app.serving.sweep.tasks import TASKS, TOKENS
 from app.serving.sweep.turns import Ask, Budget, Turn, turns
 from app.serving.sweep.worker_side import WorkerSide
-from app.store.measurement_rows import KeptMeasurements
+from app.store.rows import KeptMeasurements
 
 SOURCE = "dashboard"
 Result = TypeVar("Result")

@@ -12,14 +12,24 @@ from pydantic import BaseModel, Field
 
 from app.admin.context import AdminContext
 from app.admin.model_page import render_model
-from app.admin.model_setting_words import SECTIONS, WORDS
 from app.admin.model_view import ModelView
-from app.admin.setting_words import FELT_WORDS, OPTION_WORDS
-from app.admin.settings_routes import drafters
+from app.admin.settings_routes import OPTION_WORDS, drafters
 from app.admin.templating import Pages
 from app.model_settings import ALL_METHODS
 from app.serving.body import read_json
 from app.serving.described import describe_model
+
+SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("model_settings.replies", (
+        "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_tokens",
+        "repetition_penalty", "presence_penalty", "frequency_penalty",
+    )),
+    ("model_settings.memory", ("alias", "pinned", "idle_seconds")),
+    ("model_settings.drafting", (
+        "drafts", "methods", "num_draft_tokens", "policy", "acceptance", "prompt_lookup_min", "prompt_lookup_max",
+    )),
+)  # fmt: skip
+
 
 SOURCE = "dashboard"
 
@@ -61,8 +71,6 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
             tab="settings",
             data={"settings": list(rows.values())},
             sections=[(title, [rows[name] for name in names]) for title, names in SECTIONS],
-            words=WORDS,
-            felt_words=FELT_WORDS,
             option_words=OPTION_WORDS,
             suggestions={"drafts": drafters(context), "methods": ALL_METHODS},
         )

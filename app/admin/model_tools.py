@@ -8,7 +8,7 @@ from app.admin.measured_unit import UnitChooser
 from app.admin.measuring import Measuring
 from app.admin.room import Footprints
 from app.serving.context import Context
-from app.store.measurement_rows import KeptMeasurements
+from app.store.rows import KeptMeasurements
 from app.store.store import Store
 
 

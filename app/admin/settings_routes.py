@@ -5,6 +5,7 @@ Topic `settings`: a number that grows with every change, wherever it was made.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
@@ -13,7 +14,6 @@ from fastapi.responses import HTMLResponse
 from pydantic import RootModel
 
 from app.admin.context import AdminContext
-from app.admin.setting_words import FELT_WORDS, OPTION_WORDS, SECTION_WORDS, WORDS
 from app.admin.templating import Pages
 from app.core.errors import InvalidSetting, ModelUnavailable
 from app.hub.catalog import CatalogModel
@@ -21,6 +21,18 @@ from app.serving.body import read_json
 from app.serving.described import describe, describe_model, describe_one
 from app.settings import SECTIONS
 
+OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
+    "theme": {"system": "theme.system", "light": "theme.light", "dark": "theme.dark"},
+    "policy": {"single": "drafts.policy_single", "auto": "drafts.policy_auto", "off": "drafts.policy_off"},
+    "acceptance": {"coupled": "drafts.coupled", "rejection": "drafts.rejection"},
+    "log_level": {
+        "debug": "settings.log_debug",
+        "info": "logs.from_info",
+        "warning": "logs.from_warning",
+        "error": "logs.from_error",
+    },
+}
+"""What there is to choose; languages say their own names."""
 SOURCE = "dashboard"
 RELOAD = "reload"
 """Not a setting: whether the model may be unloaded for the change, once nothing uses it."""
@@ -50,10 +62,9 @@ def _add_page(router: APIRouter, context: AdminContext, pages: Pages) -> None:
             request,
             area="settings",
             data={"settings": rows},
-            sections=[(name, [row for row in rows if row["section"] == name]) for name in SECTIONS],
-            words=WORDS,
-            section_words=SECTION_WORDS,
-            felt_words=FELT_WORDS,
+            sections=[
+                (name, f"settings.section_{name}", [row for row in rows if row["section"] == name]) for name in SECTIONS
+            ],
             option_words=OPTION_WORDS,
             suggestions=_suggestions(context),
             gigabytes=psutil.virtual_memory().total // 10**8 / 10,

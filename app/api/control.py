@@ -1,6 +1,8 @@
 """`POST /api/load`, `/api/unload` and `/api/release`, `GET /api/status`: what the command line asks of a server.
 
 `GET /api/ps` is Ollama's: what is loaded, in that shape and for its clients. `GET /v1` says what there is to call.
+`GET /health/live`: the event loop runs. `GET /health/ready`, `GET /health`: a request would be taken now. No key.
+`GET /metrics`: the server's counters in Prometheus text form.
 """
 
 import asyncio
@@ -9,11 +11,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from app.api.answer import unless_client_leaves
 from app.api.models import drafts_object
 from app.api.schemas import LoadBody, NamedModel
+from app.core.errors import ModelUnavailable
 from app.core.messages import LoadedModel
 from app.serving.auth import authorize_operator
 from app.serving.body import read_json
@@ -126,3 +130,30 @@ def _with_drafts(resolver: Resolver, models: Iterable[LoadedModel]) -> list[dict
         words = {"draft": first, "drafts": drafts, "unavailable": model.unavailable_words}
         found.append({**msgspec.to_builtins(model), **words})
     return found
+
+
+@router.get("/health/live")
+async def get_live() -> dict[str, str]:
+    """Always 200 while the server process answers."""
+    return {"status": "live"}
+
+
+@router.get("/health")
+@router.get("/health/ready")
+async def get_ready(request: Request) -> dict[str, str]:
+    """200, or 503 with the reason in `error.message`."""
+    context = context_of(request)
+    if context.activity.draining:
+        raise ModelUnavailable("Paceline is shutting down.", code="shutting_down", retry_after_seconds=5)
+    if not context.worker.ready:
+        restarts = context.worker.restarts
+        reason = "The model worker is starting." if restarts == 0 else "The model worker ended and is being restarted."
+        raise ModelUnavailable(reason, code="worker_not_ready", retry_after_seconds=context.worker.retry_after_seconds)
+    return {"status": "ready"}
+
+
+@router.get("/metrics")
+async def get_metrics(request: Request) -> Response:
+    """Everything measured since the server started."""
+    context = context_of(request)
+    return Response(context.measurements.expose(context.worker), media_type=CONTENT_TYPE_LATEST)

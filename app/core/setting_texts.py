@@ -4,8 +4,10 @@
 no text as it is.
 """
 
+import ipaddress
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,10 @@ import msgspec
 
 from app.core.sizes import parse_size
 from app.core.speculative_config import SpeculativeConfig
+
+HOST_NAME = re.compile(r"\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}")
+
+ORIGIN = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://(?:{HOST_NAME.pattern})(?::[0-9]{{1,5}})?")
 
 
 def size_bytes(value: object) -> object:
@@ -82,3 +88,24 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     made = msgspec.to_builtins(value, enc_hook=str)
     return {name: each for name, each in made.items() if each not in {None, ""}} if isinstance(made, dict) else made
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_names(host: str) -> tuple[str, ...]:
+    """What a Host header may call a server on `host`; nothing is known about one that listens everywhere."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return (host.lower(),)
+    if address.is_unspecified:
+        return ()
+    return (f"[{address}]" if address.version == 6 else str(address),)

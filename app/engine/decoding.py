@@ -4,7 +4,8 @@ Plain decoding is the same with zero drafts, plus one forward launched ahead, so
 host. A launched forward belongs to its rows: whatever is planned next, its tokens are delivered first.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -20,7 +21,46 @@ from app.engine.launch import Launched, Scores, feed, score
 from app.engine.rectangle import last_of, padded
 from app.engine.runner import Runner
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
-from app.engine.stopwatch import Stopwatch
+
+
+class Stopwatch:
+    """Of one step; the seconds stay 0 unless it is `timed` and drafts. Each call ends a part."""
+
+    def __init__(self, *, timed: bool = False) -> None:
+        self._timed = timed
+        self._since = time.perf_counter()
+        self.timed = False
+        """Whether drafts were waited for."""
+        self.draft_seconds = 0.0
+        self.verify_seconds = 0.0
+        self.rewind_seconds = 0.0
+
+    def drafted(self, arrays: Sequence[mx.array]) -> None:
+        """The drafts are under way."""
+        if self._timed:
+            mx.eval(arrays)
+            self.draft_seconds = self._lap()
+            self.timed = True
+
+    def launched(self) -> None:
+        """The verify forward is built. On the CPU its launch already waits for most of it."""
+        self._lap()
+
+    def verified(self) -> None:
+        """What it drew was read."""
+        if self.timed:
+            self.verify_seconds = self._lap()
+
+    def rewound(self, cached: Callable[[], Sequence[mx.array]]) -> None:
+        """The caches, whose arrays are `cached()`, hold what stayed."""
+        if self.timed:
+            mx.eval(cached())
+            self.rewind_seconds = self._lap()
+
+    def _lap(self) -> float:
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        return seconds
 
 
 class Decoder:

@@ -10,9 +10,9 @@ A lease ends with `release`, or by itself when `LoadFailed` tells that the load 
 
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 
-from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
+from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable, PacelineError
 from app.core.footprint import Footprint
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import Clock
@@ -30,9 +30,45 @@ from app.engine.resident import (
     Resident,
     same_unit,
 )
-from app.engine.room import RETRY_AFTER_SECONDS, check_room, never_fits
 from app.engine.unit import LoadedUnit
 from app.engine.warm_up import CostMemory, Forgetful, WarmUpSteps, remembering
+
+RETRY_AFTER_SECONDS = 5
+"""When to come back for memory or a draft that running requests hold."""
+
+
+def check_room(
+    model_id: str, needed: int, *, ceiling_bytes: int, others: Collection[Resident], pinned: Collection[str]
+) -> None:
+    """Refuse what cannot fit even with every idle unit gone; told apart is whether waiting helps."""
+    needs = f"{model_id} needs {_gigabytes(needed)}"
+    ceiling = f"the ceiling is {_gigabytes(ceiling_bytes)}"
+    if needed > ceiling_bytes:
+        raise InsufficientMemory(f"{needs}, {ceiling}: choose a smaller model or raise {memory.LIMIT_VARIABLE}")
+    held = sum(entry.working_bytes for entry in others if entry.spec.id in pinned)
+    if held + needed > ceiling_bytes:
+        reason = f"{ceiling} and pinned models hold {_gigabytes(held)}"
+        raise InsufficientMemory(f"{needs}, {reason}: unpin one or raise {memory.LIMIT_VARIABLE}")
+    held += sum(entry.working_bytes for entry in others if entry.leases and entry.spec.id not in pinned)
+    if held + needed > ceiling_bytes:
+        reason = f"{ceiling} and models in use hold {_gigabytes(held)}"
+        message = f"{needs}, {reason}: retry when their requests have finished"
+        raise InsufficientMemory(message, retry_after_seconds=RETRY_AFTER_SECONDS)
+
+
+def never_fits(tokens: int, needed: int, held: int, ceiling_bytes: int) -> str:
+    """Why a request is refused for good, and what to do."""
+    left = max(0, ceiling_bytes - held)
+    return (
+        f"prompt and expected answer are {tokens} tokens, whose keys and values take {_gigabytes(needed)}; beside the "
+        f"weights {_gigabytes(left)} of {_gigabytes(ceiling_bytes)} are left: shorten the prompt, lower max_tokens or "
+        f"raise {memory.LIMIT_VARIABLE}"
+    )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / memory.GIGABYTE:.1f} GB" if size >= memory.GIGABYTE // 2 else f"{size / 10**6:.0f} MB"
+
 
 __all__ = ["EnginePool", "Evicted", "LoadFailed", "Loaded", "PoolEvent", "PooledEngine", "Progress", "open_pool"]
 

@@ -3,9 +3,12 @@
 MLX repositories come first, then others whose architecture mlx-lm knows. Raises `HubProblem` with words for a person.
 """
 
+import functools
+import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -14,8 +17,34 @@ from app.core.errors import HubProblem
 from app.core.model_folder import drafter_method, text_number
 from app.core.safe_files import printable
 from app.hub.hub_files import Broken, Contents, Hub, HubErrors
-from app.hub.loadable import is_loadable
 from app.hub.repository import RepositoryFile, wanted_files
+
+OTHER_NAMES = {
+    "mistral": "llama",
+    "llava": "mistral3",
+    "phi-msft": "phixtral",
+    "falcon_mamba": "mamba",
+    "kimi_k2": "deepseek_v3",
+    "qwen2_5_vl": "qwen2_vl",
+    "minimax_m2": "minimax",
+}
+"""Model types that mlx-lm loads under another name."""
+
+
+def is_loadable(model_type: str) -> bool:
+    """Whether mlx-lm has an architecture for this model type; True when it cannot be told."""
+    known = model_types()
+    return not known or not model_type or OTHER_NAMES.get(model_type, model_type) in known
+
+
+@functools.cache
+def model_types() -> frozenset[str]:
+    """Every architecture of the installed mlx-lm; empty when it is not installed."""
+    found = importlib.util.find_spec("mlx_lm")
+    if found is None or found.origin is None:
+        return frozenset()
+    return frozenset(path.stem for path in (Path(found.origin).parent / "models").glob("*.py"))
+
 
 Sort = Literal["downloads", "likes", "updated"]
 SORTS: Mapping[str, str] = {"downloads": "downloads", "likes": "likes", "updated": "lastModified"}

@@ -5,11 +5,12 @@ its own. Prefill chunks and decode steps alternate, so a running stream waits fo
 exactly one event with a `finish_reason`, and its row is handed to `drain_released` exactly once.
 """
 
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from app.core.errors import InvalidRequest
+from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
 from app.core.ports import Clock, EngineLimits
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
@@ -17,6 +18,7 @@ from app.core.step import (
     DecodeRow,
     DecodeStep,
     FinishReason,
+    PrefillRow,
     PrefillStep,
     RowOutcome,
     StepCost,
@@ -25,13 +27,131 @@ from app.core.step import (
     TokenEvent,
     TokenLogprobs,
 )
-from app.scheduler.admission import check_request
 from app.scheduler.governor import Choice
-from app.scheduler.prefill import plan_prefill
-from app.scheduler.queue import WaitingQueue
 from app.scheduler.sequence import Sequence, expected_tokens, impossible
 from app.scheduler.speculation import Speculation
-from app.scheduler.stats import ModelCounters, Parts, Totals
+from app.scheduler.stats import Parts
+
+LONGEST_RETRY_SECONDS = 60
+
+
+class WaitingQueue:
+    """First come, first served within an owner, and one owner after the other: who asks much waits behind himself.
+
+    At most `limit` sequences of each owner wait. Cancelling one never reorders the others.
+    """
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"a queue holds at least one request, not {limit}")
+        self._limit = limit
+        self._lines: dict[str, dict[str, Sequence]] = {}
+        """By owner, the one whose turn it is first; none is empty."""
+        self._service_seconds = 0.0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __contains__(self, request_id: str) -> bool:
+        return any(request_id in line for line in self._lines.values())
+
+    def push(self, sequence: Sequence, *, rows: int) -> None:
+        """Join the owner's line, one of those that `rows` rows serve. Raises `QueueFull` when `limit` wait in it."""
+        owner = sequence.request.owner
+        if len(self._lines.get(owner, ())) >= self._limit:
+            seconds = self._retry_after_seconds(rows)
+            raise QueueFull(
+                f"{self._limit} requests are waiting already; try again in {seconds} s",
+                retry_after_seconds=seconds,
+            )
+        self._lines.setdefault(owner, {})[sequence.request.id] = sequence
+
+    def head(self) -> Sequence | None:
+        """The sequence that is next, still in its line."""
+        return next((sequence for line in self._lines.values() for sequence in line.values()), None)
+
+    def take(self, request_id: str) -> Sequence | None:
+        """Remove one sequence, wherever it stands; None when it is not waiting."""
+        for owner, line in self._lines.items():
+            if request_id in line:
+                sequence = line.pop(request_id)
+                if not line:
+                    del self._lines[owner]
+                return sequence
+        return None
+
+    def serve(self, sequence: Sequence) -> None:
+        """Remove the head: its owner's next turn comes after everybody else's."""
+        owner = sequence.request.owner
+        self.take(sequence.request.id)
+        if owner in self._lines:
+            self._lines[owner] = self._lines.pop(owner)
+
+    def note_service(self, seconds: float) -> None:
+        """A request ran for `seconds` from admission to its natural end: what the next retry hint is made of."""
+        weight = 0.25 if self._service_seconds else 1.0
+        self._service_seconds += weight * (seconds - self._service_seconds)
+
+    def _retry_after_seconds(self, rows: int) -> int:
+        # While the line is full all rows are busy, so one of them becomes free every service time / rows.
+        return min(LONGEST_RETRY_SECONDS, max(1, math.ceil(self._service_seconds / rows)))
+
+
+SCORED_CHUNK_TOKENS = 128
+"""Of prompts whose tokens are scored: logits of so many positions are in memory at once."""
+SHORTEST_SHARE = 0.5
+"""A prompt joins a longer one when it fills at least this share of the padded rectangle's width."""
+
+
+def plan_prefill(waiting: Collection[Sequence], chunk_tokens: int) -> PrefillStep:
+    """The oldest prompt's next piece, and others of about its length that fit beside it into one chunk.
+
+    One wide product costs less than several narrow ones, and prompts that came together start together.
+    """
+    rows: list[PrefillRow] = []
+    sizes: list[int] = []
+    first, *_ = waiting
+    if first.request.scores_prompt:
+        chunk_tokens = min(chunk_tokens, SCORED_CHUNK_TOKENS)
+    for sequence in waiting:
+        if sequence.request.scores_prompt != first.request.scores_prompt:
+            continue  # logits of a whole chunk are dear: nobody pays for those of another
+        size = min(sequence.behind - 1, chunk_tokens)
+        wanted = [*sizes, size]
+        if rows and (len(wanted) * max(wanted) > chunk_tokens or min(wanted) < SHORTEST_SHARE * max(wanted)):
+            continue
+        sizes = wanted
+        rows.append(PrefillRow(sequence.request.id, sequence.tokens, sequence.computed, sequence.computed + size))
+    return PrefillStep(tuple(rows))
+
+
+def check_request(request: Request, *, limits: EngineLimits, policy: str) -> None:
+    """Raise `InvalidRequest` when the request cannot run here, `SpeculationUnavailable` when its method cannot."""
+    length, room = len(request.prompt_tokens), limits.max_context_tokens
+    if not length:
+        raise InvalidRequest("the prompt is empty; send at least one token", code="empty_prompt")
+    if request.max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1", parameter="max_tokens")
+    if length + 1 > room:
+        raise context_overflow(length, room)
+    _check_speculation(request, limits=limits, policy=policy)
+
+
+def _check_speculation(request: Request, *, limits: EngineLimits, policy: str) -> None:
+    """A method that is asked for by name runs or is refused; only `auto` may fall back."""
+    wish = request.speculation
+    if wish.num_draft_tokens is not None and wish.num_draft_tokens < 0:
+        raise InvalidRequest("num_draft_tokens must not be negative", parameter="num_draft_tokens")
+    named = {"auto": wish.methods, "off": ()}.get(wish.method, (wish.method,))
+    if named and (wish.policy or policy) == "off":
+        raise SpeculationUnavailable(
+            f"speculation is switched off for this model (policy 'off'), so {' and '.join(named)} cannot run"
+        )
+    for method in named:
+        if method not in limits.drafters:
+            reason = limits.unavailable.get(method, f"{method} is not loaded with this model")
+            raise SpeculationUnavailable(str(reason))
+
 
 NO_WISH = SpeculationRequest()
 
@@ -62,7 +182,6 @@ class Scheduler:
         self._active: dict[str, Sequence] = {}
         self._released: dict[str, tuple[int, ...]] = {}
         self._speculation = Speculation(limits, policy=policy, usual=usual, measured=measured)
-        self._counters = ModelCounters()
         self._plan: StepPlan | None = None
         self._choices: dict[str, Choice] = {}
 
@@ -95,11 +214,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether anything waits, runs, or has a row to be freed."""
         return bool(self._queue or self._active or self._released)
-
-    @property
-    def totals(self) -> Totals:
-        """What this model did since it was loaded, for /metrics."""
-        return self._counters.totals()
 
     @property
     def costs(self) -> tuple[StepCost, ...]:
@@ -135,7 +249,6 @@ class Scheduler:
         sequence.computed = sequence.cached_tokens = cached_tokens
         sequence.admitted_at = self._clock()
         self._active[request_id] = sequence
-        self._counters.count_admission(prompt_tokens=sequence.prompt_length, cached_tokens=cached_tokens)
 
     def cancel(self, request_id: str) -> list[TokenEvent]:
         """End a request, waiting or running. One terminal event; none when it has ended already."""
@@ -235,10 +348,6 @@ class Scheduler:
         if not sequence.can_take(outcome):
             return self.fail(outcome.sequence_id, impossible(outcome.computed, len(sequence.tokens)))
         gain = sequence.take(outcome, self._limits.max_context_tokens, parts)
-        method = outcome.method if gain.drafted else "off"
-        self._counters.decoding.count_step(
-            kept=gain.kept, drafted=gain.drafted, accepted=gain.accepted, method=method, parts=parts
-        )
         refusal = self._note_refusal(sequence, outcome, row)
         if gain.told and sequence.first_token_at is None:
             sequence.first_token_at = self._clock()
@@ -247,7 +356,7 @@ class Scheduler:
             tokens=outcome.emitted[: gain.told],
             drafted=gain.drafted,
             accepted=min(gain.accepted, gain.told),
-            method=method,
+            method=outcome.method if gain.drafted else "off",
             why_not_drafted=NO_REASON if gain.drafted else refusal,
             logprobs=outcome.logprobs[: gain.told],
         )
@@ -281,7 +390,6 @@ class Scheduler:
             self._released[request_id] = kept
         if reason in {FinishReason.STOP, FinishReason.LENGTH} and sequence.admitted_at is not None:
             self._queue.note_service(now - sequence.admitted_at)
-        self._counters.count_end(reason)
         self._speculation.forget(request_id)
         told = event or TokenEvent(request_id)
         return replace(told, finish_reason=reason, statistics=sequence.statistics(now), error=error)

@@ -1,12 +1,50 @@
 """One running request: its tokens and how many of them are in the cache. Everything else follows from these two."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from app.core.request import Request
-from app.core.step import Decision, FinishReason, RowOutcome, Statistics
+from app.core.step import Decision, FinishReason, Offer, RowOutcome, Statistics
 from app.scheduler.costs import Average
-from app.scheduler.hindsight import Hindsight
+from app.scheduler.estimates import Drafting, DraftObservation, Kind
 from app.scheduler.stats import Counters, Parts, Refusals
+
+
+class _Followed(NamedTuple):
+    """An offer of which the first `right` tokens came true."""
+
+    kind: Kind
+    tokens: tuple[int, ...]
+    right: int = 0
+
+
+class Hindsight:
+    """Of one request: every offer is followed to its first wrong token or its end."""
+
+    def __init__(self) -> None:
+        self.offered: Mapping[str, Offer] = {}
+        """The newest ones."""
+        self._followed: list[_Followed] = []
+
+    def look_back(self, emitted: tuple[int, ...], offers: Mapping[str, Offer], row: Drafting) -> list[DraftObservation]:
+        """What the emitted tokens tell about earlier offers; the new ones are followed from now on."""
+        told, followed = [], []
+        for kind, tokens, right in self._followed:
+            pairs = list(zip(tokens[right:], emitted, strict=False))
+            hits = next((place for place, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
+            tried = min(hits + 1, len(pairs))
+            if tried:
+                told.append(DraftObservation(kind.method, tried, tried, hits, row, kind.match, right))
+            if hits == tried and right + hits < len(tokens):
+                followed.append(_Followed(kind, tokens, right + hits))
+        self.offered = offers
+        fresh = (_Followed(Kind.of(method, offer), offer.tokens) for method, offer in offers.items())
+        if emitted or not followed:  # each piece of a prompt brings the same one again
+            followed += [each for each in fresh if each.tokens]
+        self._followed = followed
+        return told
+
 
 CARRY_LIMIT_TOKENS = 17
 """More uncached tokens than this are fed by a prefill step, fewer may ride along with a decode step."""

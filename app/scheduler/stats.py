@@ -1,36 +1,16 @@
-"""Counters: of one sequence (they become `Statistics`) and of one loaded model (they become `Totals`).
+"""Counters of one sequence: they become `Statistics`.
 
 A stop token counts as generated, as vLLM and mlx-lm count it, although it is never told. Drafts behind the end of a
 sequence count nowhere: nobody asked for them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from app.core.reason import NO_REASON, Reason
-from app.core.step import FinishReason, MethodStatistics, StepResult
+from app.core.step import MethodStatistics, StepResult
 
 PLAIN = "off"
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """What one loaded model did since it was loaded; every number only grows."""
-
-    finished: Mapping[str, int] = field(default_factory=dict)
-    """Finish reason -> requests, the ones cancelled while they waited included."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    """Decode steps, counted once per row."""
-    drafts: int = 0
-    """Cycles that verified at least one draft, counted once per row."""
-    drafted: int = 0
-    accepted: int = 0
-    accepted_per_position: tuple[int, ...] = ()
-    by_method: tuple[MethodStatistics, ...] = ()
-    """The same by method, with the seconds; those of a batch count once per row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,34 +154,3 @@ class Refusals:
         """The reason that held for most steps; none when every step was allowed to draft and some did."""
         codes = [code for code in self._counts if code in self._firm or not cycles]
         return self._last[max(codes, key=self._counts.__getitem__)] if codes else NO_REASON
-
-
-class ModelCounters:
-    """The running sums behind `Totals`."""
-
-    def __init__(self) -> None:
-        self.decoding = Counters()
-        self._finished: dict[str, int] = {}
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
-
-    def count_admission(self, *, prompt_tokens: int, cached_tokens: int) -> None:
-        self._prompt_tokens += prompt_tokens
-        self._cached_tokens += cached_tokens
-
-    def count_end(self, reason: FinishReason) -> None:
-        self._finished[reason.value] = self._finished.get(reason.value, 0) + 1
-
-    def totals(self) -> Totals:
-        return Totals(
-            finished=dict(self._finished),
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            generated_tokens=self.decoding.generated,
-            steps=self.decoding.steps,
-            drafts=self.decoding.cycles,
-            drafted=self.decoding.drafted,
-            accepted=self.decoding.accepted,
-            accepted_per_position=self.decoding.accepted_per_position,
-            by_method=self.decoding.statistics(),
-        )

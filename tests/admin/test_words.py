@@ -5,6 +5,7 @@ import json
 import re
 import string
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -23,7 +24,9 @@ from app.i18n import (
     plural_form,
     read_words,
 )
+from app.model_settings import ModelSettings
 from app.serving.errors import HTTP_CODES, Rejected, said
+from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.pseudo import CLOSE, CODE, OPEN, pseudo, write_pseudo_locale
 from tests.admin.sources import APP, calls, quoted_keys, scripts, templates
 
@@ -51,6 +54,7 @@ NAMES = {
     "mlx",
     "mlx-lm",
 }
+EFFECTS = get_args(TakesEffect)
 UNITS = {"B", "s", "token"}
 
 
@@ -72,9 +76,20 @@ def test_every_word_that_is_asked_for_exists_in_the_form_that_is_asked_for() -> 
         assert (f"{key}.other" if counted else key) in ENGLISH, f"{file} asks for {key}"
 
 
+def keys_of_settings() -> set[str]:
+    """What the two forms of settings ask for: by the names of the schema."""
+    forms = {"settings": Settings.model_fields, "model_settings": ModelSettings.model_fields}
+    keys = {f"{form}.{name}{end}" for form, names in forms.items() for name in names for end in ("", "_about")}
+    return keys | {f"settings.section_{name}" for name in SECTIONS} | {f"settings.felt_{when}" for when in EFFECTS}
+
+
+def test_every_setting_has_its_words() -> None:
+    assert keys_of_settings() - set(ENGLISH) == set()
+
+
 def test_every_word_is_named_somewhere() -> None:
-    """Keys are written out, never put together: a search for one finds its place. Refusals and errors go by theirs."""
-    named = quoted_keys() | {NAME_KEY}
+    """Keys are written out: a search for one finds its place. Settings, refusals and errors go by their names."""
+    named = quoted_keys() | keys_of_settings() | {NAME_KEY}
     unnamed = {key for key in ENGLISH if key not in named and stem(key) not in named}
     assert {key for key in unnamed if not key.startswith(("invalid.", "error."))} == set()
 

@@ -6,11 +6,27 @@ from graphlib import TopologicalSorter
 
 import grimp
 
+from tests.architecture.source import ROOT
+
+CONCEPT_LINES = 60
+"""A smaller file that one other file imports is a part of it."""
+
 
 def test_there_is_no_import_cycle() -> None:
     graph = grimp.build_graph("app", exclude_type_checking_imports=True, cache_dir=None)
     direct = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     TopologicalSorter(direct).prepare()
+
+
+def test_a_small_file_serves_more_than_one() -> None:
+    graph = grimp.build_graph("app", "bench", exclude_type_checking_imports=True, cache_dir=None)
+    alone = {}
+    for module in graph.modules:
+        path = ROOT / f"{module.replace('.', '/')}.py"  # a package has no such file
+        importers = graph.find_modules_that_directly_import(module)
+        if path.is_file() and len(importers) == 1 and len(path.read_text("utf-8").splitlines()) < CONCEPT_LINES:
+            alone[module] = importers
+    assert alone == {}
 
 
 def test_the_command_line_starts_light() -> None:

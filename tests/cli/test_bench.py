@@ -11,7 +11,7 @@ from app.command.bench import measured
 from app.command.server import Server
 from app.serving.sweep.report import report_object
 from app.settings import Settings
-from app.store.measurement_rows import KeptMeasurements
+from app.store.rows import KeptMeasurements
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.benchmark.sweeps import measured as results_of

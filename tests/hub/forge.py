@@ -21,7 +21,7 @@ from app.hub import download_child
 from app.hub.download_run import Patience
 from app.hub.download_state import Configuration
 from app.hub.downloads import Downloads
-from app.store.download_rows import DownloadRows
+from app.store.rows import DownloadRows
 from app.store.store import Store
 
 PATIENCE = Patience(pauses_seconds=(0.01,) * 50)

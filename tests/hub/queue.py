@@ -11,7 +11,7 @@ from app.hub.catalog import Catalog
 from app.hub.download_run import Patience, Spawn, spawn_child
 from app.hub.download_state import Configuration
 from app.hub.downloads import Downloads
-from app.store.download_rows import DownloadRows
+from app.store.rows import DownloadRows
 from app.store.store import Store
 from tests.hub.folders import CONFIG, safetensors, tensors_of, tokenizer
 from tests.hub.stand_in import StandInHub

@@ -2,7 +2,7 @@
 
 from app.core.step import Offer
 from app.scheduler.estimates import Drafting
-from app.scheduler.hindsight import Hindsight
+from app.scheduler.sequence import Hindsight
 
 ROW = Drafting("r", 100)
 

@@ -16,8 +16,8 @@ from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
 from app.store import migrating
 from app.store.accounts import Accounts
-from app.store.measurement_rows import KeptMeasurements
 from app.store.passwords import ScryptCost
+from app.store.rows import KeptMeasurements
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.store.tables import RequestRow

@@ -14,7 +14,7 @@ from sqlmodel import SQLModel
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
 from app.store import database, migrating
-from app.store.measurement_rows import KeptMeasurements
+from app.store.rows import KeptMeasurements
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 

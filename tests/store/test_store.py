@@ -11,7 +11,7 @@ import pytest
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
 from app.store.database import check_owner
-from app.store.measurement_rows import KeptMeasurements
+from app.store.rows import KeptMeasurements
 from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.store.tables import RequestRow

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from app.core.messages import Event, Generate, ModelSpecification
-from app.worker.client import WorkerClient
-from app.worker.stream import StreamEvent
+from app.worker.client import StreamEvent, WorkerClient
 from app.worker.supervisor import Supervisor, Timing
 
 DEADLINE_SECONDS = 40.0

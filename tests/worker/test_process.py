@@ -14,8 +14,7 @@ import pytest
 from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
 from app.core.messages import Accepted, Delta, DraftSpecification, Finished, Generate, LoadProgress, ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
-from app.worker.client import WorkerClient
-from app.worker.stream import StreamEvent
+from app.worker.client import StreamEvent, WorkerClient
 from app.worker.supervisor import Supervisor
 from tests.tiny import write_tiny_model
 from tests.worker.serving import QUICK, Stopwatch, collect, until

@@ -12,7 +12,7 @@ from app.core.messages import Heartbeat
 from app.core.reason import Reason
 from app.worker.at_work import AtWork, new_note, read_note
 from app.worker.recovery import Backoff, CrashLog, describe_exit, to_blame
-from app.worker.watchdog import Watchdog
+from app.worker.supervisor import Watchdog
 
 CRASH = Reason("exit_aborted")
 MODELS = some.sampled_from("abc")

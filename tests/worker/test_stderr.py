@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.worker.child import Child
-from app.worker.stderr import MAX_LINE_BYTES
+from app.worker.child import MAX_LINE_BYTES, Child
 
 pytestmark = pytest.mark.anyio
 
