@@ -17,7 +17,8 @@ from starlette.requests import ClientDisconnect
 
 from app.api.generation import Generation, Told
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import Delta, Finished, Generate, TokenText, Usage
+from app.core.messages import Delta, Finished, Generate, TokenText
+from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
 from app.serving.context import Context, context_of
@@ -38,7 +39,7 @@ class Outcome:
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
     finish_reason: str = ""
-    usage: Usage = field(default_factory=Usage)
+    usage: Statistics = field(default_factory=Statistics)
 
     @property
     def text(self) -> str:
@@ -74,7 +75,7 @@ class Renderer(Protocol):
         """The last chunk of a choice."""
         ...
 
-    def usage(self, usages: Sequence[Usage]) -> dict[str, Any]:
+    def usage(self, usages: Sequence[Statistics]) -> dict[str, Any]:
         """The chunk without choices at the end of a stream."""
         ...
 
@@ -180,7 +181,7 @@ async def _collect(generation: Generation, choices: int) -> list[Outcome]:
 async def _frames(
     context: Context, generation: Generation, renderer: Renderer, *, include_usage: bool, words: Words | None
 ) -> AsyncGenerator[bytes, None]:
-    usages: dict[int, Usage] = {}
+    usages: dict[int, Statistics] = {}
     try:
         for opening in renderer.opening():
             yield frame(opening)

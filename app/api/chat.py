@@ -16,7 +16,8 @@ from app.api.answer import Outcome, answer
 from app.api.chat_schemas import ChatBody
 from app.api.commands import Plan, max_tokens, plan
 from app.api.replies import chat_logprobs, usage_object
-from app.core.messages import Delta, Finished, Generate, Usage
+from app.core.messages import Delta, Finished, Generate
+from app.core.step import Statistics
 from app.serving.body import read_json
 from app.serving.context import context_of
 from app.serving.figures import add_usages, speculation_object, timings_object
@@ -92,7 +93,7 @@ class ChatRenderer:
         """The reason, and the numbers of this choice."""
         return self._chunk(choice, {}, event.finish_reason) | self._numbers(event.usage)
 
-    def usage(self, usages: Sequence[Usage]) -> dict[str, Any]:
+    def usage(self, usages: Sequence[Statistics]) -> dict[str, Any]:
         """The usage of all choices."""
         total = add_usages(usages, choices_per_prompt=self._command_choices)
         return self._base | {"object": "chat.completion.chunk", "choices": [], "usage": usage_object(total)}
@@ -117,6 +118,6 @@ class ChatRenderer:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return self._base | {"object": "chat.completion.chunk", "choices": [choice]} | self._extra
 
-    def _numbers(self, usage: Usage) -> dict[str, Any]:
+    def _numbers(self, usage: Statistics) -> dict[str, Any]:
         speculation = speculation_object(usage, self._planned.model.draft_unavailable)
         return {"timings": timings_object(usage), "speculation": speculation, "seed": self._planned.seed}

@@ -17,7 +17,8 @@ from app.api.answer import Outcome, answer
 from app.api.commands import Plan, max_tokens, plan
 from app.api.replies import legacy_logprobs, usage_object
 from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody
-from app.core.messages import Delta, Finished, Generate, Usage
+from app.core.messages import Delta, Finished, Generate
+from app.core.step import Statistics
 from app.serving.body import read_json
 from app.serving.context import context_of
 from app.serving.figures import add_usages, speculation_object, timings_object
@@ -139,7 +140,7 @@ class CompletionRenderer:
         """The reason, and the numbers of this choice."""
         return self._chunk(choice, "", event.finish_reason) | self._numbers(event.usage)
 
-    def usage(self, usages: Sequence[Usage]) -> dict[str, Any]:
+    def usage(self, usages: Sequence[Statistics]) -> dict[str, Any]:
         """The usage of all choices."""
         return self._base | {"choices": [], "usage": usage_object(add_usages(usages, choices_per_prompt=self._n))}
 
@@ -158,6 +159,6 @@ class CompletionRenderer:
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
         return self._base | {"choices": [choice]} | self._extra
 
-    def _numbers(self, usage: Usage) -> dict[str, Any]:
+    def _numbers(self, usage: Statistics) -> dict[str, Any]:
         speculation = speculation_object(usage, self._planned.model.draft_unavailable)
         return {"timings": timings_object(usage), "speculation": speculation, "seed": self._planned.seed}

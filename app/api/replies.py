@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from app.core.messages import TokenText, Usage
+from app.core.messages import TokenText
+from app.core.step import Statistics
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: Statistics) -> dict[str, Any]:
     """OpenAI's `usage`, with its own fields for drafts: accepted and rejected prediction tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,

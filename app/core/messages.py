@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from app.core.reason import NO_REASON, Reason
+from app.core.reason import Reason
 from app.core.request import SamplingParameters, SpeculationRequest
-from app.core.step import Decision, MethodStatistics
+from app.core.step import Statistics
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MEASUREMENT = "measurement"
@@ -153,7 +153,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Text of one step, or of a few. `accepted_spans`: characters of `text` that came from the drafter, (start, end).
 
-    The counts are those since the choice's previous one; over all of them they add up to its `Usage`.
+    The counts are those since the choice's previous one; over all of them they add up to its `Statistics`.
     """
 
     id: str
@@ -169,35 +169,13 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     logprobs: tuple[TokenText, ...] = ()
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counted to the last told token; nothing after a stop is in here."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    cycles: int = 0
-    steps: int = 0
-    accepted_per_position: tuple[int, ...] = ()
-    queue_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    first_token_seconds: float = 0.0
-    methods: tuple[str, ...] = ()
-    by_method: tuple[MethodStatistics, ...] = ()
-    reason: Reason = NO_REASON
-    decision: Decision | None = None
-    """What the governor decided last; None when it had no say."""
-
-
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The one terminal event of a choice. `finish_reason` is OpenAI's stop or length, or cancelled."""
 
     id: str
     index: int
     finish_reason: str
-    usage: Usage
+    usage: Statistics
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -4,24 +4,23 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from app.core.messages import Usage
 from app.core.reason import NO_REASON, Reason, reason_object
-from app.core.step import MethodStatistics
+from app.core.step import MethodStatistics, Statistics
 
 
-def method_of(usage: Usage) -> str:
+def method_of(usage: Statistics) -> str:
     """The methods that drafted, joined by `+`; `off` when none did."""
     return "+".join(method for method in usage.methods if method != "off") or "off"
 
 
-def add_usages(usages: Sequence[Usage], *, choices_per_prompt: int = 1) -> Usage:
+def add_usages(usages: Sequence[Statistics], *, choices_per_prompt: int = 1) -> Statistics:
     """The usage of a whole request; the prompt of `choices_per_prompt` neighbours counts once.
 
     Times are the longest of any choice, because choices run side by side.
     """
     first_of_prompts = usages[::choices_per_prompt]
     positions = max((len(usage.accepted_per_position) for usage in usages), default=0)
-    return Usage(
+    return Statistics(
         prompt_tokens=sum(usage.prompt_tokens for usage in first_of_prompts),
         cached_tokens=sum(usage.cached_tokens for usage in first_of_prompts),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
@@ -64,7 +63,7 @@ def _add_method(statistics: Sequence[MethodStatistics]) -> MethodStatistics:
     )
 
 
-def timings_object(usage: Usage) -> dict[str, Any]:
+def timings_object(usage: Statistics) -> dict[str, Any]:
     """llama.cpp's `timings`: `prompt_n` counts what was computed, `cache_n` what the prefix cache held.
 
     `predicted_ms` is made of drafting, verifying (plain forwards included), rewinding and the host's rest.
@@ -94,7 +93,7 @@ def timings_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def speculation_object(usage: Usage, unavailable: str = "") -> dict[str, Any]:
+def speculation_object(usage: Statistics, unavailable: str = "") -> dict[str, Any]:
     """Which method ran and what came of it; `reason` says why speculation did not run, or not all the time.
 
     `decision` is the governor's last one, with its numbers; `methods` counts by method.

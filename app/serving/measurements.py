@@ -9,7 +9,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from app.core.messages import Event, Heartbeat, LoadedModel, TextWork, Usage
+from app.core.messages import Event, Heartbeat, LoadedModel, TextWork
+from app.core.step import Statistics
 from app.serving.ports import Worker
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -79,7 +80,7 @@ class Measurements:
         else:
             self._between_tokens.labels(model).observe(seconds / max(tokens, 1))
 
-    def finished(self, model: str, usage: Usage, cached_tokens: int) -> None:
+    def finished(self, model: str, usage: Statistics, cached_tokens: int) -> None:
         """One choice ended; `cached_tokens` of its prompt are counted with the first choice of a prompt."""
         self._tokens["cached_prompt_tokens"].labels(model).inc(cached_tokens)
         for each in usage.by_method:

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from app.core.errors import PacelineError
-from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, Usage
+from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.past import Past
 from app.core.ports import Clock
 from app.core.request import SamplingParameters
+from app.core.step import Statistics
 from app.serving.figures import add_usages, speculation_object, timings_object, unavailable_reason
 
 CANCELLED = "cancelled"
@@ -84,7 +85,7 @@ class Record:
         self._first_told_at: float | None = None
         self._ended_at: float | None = None
         self._methods: dict[str, None] = {}
-        self._usages: dict[tuple[str, int], Usage] = {}
+        self._usages: dict[tuple[str, int], Statistics] = {}
         """What the worker told at the end of each choice: by prompt and index."""
         self._problem = ""
         self._replies: dict[int, list[str]] = {}
@@ -197,14 +198,14 @@ class Record:
         total = now - self._began
         return {name: round(value, 4) for name, value in {**named, "total": total}.items()}
 
-    def usage(self) -> Usage:
+    def usage(self) -> Statistics:
         """What the worker told of all choices; until it has, what was counted here."""
         if self.is_accounted:
             usages = [usage for _, usage in sorted(self._usages.items())]
             return add_usages(usages, choices_per_prompt=self.asked.commands[0].n)
         now = self._clock() if self._ended_at is None else self._ended_at
         first = now if self._first_told_at is None else self._first_told_at
-        return Usage(
+        return Statistics(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.tokens,
             drafted=self.drafted,

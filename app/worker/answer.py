@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import MEASUREMENT, Accepted, Event, Finished, Generate, Usage
+from app.core.messages import MEASUREMENT, Accepted, Event, Finished, Generate
 from app.core.request import Request
-from app.core.step import FinishReason, TokenEvent
+from app.core.step import FinishReason, Statistics, TokenEvent
 from app.text.detokenizer import TokenTable
 from app.worker.choice import Choice
 from app.worker.failure import failed_frame
@@ -145,7 +145,7 @@ class Answer:
 
 def describe(model_id: str, finished: Finished) -> str:
     """One line about the end of a choice: what ran, how well it drafted, how fast, and why not."""
-    usage: Usage = finished.usage
+    usage: Statistics = finished.usage
     rate = usage.accepted / usage.drafted if usage.drafted else 0.0
     per_cycle = 1 + usage.accepted / usage.cycles if usage.cycles else 1.0
     speed = usage.completion_tokens / usage.decode_seconds if usage.decode_seconds else 0.0

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from app.core.messages import Delta, Finished, TokenText, Usage
+from app.core.messages import Delta, Finished, TokenText
 from app.core.reason import NO_REASON
-from app.core.step import FinishReason, TokenEvent, TokenLogprobs
+from app.core.step import FinishReason, Statistics, TokenEvent, TokenLogprobs
 from app.text.detokenizer import TextChunk, TextStream, TokenTable
 from app.worker.tally import Tally
 
@@ -93,7 +93,7 @@ class Choice:
             self.close("stop")
         return self._delta(chunk)
 
-    def _finish(self, finish_reason: str, usage: Usage) -> list[Message]:
+    def _finish(self, finish_reason: str, usage: Statistics) -> list[Message]:
         self.ended = True
         messages: list[Message] = [self._take_delta("", ())] if self._tokens else []
         messages.append(Finished(id=self._request_id, index=self._index, finish_reason=finish_reason, usage=usage))

@@ -24,9 +24,9 @@ from app.core.messages import (
     Shutdown,
     TextWork,
     UnloadModel,
-    Usage,
 )
 from app.core.ports import Clock
+from app.core.step import Statistics
 from app.worker.answer import Answer, Reaction, check_command
 from app.worker.failure import failed_frame, short_text
 from app.worker.mail import Delivery, Halt, Mail, Queued, Refused, Told, Withdrawal, choice_of
@@ -175,7 +175,7 @@ class Speaker:
         if reading is not None:
             reading.prompt.cancel()
             for index in range(reading.command.n):
-                self._send(Finished(id=command.id, index=index, finish_reason="cancelled", usage=Usage()))
+                self._send(Finished(id=command.id, index=index, finish_reason="cancelled", usage=Statistics()))
         elif command.id in self._answers:
             self._with_answer(command.id, Answer.cancel)
         else:

@@ -2,9 +2,6 @@
 
 from dataclasses import replace
 
-import msgspec
-
-from app.core.messages import Usage
 from app.core.step import MethodStatistics, Statistics, TokenEvent
 from app.scheduler.stats import Counters
 
@@ -37,34 +34,23 @@ class Tally:
         self._told.count_step(kept=tokens_used, drafted=drafted, accepted=accepted, method=told.method)
         return drafted, accepted
 
-    def usage(self, statistics: Statistics) -> Usage:
+    def usage(self, statistics: Statistics) -> Statistics:
         """The scheduler's account of an end that it decided itself, with the time before it was queued added."""
         lead_seconds = self._queued_at - self._received_at
-        return Usage(
+        first_token_seconds = statistics.first_token_seconds
+        return replace(
+            statistics,
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=statistics.cached_tokens,
-            completion_tokens=statistics.completion_tokens,
-            drafted=statistics.drafted,
-            accepted=statistics.accepted,
-            cycles=statistics.cycles,
-            steps=statistics.steps,
-            accepted_per_position=statistics.accepted_per_position,
             queue_seconds=lead_seconds + statistics.queue_seconds,
-            prefill_seconds=statistics.prefill_seconds,
-            decode_seconds=statistics.decode_seconds,
-            first_token_seconds=lead_seconds + statistics.first_token_seconds if statistics.completion_tokens else 0.0,
-            methods=statistics.methods,
-            by_method=statistics.by_method,
-            reason=statistics.reason,
-            decision=statistics.decision,
+            first_token_seconds=lead_seconds + first_token_seconds if statistics.completion_tokens else 0.0,
         )
 
-    def usage_as_told(self, statistics: Statistics, ended_at: float) -> Usage:
+    def usage_as_told(self, statistics: Statistics, ended_at: float) -> Statistics:
         """What was told, when a stop string or the client ended it before the scheduler did at `ended_at`."""
         told = self._told
         late_seconds = ended_at - self._last_told_at if told.steps else statistics.decode_seconds
         whole = self.usage(statistics)
-        return msgspec.structs.replace(
+        return replace(
             whole,
             completion_tokens=told.generated,
             drafted=told.drafted,

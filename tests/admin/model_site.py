@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgspec
 
 from app.admin.context import AdminContext
 from app.core.errors import InsufficientMemory, ModelUnavailable
@@ -21,9 +20,8 @@ from app.core.messages import (
     ModelSpecification,
     Ready,
     Snapshot,
-    Usage,
 )
-from app.core.step import MethodStatistics
+from app.core.step import MethodStatistics, Statistics
 from app.hub import pairing
 from app.hub.catalog import Catalog, default_catalog
 from app.main import admin_context, build
@@ -89,11 +87,11 @@ class PacedWorker(FakeWorker):
             self._time.pass_by(1 / self.speeds[method])
             yield Delta(id=command.id, index=0, text="x", tokens=1, method=method)
         used = "draft_model" if method == "auto" else method
-        usage = Usage(prompt_tokens=5, completion_tokens=tokens, decode_seconds=tokens / self.speeds[method])
+        usage = Statistics(prompt_tokens=5, completion_tokens=tokens, decode_seconds=tokens / self.speeds[method])
         if method != "off":
             told = {"drafted": 4 * tokens, "accepted": 3 * tokens, "cycles": tokens}
             by_method = (MethodStatistics(used, steps=tokens, drafted=4 * tokens, accepted=3 * tokens),)
-            usage = msgspec.structs.replace(usage, **told, by_method=by_method)
+            usage = replace(usage, **told, by_method=by_method)
         assert drafts <= 16
         yield Finished(id=command.id, index=0, finish_reason="length", usage=usage)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.core.messages import MEASUREMENT, Usage
+from app.core.messages import MEASUREMENT
 from app.core.request import SpeculationRequest
+from app.core.step import Statistics
 from app.serving.sweep.tasks import TASKS
 from app.serving.sweep.worker_side import rate_of
 from tests.admin.model_site import DEMO, ModelSite, Somebody, make_model_site, too_little_memory
@@ -255,9 +256,9 @@ async def test_the_end_of_the_server_ends_a_measurement(site: ModelSite) -> None
 
 
 def test_tokens_that_arrive_in_one_lump_are_as_fast_as_the_worker_says() -> None:
-    usage = Usage(completion_tokens=40, decode_seconds=0.5)
+    usage = Statistics(completion_tokens=40, decode_seconds=0.5)
     assert rate_of([usage], arrived=2_000_000.0, seconds=1.0) == 80.0
     assert rate_of([usage], arrived=79.0, seconds=1.0) == 79.0
     assert rate_of([usage], arrived=0.0, seconds=1.0) == 80.0
-    assert rate_of([Usage(completion_tokens=40)], arrived=0.0, seconds=2.0) == 20.0
+    assert rate_of([Statistics(completion_tokens=40)], arrived=0.0, seconds=2.0) == 20.0
     assert rate_of([usage, usage], arrived=150.0, seconds=1.0) == 150.0

@@ -26,10 +26,9 @@ from app.core.messages import (
     Ready,
     Snapshot,
     TokenText,
-    Usage,
 )
 from app.core.reason import NO_REASON, Reason
-from app.core.step import Decision, MethodStatistics
+from app.core.step import Decision, MethodStatistics, Statistics
 from app.hub import pairing
 from app.hub.catalog import CatalogModel
 from app.main import admin_context, build
@@ -45,7 +44,7 @@ from app.store.store import FILE_NAME, Store
 
 Script = Callable[[Generate], AsyncIterator[Accepted | Delta | Finished]]
 
-USAGE = Usage(
+USAGE = Statistics(
     prompt_tokens=5,
     cached_tokens=2,
     completion_tokens=3,

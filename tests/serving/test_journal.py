@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import ModelUnavailable, StoreUnavailable
-from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, ModelSpecification, Usage
+from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, ModelSpecification
 from app.core.past import Past
 from app.core.reason import NO_REASON, Reason
 from app.core.request import SamplingParameters
+from app.core.step import Statistics
 from app.serving.journal import Journal
 from app.serving.record import Asked, Record
 from app.store.history import RequestHistory
@@ -74,7 +75,7 @@ def delta(tokens: int = 1, **changes: object) -> Delta:
 
 
 def finished(index: int = 0, **usage: object) -> Finished:
-    return Finished(id="r", index=index, finish_reason="stop", usage=Usage(**usage))  # type: ignore[arg-type]
+    return Finished(id="r", index=index, finish_reason="stop", usage=Statistics(**usage))  # type: ignore[arg-type]
 
 
 def run(journal: Journal, name: str = "r", created_at: float = 1.0) -> Record:
@@ -146,7 +147,7 @@ async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterw
     await journal.flush()
     assert journal.recent[0].figures["usage"]["completion_tokens"] == 3
     for index in range(2):
-        usage = Usage(cached_tokens=38, completion_tokens=4, drafted=6, accepted=3, cycles=2, decode_seconds=0.5)
+        usage = Statistics(cached_tokens=38, completion_tokens=4, drafted=6, accepted=3, cycles=2, decode_seconds=0.5)
         journal.hear(Finished(id="r-0", index=index, finish_reason="cancelled", usage=usage))
     (past,) = journal.recent
     await journal.flush()
@@ -155,7 +156,7 @@ async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterw
     assert past.figures["usage"] == {"prompt_tokens": 0, "cached_tokens": 38, "completion_tokens": 8}
     assert past.figures["speculation"]["tokens_per_cycle"] == 2.5
     assert past.figures["timings"]["predicted_per_second"] == 16.0
-    journal.hear(Finished(id="r-0", index=0, finish_reason="cancelled", usage=Usage()))
+    journal.hear(Finished(id="r-0", index=0, finish_reason="cancelled", usage=Statistics()))
     assert journal.recent == [past]
 
 

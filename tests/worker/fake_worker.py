@@ -33,8 +33,8 @@ from app.core.messages import (
     Shutdown,
     Snapshot,
     UnloadModel,
-    Usage,
 )
+from app.core.step import Statistics
 from app.worker.at_work import AtWork
 from app.worker.channel import WorkerChannel
 
@@ -71,7 +71,7 @@ class FakeWorker:
                 self.generate(command)
             case Cancel():
                 if self.open.pop(command.id, None):
-                    self.channel.send(Finished(id=command.id, index=0, finish_reason="cancelled", usage=Usage()))
+                    self.channel.send(Finished(id=command.id, index=0, finish_reason="cancelled", usage=Statistics()))
                 if command.id in self.loads:
                     self.loads.discard(command.id)
                     self.channel.send(LoadProgress(model_id="slow", phase="failed", fraction=0.0))
@@ -101,7 +101,7 @@ class FakeWorker:
     def finish(self, command: Generate) -> None:
         self.open.pop(command.id, None)
         for index in range(command.n):
-            usage = Usage(prompt_tokens=1, completion_tokens=1)
+            usage = Statistics(prompt_tokens=1, completion_tokens=1)
             self.channel.send(Finished(id=command.id, index=index, finish_reason="stop", usage=usage))
 
     def generate(self, command: Generate) -> None:

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from app.core.errors import PacelineError
-from app.core.messages import MEASUREMENT, Delta, Finished, Generate, ModelSpecification, Usage
+from app.core.messages import MEASUREMENT, Delta, Finished, Generate, ModelSpecification
 from app.core.ports import Clock
 from app.core.request import SamplingParameters, SpeculationRequest
+from app.core.step import Statistics
 from app.serving.ports import Worker
 from app.serving.sweep.clock import DecodeClock
 from app.serving.sweep.grid import MAIN, PLAIN, Cell
@@ -60,8 +61,8 @@ class WorkerSide:
         rate = rate_of(usages, arrived=clock.tokens_per_second, seconds=seconds)
         return turn_of(usages, rate=rate, seconds=seconds, prompt_seconds=prompt_seconds), tokens
 
-    async def _row(self, command: Generate, row: int, clock: DecodeClock) -> Usage:
-        usage = Usage()
+    async def _row(self, command: Generate, row: int, clock: DecodeClock) -> Statistics:
+        usage = Statistics()
         async with contextlib.aclosing(self._worker.generate(command)) as events:
             async for event in events:
                 if isinstance(event, Delta) and event.tokens:
@@ -94,7 +95,7 @@ def first_of(errors: ExceptionGroup[PacelineError]) -> PacelineError:
     return first_of(first) if isinstance(first, ExceptionGroup) else first
 
 
-def rate_of(usages: Sequence[Usage], *, arrived: float, seconds: float) -> float:
+def rate_of(usages: Sequence[Statistics], *, arrived: float, seconds: float) -> float:
     """Tokens a second as they arrived, and never more than the worker decoded by its own clock.
 
     Deltas that wait on their way, for a server that is busy, arrive in one lump and would look immensely fast.
@@ -106,7 +107,7 @@ def rate_of(usages: Sequence[Usage], *, arrived: float, seconds: float) -> float
     return arrived or (tokens / seconds if seconds > 0 else 0.0)
 
 
-def turn_of(usages: Sequence[Usage], *, rate: float, seconds: float, prompt_seconds: float) -> Turn:
+def turn_of(usages: Sequence[Statistics], *, rate: float, seconds: float, prompt_seconds: float) -> Turn:
     """The figures of one turn out of what its rows counted."""
     drafted = sum(usage.drafted for usage in usages)
     accepted = sum(usage.accepted for usage in usages)
