@@ -39,7 +39,7 @@ Revision = Annotated[str, typer.Option(help="Branch, tag or commit; default: the
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from app.hub.catalog import Catalog
+    from app.hub.catalog import FolderCatalog
     from app.serving.live_settings import LiveSettings
     from app.settings import Settings
 
@@ -102,7 +102,7 @@ def serve(
 
             check_named_drafts(settings, given(drafts=draft).drafts)
 
-    def greet(url: str, setup: str, live: "LiveSettings", catalog: "Catalog") -> None:
+    def greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog") -> None:
         from app.command.greeting import greeting
         from app.command.listing import models_at_once
 

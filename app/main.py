@@ -22,7 +22,7 @@ from app.api import chat, completions, control, models
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
 from app.hub import pairing
-from app.hub.catalog import Catalog as ModelFolders
+from app.hub.catalog import FolderCatalog as ModelFolders
 from app.hub.catalog import default_catalog
 from app.serving.activity import Activity
 from app.serving.auth import Door, Identity, authorize

@@ -41,13 +41,13 @@ TurnId = Annotated[str, Field(pattern=r"^[a-z0-9]{1,40}$")]
 Found = TypeVar("Found")
 
 
-class Body(BaseModel):
+class PageBody(BaseModel):
     """Base of what the page sends; a name that means nothing here is a mistake."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
 
 
-class ChatOptions(Body):
+class ConversationOptions(PageBody):
     """What a conversation asks for; what is absent is as the model's settings say."""
 
     system: str | None = Field(None, max_length=100_000)
@@ -61,12 +61,12 @@ class ChatOptions(Body):
     num_draft_tokens: int | None = Field(None, ge=1, le=64)
 
 
-class ConversationChange(Body):
+class ConversationChange(PageBody):
     """What is to be different; the rest stays."""
 
     title: Title | None = None
     model: ModelId | None = None
-    options: ChatOptions | None = None
+    options: ConversationOptions | None = None
 
 
 class Kept(BaseModel):
@@ -102,7 +102,7 @@ class KeptProblem(Kept):
     message: str = Field("", max_length=MAX_PROBLEM_CHARACTERS)
 
 
-class Figures(Kept):
+class ReplyFigures(Kept):
     """What a page shows under a reply."""
 
     timings: KeptTimings | None = None
@@ -113,7 +113,7 @@ class Figures(Kept):
     problem: KeptProblem | None = None
 
 
-class NewTurn(Body):
+class NewTurn(PageBody):
     """One turn to keep; a parent is there already, or comes before it in the list."""
 
     id: TurnId
@@ -122,7 +122,7 @@ class NewTurn(Body):
     content: str = Field(max_length=MAX_MESSAGE_CHARACTERS)
     reasoning: str = Field("", max_length=MAX_MESSAGE_CHARACTERS)
     spans: list[Span] = Field([], max_length=MAX_SPANS)
-    figures: Figures | None = None
+    figures: ReplyFigures | None = None
     created_at: float = Field(0, ge=0, le=MAX_TIME)
 
     def turn(self) -> Turn:
@@ -140,19 +140,19 @@ class NewTurn(Body):
         )
 
 
-class NewConversation(Body):
+class NewConversation(PageBody):
     """What a conversation is called and asks for."""
 
     title: Title
     model: ModelId = ""
-    options: ChatOptions = ChatOptions()
+    options: ConversationOptions = ConversationOptions()
 
     def beginning(self) -> Beginning:
         """As the store keeps it."""
         return Beginning(self.title, self.model, self.options.model_dump(exclude_none=True))
 
 
-class NewTurns(Body):
+class NewTurns(PageBody):
     """Turns for a conversation of a version; 0 with `begin` makes it."""
 
     version: int = Field(ge=0, le=MAX_ID)

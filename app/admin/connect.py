@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from app.admin.context import AdminContext
-from app.admin.snippets import DEFAULT_CONTEXT_TOKENS, SNIPPETS, Target
+from app.admin.snippets import DEFAULT_CONTEXT_TOKENS, SNIPPETS, ClientTarget
 from app.admin.templating import Pages
 from app.hub.catalog import CatalogModel
 
@@ -43,14 +43,14 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     return router
 
 
-def _target(context: AdminContext, request: Request, wanted: str) -> tuple[Target, list[str]]:
+def _target(context: AdminContext, request: Request, wanted: str) -> tuple[ClientTarget, list[str]]:
     """What the code is written for, and the names to choose from, those in memory first."""
     resolver = context.serving.resolver
     loaded, first = resolver.loaded(), context.settings.current.default_model
     usable = {each.id: each for each in resolver.models() if each.kind == "main" and not each.problem}
     names = sorted(usable, key=lambda name: (name != first, name not in loaded))
     name = wanted if wanted in usable else next(iter(names), NO_MODEL)
-    target = Target(
+    target = ClientTarget(
         base_url=f"{request.url.scheme}://{request.headers['host']}/v1",
         model=name,
         has_key=request.app.state.door.is_closed,

@@ -24,7 +24,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class Job:
+class MeasurementJob:
     """The measurement under way."""
 
     wish: Wish
@@ -51,7 +51,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class MeasurementEnd:
     """How the last measurement ended; `number` is that of the kept result, 0 where nothing was kept."""
 
     model_id: str

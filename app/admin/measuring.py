@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from app.admin.measured_unit import MeasuredUnit, UnitChooser
-from app.admin.measurement_job import Ended, Job, Wish
+from app.admin.measurement_job import MeasurementEnd, MeasurementJob, Wish
 from app.core.errors import PacelineError
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import Clock
@@ -25,7 +25,7 @@ from app.serving.sweep.grid import GRIDS, LENGTHS, cells
 from app.serving.sweep.machine import describe_machine, describe_versions
 from app.serving.sweep.report import best_by_drafter, report_of
 from app.serving.sweep.tasks import TASKS, TOKENS
-from app.serving.sweep.turns import Ask, Budget, Turn, turns
+from app.serving.sweep.turns import Ask, Budget, MeasuredTurn, turns
 from app.serving.sweep.worker_side import WorkerSide
 from app.store.rows import KeptMeasurements
 
@@ -59,8 +59,8 @@ class Measuring:
         self._kept = kept
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
-        self._job: Job | None = None
-        self.last: Ended | None = None
+        self._job: MeasurementJob | None = None
+        self.last: MeasurementEnd | None = None
 
     @property
     def active(self) -> str:
@@ -70,7 +70,7 @@ class Measuring:
     def view(self) -> dict[str, Any]:
         """The live topic `measuring`."""
         last = self.last
-        ended = None if last is None else {name: getattr(last, name) for name in Ended.__slots__}
+        ended = None if last is None else {name: getattr(last, name) for name in MeasurementEnd.__slots__}
         return {"active": self._job.view() if self._job is not None else None, "last": ended}
 
     def begin(self, wish: Wish) -> None:
@@ -80,7 +80,7 @@ class Measuring:
             raise Rejected(409, message, "already_measuring")
         self._activity.check_open()
         logger.info("%s is measured, for at most %g minutes.", wish.model_id, wish.minutes)
-        self._job = Job(wish, Budget(60 * wish.minutes, self._clock))
+        self._job = MeasurementJob(wish, Budget(60 * wish.minutes, self._clock))
         self._task = asyncio.get_running_loop().create_task(self._run(self._job), name="measuring")
 
     def stop(self) -> bool:
@@ -95,7 +95,7 @@ class Measuring:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def wait(self) -> Ended | None:
+    async def wait(self) -> MeasurementEnd | None:
         """Until the measurement has ended, and how."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -103,21 +103,21 @@ class Measuring:
 
     # --- one measurement ----------------------------------------------------------------------------------------
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: MeasurementJob) -> None:
         model_id = job.wish.model_id
-        ended = Ended(model_id, "failed", problem="Paceline was stopped")
+        ended = MeasurementEnd(model_id, "failed", problem="Paceline was stopped")
         try:
             ended = await self._measure_and_restore(job)
         except PacelineError as error:
-            ended = Ended(model_id, "failed", problem=error.message)
+            ended = MeasurementEnd(model_id, "failed", problem=error.message)
         except Exception:
             logger.exception("a measurement failed")
-            ended = Ended(model_id, "failed", problem="internal error: the log of the server has the details")
+            ended = MeasurementEnd(model_id, "failed", problem="internal error: the log of the server has the details")
         finally:
             self._job, self._task, self.last = None, None, ended
             logger.info("The measurement of %s is %s. %s", model_id, ended.outcome, ended.problem)
 
-    async def _measure_and_restore(self, job: Job) -> Ended:
+    async def _measure_and_restore(self, job: MeasurementJob) -> MeasurementEnd:
         unit = await asyncio.to_thread(self._choose, job.wish)
         before = self._loaded_unit(unit.specification.id)
         try:
@@ -131,7 +131,7 @@ class Measuring:
                 job.phase, job.ask = "restoring", None
                 await self._restore(unit.specification.id, before)
         number = await asyncio.to_thread(self._keep, job, unit)
-        return Ended(unit.specification.id, "stopped" if job.sweep.interrupted else "done", number)
+        return MeasurementEnd(unit.specification.id, "stopped" if job.sweep.interrupted else "done", number)
 
     def _choose(self, wish: Wish) -> MeasuredUnit:
         best = best_by_drafter(row.results for row in self._kept.of(wish.model_id))
@@ -144,7 +144,7 @@ class Measuring:
         """What is in memory now, to be put back."""
         return self._resolver.last(model_id) if model_id in self._resolver.loaded() else None
 
-    async def _load(self, job: Job, specification: ModelSpecification) -> LoadedModel:
+    async def _load(self, job: MeasurementJob, specification: ModelSpecification) -> LoadedModel:
         """Requests for the model get this unit from now on, so that they need no other one in its place; they keep the
         drafters that they had."""
         await self._wait_alone(job)
@@ -157,7 +157,7 @@ class Measuring:
             raise PacelineError(f"{specification.id} was unloaded before it could be measured; try again")
         return loaded
 
-    async def _sweep(self, job: Job, unit: MeasuredUnit, loaded: LoadedModel) -> None:
+    async def _sweep(self, job: MeasurementJob, unit: MeasuredUnit, loaded: LoadedModel) -> None:
         prompts = job.wish.prompts or TASKS
         side = WorkerSide(self._worker, unit.specification, prompts, chats=unit.chats, clock=self._clock)
         methods = {name: loaded.longest_drafts.get(name, LENGTHS[-1]) for name in loaded.methods}
@@ -168,7 +168,7 @@ class Measuring:
             tokens=TOKENS,
         )
         asking = turns(job.sweep, wanted, methods, budget=job.budget, rounds=job.wish.rounds)
-        turn: Turn | None = None
+        turn: MeasuredTurn | None = None
         while True:
             try:
                 job.ask = ask = asking.send(turn) if turn is not None else next(asking)
@@ -176,7 +176,7 @@ class Measuring:
                 return
             turn = await self._turn(job, side, ask)
 
-    async def _turn(self, job: Job, side: WorkerSide, ask: Ask) -> Turn:
+    async def _turn(self, job: MeasurementJob, side: WorkerSide, ask: Ask) -> MeasuredTurn:
         """One turn, undisturbed: with pauses and repetitions as long as others use Paceline."""
         while True:
             began = self._clock()
@@ -190,17 +190,17 @@ class Measuring:
                 job.disturbed += 1
                 job.budget.extend(self._clock() - began)
 
-    async def _wait_alone(self, job: Job) -> None:
+    async def _wait_alone(self, job: MeasurementJob) -> None:
         """Until nobody else asks for anything."""
         if len(self._activity):
             job.phase = "paused"
             await self._unless_stopped(job, self._activity.wait_idle())
 
-    async def _alone(self, job: Job, work: Coroutine[Any, Any, Result]) -> Result:
+    async def _alone(self, job: MeasurementJob, work: Coroutine[Any, Any, Result]) -> Result:
         """Raises TimeoutError when somebody else asks for something before `work` is done."""
         return await self._first(work, {self._activity.wait_busy(): TimeoutError, job.stopping.wait(): Stopped})
 
-    async def _unless_stopped(self, job: Job, work: Coroutine[Any, Any, Result]) -> Result:
+    async def _unless_stopped(self, job: MeasurementJob, work: Coroutine[Any, Any, Result]) -> Result:
         return await self._first(work, {job.stopping.wait(): Stopped})
 
     async def _first(
@@ -234,7 +234,7 @@ class Measuring:
                 if measured is not None:
                     self._resolver.lend(measured, before)
 
-    def _keep(self, job: Job, unit: MeasuredUnit) -> int:
+    def _keep(self, job: MeasurementJob, unit: MeasuredUnit) -> int:
         """Store what was measured; 0 when that is not enough to compare."""
         info = self._worker.ready_info
         options = {

@@ -16,7 +16,7 @@ DEFAULT_CONTEXT_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ClientTarget:
     """What a client needs to know: the address with `/v1`, the model, and whether a key is asked for."""
 
     base_url: str
@@ -42,7 +42,7 @@ class Snippet:
     id: str
     name: str
     place: str
-    write: Callable[[Target], str]
+    write: Callable[[ClientTarget], str]
     note: str = ""
 
 
@@ -51,7 +51,7 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def curl(target: Target) -> str:
+def curl(target: ClientTarget) -> str:
     """A command for a POSIX shell."""
     message = f'{{"role": "{MESSAGE["role"]}",\n                    "content": "{MESSAGE["content"]}"}}'
     body = f'{{"model": {quoted(target.model)},\n       "messages": [{message}]}}'
@@ -62,7 +62,7 @@ def curl(target: Target) -> str:
     return " \\\n  ".join(lines)
 
 
-def python(target: Target) -> str:
+def python(target: ClientTarget) -> str:
     """A program for OpenAI's client."""
     key = f'os.environ["{KEY_VARIABLE}"]' if target.has_key else quoted(NO_KEY)
     lines = ["import os", ""] if target.has_key else []
@@ -82,7 +82,7 @@ def python(target: Target) -> str:
     return "\n".join(lines)
 
 
-def javascript(target: Target) -> str:
+def javascript(target: ClientTarget) -> str:
     """A module for OpenAI's client."""
     key = f"process.env.{KEY_VARIABLE}" if target.has_key else quoted(NO_KEY)
     lines = [
@@ -101,7 +101,7 @@ def javascript(target: Target) -> str:
     return "\n".join(lines)
 
 
-def langchain(target: Target) -> str:
+def langchain(target: ClientTarget) -> str:
     """A program for LangChain."""
     key = f'os.environ["{KEY_VARIABLE}"]' if target.has_key else quoted(NO_KEY)
     lines = ["import os", ""] if target.has_key else []
@@ -118,7 +118,7 @@ def langchain(target: Target) -> str:
     return "\n".join(lines)
 
 
-def environment(target: Target) -> str:
+def environment(target: ClientTarget) -> str:
     """The variables that many programs read."""
     lines = [
         f"export OPENAI_BASE_URL={shlex.quote(target.base_url)}",
@@ -128,7 +128,7 @@ def environment(target: Target) -> str:
     return "\n".join(lines)
 
 
-def open_webui(target: Target) -> str:
+def open_webui(target: ClientTarget) -> str:
     """Its environment."""
     lines = [
         f"export OPENAI_API_BASE_URL={shlex.quote(target.base_url)}",
@@ -138,12 +138,12 @@ def open_webui(target: Target) -> str:
     return "\n".join(lines)
 
 
-def form(target: Target) -> str:
+def form(target: ClientTarget) -> str:
     """What goes into the form of an app that speaks to LM Studio, llama.cpp or any such server."""
     return f"Base URL  {target.base_url}\nAPI key   {target.literal_key}\nModel     {target.model}"
 
 
-def continue_dev(target: Target) -> str:
+def continue_dev(target: ClientTarget) -> str:
     """Its configuration."""
     lines = [
         "name: Local",
@@ -160,7 +160,7 @@ def continue_dev(target: Target) -> str:
     return "\n".join(lines)
 
 
-def zed(target: Target) -> str:
+def zed(target: ClientTarget) -> str:
     """Its settings; the key comes from the environment, under this very name."""
     name = quoted(target.model)
     lines = [
@@ -176,7 +176,7 @@ def zed(target: Target) -> str:
     return "\n".join(lines)
 
 
-def aider(target: Target) -> str:
+def aider(target: ClientTarget) -> str:
     """A command for a POSIX shell."""
     lines = [
         f"export OPENAI_API_BASE={shlex.quote(target.base_url)}",
@@ -186,7 +186,7 @@ def aider(target: Target) -> str:
     return "\n".join(lines)
 
 
-def llm(target: Target) -> str:
+def llm(target: ClientTarget) -> str:
     """One entry of its models."""
     lines = [
         "- model_id: paceline",

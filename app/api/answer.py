@@ -15,7 +15,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
-from app.api.generation import Generation, Told
+from app.api.generation import ChoiceEvent, Generation
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, TokenText
 from app.core.step import Statistics
@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
-class Outcome:
+class FinishedChoice:
     """Everything that one choice told."""
 
     texts: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Renderer(Protocol):
         """The chunk without choices at the end of a stream."""
         ...
 
-    def whole(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    def whole(self, outcomes: Sequence[FinishedChoice]) -> dict[str, Any]:
         """The answer in one piece."""
         ...
 
@@ -169,8 +169,8 @@ async def _wait_disconnect(request: Request) -> None:
         pass
 
 
-async def _collect(generation: Generation, choices: int) -> list[Outcome]:
-    outcomes = [Outcome() for _ in range(choices)]
+async def _collect(generation: Generation, choices: int) -> list[FinishedChoice]:
+    outcomes = [FinishedChoice() for _ in range(choices)]
     while generation.running:
         told = await generation.next()
         if told is not None:
@@ -203,7 +203,7 @@ async def _frames(
         yield frame(error_object(error, words))
 
 
-def _chunk(renderer: Renderer, told: Told) -> dict[str, Any] | None:
+def _chunk(renderer: Renderer, told: ChoiceEvent) -> dict[str, Any] | None:
     if isinstance(told.event, Finished):
         return renderer.finish(told.choice, told.event)
     return renderer.delta(told.choice, told.event)

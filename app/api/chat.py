@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from app.api.answer import Outcome, answer
+from app.api.answer import FinishedChoice, answer
 from app.api.chat_schemas import ChatBody
 from app.api.commands import Plan, max_tokens, plan
 from app.api.replies import chat_logprobs, usage_object
@@ -98,14 +98,14 @@ class ChatRenderer:
         total = add_usages(usages, choices_per_prompt=self._command_choices)
         return self._base | {"object": "chat.completion.chunk", "choices": [], "usage": usage_object(total)}
 
-    def whole(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    def whole(self, outcomes: Sequence[FinishedChoice]) -> dict[str, Any]:
         """The answer in one piece."""
         total = add_usages([each.usage for each in outcomes], choices_per_prompt=self._command_choices)
         choices = [self._whole_choice(index, outcome) for index, outcome in enumerate(outcomes)]
         named = self._base | {"object": "chat.completion", "choices": choices, "usage": usage_object(total)}
         return named | self._numbers(total)
 
-    def _whole_choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
+    def _whole_choice(self, index: int, outcome: FinishedChoice) -> dict[str, Any]:
         wants_logprobs = self._planned.sampling.top_logprobs is not None
         return {
             "index": index,

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
-from app.api.answer import Outcome, answer
+from app.api.answer import FinishedChoice, answer
 from app.api.commands import Plan, max_tokens, plan
 from app.api.replies import legacy_logprobs, usage_object
 from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody
@@ -144,13 +144,13 @@ class CompletionRenderer:
         """The usage of all choices."""
         return self._base | {"choices": [], "usage": usage_object(add_usages(usages, choices_per_prompt=self._n))}
 
-    def whole(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    def whole(self, outcomes: Sequence[FinishedChoice]) -> dict[str, Any]:
         """The answer in one piece."""
         total = add_usages([each.usage for each in outcomes], choices_per_prompt=self._n)
         choices = [self._whole_choice(index, outcome) for index, outcome in enumerate(outcomes)]
         return self._base | {"choices": choices, "usage": usage_object(total)} | self._numbers(total)
 
-    def _whole_choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
+    def _whole_choice(self, index: int, outcome: FinishedChoice) -> dict[str, Any]:
         wants_logprobs = self._planned.sampling.top_logprobs is not None
         logprobs = legacy_logprobs(outcome.logprobs, 0) if wants_logprobs else None
         return {"index": index, "text": outcome.text, "logprobs": logprobs, "finish_reason": outcome.finish_reason}

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ChoiceEvent:
     """One event of one choice."""
 
     choice: int
@@ -49,7 +49,7 @@ class Generation:
         self._clock = clock
         self._began = clock()
         self._told_at: dict[int, float] = {}
-        self._queue: asyncio.Queue[Told | PacelineError] = asyncio.Queue(QUEUE_EVENTS)
+        self._queue: asyncio.Queue[ChoiceEvent | PacelineError] = asyncio.Queue(QUEUE_EVENTS)
         self._error: PacelineError | None = None
         self._accepted: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,7 +78,7 @@ class Generation:
         for future in done:
             future.result()
 
-    async def next(self, timeout_seconds: float | None = None) -> Told | None:
+    async def next(self, timeout_seconds: float | None = None) -> ChoiceEvent | None:
         """The next event; None when nothing happened in time. Raises the error that ended the request."""
         if self._error is not None and self._queue.empty():
             raise self._error
@@ -131,7 +131,7 @@ class Generation:
                     continue
                 choice = position * command.n + event.index
                 self._measure(choice, event)
-                await self._queue.put(Told(choice, event))
+                await self._queue.put(ChoiceEvent(choice, event))
                 unfinished -= isinstance(event, Finished)
         if unfinished:
             raise PacelineError("The worker ended the request without finishing it.")

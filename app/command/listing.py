@@ -12,7 +12,7 @@ from app.command.figures import bytes_text, count_text
 from app.command.given import choices_in
 from app.command.loaded import choice_text, columns_table, unbroken
 from app.hub import pairing
-from app.hub.catalog import Catalog, CatalogModel, default_catalog
+from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.model_settings import ModelSettings
 from app.serving.choosing import Chooser
 from app.serving.drafts import DraftFinder
@@ -54,12 +54,12 @@ def models_on_disk(live: LiveSettings) -> list[Row]:
     return _rows(default_catalog(settings.model_folders, kept_in=settings.home), live)
 
 
-def models_at_once(catalog: Catalog, live: LiveSettings) -> list[Row]:
+def models_at_once(catalog: FolderCatalog, live: LiveSettings) -> list[Row]:
     """The same of a server that has just started: nobody waits for tokenizers that were never read."""
     return _rows(catalog, live, looking=catalog.is_looking())
 
 
-def _rows(catalog: Catalog, live: LiveSettings, *, looking: bool = False) -> list[Row]:
+def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) -> list[Row]:
     chooser = Chooser(live, DraftFinder(catalog, pairing))
     models = catalog.models()
     return [

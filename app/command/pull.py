@@ -107,17 +107,17 @@ def _pull_here(settings: Settings, repository: str, revision: str, bar: Bar) -> 
         match event:
             case frames.Listed(_, total_bytes, done_bytes):
                 done, total = done_bytes, total_bytes
-            case frames.Progress(done_bytes):
+            case frames.DownloadProgress(done_bytes):
                 done = done_bytes
-            case frames.Waiting(problem) if not total and problem.startswith("offline"):
+            case frames.DownloadWaiting(problem) if not total and problem.startswith("offline"):
                 raise CommandError(_sentence(problem_text(repository, problem)))
-            case frames.Waiting():
+            case frames.DownloadWaiting():
                 note = PHASES["waiting"]
             case frames.Verifying():
                 note = PHASES["verifying"]
         bar.move(done, total, note)
 
-    job = frames.Job(
+    job = frames.DownloadJob(
         repository=repository,
         revision=revision,
         downloads_folder=str(settings.downloads_path),
@@ -127,7 +127,7 @@ def _pull_here(settings: Settings, repository: str, revision: str, bar: Bar) -> 
     )
     settings.downloads_path.mkdir(parents=True, exist_ok=True)
     end = asyncio.run(DownloadRun(job, tell, spawn=spawn_child, patience=PATIENCE).run())
-    if isinstance(end, frames.Failed):
+    if isinstance(end, frames.DownloadFailed):
         raise CommandError(_sentence(problem_text(repository, end.problem)))
     bar.move(total, total)
 

@@ -173,7 +173,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counters of one sequence, those of a reply up to its last token that was told. Rates are derived, never stored."""
+    """Counters of one sequence, or of a reply up to its last token that was told. Rates are derived, never stored."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -23,7 +23,7 @@ from app.core.model_folder import MAX_FILES, drafter_method, inspect_folder
 from app.core.ports import Clock
 from app.core.safe_files import RETRY_SECONDS, TensorInfo, printable, read_object
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
-from app.hub.layout import Candidate, candidates, hugging_face_cache, lm_studio_folders
+from app.hub.layout import FolderCandidate, candidates, hugging_face_cache, lm_studio_folders
 
 Source = Literal["folder", "hugging_face", "lm_studio", "embedded"]
 Kind = Literal["main", "drafter"]
@@ -71,7 +71,7 @@ class CatalogModel:
         return replace(self, kind="drafter", method="mtp", size_bytes=size)
 
 
-class Catalog:
+class FolderCatalog:
     """Every model below the given folders; on equal ids the first folder wins, in the order of the arguments."""
 
     def __init__(
@@ -172,12 +172,12 @@ class Catalog:
         self._inspected, self._is_whole = inspected, not unread
         return dict(sorted(found.items()))
 
-    def _missed(self, source: Source, unread: Sequence[Path]) -> list[Candidate]:
+    def _missed(self, source: Source, unread: Sequence[Path]) -> list[FolderCandidate]:
         """What was seen before in folders that cannot be read for the moment."""
         known = ((path, model) for (of, path), (_, model) in self._inspected.items() if of == source)
-        return [Candidate(model.id, path) for path, model in known if any(map(path.is_relative_to, unread))]
+        return [FolderCandidate(model.id, path) for path, model in known if any(map(path.is_relative_to, unread))]
 
-    def _inspected_now(self, candidate: Candidate, source: Source) -> tuple[Signature, CatalogModel]:
+    def _inspected_now(self, candidate: FolderCandidate, source: Source) -> tuple[Signature, CatalogModel]:
         """The model as it is; as it was, when its folder did not change or cannot be read for the moment."""
         known = self._inspected.get((source, candidate.path))
         signature = _signature(candidate.path)
@@ -205,13 +205,13 @@ def default_catalog(
     kept_in: Path | None = None,
     environment: Mapping[str, str] = os.environ,
     home: Path | None = None,
-) -> Catalog:
+) -> FolderCatalog:
     """The catalog of this computer: own folders, the Hugging Face cache, LM Studio's folders, the embedded models.
 
     What is read of tokenizers is kept in the folder `kept_in`.
     """
     home = home or Path.home()
-    return Catalog(
+    return FolderCatalog(
         [folder.expanduser() for folder in model_folders],
         hugging_face_cache=hugging_face_cache(environment, home) if use_hugging_face else None,
         lm_studio=lm_studio_folders(home) if use_lm_studio else (),
@@ -246,7 +246,7 @@ def _stamp(entry: os.DirEntry[str]) -> tuple[str, int, int]:
     return (entry.name, status.st_size, status.st_mtime_ns)
 
 
-def _inspect(candidate: Candidate, source: Source) -> CatalogModel:
+def _inspect(candidate: FolderCandidate, source: Source) -> CatalogModel:
     name = printable(candidate.id)
     try:
         folder = inspect_folder(candidate.path)

@@ -20,7 +20,17 @@ import msgspec
 
 from app.core.errors import HubProblem, PacelineError
 from app.core.safe_files import printable
-from app.hub.download_frames import Done, Event, Failed, Job, Listed, Progress, Verifying, Waiting, read_job
+from app.hub.download_frames import (
+    Done,
+    DownloadFailed,
+    DownloadJob,
+    DownloadProgress,
+    DownloadWaiting,
+    Event,
+    Listed,
+    Verifying,
+    read_job,
+)
 from app.hub.hub_files import Broken, Hub, HubErrors, problem_of
 from app.hub.partial_folder import PartialFolder, begun_commit, repository_lock
 from app.hub.repository import RepositoryFile, checked_repository, checked_revision, wanted_files
@@ -66,14 +76,14 @@ RETRIED = frozenset({"offline", "busy", "hub_error"})
 Tell = Callable[[Event], None]
 
 
-class Stopped(Exception):
+class Abandoned(Exception):
     """The download is over because of another file."""
 
 
 class Fetch:
     """One job from its list of files to its place on the disk."""
 
-    def __init__(self, job: Job, tell: Tell) -> None:
+    def __init__(self, job: DownloadJob, tell: Tell) -> None:
         self._job = job
         self._tell = tell
         self._hub = Hub(job.endpoint or None, job.token, job.read_timeout_seconds)
@@ -113,7 +123,7 @@ class Fetch:
             wait(running, return_when=FIRST_EXCEPTION)
             self._stop.set()
         watch.join()
-        errors = [error for each in running if (error := each.exception()) and not isinstance(error, Stopped)]
+        errors = [error for each in running if (error := each.exception()) and not isinstance(error, Abandoned)]
         if self._no_room is not None:
             raise self._no_room
         if errors:
@@ -150,9 +160,9 @@ class Fetch:
         """Before the next connection; raises the problem when another one would not help."""
         if problem.reason not in RETRIED or failures >= self._job.attempts:
             raise problem
-        self._tell(Waiting(problem.problem))
+        self._tell(DownloadWaiting(problem.problem))
         if self._stop.wait(min(LONGEST_WAIT_SECONDS, self._job.retry_seconds * 2 ** (failures - 1))):
-            raise Stopped
+            raise Abandoned
 
     def _write(self, file: RepositoryFile, handle: BinaryIO, *, use_xet: bool) -> None:
         """Go on at the end of what is there until the file is whole, or longer than it may be."""
@@ -168,7 +178,7 @@ class Fetch:
             offset += len(chunk)
             self._add(len(chunk))
             if self._stop.is_set():
-                raise Stopped
+                raise Abandoned
             if offset > file.size_bytes:
                 return
         if offset < file.size_bytes:
@@ -199,7 +209,7 @@ class Fetch:
         while not self._stop.wait(TELL_SECONDS):
             done = self._done_bytes
             if done != told:
-                self._tell(Progress(done))
+                self._tell(DownloadProgress(done))
                 told = done
             try:
                 self._check_room(0)
@@ -223,16 +233,18 @@ class Fetch:
             raise HubProblem("disk_full", self._repository, f"{missing / 1e6:,.0f} MB more are needed")
 
 
-def download(job: Job, tell: Tell) -> None:
+def download(job: DownloadJob, tell: Tell) -> None:
     """Do a job and tell its end, whatever it is."""
     try:
         end: Event = Fetch(job, tell).run()
     except HubProblem as problem:
-        end = Failed(problem.problem)
+        end = DownloadFailed(problem.problem)
     except PacelineError as error:
-        end = Failed(f"unsafe: {error.message}")
+        end = DownloadFailed(f"unsafe: {error.message}")
     except OSError as error:
-        end = Failed("disk_full" if error.errno in NO_ROOM else f"unwritable: {error.strerror or type(error).__name__}")
+        end = DownloadFailed(
+            "disk_full" if error.errno in NO_ROOM else f"unwritable: {error.strerror or type(error).__name__}"
+        )
     tell(end)
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class DownloadJob(msgspec.Struct, frozen=True, kw_only=True):
     """One repository to fetch. The token travels here, never in arguments or environment."""
 
     repository: str
@@ -33,13 +33,13 @@ class Listed(msgspec.Struct, frozen=True, tag="listed"):
     done_bytes: int
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class DownloadProgress(msgspec.Struct, frozen=True, tag="progress"):
     """More bytes are on the disk."""
 
     done_bytes: int
 
 
-class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
+class DownloadWaiting(msgspec.Struct, frozen=True, tag="waiting"):
     """The connection broke; it is tried again in a moment."""
 
     problem: str
@@ -57,12 +57,12 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     folder: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class DownloadFailed(msgspec.Struct, frozen=True, tag="failed"):
     """It ended; `problem` is a code of `PROBLEMS`, with its detail behind ": "."""
 
     problem: str
 
 
-Event = Listed | Progress | Waiting | Verifying | Done | Failed
+Event = Listed | DownloadProgress | DownloadWaiting | Verifying | Done | DownloadFailed
 read_event = msgspec.json.Decoder(Event).decode
-read_job = msgspec.json.Decoder(Job).decode
+read_job = msgspec.json.Decoder(DownloadJob).decode

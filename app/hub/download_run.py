@@ -17,7 +17,15 @@ import msgspec
 import app
 from app.core.download import TRANSIENT
 from app.core.safe_files import printable
-from app.hub.download_frames import Done, Event, Failed, Job, Progress, Waiting, read_event
+from app.hub.download_frames import (
+    Done,
+    DownloadFailed,
+    DownloadJob,
+    DownloadProgress,
+    DownloadWaiting,
+    Event,
+    read_event,
+)
 
 MAX_LINE_BYTES = 1 << 16
 PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent
@@ -31,7 +39,7 @@ class Reader(Protocol):
     async def readline(self) -> bytes: ...
 
 
-class Child(Protocol):
+class DownloadProcess(Protocol):
     """A downloading process; `asyncio.subprocess.Process` is one."""
 
     @property
@@ -42,7 +50,7 @@ class Child(Protocol):
     async def wait(self) -> int: ...
 
 
-Spawn = Callable[[bytes], Awaitable[Child]]
+Spawn = Callable[[bytes], Awaitable[DownloadProcess]]
 """Starts a process and hands it the job, keeping its standard input open."""
 
 
@@ -55,7 +63,7 @@ class Patience:
     pauses_seconds: tuple[float, ...] = (1, 2, 5, 10, 20, 30, 60, 60, 60)
 
 
-async def spawn_child(job: bytes) -> Child:
+async def spawn_child(job: bytes) -> DownloadProcess:
     """`python -m app.hub.download_child`, in a folder of ours: `-m` imports from the one that it is started in."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -77,20 +85,20 @@ async def spawn_child(job: bytes) -> Child:
 class DownloadRun:
     """Process after process until the repository is here or another attempt would not help."""
 
-    def __init__(self, job: Job, tell: Callable[[Event], None], *, spawn: Spawn, patience: Patience) -> None:
+    def __init__(self, job: DownloadJob, tell: Callable[[Event], None], *, spawn: Spawn, patience: Patience) -> None:
         self._job = job
         self._tell = tell
         self._spawn = spawn
         self._patience = patience
         self._arrived = False
 
-    async def run(self) -> Done | Failed:
+    async def run(self) -> Done | DownloadFailed:
         """The end of the download."""
         fruitless = 0
         while True:
             self._arrived = False
             end = await self._attempt()
-            code = end.problem.partition(":")[0] if isinstance(end, Failed) else ""
+            code = end.problem.partition(":")[0] if isinstance(end, DownloadFailed) else ""
             if isinstance(end, Done) or code not in TRANSIENT:
                 return end
             _logger.info("the download of %s ended: %s", printable(self._job.repository), end.problem)
@@ -100,10 +108,10 @@ class DownloadRun:
             fruitless = 0 if self._arrived else fruitless + 1
             if fruitless > len(self._patience.pauses_seconds):
                 return end
-            self._tell(Waiting(end.problem))
+            self._tell(DownloadWaiting(end.problem))
             await asyncio.sleep(self._patience.pauses_seconds[max(0, fruitless - 1)])
 
-    async def _attempt(self) -> Done | Failed:
+    async def _attempt(self) -> Done | DownloadFailed:
         child = await self._spawn(msgspec.json.encode(self._job) + b"\n")
         try:
             return await self._listen(child)
@@ -112,7 +120,7 @@ class DownloadRun:
                 child.kill()
             await asyncio.shield(child.wait())
 
-    async def _listen(self, child: Child) -> Done | Failed:
+    async def _listen(self, child: DownloadProcess) -> Done | DownloadFailed:
         """Its events until the last one; a silent process is taken for stalled."""
         limit = self._patience.first_byte_seconds
         while True:
@@ -120,18 +128,18 @@ class DownloadRun:
                 async with asyncio.timeout(limit):
                     line = await child.stdout.readline() if child.stdout is not None else b""
             except TimeoutError:
-                return Failed("stalled")
+                return DownloadFailed("stalled")
             except ValueError:
-                return Failed("interrupted: a line without an end")
+                return DownloadFailed("interrupted: a line without an end")
             if not line:
-                return Failed(f"interrupted: exit code {await child.wait()}")
+                return DownloadFailed(f"interrupted: exit code {await child.wait()}")
             try:
                 event = read_event(line)
             except msgspec.MsgspecError:
                 continue
-            if isinstance(event, Done | Failed):
+            if isinstance(event, Done | DownloadFailed):
                 return event
-            if isinstance(event, Progress):
+            if isinstance(event, DownloadProgress):
                 self._arrived = True
                 limit = self._patience.stall_seconds
             self._tell(event)

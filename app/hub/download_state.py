@@ -14,7 +14,7 @@ RESERVE_BYTES = 1 << 30
 RANKS = {"running": 0, "queued": 1, "paused": 2}
 
 
-class DownloadRows(Protocol):
+class DownloadStore(Protocol):
     """Where downloads are kept. Calls take milliseconds and are made in a thread."""
 
     def all(self) -> list[Download]:

@@ -15,9 +15,18 @@ from typing import Any
 from app.core.download import FINISHED, Download
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.ports import Clock
-from app.hub.download_frames import Done, Event, Failed, Job, Listed, Progress, Verifying, Waiting
+from app.hub.download_frames import (
+    Done,
+    DownloadFailed,
+    DownloadJob,
+    DownloadProgress,
+    DownloadWaiting,
+    Event,
+    Listed,
+    Verifying,
+)
 from app.hub.download_run import DownloadRun, Patience, Spawn, spawn_child
-from app.hub.download_state import Configuration, DownloadRows, Running, in_order, next_waiting, view_of
+from app.hub.download_state import Configuration, DownloadStore, Running, in_order, next_waiting, view_of
 from app.hub.partial_folder import forget_partials
 from app.hub.repository import checked_repository, checked_revision
 from app.hub.transfer_rate import TransferRate
@@ -33,7 +42,7 @@ class Downloads:
 
     def __init__(
         self,
-        rows: DownloadRows,
+        rows: DownloadStore,
         configuration: Configuration,
         *,
         arrived: Callable[[Download], None] = lambda _download: None,
@@ -186,18 +195,18 @@ class Downloads:
             end = await DownloadRun(job, hear, spawn=self._spawn, patience=self._patience).run()
         except Exception as error:  # whatever it is, the queue goes on
             _logger.exception("the download of %s was interrupted", self._downloads[download_id].repository)
-            end = Failed(f"interrupted: {getattr(error, 'strerror', None) or type(error).__name__}")
+            end = DownloadFailed(f"interrupted: {getattr(error, 'strerror', None) or type(error).__name__}")
         if isinstance(end, Done):
             total = self._downloads[download_id].total_bytes
             self._finish(download_id, state="done", problem="", folder=end.folder, done_bytes=total)
         else:
             self._finish(download_id, state="failed", problem=end.problem)
 
-    async def _job(self, download_id: int) -> Job:
+    async def _job(self, download_id: int) -> DownloadJob:
         download = self._downloads[download_id]
         others = (self._downloads[each] for each in self._running if each != download_id)
         promised = sum(other.missing_bytes for other in others)
-        return Job(
+        return DownloadJob(
             repository=download.repository,
             revision=download.revision,
             downloads_folder=str(self._configuration.folder()),
@@ -215,11 +224,11 @@ class Downloads:
             case Listed(commit, total, done):
                 self._put(download, revision=commit, total_bytes=total, done_bytes=done)
                 running.rate.note(done)
-            case Progress(done):
+            case DownloadProgress(done):
                 running.phase = "downloading"
                 running.rate.note(done)
                 self._put(download, done_bytes=done, problem="")
-            case Waiting(problem):
+            case DownloadWaiting(problem):
                 running.phase = "waiting"
                 self._put(download, problem=problem)
             case Verifying():

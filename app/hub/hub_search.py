@@ -58,7 +58,7 @@ ADDRESS = re.compile(r"^https?://[^/]+/")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRepository:
     """One repository in a list of results."""
 
     repository: str
@@ -95,7 +95,7 @@ class Details:
     loadable: bool
 
 
-def search(hub: Hub, text: str, *, sort: Sort = "downloads", author: str = "") -> list[Found]:
+def search(hub: Hub, text: str, *, sort: Sort = "downloads", author: str = "") -> list[FoundRepository]:
     """The repositories whose names hold the words of `text`, MLX ones first, in each part by `sort`."""
     parameters: dict[str, Any] = {"sort": SORTS[sort], "limit": PAGE, "expand": list(EXPANDED)}
     text = ADDRESS.sub("", text.strip()).strip("/")[:MAX_QUERY]
@@ -135,10 +135,10 @@ def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details
     )
 
 
-def _found(information: Any) -> Found:
+def _found(information: Any) -> FoundRepository:
     config = information.config if isinstance(information.config, dict) else {}
     tags = [printable(str(tag)) for tag in information.tags or ()]
-    return Found(
+    return FoundRepository(
         repository=printable(str(information.id)),
         author=printable(str(information.author or str(information.id).partition("/")[0])),
         downloads=information.downloads or 0,

@@ -19,14 +19,14 @@ MAX_ENTRIES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class FolderCandidate:
     """A folder that looks like a model, under the id that clients use."""
 
     id: str
     path: Path
 
 
-def candidates(root: Path, unread: list[Path]) -> list[Candidate]:
+def candidates(root: Path, unread: list[Path]) -> list[FolderCandidate]:
     """Models at `root` itself, one level below (`name`) or two levels below (`organisation/name`), sorted by id.
 
     Those that are reached through a link come last: a folder is listed once, and best where it really is. Folders that
@@ -41,20 +41,20 @@ def candidates(root: Path, unread: list[Path]) -> list[Candidate]:
 class _Search:
     unread: list[Path]
 
-    def below(self, root: Path) -> Iterator[Candidate]:
+    def below(self, root: Path) -> Iterator[FolderCandidate]:
         if self._looks_like_model(root):
-            yield Candidate(root.name, root)
+            yield FolderCandidate(root.name, root)
             return
         for folder in self._folders(root):
             if folder.name.startswith("models--"):
                 yield from self._snapshot(folder)
             elif self._looks_like_model(folder):
-                yield Candidate(folder.name, folder)
+                yield FolderCandidate(folder.name, folder)
             else:
                 nested = (child for child in self._folders(folder) if self._looks_like_model(child))
-                yield from (Candidate(f"{folder.name}/{child.name}", child) for child in nested)
+                yield from (FolderCandidate(f"{folder.name}/{child.name}", child) for child in nested)
 
-    def _snapshot(self, repository: Path) -> Iterator[Candidate]:
+    def _snapshot(self, repository: Path) -> Iterator[FolderCandidate]:
         """The snapshot of `refs/main`, or the newest one, of a `models--organisation--name` folder."""
         snapshots = repository / "snapshots"
         try:
@@ -65,7 +65,7 @@ class _Search:
         if not (revision.isalnum() and folder.is_dir()):
             folder = max(self._folders(snapshots), key=_modified, default=repository)
         if self._looks_like_model(folder):
-            yield Candidate("/".join(repository.name.split("--")[1:]), folder)
+            yield FolderCandidate("/".join(repository.name.split("--")[1:]), folder)
 
     def _looks_like_model(self, folder: Path) -> bool:
         """A folder with a config, or with safetensors weights that lack one (listed as broken). GGUF is neither."""

@@ -114,7 +114,7 @@ class _Situation(NamedTuple):
         return cls(kind, (row.context_tokens // CONTEXT_TOKENS).bit_length(), row.sureness)
 
 
-class History:
+class AcceptanceHistory:
     """Beliefs by situation, and the records of the requests that run."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from app.core.reason import NO_REASON, Reason
 from app.core.step import DRAFT_LENGTHS, Decision, Offer, StepCost
 from app.scheduler.costs import PLAIN, Average, CostTable, Shape
-from app.scheduler.estimates import Drafting, DraftObservation, History
+from app.scheduler.estimates import AcceptanceHistory, Drafting, DraftObservation
 
 FIRST_STEPS, PLAIN_STEPS = 3, 2
 """In which plain decoding is measured: when nothing is known of it, and again."""
@@ -44,7 +44,7 @@ class Option(NamedTuple):
 OFF = Option(PLAIN, 0)
 
 
-class Choice(NamedTuple):
+class DraftChoice(NamedTuple):
     """How one row drafts, and why."""
 
     method: str = PLAIN
@@ -110,7 +110,7 @@ class Governor:
     def __init__(self, measured: Iterable[StepCost] = (), *, longest: Mapping[str, int] | None = None) -> None:
         self._longest = longest or {}
         self.costs = CostTable(measured)
-        self._history = History()
+        self._history = AcceptanceHistory()
         self._offering: set[str] = set()
         self._reading = defaultdict[str, Average](lambda: Average(0.0))
         self._memo: tuple[object, _Judgement] | None = None
@@ -121,7 +121,7 @@ class Governor:
         self._trial: tuple[float, float] | None = None
         """Of the step under way, if it is one: the plain steps that it takes, and the rate that it must make up for."""
 
-    def choose(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Choice:
+    def choose(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> DraftChoice:
         """The choice for the next step of `rows` rows, of which `drafting` may use `methods`. Ask once per step."""
         estimates, option, rival, trials = self._judged(rows, drafting, methods)
         self._welcome(rows, drafting)
@@ -137,7 +137,7 @@ class Governor:
             refusal = Reason("no_match") if rival == OFF else _slower(rival, estimates[rival])
         weighed = rival if option == OFF else option
         why = estimates[weighed]
-        return Choice(*option, Decision(refusal.code or kind, *weighed, why.seconds, why.acceptance), refusal)
+        return DraftChoice(*option, Decision(refusal.code or kind, *weighed, why.seconds, why.acceptance), refusal)
 
     def observe(self, step: StepObservation) -> None:
         """Learn from a finished decode step, whoever chose it."""

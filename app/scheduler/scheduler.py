@@ -27,7 +27,7 @@ from app.core.step import (
     TokenEvent,
     TokenLogprobs,
 )
-from app.scheduler.governor import Choice
+from app.scheduler.governor import DraftChoice
 from app.scheduler.sequence import Sequence, expected_tokens, impossible
 from app.scheduler.speculation import Speculation
 from app.scheduler.stats import Parts
@@ -183,7 +183,7 @@ class Scheduler:
         self._released: dict[str, tuple[int, ...]] = {}
         self._speculation = Speculation(limits, policy=policy, usual=usual, measured=measured)
         self._plan: StepPlan | None = None
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, DraftChoice] = {}
 
     @property
     def running(self) -> int:

@@ -9,7 +9,7 @@ from app.core.request import Request, SpeculationRequest
 from app.core.step import DRAFT_LENGTHS, DecodeRow, StepCost, StepResult
 from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
-from app.scheduler.governor import Choice, Governor, StepObservation
+from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from app.scheduler.sequence import Sequence
 from app.scheduler.stats import Parts, Splitter
 
@@ -18,7 +18,7 @@ POLICIES = ("single", "auto", "off")
 
 def allowed_methods(
     request: Request, *, policy: str, limits: EngineLimits, others: int
-) -> tuple[tuple[str, ...], Choice]:
+) -> tuple[tuple[str, ...], DraftChoice]:
     """The methods that may draft for a request beside `others` more, best first; none, and the choice says why."""
     wish = request.speculation
     policy = wish.policy or policy
@@ -32,11 +32,11 @@ def allowed_methods(
         return (), _refused("drafters", detail=reasons) if reasons else _refused("no_drafter")
     if policy == "single" and others:
         return (), _refused("batched")
-    return methods, Choice()
+    return methods, DraftChoice()
 
 
-def _refused(code: str, **values: str) -> Choice:
-    return Choice(refusal=Reason(code, values))
+def _refused(code: str, **values: str) -> DraftChoice:
+    return DraftChoice(refusal=Reason(code, values))
 
 
 class Speculation:
@@ -58,9 +58,9 @@ class Speculation:
         """What steps cost on this machine, as far as it is known."""
         return self._governor.costs.export()
 
-    def choose(self, decoding: Many[Sequence], *, others: int) -> dict[str, Choice]:
+    def choose(self, decoding: Many[Sequence], *, others: int) -> dict[str, DraftChoice]:
         """A choice per row. Rows that leave it to the governor and may use the same methods get the same one."""
-        choices: dict[str, Choice] = {}
+        choices: dict[str, DraftChoice] = {}
         governed: dict[tuple[str, ...], list[Sequence]] = {}
         for sequence in decoding:
             request = sequence.request
@@ -71,7 +71,7 @@ class Speculation:
             elif length == 0:
                 choices[request.id] = _refused("asked")
             elif is_named and length is not None:
-                choices[request.id] = Choice(methods[0], length)
+                choices[request.id] = DraftChoice(methods[0], length)
             else:
                 governed.setdefault(methods, []).append(sequence)
         for methods, sequences in governed.items():

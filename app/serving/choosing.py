@@ -6,7 +6,7 @@ from app.core.speculative_config import SpeculativeConfig
 from app.hub.catalog import CatalogModel
 from app.hub.pairing import DRAFT_METHODS
 from app.model_settings import ModelSettings
-from app.serving.drafts import OFF, DraftFinder, Found
+from app.serving.drafts import OFF, DraftFinder, FoundDrafters
 from app.serving.live_settings import LiveSettings
 
 
@@ -14,7 +14,7 @@ from app.serving.live_settings import LiveSettings
 class Chosen:
     """What is chosen for one model: `found` are its drafters, `choice` has every other value that somebody gave."""
 
-    found: Found
+    found: FoundDrafters
     choice: ModelSettings
     by_hand: bool
     """Whether somebody chose the drafters, rather than the usual rule."""
@@ -47,19 +47,19 @@ class Chooser:
         if stored.drafts is not None:
             found = self._finder.chosen(main, stored.drafts, "the choice for this model")
             if not stored.drafts:
-                found = Found(reason=f"drafters are turned off for {main.id}", is_wish=True)
+                found = FoundDrafters(reason=f"drafters are turned off for {main.id}", is_wish=True)
             return Chosen(_allowed(found, choice.methods), choice, by_hand=True)
         return Chosen(self._usual(main, choice.methods), choice, by_hand=False)
 
-    def _usual(self, main: CatalogModel, methods: tuple[str, ...] | None) -> Found:
+    def _usual(self, main: CatalogModel, methods: tuple[str, ...] | None) -> FoundDrafters:
         """The best drafter; with `methods` chosen by hand, the best one of each of them."""
         if methods is None:
             return self._finder.best(main, DRAFT_METHODS)
         best = [self._finder.best(main, (method,)) for method in DRAFT_METHODS if method in methods]
         drafts = tuple(draft for found in best for draft in found.drafts)
-        return Found(drafts, "; ".join(found.reason for found in best if found.reason) or _only(main, methods))
+        return FoundDrafters(drafts, "; ".join(found.reason for found in best if found.reason) or _only(main, methods))
 
-    def _told(self, main: CatalogModel) -> tuple[ModelSettings, Found | None]:
+    def _told(self, main: CatalogModel) -> tuple[ModelSettings, FoundDrafters | None]:
         """What settings say about this model, and the drafters that they name."""
         settings = self._live.current
         given = settings.model_fields_set
@@ -73,7 +73,7 @@ class Chooser:
             return self._from_config(told, config, main)
         named = settings.drafts.get(main.id)
         if named == OFF:
-            return told, Found(reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_wish=True)
+            return told, FoundDrafters(reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_wish=True)
         if named is None:
             return told, None
         return told, self._finder.chosen(main, self._finder.names(named), "PACELINE_DRAFTS")
@@ -86,10 +86,10 @@ class Chooser:
 
     def _from_config(
         self, told: ModelSettings, config: SpeculativeConfig, main: CatalogModel
-    ) -> tuple[ModelSettings, Found]:
+    ) -> tuple[ModelSettings, FoundDrafters]:
         methods: tuple[str, ...] | None = (config.method,) if config.method else None
         if config.method == "ngram":
-            found = Found(reason=_only(main, ("ngram",)), is_wish=True)
+            found = FoundDrafters(reason=_only(main, ("ngram",)), is_wish=True)
         elif config.model:
             found = self._finder.chosen(main, self._finder.names(config.model), "speculative_config")
             methods = methods or tuple(draft.method for draft in found.drafts) or None
@@ -103,7 +103,7 @@ class Chooser:
         return told, _allowed(found, methods)
 
 
-def _allowed(found: Found, methods: tuple[str, ...] | None) -> Found:
+def _allowed(found: FoundDrafters, methods: tuple[str, ...] | None) -> FoundDrafters:
     """The drafters of these methods; the others are left out with a reason."""
     if methods is None:
         return found
@@ -113,7 +113,7 @@ def _allowed(found: Found, methods: tuple[str, ...] | None) -> Found:
         for draft in found.drafts
         if draft not in drafts
     ]
-    return Found(drafts, "; ".join([*others, *([found.reason] if found.reason else [])]), found.is_wish)
+    return FoundDrafters(drafts, "; ".join([*others, *([found.reason] if found.reason else [])]), found.is_wish)
 
 
 def _only(main: CatalogModel, methods: tuple[str, ...]) -> str:

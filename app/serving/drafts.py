@@ -16,7 +16,7 @@ OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDrafters:
     """The drafters of a unit, and why one that was chosen is not among them."""
 
     drafts: tuple[DraftSpecification, ...] = ()
@@ -38,7 +38,7 @@ class DraftFinder:
             return (text,)
         return tuple(name.strip() for name in text.split("+") if name.strip())
 
-    def asked(self, main: CatalogModel, ids: Sequence[str]) -> Found:
+    def asked(self, main: CatalogModel, ids: Sequence[str]) -> FoundDrafters:
         """The drafters that a request names. Raises ModelNotFound and SpeculationUnavailable."""
         drafts: dict[str, DraftSpecification] = {}
         for id_ in ids:
@@ -51,9 +51,9 @@ class DraftFinder:
                 message = f"{draft.id} cannot draft for {main.id}: {problem}"
                 raise SpeculationUnavailable(message, parameter="draft_model")
             drafts[draft.method] = _specification(draft)
-        return Found(tuple(drafts.values()))
+        return FoundDrafters(tuple(drafts.values()))
 
-    def chosen(self, main: CatalogModel, ids: Sequence[str], chooser: str) -> Found:
+    def chosen(self, main: CatalogModel, ids: Sequence[str], chooser: str) -> FoundDrafters:
         """The drafters that `chooser` (a setting, or what is stored) names, less those that cannot be used."""
         drafts: dict[str, DraftSpecification] = {}
         reasons: list[str] = []
@@ -68,14 +68,14 @@ class DraftFinder:
                 reasons.append(f"{draft.id} cannot draft for {main.id}: {problem}")
             else:
                 drafts[draft.method] = _specification(draft)
-        return Found(tuple(drafts.values()), "; ".join(reasons))
+        return FoundDrafters(tuple(drafts.values()), "; ".join(reasons))
 
-    def best(self, main: CatalogModel, methods: Collection[str]) -> Found:
+    def best(self, main: CatalogModel, methods: Collection[str]) -> FoundDrafters:
         """The best drafter of one of these methods."""
         models = list(self._catalog.models())
         draft = self._pairings.default_draft(main, models, methods)
         if draft is not None:
-            return Found((_specification(draft),))
+            return FoundDrafters((_specification(draft),))
         refusals = (
             self._pairings.pair(main, model).reason
             for model in (main.head, *models)
@@ -86,7 +86,7 @@ class DraftFinder:
         )
         nearest = next((f" ({refusal})" for refusal in refusals if refusal), "")
         kind = "draft model" if "draft_model" in methods else f"{' or '.join(methods)} drafter"
-        return Found(reason=f"no {kind} on this computer fits {main.id}{nearest}")
+        return FoundDrafters(reason=f"no {kind} on this computer fits {main.id}{nearest}")
 
     def may_mean(self, main: CatalogModel, draft_id: str) -> bool:
         """Whether a drafter named without its main model is for this one: no other name here is nearer."""

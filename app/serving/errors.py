@@ -42,7 +42,7 @@ class Rejected(PacelineError):
         """True: the connection is closed, because the rest of the body was not read."""
 
 
-class Pages(Protocol):
+class ErrorPages(Protocol):
     """How the dashboard says an error; `app.state.pages`."""
 
     def words(self, request: Request) -> Words:
@@ -79,7 +79,7 @@ def said(error: PacelineError, words: Words | None) -> str:
 
 def words_for(request: Request) -> Words | None:
     """The words for the dashboard's scripts; None: a program asks, which reads English."""
-    pages: Pages | None = getattr(request.app.state, "pages", None)
+    pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     return pages.words(request) if pages is not None and request.url.path.startswith(SCRIPTS) else None
 
 
@@ -154,7 +154,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def _told(request: Request, error: PacelineError) -> Response:
     """Programs get an object, the dashboard's scripts one in its language, a browser that opens an address a page."""
-    pages: Pages | None = getattr(request.app.state, "pages", None)
+    pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     path = request.scope["path"]
     if pages is None or path.startswith((*PROGRAMS, SCRIPTS)):
         return error_response(error, words_for(request))

@@ -13,7 +13,7 @@ from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel
 from app.hub.pairing import DRAFT_METHODS
 from app.serving.choosing import Chooser
-from app.serving.drafts import OFF, DraftFinder, Found
+from app.serving.drafts import OFF, DraftFinder, FoundDrafters
 from app.serving.live_settings import LiveSettings
 from app.serving.ports import Catalog, Pairings, Worker
 
@@ -184,7 +184,11 @@ class Resolver:
         choice, found = chosen.choice, chosen.found
         methods = chosen.methods
         if asked is not None:
-            found = Found(reason=TURNED_OFF) if asked == OFF else self._finder.asked(main, self._finder.names(asked))
+            found = (
+                FoundDrafters(reason=TURNED_OFF)
+                if asked == OFF
+                else self._finder.asked(main, self._finder.names(asked))
+            )
             methods = () if found.drafts else methods
         return ModelSpecification(
             id=main.id,

@@ -13,7 +13,7 @@ from app.core.step import FinishReason, Statistics, TokenEvent
 from app.text.detokenizer import TokenTable
 from app.worker.choice import Choice
 from app.worker.failure import failed_frame
-from app.worker.mail import Submission, Told, choice_id, choice_of
+from app.worker.mail import StepEvents, Submission, choice_id, choice_of
 from app.worker.tally import Tally
 from app.worker.texts import Prompt
 
@@ -105,7 +105,7 @@ class Answer:
         text = self._prompt_text()
         return Reaction([accepted, *(choice.echo(text, scored=self._scores_prompt) for choice in self._choices)])
 
-    def feed(self, event: TokenEvent, told: Told) -> Reaction:
+    def feed(self, event: TokenEvent, told: StepEvents) -> Reaction:
         """Tokens, or the end, of one choice."""
         if self.ended:
             return Reaction()

@@ -40,7 +40,7 @@ from app.worker.failure import error_of, failed_frame
 StreamEvent = Accepted | Delta | Finished
 
 
-class EventStream:
+class RequestEvents:
     """A queue of at most `limit` events for one reader on the event loop."""
 
     def __init__(self, model_id: str, choices: int, limit: int) -> None:
@@ -133,7 +133,7 @@ class WorkerClient:
         self._link = link
         self._buffer_events = buffer_events
         self._ready_seconds = ready_seconds
-        self._streams: dict[str, EventStream] = {}
+        self._streams: dict[str, RequestEvents] = {}
         self._answers: dict[str, tuple[str, asyncio.Future[ModelLoaded | ModelUnloaded]]] = {}
         self._listeners: list[Callable[[Event], None]] = []
         self._progress: dict[str, LoadProgress] = {}
@@ -220,7 +220,7 @@ class WorkerClient:
         await self._prepare(command.model.id)
         if command.id in self._streams:
             raise ValueError(f"the request id {command.id} is in use")
-        stream = EventStream(command.model.id, command.n, self._buffer_events)
+        stream = RequestEvents(command.model.id, command.n, self._buffer_events)
         self._link.send(command)
         self._streams[command.id] = stream
         try:

@@ -24,7 +24,7 @@ MAX_COSTS = 4_096
 _logger = logging.getLogger("paceline.costs")
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _KeptCosts(msgspec.Struct, frozen=True):
     """The content of a file. `key` says in words what its name is the hash of."""
 
     key: list[str]
@@ -45,7 +45,7 @@ class CostFiles:
         if path is None or not path.exists():
             return ()
         try:
-            kept = msgspec.convert(read_object(path, MAX_FILE_BYTES), _Kept)
+            kept = msgspec.convert(read_object(path, MAX_FILE_BYTES), _KeptCosts)
         except (ModelUnavailable, msgspec.ValidationError) as error:
             _logger.warning("%s is ignored and will be replaced: %s", path.name, error)
             return ()
@@ -61,7 +61,7 @@ class CostFiles:
         if path is None or not costs or self._written.get(path) == costs:
             return
         self._written[path] = costs
-        content: Any = _Kept(self._key(spec), [_rounded(cost) for cost in costs])
+        content: Any = _KeptCosts(self._key(spec), [_rounded(cost) for cost in costs])
         try:
             write_privately(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
         except OSError as error:

@@ -12,7 +12,7 @@ from app.core.messages import ModelSpecification
 from app.core.ports import Clock, EnginePort
 from app.core.step import FinishReason, StepCost, StepPlan, TokenEvent
 from app.worker.failure import short_text
-from app.worker.mail import Delivery, Queued, Refused, Submission, Told
+from app.worker.mail import Delivery, Queued, Refused, StepEvents, Submission
 from app.worker.ports import PoolPort, SchedulerPort
 
 _logger = logging.getLogger("paceline.loop")
@@ -187,7 +187,7 @@ class Desk:
         else:
             del self._submissions[position]
         self._release()
-        self._deliver(Told((TokenEvent(request_id, finish_reason=FinishReason.CANCELLED),), self._clock()))
+        self._deliver(StepEvents((TokenEvent(request_id, finish_reason=FinishReason.CANCELLED),), self._clock()))
 
     def _admit(self, scheduler: SchedulerPort, engine: EnginePort) -> list[TokenEvent]:
         """Give rows to whom they are free for; whom the engine cannot take fails alone."""
@@ -251,4 +251,4 @@ class Desk:
                 self._open.discard(event.request_id)
                 self._release()
         if told:
-            self._deliver(Told(tuple(told), self._clock()))
+            self._deliver(StepEvents(tuple(told), self._clock()))

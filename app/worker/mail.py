@@ -49,14 +49,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StepEvents:
     """What one step, or one cancel, told."""
 
     events: tuple[TokenEvent, ...]
     at: float
 
 
-Delivery = Queued | Refused | Told
+Delivery = Queued | Refused | StepEvents
 
 
 def choice_id(request_id: str, index: int) -> str:

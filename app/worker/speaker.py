@@ -29,7 +29,7 @@ from app.core.ports import Clock
 from app.core.step import Statistics
 from app.worker.answer import Answer, Reaction, check_command
 from app.worker.failure import failed_frame, short_text
-from app.worker.mail import Delivery, Halt, Mail, Queued, Refused, Told, Withdrawal, choice_of
+from app.worker.mail import Delivery, Halt, Mail, Queued, Refused, StepEvents, Withdrawal, choice_of
 from app.worker.texts import Reading, Unread
 
 BACKLOG_LIMIT = 1024
@@ -114,7 +114,7 @@ class Speaker:
 
     def _take(self, item: "Command | Delivery | _Read", at: float) -> None:
         began = self._clock()
-        if isinstance(item, Queued | Refused | Told):
+        if isinstance(item, Queued | Refused | StepEvents):
             self._room.release()
             self._hear(item)
             self._streamed_seconds += self._clock() - began
@@ -183,7 +183,7 @@ class Speaker:
 
     def _hear(self, delivery: Delivery) -> None:
         match delivery:
-            case Told():
+            case StepEvents():
                 for event in delivery.events:
                     self._with_answer(choice_of(event.request_id)[0], partial(Answer.feed, event=event, told=delivery))
             case Queued():

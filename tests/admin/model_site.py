@@ -23,7 +23,7 @@ from app.core.messages import (
 )
 from app.core.step import MethodStatistics, Statistics
 from app.hub import pairing
-from app.hub.catalog import Catalog, default_catalog
+from app.hub.catalog import FolderCatalog, default_catalog
 from app.main import admin_context, build
 from app.serving.activity import Activity
 from app.serving.context import Context
@@ -100,7 +100,7 @@ class PacedWorker(FakeWorker):
 class ModelSite:
     admin: AdminContext
     worker: PacedWorker
-    catalog: Catalog
+    catalog: FolderCatalog
     client: httpx2.AsyncClient = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class ModelSite:
         return row
 
 
-def make_model_site(home: Path, *, catalog: Catalog | None = None, **settings: Any) -> ModelSite:
+def make_model_site(home: Path, *, catalog: FolderCatalog | None = None, **settings: Any) -> ModelSite:
     """An application whose state lies in `home`."""
     time = Time()
     worker = PacedWorker(time)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.admin.snippets import KEY_VARIABLE, SNIPPETS, Target
+from app.admin.snippets import KEY_VARIABLE, SNIPPETS, ClientTarget
 from app.core.messages import LoadedModel, Snapshot
 from tests.admin.test_frame import HOSTILE, OWN, get
 from tests.api.fakes import make_site, model
@@ -23,7 +23,7 @@ NAMES = (*HOSTILE, "org/plain-model", "모델 ¥", "a: b # c", "- x", "${HOME}")
 
 
 def code(id: str, name: str, *, has_key: bool) -> str:  # noqa: A002
-    target = Target(base_url=BASE, model=name, has_key=has_key, context_tokens=4096)
+    target = ClientTarget(base_url=BASE, model=name, has_key=has_key, context_tokens=4096)
     return next(each.write(target) for each in SNIPPETS if each.id == id)
 
 

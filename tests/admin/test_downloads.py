@@ -15,9 +15,9 @@ import pytest
 from app.admin.download_tools import DownloadTools
 from app.core.download import Download
 from app.core.messages import LoadedModel, Ready, Snapshot
-from app.hub.catalog import Catalog
+from app.hub.catalog import FolderCatalog
 from app.hub.hub_files import Hub
-from app.hub.hub_search import Found, search
+from app.hub.hub_search import FoundRepository, search
 from app.main import admin_context, build
 from app.serving.activity import Activity
 from app.serving.context import Context
@@ -73,7 +73,7 @@ async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch)
     settings = Settings(home=tmp_path, api_key=KEY, hub_endpoint=hub.address)
     live, worker = LiveSettings(settings, FakeKeeper()), FakeWorker()
     worker.ready_info = Ready(process_id=1, device="cpu", memory_ceiling_bytes=16_000_000_000)
-    resolver = Resolver(live, Catalog([settings.downloads_path], refresh_seconds=1e9), worker, FakePairings())
+    resolver = Resolver(live, FolderCatalog([settings.downloads_path], refresh_seconds=1e9), worker, FakePairings())
     activity = Activity(lambda: live.current.max_requests)
     context = Context(
         live=live, worker=worker, resolver=resolver, activity=activity, idle=IdleLimit(worker, resolver, live)
@@ -159,7 +159,7 @@ async def test_a_hub_that_does_not_answer_holds_up_nothing_else(site: DownloadSi
     await asyncio.gather(*searches)
 
 
-def _search(hub: Hub) -> list[Found]:
+def _search(hub: Hub) -> list[FoundRepository]:
     return search(hub, "x")
 
 

@@ -12,7 +12,7 @@ from app.admin.model_routes import SECTIONS
 from app.core.download import Download
 from app.core.messages import Heartbeat, Ready, Snapshot
 from app.core.reason import Reason
-from app.hub.catalog import Catalog, default_catalog
+from app.hub.catalog import FolderCatalog, default_catalog
 from app.model_settings import ModelSettings
 from tests.admin.model_site import DEMO, ModelSite, Somebody, make_model_site
 from tests.hub.folders import write_model
@@ -141,7 +141,7 @@ async def test_the_picker_ranks_what_fits_and_says_why_the_rest_does_not(site: M
 async def test_another_tokenizer_is_told_token_by_token(tmp_path: Path) -> None:
     write_model(tmp_path / "models" / "main", rows=16)
     write_model(tmp_path / "models" / "stranger", pieces="abxdyfgh")
-    site = make_model_site(tmp_path / "home", catalog=Catalog([tmp_path / "models"]))
+    site = make_model_site(tmp_path / "home", catalog=FolderCatalog([tmp_path / "models"]))
     stranger = candidate(await drafts(site, "main"), "stranger")
     assert stranger["tokens"] == "other"
     assert "token 2 is 'c' in the main model and 'x' in the draft" in stranger["token_difference"]
@@ -275,7 +275,7 @@ async def test_what_may_be_downloaded_is_offered_until_it_is_here(tmp_path: Path
 class Listed:
     """A catalog with other models beside its own."""
 
-    def __init__(self, catalog: Catalog, *more: Any) -> None:
+    def __init__(self, catalog: FolderCatalog, *more: Any) -> None:
         self._models = {model.id: model for model in (*catalog.models(), *more)}
 
     def models(self) -> tuple[Any, ...]:
@@ -295,7 +295,7 @@ async def test_a_drafter_and_a_broken_model_have_no_candidates(tmp_path: Path) -
     await site.call("GET", "/admin/api/drafts/nowhere", status=404)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
-    broken = make_model_site(tmp_path / "home", catalog=Catalog([tmp_path]))
+    broken = make_model_site(tmp_path / "home", catalog=FolderCatalog([tmp_path]))
     view = await drafts(broken, "broken")
     assert view["model"]["state"] == "unusable"
     assert view["model"]["problem"]

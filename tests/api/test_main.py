@@ -32,8 +32,8 @@ from app.store.settings_rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
-from app.hub.catalog import Catalog
-create_app(Settings(), WorkerClient(Supervisor()), Catalog(()))
+from app.hub.catalog import FolderCatalog
+create_app(Settings(), WorkerClient(Supervisor()), FolderCatalog(()))
 print(time.process_time() - began)
 print([name for name in ("mlx", "mlx_lm", "transformers", "torch", "numpy") if name in sys.modules])
 """

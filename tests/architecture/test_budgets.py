@@ -1,6 +1,7 @@
 """A budget is a smoke alarm: split by meaning when one rings."""
 
 import ast
+from collections import Counter
 
 from tests.architecture.source import ROOT, functions, modules, words
 
@@ -31,6 +32,11 @@ def test_names_say_what_things_are() -> None:
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 named[f"{name}:{node.lineno}"] = words(node.name)
     assert {place: found & VAGUE_WORDS for place, found in named.items() if found & VAGUE_WORDS} == {}
+
+
+def test_no_two_classes_share_a_name() -> None:
+    named = [node.name for tree in modules().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert [name for name, count in Counter(named).items() if count > 1] == []
 
 
 def test_only_the_command_line_imports_late() -> None:

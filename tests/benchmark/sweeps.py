@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from app.serving.sweep.grid import PLAIN, Cell, Setting
-from app.serving.sweep.turns import Budget, Sweep, Turn
+from app.serving.sweep.turns import Budget, MeasuredTurn, Sweep
 
 Speed = Callable[[Cell, Setting], float]
 
@@ -20,7 +20,7 @@ class ScriptedSide:
         self._reading = reading
         self._read: set[tuple[Cell, int]] = set()
 
-    def turn(self, cell: Cell, setting: Setting, number: int, *, warm_up: bool = False) -> Turn:
+    def turn(self, cell: Cell, setting: Setting, number: int, *, warm_up: bool = False) -> MeasuredTurn:
         self.turns.append((cell, setting, number, warm_up))
         reading = 0.0 if (cell, number) in self._read else self._reading * cell.rows * cell.context / 128
         self._read.add((cell, number))
@@ -28,7 +28,7 @@ class ScriptedSide:
         seconds = reading + (self._tokens / 3 if warm_up else self._tokens) / speed
         self.now += seconds
         drafting = setting != PLAIN
-        return Turn(
+        return MeasuredTurn(
             tokens_per_second=speed,
             seconds=seconds,
             prompt_seconds=reading,
@@ -48,7 +48,9 @@ def swept(speeds: dict[tuple[int, str, int], float], *, rounds: int = 3) -> Swee
         for number in range(rounds):
             accepted = None if method == "off" else 0.8
             yielded = None if accepted is None else 9.0
-            turn = Turn(speed, 1.0, acceptance=accepted, tokens_per_cycle=yielded, method="dflash" if accepted else "")
+            turn = MeasuredTurn(
+                speed, 1.0, acceptance=accepted, tokens_per_cycle=yielded, method="dflash" if accepted else ""
+            )
             sweep.add(Cell(rows, 128), Setting(method, drafts), number, turn)
     return sweep
 
@@ -59,6 +61,6 @@ def measured(cells: dict[int, dict[tuple[str, int], list[float]]], **options: An
     for rows, settings in cells.items():
         for (method, drafts), speeds in settings.items():
             for number, speed in enumerate(speeds):
-                turn = Turn(speed, 1.0, tokens_per_cycle=None if method == "off" else 9.0, method="dflash")
+                turn = MeasuredTurn(speed, 1.0, tokens_per_cycle=None if method == "off" else 9.0, method="dflash")
                 sweep.add(Cell(rows, 128), Setting(method, drafts), number, turn)
     return sweep.results(model="big", drafts={"dflash": "big-dflash", "draft_model": "small"}, options=options)

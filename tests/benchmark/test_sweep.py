@@ -4,7 +4,7 @@ import pytest
 
 from app.serving.sweep.grid import GOVERNOR, GRIDS, MAIN, PLAIN, Cell, Setting, cells
 from app.serving.sweep.report import report_of
-from app.serving.sweep.turns import Sweep, Turn, plan, turns
+from app.serving.sweep.turns import MeasuredTurn, Sweep, plan, turns
 from tests.benchmark.sweeps import ScriptedSide, swept
 
 METHODS = {"dflash": 7, "ngram": 16}
@@ -20,7 +20,7 @@ def dflash_pays(cell: Cell, setting: Setting) -> float:
 def run(side: ScriptedSide, seconds: float, *, rounds: int = 3) -> Sweep:
     sweep = Sweep()
     asking = turns(sweep, CELLS, METHODS, budget=side.budget(seconds), rounds=rounds)
-    turn: Turn | None = None
+    turn: MeasuredTurn | None = None
     while True:
         try:
             ask = asking.send(turn) if turn is not None else next(asking)
@@ -81,9 +81,9 @@ def test_no_time_at_all_still_compares_in_the_first_cell() -> None:
 def test_a_ratio_pairs_the_rounds_that_both_ran() -> None:
     sweep = Sweep()
     for number, (plain, drafted) in enumerate([(10, 20), (1, 3), (10, 20)]):
-        sweep.add(MAIN, PLAIN, number, Turn(plain, 1.0))
-        sweep.add(MAIN, Setting("ngram", 4), number, Turn(drafted, 1.0))
-    sweep.add(MAIN, PLAIN, 3, Turn(1000, 1.0))
+        sweep.add(MAIN, PLAIN, number, MeasuredTurn(plain, 1.0))
+        sweep.add(MAIN, Setting("ngram", 4), number, MeasuredTurn(drafted, 1.0))
+    sweep.add(MAIN, PLAIN, 3, MeasuredTurn(1000, 1.0))
     assert report_of(sweep.results()).cells[0].settings[1].ratio == 2.0
 
 
@@ -97,7 +97,7 @@ def test_the_best_length_of_each_method_is_known() -> None:
 def test_a_plan_takes_fewer_settings_before_a_single_round() -> None:
     many = tuple(Setting("ngram", drafts) for drafts in range(1, 11))
     few = many[:2]
-    turn = Turn(10.0, 1.0)
+    turn = MeasuredTurn(10.0, 1.0)
 
     def planned(seconds: float) -> tuple[int, int]:
         made = plan([many, few], turn=turn, new_prompt=0.0, seconds=seconds, rounds=3)

@@ -15,7 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from app.cli import application
-from app.hub.catalog import Catalog
+from app.hub.catalog import FolderCatalog
 from app.hub.partial_folder import PARTIAL
 from tests.cli.fake_server import FakeServer
 from tests.hub.queue import model_files
@@ -54,7 +54,7 @@ def test_without_a_server_it_downloads_itself(alone: Mapping[str, str]) -> None:
     result = pull(alone, ID)
     assert result.exit_code == 0, result.output
     assert f"{ID} is in " in result.stdout
-    model = Catalog([folder_of(alone)]).find(ID)
+    model = FolderCatalog([folder_of(alone)]).find(ID)
     assert model.problem == ""
     again = pull(alone, f"https://hub.example/{ID}")
     assert again.exit_code == 0, "what is here already is no error"
@@ -122,7 +122,7 @@ def test_ctrl_c_pauses_and_the_same_command_goes_on(alone: Mapping[str, str], hu
         output, _ = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 130
     assert "Paused. Run the command again to resume." in output
-    assert Catalog([folder_of(alone)]).models() == ()
+    assert FolderCatalog([folder_of(alone)]).models() == ()
     assert pull(alone, ID).exit_code == 0
     assert hub.gets("model.safetensors")[-1].range.startswith("bytes=")
-    assert [each.id for each in Catalog([folder_of(alone)]).models()] == [ID]
+    assert [each.id for each in FolderCatalog([folder_of(alone)]).models()] == [ID]

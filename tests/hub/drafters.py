@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.hub.catalog import Catalog, CatalogModel
+from app.hub.catalog import CatalogModel, FolderCatalog
 from tests.hub.folders import safetensors, write_model
 
 MAIN = {
@@ -114,4 +114,4 @@ def write_main(folder: Path, **options: Any) -> Path:
 
 def catalog(root: Path) -> dict[str, CatalogModel]:
     """Everything below `root`, by id."""
-    return {model.id: model for model in Catalog([root]).models()}
+    return {model.id: model for model in FolderCatalog([root]).models()}

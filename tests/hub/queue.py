@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from app.hub.catalog import Catalog
+from app.hub.catalog import FolderCatalog
 from app.hub.download_run import Patience, Spawn, spawn_child
 from app.hub.download_state import Configuration
 from app.hub.downloads import Downloads
@@ -36,7 +36,7 @@ class Place:
         self.folder = folder / "models"
         self.folder.mkdir(exist_ok=True)
         self.hub = hub
-        self.catalog = Catalog([self.folder], refresh_seconds=1e9)
+        self.catalog = FolderCatalog([self.folder], refresh_seconds=1e9)
         self.store_file = folder / "home" / "paceline.sqlite3"
 
     @asynccontextmanager

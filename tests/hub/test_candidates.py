@@ -8,7 +8,7 @@ import pytest
 from app.core.footprint import unit_footprint
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.hub.candidates import Candidate, candidates_for, rank, with_measured
-from app.hub.catalog import Catalog, CatalogModel, default_catalog
+from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
 from tests.hub.folders import write_model
 
 
@@ -16,18 +16,18 @@ def specification(main: CatalogModel) -> ModelSpecification:
     return ModelSpecification(id=main.id, path=str(main.path))
 
 
-def found(main: CatalogModel, catalog: Catalog) -> dict[tuple[str, str], Candidate]:
+def found(main: CatalogModel, catalog: FolderCatalog) -> dict[tuple[str, str], Candidate]:
     candidates = candidates_for(main, catalog.models(), specification(main), widen=False)
     return {(each.method, each.id): each for each in candidates}
 
 
 @pytest.fixture
-def embedded(tmp_path: Path) -> Catalog:
+def embedded(tmp_path: Path) -> FolderCatalog:
     """The embedded models and no others."""
     return default_catalog([], environment={}, home=tmp_path)
 
 
-def test_everything_that_could_draft_is_told_with_what_it_takes(embedded: Catalog) -> None:
+def test_everything_that_could_draft_is_told_with_what_it_takes(embedded: FolderCatalog) -> None:
     main = embedded.find("demo-assistant")
     candidates = found(main, embedded)
     for method, name in (("dflash", "demo-assistant-dflash"), ("eagle3", "demo-assistant-eagle3")):
@@ -42,7 +42,7 @@ def test_everything_that_could_draft_is_told_with_what_it_takes(embedded: Catalo
     assert main.id not in {each.id for each in candidates.values()}
 
 
-def test_what_is_told_of_each_adds_up_to_what_the_worker_reserves(embedded: Catalog) -> None:
+def test_what_is_told_of_each_adds_up_to_what_the_worker_reserves(embedded: FolderCatalog) -> None:
     main = embedded.find("demo-assistant")
     draft = embedded.find("demo-draft")
     alone = specification(main)
@@ -55,7 +55,7 @@ def test_what_is_told_of_each_adds_up_to_what_the_worker_reserves(embedded: Cata
 
 def test_n_grams_need_nothing_and_are_always_there(tmp_path: Path) -> None:
     write_model(tmp_path / "lonely")
-    catalog = Catalog([tmp_path])
+    catalog = FolderCatalog([tmp_path])
     (ngram,) = candidates_for(
         catalog.find("lonely"), catalog.models(), specification(catalog.find("lonely")), widen=True
     )
@@ -67,7 +67,7 @@ def test_n_grams_need_nothing_and_are_always_there(tmp_path: Path) -> None:
 def test_another_tokenizer_is_named_token_by_token(tmp_path: Path) -> None:
     write_model(tmp_path / "main", rows=16)
     write_model(tmp_path / "stranger", pieces="abxdyfgh")
-    catalog = Catalog([tmp_path])
+    catalog = FolderCatalog([tmp_path])
     stranger = found(catalog.find("main"), catalog)["draft_model", "stranger"]
     assert stranger.tokens == "other"
     assert "token 2 is 'c' in the main model and 'x' in the draft" in stranger.token_difference
@@ -78,13 +78,13 @@ def test_a_broken_folder_is_told_and_breaks_nothing(tmp_path: Path) -> None:
     write_model(tmp_path / "main", rows=16)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
-    catalog = Catalog([tmp_path])
+    catalog = FolderCatalog([tmp_path])
     broken = found(catalog.find("main"), catalog)["draft_model", "broken"]
     assert broken.refusal
     assert broken.footprint.total_bytes == 0
 
 
-def test_a_state_that_cannot_be_cut_is_a_snapshot(embedded: Catalog) -> None:
+def test_a_state_that_cannot_be_cut_is_a_snapshot(embedded: FolderCatalog) -> None:
     main = replace(embedded.find("demo-assistant"), size_bytes=1 << 40)
     candidates = candidates_for(main, embedded.models(), specification(main), widen=False)
     hybrid = next(each for each in candidates if each.id == "demo-hybrid")

@@ -9,7 +9,7 @@ import pytest
 
 from app.core.errors import DiskUnavailable, ModelNotFound
 from app.core.model_folder import MAX_FILES
-from app.hub.catalog import Catalog, CatalogModel, default_catalog
+from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.hub.layout import MAX_ENTRIES
 from tests.hub.folders import write_model
 
@@ -21,7 +21,7 @@ class Time:
         return self.seconds
 
 
-def ids(catalog: Catalog) -> list[str]:
+def ids(catalog: FolderCatalog) -> list[str]:
     return [model.id for model in catalog.models()]
 
 
@@ -36,7 +36,7 @@ def snapshot(cache: Path, name: str, revision: str, *, main: str = "") -> Path:
 
 def test_missing_folders_hold_no_models(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    catalog = Catalog([nowhere], hugging_face_cache=nowhere, lm_studio=[nowhere], embedded=nowhere)
+    catalog = FolderCatalog([nowhere], hugging_face_cache=nowhere, lm_studio=[nowhere], embedded=nowhere)
     assert catalog.models() == ()
 
 
@@ -48,13 +48,13 @@ def test_models_lie_one_or_two_levels_deep_or_are_the_folder_itself(tmp_path: Pa
     (tmp_path / "models" / "empty").mkdir()
     (tmp_path / "models" / "note.txt").write_text("not a model")
     alone = write_model(tmp_path / "alone")
-    assert ids(Catalog([tmp_path / "models", alone])) == ["alone", "flat", "org/nested"]
+    assert ids(FolderCatalog([tmp_path / "models", alone])) == ["alone", "flat", "org/nested"]
 
 
 def test_a_model_tells_what_its_headers_and_config_say(tmp_path: Path) -> None:
     write_model(tmp_path / "small")
     write_model(tmp_path / "drafter", dflash_config={"target_layer_ids": [0]})
-    small, drafter = Catalog([tmp_path]).find("small"), Catalog([tmp_path]).find("drafter")
+    small, drafter = FolderCatalog([tmp_path]).find("small"), FolderCatalog([tmp_path]).find("drafter")
     assert small == CatalogModel(
         id="small",
         path=tmp_path / "small",
@@ -72,7 +72,7 @@ def test_a_broken_model_is_listed_with_its_problem_and_harms_no_other(tmp_path: 
     write_model(tmp_path / "good")
     (write_model(tmp_path / "cut") / "model.safetensors").write_bytes(b"cut")
     (write_model(tmp_path / "bare") / "config.json").unlink()
-    problems = {model.id: model.problem for model in Catalog([tmp_path]).models()}
+    problems = {model.id: model.problem for model in FolderCatalog([tmp_path]).models()}
     assert problems["good"] == ""
     assert problems["cut"].startswith('model "cut": model.safetensors is truncated or corrupt; ')
     assert "no config.json" in problems["bare"]
@@ -81,7 +81,9 @@ def test_a_broken_model_is_listed_with_its_problem_and_harms_no_other(tmp_path: 
 
 def test_a_broken_model_of_the_hugging_face_cache_is_told_by_its_id(tmp_path: Path) -> None:
     (snapshot(tmp_path, "models--org--two", "abc", main="abc") / "model.safetensors").write_bytes(b"cut")
-    assert Catalog([], hugging_face_cache=tmp_path).find("org/two").problem.startswith('model "org/two": model.safe')
+    assert (
+        FolderCatalog([], hugging_face_cache=tmp_path).find("org/two").problem.startswith('model "org/two": model.safe')
+    )
 
 
 def test_the_hugging_face_cache_is_read_through_refs_main(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_the_hugging_face_cache_is_read_through_refs_main(tmp_path: Path) -> Non
     snapshot(tmp_path, "models--gpt2", "c0ffee", main="c0ffee")
     (tmp_path / "models--org--partial" / "snapshots").mkdir(parents=True)
     (tmp_path / "datasets--org--data").mkdir()
-    found = {model.id: model.path for model in Catalog([], hugging_face_cache=tmp_path).models()}
+    found = {model.id: model.path for model in FolderCatalog([], hugging_face_cache=tmp_path).models()}
     assert found == {
         "org/two": tmp_path / "models--org--two" / "snapshots" / "aaa",
         "org/newest": newest,
@@ -105,13 +107,13 @@ def test_the_first_folder_wins(tmp_path: Path) -> None:
     first = write_model(tmp_path / "one" / "same")
     write_model(tmp_path / "two" / "same")
     write_model(tmp_path / "embedded" / "same")
-    catalog = Catalog([tmp_path / "one", tmp_path / "two"], embedded=tmp_path / "embedded")
+    catalog = FolderCatalog([tmp_path / "one", tmp_path / "two"], embedded=tmp_path / "embedded")
     assert [(model.path, model.source) for model in catalog.models()] == [(first, "folder")]
 
 
 def test_an_unknown_id_gets_the_nearest_ones(tmp_path: Path) -> None:
     write_model(tmp_path / "demo-assistant")
-    catalog = Catalog([tmp_path])
+    catalog = FolderCatalog([tmp_path])
     with pytest.raises(ModelNotFound, match="did you mean demo-assistant"):
         catalog.find("demo-asistant")
     with pytest.raises(ModelNotFound, match="`paceline ls` shows the models") as caught:
@@ -124,7 +126,7 @@ def test_an_unknown_id_gets_the_nearest_ones(tmp_path: Path) -> None:
 def test_the_listing_is_refreshed_by_time_and_on_demand(tmp_path: Path) -> None:
     now = Time()
     write_model(tmp_path / "first")
-    catalog = Catalog([tmp_path], clock=now, refresh_seconds=2.0)
+    catalog = FolderCatalog([tmp_path], clock=now, refresh_seconds=2.0)
     assert ids(catalog) == ["first"]
     write_model(tmp_path / "second")
     now.seconds = 1.9
@@ -138,7 +140,7 @@ def test_the_listing_is_refreshed_by_time_and_on_demand(tmp_path: Path) -> None:
 
 def test_a_folder_is_inspected_again_only_when_it_changed(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
-    catalog = Catalog([tmp_path], refresh_seconds=0.0)
+    catalog = FolderCatalog([tmp_path], refresh_seconds=0.0)
     before = catalog.find("model")
     assert catalog.find("model") is before
     (folder / "model.safetensors").write_bytes(b"broken")
@@ -196,11 +198,11 @@ def test_a_folder_is_listed_once_however_many_ways_lead_to_it(tmp_path: Path) ->
     (root / "org" / "another").symlink_to("name")
     (root / "zzz").symlink_to(root / "org" / "name")
     (tmp_path / "linked").symlink_to(root)
-    nested = Catalog([root, tmp_path / "linked", root / "org"], lm_studio=[root, root / "org"], embedded=root)
+    nested = FolderCatalog([root, tmp_path / "linked", root / "org"], lm_studio=[root, root / "org"], embedded=root)
     assert [(model.id, model.source) for model in nested.models()] == [("org/name", "folder")]
     write_model(tmp_path / "apart" / "name")
     (root / "linked").symlink_to(tmp_path / "apart" / "name")
-    assert ids(Catalog([root])) == ["linked", "org/name"]
+    assert ids(FolderCatalog([root])) == ["linked", "org/name"]
 
 
 def test_a_folder_of_very_many_entries_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -211,7 +213,7 @@ def test_a_folder_of_very_many_entries_keeps_nobody_waiting(tmp_path: Path) -> N
         os.mkfifo(crowd / f"{index}.gguf")
     for index in range(MAX_FILES + 1):
         (tmp_path / "models" / "good" / str(index)).touch()
-    catalog = Catalog([tmp_path / "models"])
+    catalog = FolderCatalog([tmp_path / "models"])
     assert ids(catalog) == ["good"]
     assert "more than 10000 files" in catalog.find("good").problem
 
@@ -233,7 +235,7 @@ def test_while_too_many_files_are_open_models_stay_listed_and_none_is_said_to_be
     for name in ("one", "org/two"):
         write_model(tmp_path / name)
     now = Time()
-    catalog = Catalog([tmp_path], clock=now)
+    catalog = FolderCatalog([tmp_path], clock=now)
     before = catalog.models()
     now.seconds = 10
     with exhausted():
@@ -252,7 +254,7 @@ def test_while_too_many_files_are_open_models_stay_listed_and_none_is_said_to_be
 def test_a_server_that_starts_with_too_many_open_files_finds_its_models_later(tmp_path: Path) -> None:
     write_model(tmp_path / "one")
     now = Time()
-    catalog = Catalog([tmp_path], clock=now)
+    catalog = FolderCatalog([tmp_path], clock=now)
     with exhausted(), pytest.raises(DiskUnavailable):
         catalog.find("one")
     now.seconds = 10

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.hub.catalog import Catalog
+from app.hub.catalog import FolderCatalog
 from app.hub.partial_folder import PARTIAL
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
@@ -79,7 +79,7 @@ def forge_at(place: Path, hub: StandInHub) -> Iterator[Forge]:
 def check_visible(forge: Forge, hub: StandInHub) -> int:
     """Everything that a catalog lists has all its bytes; how many models that are."""
     seen = 0
-    for model in Catalog([forge.folder]).models():
+    for model in FolderCatalog([forge.folder]).models():
         assert model.problem == ""
         files = hub.repositories[model.id].files
         assert {path.name: path.read_bytes() for path in model.path.iterdir() if path.name[0] != "."} == files

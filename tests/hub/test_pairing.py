@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.hub.catalog import Catalog, CatalogModel
+from app.hub.catalog import CatalogModel, FolderCatalog
 from app.hub.pairing import default_draft, pair
 from tests.hub.folders import write_model
 
 
 def model(root: Path, name: str, *, size: int = 0, **options: Any) -> CatalogModel:
     write_model(root / name, **options)
-    found = Catalog([root]).find(name)
+    found = FolderCatalog([root]).find(name)
     return replace(found, size_bytes=size) if size else found
 
 

@@ -11,7 +11,7 @@ import pytest
 from app.core.errors import DiskUnavailable, ModelUnavailable
 from app.core.safe_files import read_file
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
-from app.hub.catalog import Catalog
+from app.hub.catalog import FolderCatalog
 from app.hub.pairing import default_draft, pair
 from tests.hub.folders import tokenizer, write_model, write_sixteen_published
 
@@ -45,7 +45,7 @@ def test_sixteen_models_with_real_tokenizers_are_paired_by_reading_each_file_onc
     reads = []
     for _ in range(2):
         tokenizers, reader = cache(kept)
-        models = Catalog([tmp_path / "models"], tokenizers=tokenizers).models()
+        models = FolderCatalog([tmp_path / "models"], tokenizers=tokenizers).models()
         assert not [model.problem for model in models if model.problem]
         drafts.append({model.id: draft.id for model in models if (draft := default_draft(model, models)) is not None})
         reads.append(reader.read)
@@ -170,7 +170,7 @@ def test_who_only_lists_models_is_told_that_drafters_are_looked_for(tmp_path: Pa
         assert may_read.wait(60)
         return read_file(path, max_bytes)
 
-    catalog = Catalog([tmp_path], tokenizers=TokenizerCache(read=waits), patience_seconds=0.01)
+    catalog = FolderCatalog([tmp_path], tokenizers=TokenizerCache(read=waits), patience_seconds=0.01)
     assert [catalog.is_looking(), catalog.is_looking()] == [True, True]
     may_read.set()
     while catalog.is_looking():

@@ -4,7 +4,7 @@ import pytest
 
 from app.core.step import Offer, StepCost
 from app.scheduler.costs import CostTable, Shape
-from app.scheduler.estimates import Drafting, DraftObservation, History, Kind
+from app.scheduler.estimates import AcceptanceHistory, Drafting, DraftObservation, Kind
 
 
 def forwards(costs: CostTable, method: str, width: int, seconds: float, *, rows: int = 1, times: int = 2) -> None:
@@ -12,13 +12,15 @@ def forwards(costs: CostTable, method: str, width: int, seconds: float, *, rows:
         costs.observe(Shape(method, rows, width - 1), seconds=seconds, draft_seconds=None)
 
 
-def observe(history: History, method: str, row: Drafting, counts: tuple[int, int, int], *, times: int = 1) -> None:
+def observe(
+    history: AcceptanceHistory, method: str, row: Drafting, counts: tuple[int, int, int], *, times: int = 1
+) -> None:
     """`counts`: asked, drafted, accepted."""
     for _ in range(times):
         history.observe(DraftObservation(method, *counts, row))
 
 
-def chance(history: History, method: str, row: Drafting, position: int = 0) -> float:
+def chance(history: AcceptanceHistory, method: str, row: Drafting, position: int = 0) -> float:
     """That a draft is accepted like those before it."""
     tokens = history.outlook(method, row)[0]
     return (tokens[position + 1] - tokens[position]) / (tokens[position] - tokens[position - 1] if position else 1.0)
@@ -158,7 +160,7 @@ def test_what_was_learnt_survives_the_process() -> None:
 
 
 def test_expected_tokens_are_the_sum_of_the_chances_to_survive() -> None:
-    history, row = History(), Drafting("r")
+    history, row = AcceptanceHistory(), Drafting("r")
     assert history.outlook("mtp", row)[0][:4] == pytest.approx([1.0, 1.7, 2.19, 2.533]), "nothing is known yet"
     assert history.outlook("mtp", row)[1] == 0
     observe(history, "mtp", row, (3, 3, 1), times=1_000)
@@ -166,7 +168,7 @@ def test_expected_tokens_are_the_sum_of_the_chances_to_survive() -> None:
 
 
 def test_what_was_asked_for_and_not_drafted_counts_as_a_miss() -> None:
-    history, row = History(), Drafting("r")
+    history, row = AcceptanceHistory(), Drafting("r")
     observe(history, "mtp", row, (8, 2, 2), times=1_000)
     assert history.outlook("mtp", row)[0][8] == pytest.approx(3.0, abs=0.3)
     observe(history, "mtp", row, (8, 0, 0), times=1_000)
@@ -174,7 +176,7 @@ def test_what_was_asked_for_and_not_drafted_counts_as_a_miss() -> None:
 
 
 def test_a_few_cycles_of_a_request_outweigh_what_others_had() -> None:
-    history, new, newer = History(), Drafting("new", 100), Drafting("newer", 100)
+    history, new, newer = AcceptanceHistory(), Drafting("new", 100), Drafting("newer", 100)
     for step in range(500):
         observe(history, "dflash", Drafting(f"old {step}", 100), (4, 4, 4))
     assert chance(history, "dflash", new, 1) > 0.95
@@ -191,7 +193,7 @@ def sure(name: str, confidence: float) -> Drafting:
 
 def test_how_sure_the_target_is_tells_how_it_goes_on() -> None:
     """A text whose drafts are right for long and then wrong for long: the average says nothing, the confidence does."""
-    history = History()
+    history = AcceptanceHistory()
     for _ in range(40):
         for confidence, accepted in ((0.999, 7), (0.4, 0)):
             for _ in range(10):
@@ -202,13 +204,13 @@ def test_how_sure_the_target_is_tells_how_it_goes_on() -> None:
 
 
 def test_a_confidence_that_was_never_seen_is_judged_like_all_of_them() -> None:
-    history = History()
+    history = AcceptanceHistory()
     observe(history, "dflash", sure("old", 0.999), (7, 7, 7), times=100)
     assert chance(history, "dflash", sure("new", 0.95)) == chance(history, "dflash", Drafting("new"))
 
 
 def test_what_is_known_of_a_drafter_weighs_less_the_longer_ago_it_missed() -> None:
-    history = History()
+    history = AcceptanceHistory()
     observe(history, "mtp", Drafting("r", 10), (4, 4, 0), times=30)
     weights = [history.outlook("mtp", Drafting("r", context))[1] for context in (10, 74, 500)]
     assert weights == [pytest.approx(30), pytest.approx(15), pytest.approx(3.5, abs=0.1)]
@@ -219,7 +221,7 @@ def test_what_is_known_of_a_drafter_weighs_less_the_longer_ago_it_missed() -> No
 
 
 def test_the_record_of_a_request_fades_while_a_drafter_is_not_asked() -> None:
-    history = History()
+    history = AcceptanceHistory()
     for number in range(30):
         observe(history, "mtp", Drafting(f"old {number}", 10), (4, 4, 4))
     observe(history, "mtp", Drafting("r", 10), (4, 4, 0), times=8)
@@ -227,7 +229,7 @@ def test_the_record_of_a_request_fades_while_a_drafter_is_not_asked() -> None:
 
 
 def test_a_new_request_is_judged_by_whole_requests_not_by_how_their_first_drafts_fared() -> None:
-    history = History()
+    history = AcceptanceHistory()
     for number in range(200):
         observe(history, "mtp", Drafting(f"old {number}"), (4, 4, 0))
         observe(history, "mtp", Drafting(f"old {number}"), (4, 4, 4), times=4)
@@ -235,7 +237,7 @@ def test_a_new_request_is_judged_by_whole_requests_not_by_how_their_first_drafts
 
 
 def test_an_offer_is_believed_by_the_length_of_its_match() -> None:
-    history = History()
+    history = AcceptanceHistory()
     short, long = (Drafting("r", offered={"ngram": Offer((1, 2, 3), matched)}) for matched in (2, 30))
     assert chance(history, "ngram", short) < 0.8
     assert chance(history, "ngram", long) > 0.9
@@ -246,7 +248,7 @@ def test_an_offer_is_believed_by_the_length_of_its_match() -> None:
 
 
 def test_positions_beyond_what_was_drafted_follow_those_before_them() -> None:
-    history, row = History(), Drafting("r")
+    history, row = AcceptanceHistory(), Drafting("r")
     observe(history, "mtp", row, (2, 2, 2), times=100)
     assert chance(history, "mtp", row, 10) > 0.9
     observe(history, "mtp", row, (2, 2, 0), times=100)
@@ -254,7 +256,7 @@ def test_positions_beyond_what_was_drafted_follow_those_before_them() -> None:
 
 
 def test_contexts_are_told_apart_and_a_longer_one_starts_from_the_shorter() -> None:
-    history, short, long = History(), Drafting("s", 500), Drafting("s", 20_000)
+    history, short, long = AcceptanceHistory(), Drafting("s", 500), Drafting("s", 20_000)
     observe(history, "eagle3", Drafting("r", 500), (4, 4, 4), times=100)
     assert chance(history, "eagle3", long, 1) > 0.9
     observe(history, "eagle3", Drafting("q", 20_000), (4, 4, 0), times=100)
@@ -263,7 +265,7 @@ def test_contexts_are_told_apart_and_a_longer_one_starts_from_the_shorter() -> N
 
 
 def test_what_a_drafter_missed_is_counted_until_it_drafts_again() -> None:
-    history = History()
+    history = AcceptanceHistory()
     assert history.unread("draft_model", Drafting("r", 900)) == 900
     observe(history, "draft_model", Drafting("r", 900), (4, 4, 4))
     assert history.unread("draft_model", Drafting("r", 905)) == 0, "any cycle leaves a few"

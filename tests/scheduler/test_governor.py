@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.core.step import StepCost
 from app.scheduler.estimates import Drafting, DraftObservation
-from app.scheduler.governor import OFF, Choice, Governor, Option, StepObservation
+from app.scheduler.governor import OFF, DraftChoice, Governor, Option, StepObservation
 from tests.scheduler.simulated import (
     Drafter,
     Machine,
@@ -295,7 +295,7 @@ def test_a_probe_goes_on_while_it_hits() -> None:
     assert drafted[first + 60] >= 8
 
 
-def _option(choice: Choice) -> Option:
+def _option(choice: DraftChoice) -> Option:
     return Option(choice.method, choice.num_draft_tokens)
 
 

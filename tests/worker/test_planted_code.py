@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.core.messages import DraftSpecification, Generate, ModelSpecification
-from app.hub.catalog import Catalog
+from app.hub.catalog import FolderCatalog
 from app.hub.pairing import pair
 from tests.tiny import CHAT_TEMPLATE, write_tiny_model
 from tests.worker.serving import collect
@@ -91,7 +91,7 @@ def test_nothing_in_a_folder_runs_while_its_model_is_listed_paired_loaded_and_an
     for name in ("main", "draft"):
         plant(write_tiny_model(models / name, "qwen3"), ran)
     monkeypatch.chdir(models / "main")  # where `paceline serve` may well be started
-    listed = {model.id: model for model in Catalog([models]).models()}
+    listed = {model.id: model for model in FolderCatalog([models]).models()}
     assert [model.problem for model in listed.values()] == ["", ""]
     assert pair(listed["main"], listed["draft"]).fits
 
@@ -115,6 +115,6 @@ def test_a_model_file_is_refused_and_never_runs(tmp_path: Path) -> None:
     ran = tmp_path / "ran.txt"
     folder = plant(write_tiny_model(tmp_path / "models" / "main", "qwen3"), ran)
     edit(folder / "config.json", {"model_file": "model.py"})
-    problem = Catalog([tmp_path / "models"]).find("main").problem
+    problem = FolderCatalog([tmp_path / "models"]).find("main").problem
     assert problem.startswith('model "main": config.json asks to run code ("model_file")')
     assert not ran.exists()

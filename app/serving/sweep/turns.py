@@ -24,7 +24,7 @@ SURPRISE = 1.3
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class MeasuredTurn:
     """One measured turn. `seconds` counts all of it, `prompt_seconds` what came before every row spoke."""
 
     tokens_per_second: float
@@ -64,7 +64,7 @@ class Point:
 
     cell: Cell
     setting: Setting
-    turns: dict[int, Turn] = field(default_factory=dict)
+    turns: dict[int, MeasuredTurn] = field(default_factory=dict)
 
     @property
     def acceptance(self) -> float | None:
@@ -116,7 +116,7 @@ class Sweep:
         """Everything measured in a cell."""
         return [point for (at, _), point in self.points.items() if at == cell]
 
-    def add(self, cell: Cell, setting: Setting, number: int, turn: Turn) -> None:
+    def add(self, cell: Cell, setting: Setting, number: int, turn: MeasuredTurn) -> None:
         self.points.setdefault((cell, setting), Point(cell, setting)).turns[number] = turn
 
     def results(
@@ -163,14 +163,16 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CellPlan:
     """What is measured in one cell."""
 
     settings: tuple[Setting, ...]
     rounds: int
 
 
-def plan(options: Sequence[tuple[Setting, ...]], *, turn: Turn, new_prompt: float, seconds: float, rounds: int) -> Plan:
+def plan(
+    options: Sequence[tuple[Setting, ...]], *, turn: MeasuredTurn, new_prompt: float, seconds: float, rounds: int
+) -> CellPlan:
     """The most settings of which three rounds fit into `seconds`, so that a median is one; else two, else one.
 
     `turn` is a plain turn over prompts that were read before; `new_prompt` what reading others takes.
@@ -182,11 +184,11 @@ def plan(options: Sequence[tuple[Setting, ...]], *, turn: Turn, new_prompt: floa
     for wanted in range(min(rounds, MEDIAN_ROUNDS), 0, -1):
         for settings, fitting in zip(options, affordable, strict=True):
             if fitting >= wanted:
-                return Plan(settings, min(fitting, rounds))
-    return Plan(options[-1], 1)
+                return CellPlan(settings, min(fitting, rounds))
+    return CellPlan(options[-1], 1)
 
 
-Turns = Generator[Ask, Turn, None]
+Turns = Generator[Ask, MeasuredTurn, None]
 
 
 def turns(sweep: Sweep, cells: Sequence[Cell], methods: Mapping[str, int], *, budget: Budget, rounds: int) -> Turns:
@@ -238,12 +240,12 @@ class _Planner:
         for number in range(chosen.rounds):
             yield from self._round(cell, number, chosen)
 
-    def _learn(self, cell: Cell, cold: Turn, warm: Turn) -> None:
+    def _learn(self, cell: Cell, cold: MeasuredTurn, warm: MeasuredTurn) -> None:
         if cell == MAIN:
             self.turn_seconds = warm.seconds
         self.seconds_per_prompt_token = max(cold.prompt_seconds, 0.0) / (cell.rows * cell.context)
 
-    def _round(self, cell: Cell, number: int, chosen: Plan) -> Turns:
+    def _round(self, cell: Cell, number: int, chosen: CellPlan) -> Turns:
         """Every setting once; a later round is not begun, and not ended, without time."""
         for setting in chosen.settings:
             if number and self.budget.remaining <= 0:
@@ -251,7 +253,7 @@ class _Planner:
             if (number, setting) != (0, PLAIN):
                 yield from self._kept(Ask(cell, setting, number, chosen.rounds))
 
-    def _kept(self, ask: Ask) -> Generator[Ask, Turn, Turn]:
+    def _kept(self, ask: Ask) -> Generator[Ask, MeasuredTurn, MeasuredTurn]:
         turn = yield ask
         self.sweep.add(ask.cell, ask.setting, ask.number, turn)
         return turn

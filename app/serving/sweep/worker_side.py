@@ -20,7 +20,7 @@ from app.serving.ports import Worker
 from app.serving.sweep.clock import DecodeClock
 from app.serving.sweep.grid import MAIN, PLAIN, Cell
 from app.serving.sweep.tasks import FEWEST_TOKENS, TOKENS, WARM_UP_TOKENS, behind_notes
-from app.serving.sweep.turns import Ask, Turn
+from app.serving.sweep.turns import Ask, MeasuredTurn
 
 
 class WorkerSide:
@@ -36,7 +36,7 @@ class WorkerSide:
         self._clock = clock
         self._endless: set[tuple[Cell, int]] = set()
 
-    async def turn(self, ask: Ask) -> Turn:
+    async def turn(self, ask: Ask) -> MeasuredTurn:
         """One turn; cancelling it cancels its requests in the worker. Raises the PacelineError that ended one."""
         turn, tokens = await self._run(ask)
         place = (ask.cell, ask.number)
@@ -45,7 +45,7 @@ class WorkerSide:
             turn, _ = await self._run(ask)
         return turn
 
-    async def _run(self, ask: Ask) -> tuple[Turn, int]:
+    async def _run(self, ask: Ask) -> tuple[MeasuredTurn, int]:
         rows = range(ask.cell.rows)
         clock = DecodeClock(rows, self._clock)
         began = self._clock()
@@ -107,7 +107,7 @@ def rate_of(usages: Sequence[Statistics], *, arrived: float, seconds: float) -> 
     return arrived or (tokens / seconds if seconds > 0 else 0.0)
 
 
-def turn_of(usages: Sequence[Statistics], *, rate: float, seconds: float, prompt_seconds: float) -> Turn:
+def turn_of(usages: Sequence[Statistics], *, rate: float, seconds: float, prompt_seconds: float) -> MeasuredTurn:
     """The figures of one turn out of what its rows counted."""
     drafted = sum(usage.drafted for usage in usages)
     accepted = sum(usage.accepted for usage in usages)
@@ -115,7 +115,7 @@ def turn_of(usages: Sequence[Statistics], *, rate: float, seconds: float, prompt
     used: Counter[str] = Counter()
     for usage in usages:
         used.update({each.method: each.steps for each in usage.by_method if each.drafted})
-    return Turn(
+    return MeasuredTurn(
         tokens_per_second=rate,
         seconds=seconds,
         prompt_seconds=prompt_seconds,
