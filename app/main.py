@@ -22,8 +22,7 @@ from app.api import chat, completions, control, models
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
 from app.hub import pairing
-from app.hub.catalog import FolderCatalog as ModelFolders
-from app.hub.catalog import default_catalog
+from app.hub.catalog import FolderCatalog, default_catalog
 from app.serving.activity import Activity
 from app.serving.auth import Door, Identity, authorize
 from app.serving.body import give_memory_back
@@ -36,7 +35,6 @@ from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
 from app.serving.log_outlets import WorkerLines, open_outlets, set_log_level
 from app.serving.log_ring import LogRing
-from app.serving.ports import Catalog, Worker
 from app.serving.resolver import Resolver
 from app.serving.server import (
     AddressError,
@@ -89,13 +87,15 @@ EXIT_UNSAFE = 2
 UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 
 
-def create_app(settings: Settings, client: Worker, catalog: Catalog) -> FastAPI:
+def create_app(settings: Settings, client: WorkerClient, catalog: FolderCatalog) -> FastAPI:
     """The ASGI application; `client` need not be ready."""
     store = Store(settings.home / FILE_NAME)
     return compose(LiveSettings(settings, StoredSettings(store)), store, client, catalog)
 
 
-def compose(live: LiveSettings, store: Store, client: Worker, catalog: Catalog, logs: LogRing | None = None) -> FastAPI:
+def compose(
+    live: LiveSettings, store: Store, client: WorkerClient, catalog: FolderCatalog, logs: LogRing | None = None
+) -> FastAPI:
     """The same around settings and a store that are open already."""
     resolver = Resolver(live, catalog, client, pairing)
     context = Context(
@@ -195,7 +195,7 @@ def build(admin: AdminContext) -> FastAPI:
     return app
 
 
-Announce = Callable[[str, str, LiveSettings, ModelFolders], None]
+Announce = Callable[[str, str, LiveSettings, FolderCatalog], None]
 """Told in a thread once the server is up: its address, where to choose the first password (empty when there is one),
 the settings, and the models that are here."""
 
@@ -299,7 +299,7 @@ def address_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def _announce(url: str, setup: str, _live: LiveSettings, catalog: ModelFolders) -> None:
+def _announce(url: str, setup: str, _live: LiveSettings, catalog: FolderCatalog) -> None:
     sys.stdout.write(f"Paceline listens on {url} (API: {url}v1)\n")
     if setup:
         sys.stdout.write(f"Choose a password for the dashboard (within 30 minutes, once): {setup}\n")

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from app.core.errors import ModelUnavailable, PacelineError
 from app.core.messages import Event, Heartbeat, ModelLoaded
 from app.serving.activity import Activity
-from app.serving.ports import Worker
 from app.serving.resolver import Resolver
+from app.worker.client import WorkerClient
 
 Reloaded = Literal["loaded", "in_use", "not_loaded"]
 """What became of a model whose settings changed: it has them now; as soon as no request uses it; when it is loaded."""
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class Loading:
     """Loads for one server."""
 
-    def __init__(self, worker: Worker, resolver: Resolver, activity: Activity) -> None:
+    def __init__(self, worker: WorkerClient, resolver: Resolver, activity: Activity) -> None:
         self._worker = worker
         self._resolver = resolver
         self._activity = activity

@@ -19,7 +19,6 @@ from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import Clock
 from app.serving.activity import Activity
 from app.serving.errors import Rejected
-from app.serving.ports import Worker
 from app.serving.resolver import Resolver
 from app.serving.sweep.grid import GRIDS, LENGTHS, cells
 from app.serving.sweep.machine import describe_machine, describe_versions
@@ -28,6 +27,7 @@ from app.serving.sweep.tasks import TASKS, TOKENS
 from app.serving.sweep.turns import Ask, Budget, MeasuredTurn, turns
 from app.serving.sweep.worker_side import WorkerSide
 from app.store.rows import KeptMeasurements
+from app.worker.client import WorkerClient
 
 SOURCE = "dashboard"
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ class Measuring:
     def __init__(
         self,
         *,
-        worker: Worker,
+        worker: WorkerClient,
         resolver: Resolver,
         activity: Activity,
         units: UnitChooser,

@@ -4,14 +4,14 @@ from typing import Any
 
 from app.core.past import Past
 from app.core.reason import reason_object
-from app.serving.ports import Worker
 from app.serving.record import Record
+from app.worker.client import WorkerClient
 
 
 class RequestView:
     """Reads records beside what the worker told of its models."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerClient) -> None:
         self._worker = worker
 
     def running(self, record: Record) -> dict[str, Any]:

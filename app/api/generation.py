@@ -15,8 +15,8 @@ from app.core.messages import Accepted, Delta, Finished, Generate
 from app.core.ports import Clock
 from app.core.prompt_size import check_prompt
 from app.serving.measurements import Measurements
-from app.serving.ports import Worker
 from app.serving.record import Record
+from app.worker.client import WorkerClient
 
 QUEUE_EVENTS = 256
 
@@ -36,7 +36,7 @@ class Generation:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: WorkerClient,
         commands: Sequence[Generate],
         measurements: Measurements,
         clock: Clock,

@@ -11,10 +11,10 @@ from app.serving.idle import IdleLimit
 from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
 from app.serving.measurements import Measurements
-from app.serving.ports import Worker
 from app.serving.resolver import Resolver
 from app.serving.sse import KeptFrames
 from app.settings import Settings
+from app.worker.client import WorkerClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Context:
     """The collaborators of every endpoint. All times are in seconds."""
 
     live: LiveSettings
-    worker: Worker
+    worker: WorkerClient
     resolver: Resolver
     activity: Activity
     idle: IdleLimit

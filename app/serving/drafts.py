@@ -6,11 +6,29 @@ that does not fit is refused; another one is left out with its reason. Everythin
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from app.core.errors import ModelNotFound, SpeculationUnavailable
 from app.core.messages import DraftSpecification
-from app.hub.catalog import CatalogModel
-from app.serving.ports import Catalog, Pairings
+from app.hub.catalog import CatalogModel, FolderCatalog
+from app.hub.pairing import Pairing
+
+
+class Pairings(Protocol):
+    """Which drafter fits which main model. Calls may read the disk: make them in a thread."""
+
+    def pair(self, main: CatalogModel, draft: CatalogModel) -> Pairing: ...
+
+    def default_draft(
+        self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str]
+    ) -> CatalogModel | None:
+        """The best drafter of one of `methods` for a model that nobody chose one for."""
+        ...
+
+    def suits(self, main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:
+        """Whether no other model's name is nearer to the drafter's."""
+        ...
+
 
 OFF = "off"
 
@@ -28,7 +46,7 @@ class FoundDrafters:
 class DraftFinder:
     """Looks for drafters in the catalog."""
 
-    def __init__(self, catalog: Catalog, pairings: Pairings) -> None:
+    def __init__(self, catalog: FolderCatalog, pairings: Pairings) -> None:
         self._catalog = catalog
         self._pairings = pairings
 

@@ -7,8 +7,8 @@ that one, until something is set for it.
 
 from app.core.messages import Event, LoadedModel, LoadProgress
 from app.serving.live_settings import LiveSettings
-from app.serving.ports import Worker
 from app.serving.resolver import Resolver
+from app.worker.client import WorkerClient
 
 LOADED = "ready"
 DEFAULT_IDLE_SECONDS = 3600.0
@@ -23,7 +23,7 @@ USUAL: Stay = (False, None)
 class IdleLimit:
     """Listens to the worker and to the settings."""
 
-    def __init__(self, worker: Worker, resolver: Resolver, live: LiveSettings) -> None:
+    def __init__(self, worker: WorkerClient, resolver: Resolver, live: LiveSettings) -> None:
         self._worker = worker
         self._resolver = resolver
         self._live = live

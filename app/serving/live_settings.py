@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
@@ -22,8 +22,31 @@ from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import ModelSettings
 from app.serving.conflicts import CONFLICTS, Situation
-from app.serving.ports import SettingsKeeper
 from app.settings import Settings, SettingsError, check_setting, property_of
+
+
+class SettingsKeeper(Protocol):
+    """Where settings are kept between starts, as plain JSON values. Calls may read and write a file."""
+
+    @property
+    def version(self) -> int:
+        """Another number after anybody, in any process, kept something."""
+        ...
+
+    def settings(self) -> Mapping[str, Any]: ...
+
+    def change_settings(self, changes: Mapping[str, Any], *, source: str) -> None:
+        """Keep all of these or none; None forgets one."""
+        ...
+
+    def models(self) -> Mapping[str, ModelSettings]: ...
+
+    def save_model(self, model_id: str, settings: ModelSettings, *, source: str) -> None: ...
+
+    def has_keys(self) -> bool:
+        """Whether an API key was created that still counts."""
+        ...
+
 
 Origin = Literal["command line", "environment", "store", "default"]
 Listener = Callable[[], None]

@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 
 from app.core.messages import Event, Heartbeat, LoadedModel, TextWork
 from app.core.step import Statistics
-from app.serving.ports import Worker
+from app.worker.client import WorkerClient
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 MODEL_BYTES = ("weights_bytes", "cache_bytes", "prefix_cache_bytes")
@@ -109,7 +109,7 @@ class Measurements:
             for work, seconds in event.seconds.items():
                 self._text_seconds.labels(work).inc(seconds)
 
-    def expose(self, worker: Worker) -> bytes:
+    def expose(self, worker: WorkerClient) -> bytes:
         """The text of `/metrics`."""
         self._worker_gauges.read(worker)
         return generate_latest(self.registry)
@@ -144,7 +144,7 @@ class WorkerGauges:
         self._waiting = gauge("requests_waiting", "Requests in the queue.", ("model",))
         self._model_bytes = gauge("model_bytes", "Memory of one model.", ("model", "kind"))
 
-    def read(self, worker: Worker) -> None:
+    def read(self, worker: WorkerClient) -> None:
         """Set every gauge, count what restarts are new; models that are gone lose theirs."""
         snapshot = worker.snapshot
         self._ready.set(worker.ready)

@@ -10,12 +10,12 @@ from app.core.errors import InvalidRequest, ModelUnavailable, SpeculationUnavail
 from app.core.footprint import context_tokens
 from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
 from app.core.request import SpeculationRequest
-from app.hub.catalog import CatalogModel
+from app.hub.catalog import CatalogModel, FolderCatalog
 from app.hub.pairing import DRAFT_METHODS
 from app.serving.choosing import Chooser
-from app.serving.drafts import OFF, DraftFinder, FoundDrafters
+from app.serving.drafts import OFF, DraftFinder, FoundDrafters, Pairings
 from app.serving.live_settings import LiveSettings
-from app.serving.ports import Catalog, Pairings, Worker
+from app.worker.client import WorkerClient
 
 MAX_LISTED = 20
 TURNED_OFF = "the draft model is turned off for this request"
@@ -24,7 +24,9 @@ TURNED_OFF = "the draft model is turned off for this request"
 class Resolver:
     """Turns ids into specifications; remembers the last one of each model, so that loaded units are not changed."""
 
-    def __init__(self, settings: LiveSettings, catalog: Catalog, worker: Worker, pairings: Pairings) -> None:
+    def __init__(
+        self, settings: LiveSettings, catalog: FolderCatalog, worker: WorkerClient, pairings: Pairings
+    ) -> None:
         self._live = settings
         self._catalog = catalog
         self._worker = worker

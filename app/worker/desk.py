@@ -11,13 +11,14 @@ from app.core.errors import PacelineError
 from app.core.messages import ModelSpecification
 from app.core.ports import Clock, EnginePort
 from app.core.step import FinishReason, StepCost, StepPlan, TokenEvent
+from app.engine.pool import EnginePool
+from app.scheduler.scheduler import Scheduler
 from app.worker.failure import short_text
 from app.worker.mail import Delivery, Queued, Refused, StepEvents, Submission
-from app.worker.ports import PoolPort, SchedulerPort
 
 _logger = logging.getLogger("paceline.loop")
 
-OpenScheduler = Callable[[ModelSpecification, EnginePort], SchedulerPort]
+OpenScheduler = Callable[[ModelSpecification, EnginePort], Scheduler]
 KeepCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
 
 
@@ -30,7 +31,7 @@ class Desk:
         *,
         open_scheduler: OpenScheduler,
         deliver: Callable[[Delivery], None],
-        pool: PoolPort,
+        pool: EnginePool,
         model_id: str,
         clock: Clock,
     ) -> None:
@@ -41,7 +42,7 @@ class Desk:
         self._clock = clock
         self._specification: ModelSpecification | None = None
         self._engine: EnginePort | None = None
-        self._scheduler: SchedulerPort | None = None
+        self._scheduler: Scheduler | None = None
         self._submissions: list[Submission] = []
         self._open: set[str] = set()
 
@@ -163,7 +164,7 @@ class Desk:
         self._open.update(queued)
         self._deliver(Queued(submission.id, self._clock()))
 
-    def _scheduler_for(self, specification: ModelSpecification, engine: EnginePort) -> SchedulerPort:
+    def _scheduler_for(self, specification: ModelSpecification, engine: EnginePort) -> Scheduler:
         """The scheduler of this engine; a new one when the engine, or nothing but its rules while idle, changed."""
         changed = engine is not self._engine or (specification != self._specification and not self._open)
         if self._scheduler is None or changed:
@@ -189,7 +190,7 @@ class Desk:
         self._release()
         self._deliver(StepEvents((TokenEvent(request_id, finish_reason=FinishReason.CANCELLED),), self._clock()))
 
-    def _admit(self, scheduler: SchedulerPort, engine: EnginePort) -> list[TokenEvent]:
+    def _admit(self, scheduler: Scheduler, engine: EnginePort) -> list[TokenEvent]:
         """Give rows to whom they are free for; whom the engine cannot take fails alone."""
         events: list[TokenEvent] = []
         while (request := scheduler.next_admission()) is not None:
@@ -205,7 +206,7 @@ class Desk:
                 scheduler.admitted(request.id, cached_tokens)
         return events
 
-    def _fail_running(self, scheduler: SchedulerPort, error: Exception) -> list[TokenEvent]:
+    def _fail_running(self, scheduler: Scheduler, error: Exception) -> list[TokenEvent]:
         try:
             return scheduler.fail_running(short_text(error))
         except Exception as second:

@@ -26,12 +26,11 @@ from app.core.messages import (
     UnloadModel,
 )
 from app.core.ports import Clock
-from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent, Progress
+from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent, Progress
 from app.worker.at_work import AtWork
 from app.worker.desk import Desk, KeepCosts, OpenScheduler
 from app.worker.failure import failed_frame, short_text
 from app.worker.mail import Delivery, Halt, Mail, Refused, Submission, Withdrawal
-from app.worker.ports import PoolPort
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -110,7 +109,7 @@ class Loop:
     def __init__(
         self,
         *,
-        pool: PoolPort,
+        pool: EnginePool,
         open_scheduler: OpenScheduler,
         deliver: Callable[[Delivery], None],
         send: Callable[[Event], None],

@@ -16,18 +16,18 @@ from app.core.messages import MEASUREMENT, Delta, Finished, Generate, ModelSpeci
 from app.core.ports import Clock
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.step import Statistics
-from app.serving.ports import Worker
 from app.serving.sweep.clock import DecodeClock
 from app.serving.sweep.grid import MAIN, PLAIN, Cell
 from app.serving.sweep.tasks import FEWEST_TOKENS, TOKENS, WARM_UP_TOKENS, behind_notes
 from app.serving.sweep.turns import Ask, MeasuredTurn
+from app.worker.client import WorkerClient
 
 
 class WorkerSide:
     """Asks one unit; `chats`: the model has a chat template."""
 
     def __init__(
-        self, worker: Worker, unit: ModelSpecification, prompts: Sequence[str], *, chats: bool, clock: Clock
+        self, worker: WorkerClient, unit: ModelSpecification, prompts: Sequence[str], *, chats: bool, clock: Clock
     ) -> None:
         self._worker = worker
         self._unit = unit
