@@ -4,23 +4,181 @@ Beyond OpenAI: `seed` is always told; the finish chunk and the whole answer carr
 of a chunk may carry `method` and `accepted_spans`, the parts of its text that a drafter proposed.
 """
 
+import re
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import Field, field_validator, model_validator
 
 from app.api.answer import FinishedChoice, answer
-from app.api.chat_schemas import ChatBody
 from app.api.commands import Plan, max_tokens, plan
 from app.api.replies import chat_logprobs, usage_object
+from app.api.schemas import MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens
 from app.core.messages import Delta, Finished, Generate
 from app.core.step import Statistics
 from app.serving.body import read_json
 from app.serving.context import context_of
 from app.serving.figures import add_usages, speculation_object, timings_object
+
+MAX_MESSAGES = 2000
+MAX_TOOLS = 128
+MAX_TOOL_SCHEMA_BYTES = 64 * 1024
+MAX_TOOL_SCHEMA_DEPTH = 32
+MAX_PATTERN_CHARACTERS = 2048
+MAX_TEMPLATE_ARGUMENTS = 32
+ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+# fmt: off
+SERVER_CONTROLS = frozenset({
+    "messages", "conversation", "conversations", "tools", "documents", "chat_template", "tokenize",
+    "add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
+    "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "bos_token", "eos_token", "pad_token",
+    "unk_token", "raise_exception", "strftime_now",
+})
+# fmt: on
+"""Names that the server or the template engine sets; a client must not."""
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Message(Body):
+    """One message; several text parts are joined into one string."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
+    reasoning_content: str | None = None
+    name: Name | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    tool_call_id: Name | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_parts(cls, content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        if any(isinstance(part, dict) and part.get("type") not in {None, "text"} for part in content):
+            raise ValueError("this model reads text only: send parts of type text, no images, sound or files")
+        texts = [part.get("text") if isinstance(part, dict) and "type" in part else None for part in content]
+        strings = [text for text in texts if isinstance(text, str)]
+        if len(strings) < len(content):
+            raise ValueError("give a string, or parts of type text with their text")
+        return "".join(strings)
+
+    @model_validator(mode="after")
+    def _check_content(self) -> "Message":
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is required")
+        return self
+
+    def render(self) -> dict[str, Any]:
+        """The message as chat templates expect it; `developer` is what older templates call `system`."""
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": self.content}
+        optional = self.model_dump(include={"name", "tool_calls", "tool_call_id", "reasoning_content"})
+        return message | {name: value for name, value in optional.items() if value is not None}
+
+
+class FunctionDefinition(Body):
+    """A function that the model may call; `parameters` is a JSON schema, shown to the model as it is."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_schema(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+        if parameters is not None:
+            if len(msgspec.json.encode(parameters)) > MAX_TOOL_SCHEMA_BYTES:
+                raise ValueError(f"a schema has at most {MAX_TOOL_SCHEMA_BYTES} bytes")
+            check_schema(parameters, MAX_TOOL_SCHEMA_DEPTH)
+        return parameters
+
+
+def check_schema(schema: Any, levels: int) -> None:
+    """Raise ValueError where a JSON schema is malformed; patterns are text here and are never compiled."""
+    if levels == 0:
+        raise ValueError(f"a schema is nested deeper than {MAX_TOOL_SCHEMA_DEPTH} levels")
+    if isinstance(schema, list):
+        for each in schema:
+            check_schema(each, levels - 1)
+        return
+    if not isinstance(schema, dict):
+        return
+    kind, pattern = schema.get("type"), schema.get("pattern")
+    kinds = kind if isinstance(kind, list) else [] if kind is None else [kind]
+    if not all(isinstance(each, str) for each in kinds):
+        raise ValueError("`type` in a schema is a string or a list of strings")
+    if pattern is not None and (not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARACTERS):
+        raise ValueError(f"`pattern` in a schema is a string of at most {MAX_PATTERN_CHARACTERS} characters")
+    for key, value in schema.items():
+        named = key in {"properties", "patternProperties", "$defs", "definitions"} and isinstance(value, dict)
+        for each in value.values() if named else (value,):
+            if key not in {"const", "default", "enum", "example", "examples"}:
+                check_schema(each, levels - 1)
+
+
+class Tool(Body):
+    """One tool."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Any = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(
+        None, max_length=MAX_TEMPLATE_ARGUMENTS
+    )
+
+    @field_validator("messages")
+    @classmethod
+    def _check_tail(cls, messages: list[Message]) -> list[Message]:
+        if [message.role for message in messages[-2:]] == ["assistant", "assistant"]:
+            raise ValueError("the last two messages are both from the assistant")
+        return messages
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_tool_choice(cls, choice: Any) -> Any:
+        if choice == "required" or isinstance(choice, dict):
+            raise ValueError("a call cannot be enforced yet: give auto or none, and say in the prompt what to call")
+        if choice not in (None, "none", "auto"):
+            raise ValueError("give auto or none")
+        return choice
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _check_arguments(cls, arguments: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in arguments or ():
+            if ARGUMENT_NAME.fullmatch(name) is None or name in SERVER_CONTROLS:
+                raise ValueError("a name is not allowed: it is malformed or set by the server")
+        return arguments
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "ChatBody":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only allowed with logprobs: true")
+        return self
+
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template shows, after `tool_choice`; None when there are none."""
+        if self.tool_choice == "none" or not self.tools:
+            return None
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+
 
 router = APIRouter()
 

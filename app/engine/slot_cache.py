@@ -83,8 +83,8 @@ class SlotKV:
         rows = 1 << (max(rows, len(self.lane.table.lengths)) - 1).bit_length()
         positions = max(positions, self.lane.longest)
         size = (rows, -(-(positions + positions // 4) // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS)
-        self.keys = _grown(self.keys, keys, size)
-        self.values = _grown(self.values, values, size)
+        self.keys = _lengthened(self.keys, keys, size)
+        self.values = _lengthened(self.values, values, size)
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the row `source` over the row `destination`: the one cost of leaving."""
@@ -134,7 +134,7 @@ class SlotKV:
         return sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in self.arrays())
 
 
-def _grown(buffer: mx.array | None, like: mx.array, size: tuple[int, int]) -> mx.array:
+def _lengthened(buffer: mx.array | None, like: mx.array, size: tuple[int, int]) -> mx.array:
     rows, positions = size
     _, heads, _, dimension = like.shape
     grown = mx.zeros((rows, heads, positions, dimension), like.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.admin.snippets import KEY_VARIABLE, SNIPPETS, ClientTarget
+from app.admin.connect import KEY_VARIABLE, SNIPPETS, ClientTarget
 from app.core.messages import LoadedModel, Snapshot
 from tests.admin.test_frame import HOSTILE, OWN, get
 from tests.api.fakes import make_site, model

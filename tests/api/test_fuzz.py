@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.api.chat_schemas import ChatBody
+from app.api.chat import ChatBody
 from app.api.completions import CompletionBody
 from app.api.schemas import LoadBody, NamedModel
 from tests.api.fakes import chat_body, make_site

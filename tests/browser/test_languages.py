@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from app.admin.snippets import SNIPPETS
+from app.admin.connect import SNIPPETS
 from app.engine.memory import device_name
 from app.i18n import languages, read_words
 from tests.admin.pseudo import CLOSE, CODE, OPEN
