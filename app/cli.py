@@ -51,7 +51,7 @@ application = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Run language models on this computer with speculative decoding: same text, faster.",
-    epilog="Start with `paceline serve`. Settings: `paceline config`, or PACELINE_* variables; the README lists them.",
+    epilog="Start with `paceline serve`. Settings: `paceline config`, or PACELINE_* variables (docs/settings.md).",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -1,4 +1,4 @@
-"""Every setting of the server: the one schema that form, API, command line and README follow.
+"""Every setting of the server: the one schema that form, API, command line and documents follow.
 
 Values come from the command line, then environment variables `PACELINE_*`, then the store, then the defaults. A field
 says its unit, its section of the form and when a change is felt: `now`, after a `reload` of the model, or a `restart`.

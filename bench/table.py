@@ -1,4 +1,4 @@
-"""Writes the table of measurements into the README: `python bench/table.py bench/results/*.json`."""
+"""Writes the table of measurements into `docs/speed.md`: `python bench/table.py bench/results/*.json`."""
 
 import json
 import sys
@@ -6,16 +6,16 @@ from pathlib import Path
 
 from bench.comparison.report import as_markdown
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "speed.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 
 
 def main(files: list[str]) -> None:
     """Replace what stands between the two marks."""
     documents = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    README.write_text(f"{before}{BEGIN}\n{as_markdown(documents)}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n{as_markdown(documents)}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def as_table(result: CaseResult) -> Table:
 
 
 def as_markdown(documents: Sequence[dict[str, Any]]) -> str:
-    """The README's table out of the documents of one or several runs; a later run of a case wins."""
+    """The table of `docs/speed.md` out of the documents of one or several runs; a later run of a case wins."""
     cases = {case["name"]: case for document in documents for case in document["cases"]}
     lines = ["| Case | Medians | Promise | Bound | Measured |", "|---|---|---|---:|---:|"]
     for case in cases.values():

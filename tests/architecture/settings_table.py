@@ -1,4 +1,4 @@
-"""The table of settings in the README, from the schema; `python -m tests.architecture.settings_table` renews it."""
+"""The table in `docs/settings.md`, from the schema; `python -m tests.architecture.settings_table` renews it."""
 
 import re
 
@@ -6,7 +6,7 @@ from app.core.setting_texts import plain
 from app.settings import describe_settings
 from tests.architecture.source import ROOT
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "settings.md"
 HEAD = "| Variable | Default | Takes effect | Meaning |\n|---|---|---|---|\n"
 TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*?(?=\| `PACELINE_OPENBLAS`)")
 FELT = {"now": "now", "reload": "next load", "restart": "restart"}
@@ -31,4 +31,4 @@ def settings_table() -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(TABLE.sub(lambda _: settings_table(), README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(TABLE.sub(lambda _: settings_table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -15,6 +15,7 @@ from tests.architecture.settings_table import settings_table
 from tests.architecture.source import PACKAGE, ROOT
 
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
 
 
 def read(name: str) -> str:
@@ -26,26 +27,27 @@ def commands() -> dict[str, Any]:
     return dict(group.commands)
 
 
-def test_the_readme_names_every_command_and_option() -> None:
-    readme = read("README.md")
-    missing = [f"paceline {name}" for name in commands() if f"paceline {name}" not in readme]
+def test_every_command_and_option_is_documented() -> None:
+    page = read("docs/commands.md")
+    missing = [f"paceline {name}" for name in commands() if f"paceline {name}" not in page]
     for command in commands().values():
         options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-        missing += [f"{command.name} {option}" for option in sorted(options - {"--help"}) if option not in readme]
+        missing += [f"{command.name} {option}" for option in sorted(options - {"--help"}) if option not in page]
     assert missing == []
 
 
-def test_the_readme_names_every_setting() -> None:
-    readme = read("README.md")
-    assert [name for name in (*describe_settings(), "PACELINE_OPENBLAS") if f"`{name}`" not in readme] == []
+def test_every_setting_is_documented() -> None:
+    page = read("docs/settings.md")
+    assert [name for name in (*describe_settings(), "PACELINE_OPENBLAS") if f"`{name}`" not in page] == []
 
 
-def test_the_readme_tells_of_each_setting_what_the_schema_says() -> None:
-    assert settings_table() in read("README.md"), "run python -m tests.architecture.settings_table"
+def test_of_each_setting_the_documents_tell_what_the_schema_says() -> None:
+    assert settings_table() in read("docs/settings.md"), "run python -m tests.architecture.settings_table"
 
 
-def test_the_readme_names_no_setting_that_is_gone() -> None:
-    named = set(re.findall(r"PACELINE_[A-Z_]+", read("README.md")))
+@pytest.mark.parametrize("document", [*DOCUMENTS, *PAGES])
+def test_no_document_names_a_setting_that_is_gone(document: str) -> None:
+    named = set(re.findall(r"PACELINE_[A-Z_]+", read(document)))
     assert named - set(describe_settings()) - {"PACELINE_OPENBLAS"} == set()
 
 
@@ -56,12 +58,14 @@ def test_the_make_targets_that_documents_name_exist(document: str) -> None:
     assert named - targets == set()
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "CHANGELOG.md"])
+@pytest.mark.parametrize("document", [*DOCUMENTS, *PAGES, "CHANGELOG.md"])
 def test_the_files_that_documents_name_exist(document: str) -> None:
     text = read(document)
+    folder = (ROOT / document).parent
     named = set(re.findall(r"`((?:app|tests|bench|tools|docs)/[\w./-]+)`", text))
-    named |= {target for target in re.findall(r"\]\(([\w./-]+)\)", text) if "://" not in target}
+    linked = {target for target in re.findall(r"\]\(([\w./-]+)\)", text) if "://" not in target}
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    assert [name for name in sorted(linked) if not (folder / name).exists()] == []
 
 
 def test_the_architecture_names_every_package() -> None:
