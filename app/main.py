@@ -21,6 +21,7 @@ from app.admin.setup_token import SetupToken
 from app.api import chat, completions, control, models
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
+from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
 from app.hub import pairing
 from app.hub.catalog import FolderCatalog, default_catalog
 from app.serving.activity import Activity
@@ -143,14 +144,13 @@ def door_of(admin: AdminContext) -> Door:
 async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     """While the server runs: every part hears the worker and the settings, and what was begun is ended in order."""
     context = admin.serving
-    hearers = (
-        context.measurements.observe,
-        context.idle.hear,
-        admin.pace.hear,
-        context.journal.hear,
-        admin.models.loading.hear,
-    )
-    unsubscribes = [context.worker.subscribe(hear) for hear in hearers]
+    unsubscribes = [
+        context.worker.subscribe(context.measurements.observe, Heartbeat, TextWork),
+        context.worker.subscribe(context.idle.hear, LoadProgress),
+        context.worker.subscribe(admin.pace.hear, Delta),
+        context.worker.subscribe(context.journal.hear, LoadProgress, Finished),
+        context.worker.subscribe(admin.models.loading.hear, Heartbeat),
+    ]
     feelers = (context.idle.feel, context.journal.feel, admin.downloads.queue.fill)
     unsubscribes += [context.live.subscribe(feel) for feel in feelers]
     journalling = asyncio.create_task(context.journal.run())

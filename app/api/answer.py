@@ -7,24 +7,25 @@ time to come again.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
-from app.api.generation import ChoiceEvent, Generation
-from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import Delta, Finished, Generate, TokenText
+from app.api.rendering import FinishedChoice, Renderer
+from app.core.errors import CONTEXT_OVERFLOW, InvalidRequest, PacelineError
+from app.core.messages import Accepted, Delta, Finished, Generate
+from app.core.prompt_size import check_prompt
 from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
 from app.serving.context import Context, context_of
 from app.serving.errors import error_object, words_for
-from app.serving.record import Asked
+from app.serving.record import Asked, Record
 from app.serving.sse import DONE, EventStream, KeptFrames, comment, frame
+from app.worker.client import RequestStream, StreamEvent
 
 DASHBOARD = "/admin/"
 """Whose streams go on for a while without a reader."""
@@ -32,56 +33,42 @@ DASHBOARD = "/admin/"
 Value = TypeVar("Value")
 
 
-@dataclass(slots=True)
-class FinishedChoice:
-    """Everything that one choice told."""
+class Meter:
+    """Tells the journal's record and the server's counters what happens to one request."""
 
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenText] = field(default_factory=list)
-    finish_reason: str = ""
-    usage: Statistics = field(default_factory=Statistics)
+    def __init__(self, context: Context, record: Record) -> None:
+        self._measurements = context.measurements
+        self._clock = context.clock
+        self._record = record
+        self._model_id = record.asked.model_id
+        self._began = self._clock()
+        self._told_at: dict[tuple[str, int], float] = {}
 
-    @property
-    def text(self) -> str:
-        """The whole text."""
-        return "".join(self.texts)
+    def hear(self, event: StreamEvent | PacelineError) -> None:
+        """One event, or the error that ends the request."""
+        match event:
+            case Delta():
+                self._record.told(event)
+                if event.tokens > 0:
+                    self._emitted(event)
+            case Finished():
+                cached_tokens = event.usage.cached_tokens if event.index == 0 else 0
+                self._measurements.finished(self._model_id, event.usage, cached_tokens)
+                self._record.finished(event)
+            case Accepted():
+                self._measurements.accepted(self._model_id, event.prompt_tokens)
+                self._record.accepted(event)
+            case PacelineError():
+                if event.code == CONTEXT_OVERFLOW:
+                    event.parameter = "prompt" if self._record.asked.commands[0].messages is None else "messages"
+                self._record.failed(event)
 
-    def take(self, event: Delta | Finished) -> None:
-        """Add what one event told."""
-        if isinstance(event, Finished):
-            self.finish_reason, self.usage = event.finish_reason, event.usage
-        else:
-            self.texts.append(event.text)
-            self.logprobs.extend(event.logprobs)
-
-
-class Renderer(Protocol):
-    """Makes the objects of one endpoint."""
-
-    @property
-    def id(self) -> str:
-        """The id that the client is told."""
-        ...
-
-    def opening(self) -> list[dict[str, Any]]:
-        """Chunks that come before the first token."""
-        ...
-
-    def delta(self, choice: int, event: Delta) -> dict[str, Any] | None:
-        """The chunk of one step; None when there is nothing to tell."""
-        ...
-
-    def finish(self, choice: int, event: Finished) -> dict[str, Any]:
-        """The last chunk of a choice."""
-        ...
-
-    def usage(self, usages: Sequence[Statistics]) -> dict[str, Any]:
-        """The chunk without choices at the end of a stream."""
-        ...
-
-    def whole(self, outcomes: Sequence[FinishedChoice]) -> dict[str, Any]:
-        """The answer in one piece."""
-        ...
+    def _emitted(self, event: Delta) -> None:
+        now, choice = self._clock(), (event.id, event.index)
+        before = self._told_at.get(choice)
+        seconds = now - (self._began if before is None else before)
+        self._measurements.emitted(self._model_id, event.tokens, first=before is None, seconds=seconds)
+        self._told_at[choice] = now
 
 
 async def answer(
@@ -97,33 +84,30 @@ async def answer(
     _check_choices(commands)
     identity = identity_of(request)
     commands = [msgspec.structs.replace(each, owner=identity.owner) for each in commands]
-    asked = Asked(
-        id=renderer.id,
-        endpoint=request.url.path,
-        commands=commands,
-        key_name=identity.name,
-        is_streamed=stream,
-    )
+    path, key_name = request.url.path, identity.name
+    asked = Asked(id=renderer.id, endpoint=path, commands=commands, key_name=key_name, is_streamed=stream)
     record = context.journal.open(asked)
-    generation = Generation(context.worker, commands, context.measurements, context.clock, record)
-    context.activity.enter(generation)
+    told = context.worker.open(commands, hear=Meter(context, record).hear)
 
     def close() -> None:
-        generation.close()
-        context.activity.leave(generation)
+        told.close()
+        record.close()
+        context.activity.leave(told)
 
     try:
-        generation.start()
+        context.activity.enter(told)
+        record.begin(told.fail)
+        _check_prompts(told, commands)
         if stream:
-            await unless_client_leaves(request, generation.wait_accepted(context.keep_alive_seconds))
-            frames = _frames(context, generation, renderer, include_usage=include_usage, words=words_for(request))
+            await unless_client_leaves(request, told.wait_accepted(context.keep_alive_seconds))
+            frames = _frames(context, told, renderer, include_usage=include_usage, words=words_for(request))
             return _streamed(request, renderer.id, frames, close)
-        outcomes = await unless_client_leaves(request, _collect(generation, sum(each.n for each in commands)))
+        choices = await unless_client_leaves(request, _collect(told, sum(each.n for each in commands)))
     except BaseException:
         close()
         raise
     close()
-    return Response(msgspec.json.encode(renderer.whole(outcomes)), media_type="application/json")
+    return Response(msgspec.json.encode(renderer.whole(choices)), media_type="application/json")
 
 
 def _streamed(
@@ -150,6 +134,15 @@ def _check_choices(commands: Sequence[Generate]) -> None:
         raise InvalidRequest(message, code="too_many_choices", parameter="n")
 
 
+def _check_prompts(told: RequestStream, commands: Sequence[Generate]) -> None:
+    """End the request for a prompt that cannot fit, before the worker sees it."""
+    try:
+        for command in commands:
+            check_prompt(command)
+    except InvalidRequest as error:
+        told.fail(error)
+
+
 async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
     """The result of `work`; cancels it and raises `ClientDisconnect` as soon as the client is gone."""
     working = asyncio.ensure_future(work)
@@ -169,44 +162,37 @@ async def _wait_disconnect(request: Request) -> None:
         pass
 
 
-async def _collect(generation: Generation, choices: int) -> list[FinishedChoice]:
+async def _collect(told: RequestStream, choices: int) -> list[FinishedChoice]:
     outcomes = [FinishedChoice() for _ in range(choices)]
-    while generation.running:
-        told = await generation.next()
-        if told is not None:
-            outcomes[told.choice].take(told.event)
+    while (event := await told.next()) is not None:
+        if not isinstance(event, Accepted):
+            outcomes[told.choice(event)].take(event)
     return outcomes
 
 
 async def _frames(
-    context: Context, generation: Generation, renderer: Renderer, *, include_usage: bool, words: Words | None
+    context: Context, told: RequestStream, renderer: Renderer, *, include_usage: bool, words: Words | None
 ) -> AsyncGenerator[bytes, None]:
     usages: dict[int, Statistics] = {}
     try:
         for opening in renderer.opening():
             yield frame(opening)
-        while generation.running:
-            told = await generation.next(context.keep_alive_seconds)
-            if told is None:
-                yield comment(_waiting_for(context, generation.model_id))
-                continue
-            if isinstance(told.event, Finished):
-                usages[told.choice] = told.event.usage
-            chunk = _chunk(renderer, told)
-            if chunk is not None:
-                yield frame(chunk)
+        while told.running:
+            event = await told.next(context.keep_alive_seconds)
+            if event is None:
+                yield comment(_waiting_for(context, told.model_id))
+            elif not isinstance(event, Accepted):
+                choice = told.choice(event)
+                if isinstance(event, Finished):
+                    usages[choice] = event.usage
+                if (chunk := renderer.chunk(choice, event)) is not None:
+                    yield frame(chunk)
         if include_usage:
             yield frame(renderer.usage([usages[choice] for choice in sorted(usages)]))
         yield DONE
     except PacelineError as error:
         context.measurements.stream_failed(error.code)
         yield frame(error_object(error, words))
-
-
-def _chunk(renderer: Renderer, told: ChoiceEvent) -> dict[str, Any] | None:
-    if isinstance(told.event, Finished):
-        return renderer.finish(told.choice, told.event)
-    return renderer.delta(told.choice, told.event)
 
 
 def _waiting_for(context: Context, model_id: str) -> str:

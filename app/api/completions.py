@@ -5,23 +5,19 @@ prompt × n + index.
 """
 
 import secrets
-import time
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
-from app.api.answer import FinishedChoice, answer
+from app.api.answer import answer
 from app.api.commands import Plan, max_tokens, plan
-from app.api.replies import legacy_logprobs, usage_object
+from app.api.rendering import CompletionRenderer
 from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody
-from app.core.messages import Delta, Finished, Generate
-from app.core.step import Statistics
+from app.core.messages import Generate
 from app.serving.body import read_json
 from app.serving.context import context_of
-from app.serving.figures import add_usages, speculation_object, timings_object
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16
@@ -99,66 +95,3 @@ def completion_command(body: CompletionBody, planned: Plan, command_id: str, pro
         sampling=planned.sampling,
         speculation=planned.speculation,
     )
-
-
-class CompletionRenderer:
-    """OpenAI's `text_completion` objects."""
-
-    def __init__(self, completion_id: str, planned: Plan, *, n: int, include_usage: bool) -> None:
-        self.id = completion_id
-        self._base = {
-            "id": completion_id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": planned.model.id,
-        }
-        self._n = n
-        self._planned = planned
-        self._extra = {"usage": None} if include_usage else {}
-        self._offsets: dict[int, int] = {}
-
-    def opening(self) -> list[dict[str, Any]]:
-        """Nothing comes before the text."""
-        return []
-
-    def delta(self, choice: int, event: Delta) -> dict[str, Any] | None:
-        """The text of one step."""
-        if not event.text and not event.logprobs:
-            return None
-        chunk = self._chunk(choice, event.text)
-        entry = chunk["choices"][0]
-        if event.logprobs:
-            offset = self._offsets.get(choice, 0)
-            entry["logprobs"] = legacy_logprobs(event.logprobs, offset)
-            self._offsets[choice] = offset + sum(len(token.token) for token in event.logprobs)
-        if event.accepted_spans:
-            entry["accepted_spans"] = event.accepted_spans
-            entry["method"] = event.method
-        return chunk
-
-    def finish(self, choice: int, event: Finished) -> dict[str, Any]:
-        """The reason, and the numbers of this choice."""
-        return self._chunk(choice, "", event.finish_reason) | self._numbers(event.usage)
-
-    def usage(self, usages: Sequence[Statistics]) -> dict[str, Any]:
-        """The usage of all choices."""
-        return self._base | {"choices": [], "usage": usage_object(add_usages(usages, choices_per_prompt=self._n))}
-
-    def whole(self, outcomes: Sequence[FinishedChoice]) -> dict[str, Any]:
-        """The answer in one piece."""
-        total = add_usages([each.usage for each in outcomes], choices_per_prompt=self._n)
-        choices = [self._whole_choice(index, outcome) for index, outcome in enumerate(outcomes)]
-        return self._base | {"choices": choices, "usage": usage_object(total)} | self._numbers(total)
-
-    def _whole_choice(self, index: int, outcome: FinishedChoice) -> dict[str, Any]:
-        wants_logprobs = self._planned.sampling.top_logprobs is not None
-        logprobs = legacy_logprobs(outcome.logprobs, 0) if wants_logprobs else None
-        return {"index": index, "text": outcome.text, "logprobs": logprobs, "finish_reason": outcome.finish_reason}
-
-    def _chunk(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
-        return self._base | {"choices": [choice]} | self._extra
-
-    def _numbers(self, usage: Statistics) -> dict[str, Any]:
-        speculation = speculation_object(usage, self._planned.model.draft_unavailable)
-        return {"timings": timings_object(usage), "speculation": speculation, "seed": self._planned.seed}

@@ -7,10 +7,10 @@ from typing import Protocol
 from app.core.errors import ModelUnavailable, PacelineError, QueueFull
 
 
-class Abortable(Protocol):
+class Failable(Protocol):
     """An open request that can be ended with an error."""
 
-    def abort(self, error: PacelineError) -> None: ...
+    def fail(self, error: PacelineError) -> None: ...
 
 
 class Activity:
@@ -18,7 +18,7 @@ class Activity:
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
-        self._open: set[Abortable] = set()
+        self._open: set[Failable] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._busy = asyncio.Event()
@@ -34,14 +34,14 @@ class Activity:
         if len(self._open) >= self._limit():
             raise QueueFull("Too many requests are open: try again in a moment.", retry_after_seconds=1)
 
-    def enter(self, request: Abortable) -> None:
+    def enter(self, request: Failable) -> None:
         """Count `request` as open until `leave`. Raises as `check_open` does."""
         self.check_open()
         self._open.add(request)
         self._idle.clear()
         self._busy.set()
 
-    def leave(self, request: Abortable) -> None:
+    def leave(self, request: Failable) -> None:
         """`request` ended; a second call does nothing."""
         self._open.discard(request)
         if not self._open:
@@ -64,6 +64,6 @@ class Activity:
                 await self._idle.wait()
         except TimeoutError:
             for request in list(self._open):
-                request.abort(
+                request.fail(
                     ModelUnavailable("Paceline shut down before the answer was complete.", code="shutting_down")
                 )

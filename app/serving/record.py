@@ -88,7 +88,7 @@ class Record:
         self._usages: dict[tuple[str, int], Statistics] = {}
         """What the worker told at the end of each choice: by prompt and index."""
         self._problem = ""
-        self._replies: dict[int, list[str]] = {}
+        self._replies: dict[tuple[str, int], list[str]] = {}
 
     # --- what happens to it -----------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Record:
         self.prompt_tokens += event.prompt_tokens
         self._accepted_at = self._clock()
 
-    def told(self, choice: int, event: Delta) -> None:
+    def told(self, event: Delta) -> None:
         """One step of one choice. Nothing here may cost more than counting."""
         if self._first_told_at is None and event.tokens:
             self._first_told_at = self._clock()
@@ -121,7 +121,7 @@ class Record:
         if event.why_not_drafted is not None:
             self.why_not_drafted = event.why_not_drafted
         if self.keeps_texts:
-            self._replies.setdefault(choice, []).append(event.text)
+            self._replies.setdefault((event.id, event.index), []).append(event.text)
 
     def finished(self, event: Finished) -> None:
         """One choice ended; after a cancel, the worker still tells what it had come to."""
@@ -257,7 +257,8 @@ class Record:
         }
 
     def _reply(self) -> str:
-        replies = ("".join(parts) for _, parts in sorted(self._replies.items()))
+        choices = [(command.id, index) for command in self.asked.commands for index in range(command.n)]
+        replies = ["".join(self._replies[choice]) for choice in choices if choice in self._replies]
         return "\n\n".join(replies)[:MAX_TEXT_CHARACTERS]
 
 

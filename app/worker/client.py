@@ -9,15 +9,14 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, get_args
 
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
     Accepted,
     Cancel,
-    Command,
     Delta,
     Event,
     Failed,
@@ -36,58 +35,12 @@ from app.core.messages import (
 )
 from app.core.reason import Reason
 from app.worker.failure import error_of, failed_frame
+from app.worker.supervisor import Supervisor
 
 StreamEvent = Accepted | Delta | Finished
 
-
-class RequestEvents:
-    """A queue of at most `limit` events for one reader on the event loop."""
-
-    def __init__(self, model_id: str, choices: int, limit: int) -> None:
-        self.model_id = model_id
-        self._open_choices = choices
-        self._limit = limit
-        self._events: deque[StreamEvent] = deque()
-        self._error: PacelineError | None = None
-        self._changed = asyncio.Event()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the last event or an error has been put in; nothing follows it."""
-        return self._error is not None or self._open_choices == 0
-
-    def put(self, event: StreamEvent) -> bool:
-        """Take one event; False when the reader is too slow and the stream failed because of it."""
-        if self.ended:
-            return True
-        if len(self._events) >= self._limit:
-            self.fail(PacelineError("The client does not read its answer.", code="client_too_slow"))
-            return False
-        self._events.append(event)
-        if isinstance(event, Finished):
-            self._open_choices -= 1
-        self._changed.set()
-        return True
-
-    def fail(self, error: PacelineError) -> None:
-        """End with `error`, which the reader gets after the events that are already here."""
-        if not self.ended:
-            self._error = error
-            self._changed.set()
-
-    async def get(self) -> StreamEvent | None:
-        """The next event, None after the last one. Raises the error that ended the stream."""
-        while not self._events:
-            if self._error is not None:
-                raise self._error
-            if self._open_choices == 0:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        return self._events.popleft()
-
-
 BUFFER_EVENTS = 4096
+INTERNAL_ERROR = "Internal error: see the log of the server."
 READY_SECONDS = 20.0
 LOAD_ENDED = frozenset({"ready", "failed"})
 """The phases of the last `LoadProgress` of a load."""
@@ -95,47 +48,131 @@ LOAD_ENDED = frozenset({"ready", "failed"})
 _logger = logging.getLogger("paceline.client")
 
 
-class WorkerLink(Protocol):
-    """What the client needs of a supervisor."""
+class RequestStream:
+    """The events of one request, of all its prompts, in one queue of at most `limit` for one reader.
 
-    restarts: int
-    last_exit: Reason
+    `hear` is told each event when it comes, and the error that ends the request; `cancel` ends one prompt in the
+    worker. Choices are numbered over prompts: prompt × n + index.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[Generate],
+        *,
+        cancel: Callable[[str], None],
+        hear: Callable[[StreamEvent | PacelineError], None] = lambda _event: None,
+        limit: int = BUFFER_EVENTS,
+    ) -> None:
+        self.model_id = commands[0].model.id
+        self._first_choices = {command.id: position * command.n for position, command in enumerate(commands)}
+        self._open_choices = {command.id: command.n for command in commands}
+        """Of the prompts that have not ended."""
+        self._unaccepted = set(self._open_choices)
+        self._cancel = cancel
+        self._hear = hear
+        self._limit = limit
+        self._events: deque[StreamEvent] = deque()
+        self._error: PacelineError | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
 
     @property
-    def ready(self) -> bool: ...
+    def ended(self) -> bool:
+        """Whether nothing more is put in: the last event or an error was, or the reader has left."""
+        return self._closed or self._error is not None or not self._open_choices
 
     @property
-    def draining(self) -> bool: ...
+    def running(self) -> bool:
+        """Whether `next` has still something to tell."""
+        return bool(self._events or self._open_choices or self._error)
 
-    @property
-    def quarantined(self) -> Mapping[str, Reason]: ...
+    def is_open(self, request_id: str) -> bool:
+        """Whether the end of this prompt is waited for."""
+        return not self.ended and request_id in self._open_choices
 
-    def attach(self, listener: "WorkerClient") -> None: ...
+    def choice(self, event: Delta | Finished) -> int:
+        """Which choice of the request an event is about."""
+        return self._first_choices[event.id] + event.index
 
-    @property
-    def retry_after_seconds(self) -> int: ...
+    def put(self, event: StreamEvent) -> None:
+        """Take one event of the worker; a reader that is too slow fails the request."""
+        if self.ended:
+            return
+        if len(self._events) >= self._limit:
+            _logger.warning("cancelled %s: its client does not read", event.id)
+            self.fail(PacelineError("The client does not read its answer.", code="client_too_slow"))
+            return
+        try:
+            self._hear(event)
+        except Exception:
+            _logger.exception("%s: an event could not be counted", event.id)
+            self.fail(PacelineError(INTERNAL_ERROR))
+            return
+        if isinstance(event, Accepted):
+            self._unaccepted.discard(event.id)
+        elif isinstance(event, Finished):
+            self._open_choices[event.id] -= 1
+            if not self._open_choices[event.id]:
+                del self._open_choices[event.id]
+        self._events.append(event)
+        self._changed.set()
 
-    def release_quarantine(self, model_id: str) -> bool: ...
+    def fail(self, error: PacelineError) -> None:
+        """End with `error`, which the reader gets after the events that are already here; cancel what runs."""
+        if not self.ended:
+            self._error = error.with_traceback(None)  # which would keep the prompt
+            self._hear(error)
+            self._cancel_open()
+            self._changed.set()
 
-    def renew(self, drain_seconds: float = 0.0) -> None: ...
+    async def next(self, seconds: float | None = None) -> StreamEvent | None:
+        """The next event; None after the last one, or when none came in time. Raises the error that ended it."""
+        if not self._events:
+            await self._wait(lambda: bool(self._events) or self.ended, seconds)
+        if self._events:
+            return self._events.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
 
-    async def wait_ready(self, seconds: float) -> bool: ...
+    async def wait_accepted(self, seconds: float) -> None:
+        """Return when the worker took every prompt, or after so long. Raises the error that came before."""
+        await self._wait(lambda: not self._unaccepted or self.ended, seconds)
+        if self._unaccepted and self._error is not None:
+            raise self._error
 
-    def send(self, command: Command) -> None: ...
+    def close(self) -> None:
+        """The reader leaves: cancel what still runs. Never waits, may be called twice."""
+        if not self.ended:
+            self._cancel_open()
+        self._closed = True
+
+    async def _wait(self, condition: Callable[[], bool], seconds: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _cancel_open(self) -> None:
+        for request_id in tuple(self._open_choices):
+            self._cancel(request_id)
 
 
 class WorkerClient:
     """One per server process; attaches itself to `link`."""
 
     def __init__(
-        self, link: WorkerLink, *, buffer_events: int = BUFFER_EVENTS, ready_seconds: float = READY_SECONDS
+        self, link: Supervisor, *, buffer_events: int = BUFFER_EVENTS, ready_seconds: float = READY_SECONDS
     ) -> None:
         self._link = link
         self._buffer_events = buffer_events
         self._ready_seconds = ready_seconds
-        self._streams: dict[str, RequestEvents] = {}
+        self._streams: dict[str, RequestStream] = {}
+        """By the id of each prompt whose end the worker has not told."""
+        self._sending: set[asyncio.Task[None]] = set()
         self._answers: dict[str, tuple[str, asyncio.Future[ModelLoaded | ModelUnloaded]]] = {}
-        self._listeners: list[Callable[[Event], None]] = []
+        self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in get_args(Event)}
         self._progress: dict[str, LoadProgress] = {}
         self.snapshot = Snapshot()
         self.ready_info: Ready | None = None
@@ -177,7 +214,7 @@ class WorkerClient:
     def in_flight(self) -> frozenset[str]:
         """The models of which an answer of the worker is waited for."""
         return frozenset(
-            [stream.model_id for stream in self._streams.values() if not stream.ended]
+            [stream.model_id for stream in self._streams.values()]
             + [model_id for model_id, future in self._answers.values() if not future.done()]
         )
 
@@ -196,40 +233,64 @@ class WorkerClient:
         """Replace the worker once its running requests have finished, or after so many seconds."""
         self._link.renew(drain_seconds)
 
-    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call `listener` with every event, also with a `Failed` for each request that a dead worker left.
-
-        The answer ends the subscription. Listeners run on the event loop and must be quick.
+    def subscribe(self, listener: Callable[[Any], None], *kinds: type[Event]) -> Callable[[], None]:
+        """Call `listener` with every event of these kinds (none given: of all), also with a `Failed` for each request
+        that a dead worker left. The answer ends the subscription. Listeners run on the event loop and must be quick.
         """
-        self._listeners.append(listener)
+        kinds = kinds or get_args(Event)
+        for kind in kinds:
+            self._listeners[kind].append(listener)
 
         def unsubscribe() -> None:
-            with contextlib.suppress(ValueError):
-                self._listeners.remove(listener)
+            for kind in kinds:
+                with contextlib.suppress(ValueError):
+                    self._listeners[kind].remove(listener)
 
         return unsubscribe
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    async def generate(self, command: Generate) -> AsyncGenerator[StreamEvent, None]:
-        """`Accepted`, then `Delta`s, and one `Finished` for each of the `n` choices; then it ends.
+    def open(
+        self, commands: Sequence[Generate], *, hear: Callable[[StreamEvent | PacelineError], None] = lambda _event: None
+    ) -> RequestStream:
+        """Send one request, prompt by prompt, as soon as a worker is ready; close the stream in the end.
 
-        Leaving early (aclose, cancellation) cancels the request in the worker. Raises the PacelineError that ended
+        It tells `Accepted` of each prompt, `Delta`s, one `Finished` for each choice; or the PacelineError that ended
         it: ModelUnavailable for a quarantined model, WorkerGone when the worker dies or is not ready in time.
         """
-        await self._prepare(command.model.id)
-        if command.id in self._streams:
-            raise ValueError(f"the request id {command.id} is in use")
-        stream = RequestEvents(command.model.id, command.n, self._buffer_events)
-        self._link.send(command)
-        self._streams[command.id] = stream
+        if any(command.id in self._streams for command in commands):
+            raise ValueError(f"a request id of {[command.id for command in commands]} is in use")
+        stream = RequestStream(commands, cancel=self._cancel_prompt, hear=hear, limit=self._buffer_events)
+        task = asyncio.get_running_loop().create_task(self._send(stream, commands))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+        return stream
+
+    async def generate(self, command: Generate) -> AsyncGenerator[StreamEvent, None]:
+        """The events of one prompt, as `open` tells them. Leaving early (aclose, cancellation) cancels it."""
+        stream = self.open([command])
         try:
-            while (event := await stream.get()) is not None:
+            while (event := await stream.next()) is not None:
                 yield event
         finally:
-            self._streams.pop(command.id, None)
-            if not stream.ended:
-                self._cancel(command.id)
+            stream.close()
+
+    async def _send(self, stream: RequestStream, commands: Sequence[Generate]) -> None:
+        try:
+            await self._prepare(stream.model_id)
+            for command in commands:
+                if not stream.ended:
+                    self._link.send(command)
+                    self._streams[command.id] = stream
+        except PacelineError as error:
+            stream.fail(error)
+        except Exception:
+            _logger.exception("%s could not be sent", commands[0].id)
+            stream.fail(PacelineError(INTERNAL_ERROR))
+
+    def _cancel_prompt(self, request_id: str) -> None:
+        if self._streams.pop(request_id, None) is not None:
+            self._cancel(request_id)
 
     async def load(self, model: ModelSpecification) -> ModelLoaded:
         """Load a unit and keep it; cancelling the caller cancels the load. Raises the PacelineError that ended it."""
@@ -318,17 +379,17 @@ class WorkerClient:
 
     def _put(self, event: StreamEvent) -> None:
         stream = self._streams.get(event.id)
-        if stream is not None and not stream.put(event):
-            _logger.warning("cancelled %s: its client does not read", event.id)
-            self._cancel(event.id)
+        if stream is not None:
+            stream.put(event)
+            if not stream.is_open(event.id):
+                self._streams.pop(event.id, None)
 
     def _fail(self, request_id: str, error: PacelineError) -> bool:
         """False when the request had ended, or is nobody's."""
-        stream = self._streams.get(request_id)
+        stream = self._streams.pop(request_id, None)
         if stream is not None:
-            ended = stream.ended
             stream.fail(error)
-            return not ended
+            return True
         _, future = self._answers.get(request_id, ("", None))
         if future is None or future.done():
             return False
@@ -336,7 +397,7 @@ class WorkerClient:
         return True
 
     def _publish(self, event: Event) -> None:
-        for listener in tuple(self._listeners):
+        for listener in tuple(self._listeners[type(event)]):
             try:
                 listener(event)
             except Exception:  # a broken page must not stop the answers

@@ -41,6 +41,7 @@ from app.serving.resolver import Resolver
 from app.serving.server import DeadlineProtocol, DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
+from app.worker.client import RequestStream, StreamEvent
 
 Script = Callable[[Generate], AsyncIterator[Accepted | Delta | Finished]]
 
@@ -118,27 +119,49 @@ class FakeWorker:
         self.renewals: list[float] = []
         self.commands: list[Generate] = []
         self.cancelled: list[str] = []
+        self._saying: dict[str, asyncio.Task[None]] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self.loads: list[ModelSpecification] = []
         self.kept: list[tuple[str, bool | None, float | None]] = []
         self.unloads: list[str] = []
         self.listeners: list[Callable[[Event], None]] = []
         self.changed = asyncio.Condition()
 
-    async def generate(self, command: Generate) -> AsyncGenerator[Accepted | Delta | Finished, None]:
+    def open(
+        self, commands: Sequence[Generate], *, hear: Callable[[StreamEvent | PacelineError], None] = lambda _event: None
+    ) -> RequestStream:
+        stream = RequestStream(commands, cancel=self._cancel, hear=hear)
+        self._saying |= {each.id: asyncio.create_task(self._say(stream, each)) for each in commands}
+        return stream
+
+    async def generate(self, command: Generate) -> AsyncGenerator[StreamEvent, None]:
+        stream = self.open([command])
+        try:
+            while (event := await stream.next()) is not None:
+                yield event
+        finally:
+            stream.close()
+
+    async def _say(self, stream: RequestStream, command: Generate) -> None:
+        if stream.ended:
+            return
         self.commands.append(command)
         await self.tell()
-        ended = False
         try:
             async for event in self.script(command):
-                yield event
-            ended = True
-        except PacelineError:
-            ended = True
-            raise
-        finally:
-            if not ended:
-                self.cancelled.append(command.id)
-                await self.tell()
+                stream.put(event)
+                await asyncio.sleep(0)
+        except PacelineError as error:
+            self._saying.pop(command.id, None)
+            stream.fail(error)
+        self._saying.pop(command.id, None)
+
+    def _cancel(self, request_id: str) -> None:
+        task = self._saying.pop(request_id, None)
+        if task is not None:
+            task.cancel()
+            self.cancelled.append(request_id)
+            self._telling.add(asyncio.create_task(self.tell()))
 
     async def tell(self) -> None:
         async with self.changed:
@@ -173,7 +196,7 @@ class FakeWorker:
     async def unload(self, model_id: str) -> None:
         self.unloads.append(model_id)
 
-    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[Event], None], *_kinds: type[Event]) -> Callable[[], None]:
         self.listeners.append(listener)
         return lambda: self.listeners.remove(listener)
 

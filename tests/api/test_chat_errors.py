@@ -120,21 +120,11 @@ async def test_an_error_in_the_stream_is_one_frame_and_the_end(site: Site) -> No
     assert (await site.chat()).status_code == 503, "not streamed, the same failure has its status"
 
 
-async def test_a_worker_that_forgets_to_finish_is_an_error_not_a_hang(site: Site) -> None:
-    async def forget(command: Generate) -> AsyncIterator[Accepted]:
-        yield Accepted(id=command.id, prompt_tokens=1)
-
-    site.worker.script = forget
-    assert (await site.chat()).status_code == 500
-    assert "error" in json.loads(frames((await site.chat(stream=True)).text)[-1])
-
-
-async def test_a_surprise_in_the_client_is_a_generic_500(site: Site) -> None:
-    async def stumble(command: Generate) -> AsyncIterator[Accepted]:
-        yield Accepted(id=command.id, prompt_tokens=1)
+async def test_a_surprise_in_the_server_is_a_generic_500(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(*_: object) -> None:
         raise RuntimeError("/secret/path")
 
-    site.worker.script = stumble
+    monkeypatch.setattr(site.context.measurements, "accepted", stumble)
     response = await site.chat()
     assert response.status_code == 500
     assert "secret" not in response.text

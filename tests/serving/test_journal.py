@@ -71,7 +71,7 @@ def asked(name: str = "r", *, prompts: int = 1, n: int = 1, created_at: float = 
 
 
 def delta(tokens: int = 1, **changes: object) -> Delta:
-    return Delta(id="r", index=0, text="word", tokens=tokens, **changes)  # type: ignore[arg-type]
+    return Delta(id="r-0", index=0, text="word", tokens=tokens, **changes)  # type: ignore[arg-type]
 
 
 def finished(index: int = 0, **usage: object) -> Finished:
@@ -82,7 +82,7 @@ def run(journal: Journal, name: str = "r", created_at: float = 1.0) -> Record:
     record = journal.open(asked(name, created_at=created_at))
     record.begin(lambda _error: None)
     record.accepted(Accepted(id=name, prompt_tokens=5))
-    record.told(0, delta())
+    record.told(delta())
     record.finished(finished(completion_tokens=1, prompt_tokens=5))
     return record
 
@@ -106,9 +106,9 @@ async def test_a_request_goes_through_its_phases_and_their_seconds_add_up() -> N
     record.accepted(Accepted(id="r-0", prompt_tokens=40))
     time.now += 4
     assert (record.is_accepted, record.writes) == (True, False)
-    record.told(0, delta(3, drafted=4, accepted=2, method="ngram", why_not_drafted=NO_REASON))
+    record.told(delta(3, drafted=4, accepted=2, method="ngram", why_not_drafted=NO_REASON))
     time.now += 2
-    record.told(0, delta(1, why_not_drafted=Reason("batched")))
+    record.told(delta(1, why_not_drafted=Reason("batched")))
     assert record.seconds() == {"queue": 3.0, "load": 2.0, "prefill": 4.0, "decode": 2.0, "total": 11.0}
     assert (record.tokens_per_second, record.acceptance, record.method) == (2.0, 0.5, "off")
     assert record.why_not_drafted == Reason("batched")
@@ -142,7 +142,7 @@ async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterw
     record = journal.open(asked(n=2))
     record.begin(lambda _error: None)
     record.accepted(Accepted(id="r-0", prompt_tokens=40))
-    record.told(0, delta(3, drafted=4, accepted=2, method="ngram"))
+    record.told(delta(3, drafted=4, accepted=2, method="ngram"))
     record.close()
     await journal.flush()
     assert journal.recent[0].figures["usage"]["completion_tokens"] == 3
@@ -296,5 +296,5 @@ async def test_a_step_of_a_stream_costs_next_to_nothing() -> None:
     for keeps_texts in (False, True):
         record = Journal(keeps_texts=lambda keeps=keeps_texts: keeps).open(asked())  # type: ignore[misc]
         event = delta(4, drafted=4, accepted=3, method="ngram")
-        best = min(timeit.repeat(lambda: record.told(0, event), number=2_000, repeat=5)) / 2_000  # noqa: B023
+        best = min(timeit.repeat(lambda: record.told(event), number=2_000, repeat=5)) / 2_000  # noqa: B023
         assert best < 20e-6
