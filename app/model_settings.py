@@ -4,12 +4,30 @@ None is unset: the setting of the server, or the usual way, decides. `takes_effe
 """
 
 import logging
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from app.core.conflict import Conflict
+Values = TypeVar("Values")
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict(Generic[Values]):
+    """`names` are the settings that clash, `advice` says why and what to do."""
+
+    names: tuple[str, ...]
+    advice: str
+    clashes: Callable[[Values], bool]
+    wording: str = ""
+    """The key of the dashboard's words for it; empty: that of the first name."""
+
+
+def find_conflict(values: Values, conflicts: Iterable[Conflict[Values]]) -> Conflict[Values] | None:
+    """The first conflict that these values have."""
+    return next((conflict for conflict in conflicts if conflict.clashes(values)), None)
+
 
 logger = logging.getLogger(__name__)
 

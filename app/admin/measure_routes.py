@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import AdminContext
-from app.admin.draft_view import DECIDED_ELSEWHERE, GIVEN
+from app.admin.draft_routes import DECIDED_ELSEWHERE, GIVEN
 from app.admin.measurement_job import Wish
-from app.admin.model_page import render_model
+from app.admin.model_view import render_model
 from app.admin.templating import Pages
 from app.core.errors import InvalidRequest
 from app.model_settings import Id

@@ -10,8 +10,8 @@ from app.admin.room import Footprints
 from app.core.drafter_folder import FEATURE_METHODS
 from app.core.errors import InsufficientMemory, SpeculationUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
-from app.hub.candidates import NGRAM, Candidate, candidates_for, rank, with_measured
 from app.hub.catalog import CatalogModel
+from app.hub.pairing import NGRAM, Candidate, candidates_for, rank, with_measured
 from app.serving.resolver import Resolver
 
 Speedups = Mapping[tuple[str, str], float]

@@ -11,8 +11,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
 from app.admin.context import AdminContext
-from app.admin.model_page import render_model
-from app.admin.model_view import ModelView
+from app.admin.model_view import ModelView, render_model
 from app.admin.settings_routes import OPTION_WORDS, drafters
 from app.admin.templating import Pages
 from app.model_settings import ALL_METHODS

@@ -1,14 +1,42 @@
 """Models as the pages show them: what is on disk, what the worker says of it, what is set for it. Reads the disk."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+
+from app.admin.context import AdminContext
 from app.admin.room import Footprints
-from app.core.errors import ModelUnavailable
+from app.admin.templating import Pages
+from app.core.errors import ModelNotFound, ModelUnavailable
 from app.core.footprint import cache_families, context_tokens
 from app.core.messages import DraftSpecification, LoadedModel
 from app.hub.catalog import CatalogModel
 from app.serving.context import Context
+from app.serving.errors import said
+
+
+def render_model(
+    context: AdminContext,
+    pages: Pages,
+    request: Request,
+    model_id: str,
+    *,
+    template: str,
+    tab: str,
+    data: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> HTMLResponse:
+    """The template with the model; with 404 the page that says that there is no such model. Reads the disk."""
+    try:
+        model = ModelView(context.serving, context.models.footprints).one(model_id)
+    except ModelNotFound as error:
+        reason = said(error, pages.words(request))
+        return pages.render("model_missing.html", request, area="models", data={}, status=404, reason=reason)
+    shown = {"model": model, "topics": context.live.topics, **(data or {})}
+    return pages.render(template, request, area="models", data=shown, model=model, tab=tab, **values)
+
 
 STATES = {"ready": "loaded"}
 

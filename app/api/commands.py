@@ -13,8 +13,8 @@ from app.core.messages import ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.hub.pairing import DRAFT_METHODS
 from app.model_settings import ModelSettings
+from app.serving.choosing import OFF
 from app.serving.context import Context
-from app.serving.drafts import OFF
 from app.serving.resolver import Resolver
 
 DEFAULT_TEMPERATURE = 1.0

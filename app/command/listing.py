@@ -14,8 +14,7 @@ from app.command.loaded import choice_text, columns_table, unbroken
 from app.hub import pairing
 from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.model_settings import ModelSettings
-from app.serving.choosing import Chooser
-from app.serving.drafts import DraftFinder
+from app.serving.choosing import Chooser, DraftFinder
 from app.serving.live_settings import LiveSettings
 from app.serving.unkept import Unkept
 from app.settings import Settings

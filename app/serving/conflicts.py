@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from app.core.conflict import Conflict
+from app.model_settings import Conflict
 from app.settings import Settings
 
 

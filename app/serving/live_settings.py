@@ -15,12 +15,11 @@ from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
-from app.core.conflict import Conflict, find_conflict
 from app.core.errors import InvalidSetting, StoreUnavailable, wording_of
 from app.core.setting_texts import plain
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
-from app.model_settings import ModelSettings
+from app.model_settings import Conflict, ModelSettings, find_conflict
 from app.serving.conflicts import CONFLICTS, Situation
 from app.settings import Settings, SettingsError, check_setting, property_of
 

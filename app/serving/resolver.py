@@ -12,8 +12,7 @@ from app.core.messages import DraftSpecification, LoadedModel, ModelSpecificatio
 from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel, FolderCatalog
 from app.hub.pairing import DRAFT_METHODS
-from app.serving.choosing import Chooser
-from app.serving.drafts import OFF, DraftFinder, FoundDrafters, Pairings
+from app.serving.choosing import OFF, Chooser, DraftFinder, FoundDrafters, Pairings
 from app.serving.live_settings import LiveSettings
 from app.worker.client import WorkerClient
 

@@ -7,8 +7,8 @@ import pytest
 
 from app.core.footprint import unit_footprint
 from app.core.messages import DraftSpecification, ModelSpecification
-from app.hub.candidates import Candidate, candidates_for, rank, with_measured
 from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
+from app.hub.pairing import Candidate, candidates_for, rank, with_measured
 from tests.hub.folders import write_model
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from app.core.errors import DiskUnavailable, ModelNotFound
 from app.core.model_folder import MAX_FILES
-from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
-from app.hub.layout import MAX_ENTRIES
+from app.hub.catalog import MAX_ENTRIES, CatalogModel, FolderCatalog, default_catalog
 from tests.hub.folders import write_model
 
 
