@@ -1,16 +1,20 @@
-"""Frames between the server process and the worker: tagged msgpack structs, no pickle, no tensors.
+"""What crosses a process or a thread: frames between server and worker, and what the worker's threads tell each other.
+
+Frames are tagged msgpack structs, no pickle, no tensors.
 
 Server → worker: commands. Worker → server: events. A request id comes back in every event about it; each choice of
 a request (`n` > 1) is one `index`. Exactly one `Finished` per index, or one `Failed` for the whole request.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from app.core.errors import PacelineError, error_class
 from app.core.reason import Reason
-from app.core.request import SamplingParameters, SpeculationRequest
-from app.core.step import Statistics
+from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.core.step import Statistics, TokenEvent
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MEASUREMENT = "measurement"
@@ -264,3 +268,105 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
     error: Failed | None = None
     seconds: dict[str, float] = {}
     """What it took, by stage, and the load when it is the first."""
+
+
+# --- an error as a frame and back: the class by its name, nothing of the traceback ----------------------------
+
+_LONGEST_MESSAGE = 600
+
+
+def failed_frame(request_id: str, error: PacelineError) -> Failed:
+    """The terminal frame of a request that ended with `error`."""
+    return Failed(
+        id=request_id,
+        error=type(error).__name__,
+        message=_encodable(error.message),
+        code=error.code,
+        parameter=error.parameter,
+        retry_after_seconds=error.retry_after_seconds,
+    )
+
+
+def error_of(failed: Failed) -> PacelineError:
+    """The error that a frame names."""
+    return error_class(failed.error)(
+        failed.message,
+        code=failed.code,
+        parameter=failed.parameter,
+        retry_after_seconds=failed.retry_after_seconds,
+    )
+
+
+def short_text(error: BaseException) -> str:
+    """One line about an unexpected exception; the traceback belongs into the log."""
+    first_line = next(iter(str(error).splitlines()), "")
+    return _encodable(f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__)
+
+
+def _encodable(text: str) -> str:
+    return text[:_LONGEST_MESSAGE].encode("utf-8", "replace").decode("utf-8")
+
+
+# --- between the threads of the worker: mail goes to the MLX thread, deliveries come back ---------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """All choices of one Generate: queued together or refused together."""
+
+    id: str
+    model: ModelSpecification
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """End these choices: each gets its terminal event, unless it had one. Unknown ones are fine."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Leave the loop: everything that is to be said has been said."""
+
+
+Mail = Submission | Withdrawal | LoadModel | KeepModel | UnloadModel | Cancel | Halt
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """All choices of a submission wait or run; times here are seconds of the worker's monotonic clock."""
+
+    id: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A submission ended before it was queued."""
+
+    id: str
+    error: PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvents:
+    """What one step, or one cancel, told."""
+
+    events: tuple[TokenEvent, ...]
+    at: float
+
+
+Delivery = Queued | Refused | StepEvents
+
+
+def choice_id(request_id: str, index: int) -> str:
+    """The id of one choice, as scheduler and engine see it."""
+    return f"{request_id}#{index}"
+
+
+def choice_of(choice: str) -> tuple[str, int]:
+    """Request id and index of a choice id."""
+    request_id, _, index = choice.rpartition("#")
+    return request_id, int(index)

@@ -1,51 +1,63 @@
 """One Generate command on its way: its prompt, its choices, and the one end that each of them gets."""
 
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import MEASUREMENT, Accepted, Delta, Event, Finished, Generate, TokenText
+from app.core.messages import (
+    MEASUREMENT,
+    Accepted,
+    Delta,
+    Event,
+    Finished,
+    Generate,
+    Submission,
+    TokenText,
+    Withdrawal,
+    choice_id,
+    choice_of,
+    failed_frame,
+)
 from app.core.reason import NO_REASON
 from app.core.request import Request
-from app.core.step import FinishReason, Statistics, TokenEvent, TokenLogprobs
-from app.text.detokenizer import TextChunk, TextStream, TokenTable
-from app.worker.failure import failed_frame
-from app.worker.mail import StepEvents, Submission, choice_id, choice_of
-from app.worker.tally import Tally
+from app.core.step import FinishReason, MethodStatistics, Statistics, TokenEvent, TokenLogprobs
+from app.scheduler.stats import Counters
+from app.text.detokenizer import TextChunk
 from app.worker.texts import Prompt
 
-Message = Delta | Finished
+Send = Callable[[Event], None]
 
-_FINISH_WORDS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: "cancelled"}
+_SEEDS = 1 << 64
+_NO_LIMIT = (1 << 31) - 1
+"""Asks the scheduler for everything up to the end of the context."""
+_logger = logging.getLogger("paceline.request")
 
 
 class Choice:
-    """Text is told as soon as it is certain; tokens without text yet ride along with the next text, or the end.
+    """One choice: its text, the counts of what was told of it, and its end.
 
-    After a stop string or a cancel nothing more is told; the end waits for the scheduler's terminal event, because
-    only that one knows why speculation did not run.
+    Text is told as soon as it is certain; tokens without text yet ride along with the next text, or the end. After a
+    stop string or a cancel nothing more is told; the end waits for the scheduler's terminal event, because only that
+    one knows why speculation did not run. Times are seconds of the worker's monotonic clock.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        index: int,
-        prompt: Sequence[int],
-        table: TokenTable,
-        stream: TextStream,
-        tally: Tally,
-    ) -> None:
-        self._request_id = request_id
+    def __init__(self, command: Generate, index: int, prompt: Prompt, received_at: float) -> None:
+        self.id = choice_id(command.id, index)
+        self._request_id = command.id
         self._index = index
-        self._prompt = prompt
+        self._prompt = prompt.tokens
+        self._table = prompt.table
+        self._stream = prompt.table.open_stream(command.stop, continued=command.messages is None)
         self._scored = 1
         """Tokens of the prompt whose scores were told, if they are wanted; the first has none."""
-        self._table = table
-        self._stream = stream
-        self._tally = tally
+        self._received_at = self._last_told_at = received_at
+        self.queued_at = received_at
+        """From here on the scheduler counts the time."""
+        self._told = Counters()
+        """Ends exactly at a stop string, which the scheduler cannot see."""
         self._tokens = self._drafted = self._accepted = 0
         self._logprobs: list[TokenText] = []
         self._method = "off"
@@ -54,10 +66,6 @@ class Choice:
         """The finish reason that is decided already, while the scheduler does not know yet."""
         self.ended = False
         """Its `Finished` has been told."""
-
-    def queued(self, at: float) -> None:
-        """The scheduler has it."""
-        self._tally.queued(at)
 
     def echo(self, text: str, *, scored: bool) -> Delta:
         """The prompt, as the client gave it; with the token that nothing stands before when scores are to follow."""
@@ -76,50 +84,56 @@ class Choice:
         """Tell nothing more but the end."""
         self.closing = self.closing or finish_reason
 
-    def feed(self, told: TokenEvent, at: float) -> list[Message]:
+    def feed(self, event: TokenEvent, at: float) -> list[Delta | Finished]:
         """What the client is told of one event; a FAILED one only after `close`."""
-        if self.ended:
-            return []
-        messages = [] if self.closing else self._feed_tokens(told, at)
-        if told.finish_reason is None:
+        messages: list[Delta | Finished] = []
+        if not self.closing:
+            messages += self._delta(self._take(event, at))
+        if event.finish_reason is None:
             return messages
         if self.closing:
-            return [*messages, *self._finish(self.closing, self._tally.usage_as_told(told.statistics, at))]
+            return [*messages, *self._finish(self.closing, self._usage_as_told(event.statistics, at))]
         tail = self._stream.finish()
-        word = "stop" if tail.stopped else _FINISH_WORDS[told.finish_reason]
-        return [*messages, *self._delta(tail), *self._finish(word, self._tally.usage(told.statistics))]
+        word = "stop" if tail.stopped else event.finish_reason.value
+        return [*messages, *self._delta(tail), *self._finish(word, self._usage(event.statistics))]
 
-    def _feed_tokens(self, told: TokenEvent, at: float) -> list[Message]:
-        chunk = self._stream.feed(told.tokens, told.accepted)
-        drafted, accepted = self._tally.count(told, chunk.tokens_used, at)
-        self._tokens += chunk.tokens_used
-        self._drafted += drafted
-        self._accepted += accepted
-        self._logprobs += self._token_texts(told.tokens[: chunk.tokens_used], told.logprobs)
-        self._method = told.method
-        self._why = told.why_not_drafted
+    def _take(self, event: TokenEvent, at: float) -> TextChunk:
+        """Count the tokens of one step up to the stop string, and make text of them."""
+        chunk = self._stream.feed(event.tokens, event.accepted)
+        used = chunk.tokens_used
+        if event.tokens:
+            drafted = event.drafted if used == len(event.tokens) else min(event.drafted, used)
+            accepted = min(event.accepted, used) if drafted else 0
+            self._told.count_step(kept=used, drafted=drafted, accepted=accepted, method=event.method)
+            self._tokens += used
+            self._drafted += drafted
+            self._accepted += accepted
+            self._last_told_at = at
+        if event.logprobs:
+            self._logprobs += self._token_texts(event.tokens[:used], event.logprobs)
+        self._method = event.method
+        self._why = event.why_not_drafted
         if chunk.stopped:
             self.close("stop")
-        return self._delta(chunk)
+        return chunk
 
-    def _finish(self, finish_reason: str, usage: Statistics) -> list[Message]:
+    def _finish(self, finish_reason: str, usage: Statistics) -> list[Delta | Finished]:
         self.ended = True
-        messages: list[Message] = [self._take_delta("", ())] if self._tokens else []
-        messages.append(Finished(id=self._request_id, index=self._index, finish_reason=finish_reason, usage=usage))
-        return messages
+        rest = [self._take_delta(TextChunk())] if self._tokens else []
+        return [*rest, Finished(id=self._request_id, index=self._index, finish_reason=finish_reason, usage=usage)]
 
-    def _delta(self, chunk: TextChunk) -> list[Message]:
-        return [self._take_delta(chunk.text, chunk.accepted_spans)] if chunk.text else []
+    def _delta(self, chunk: TextChunk) -> list[Delta]:
+        return [self._take_delta(chunk)] if chunk.text else []
 
-    def _take_delta(self, text: str, accepted_spans: Sequence[tuple[int, int]]) -> Delta:
+    def _take_delta(self, chunk: TextChunk) -> Delta:
         delta = Delta(
             id=self._request_id,
             index=self._index,
-            text=text,
+            text=chunk.text,
             tokens=self._tokens,
             drafted=self._drafted,
             accepted=self._accepted,
-            accepted_spans=tuple(accepted_spans),
+            accepted_spans=chunk.accepted_spans,
             method=self._method,
             why_not_drafted=self._why if self._why != self._told_why else None,
             logprobs=tuple(self._logprobs),
@@ -140,63 +154,84 @@ class Choice:
             texts.append(TokenText(token=text, token_bytes=tuple(data), logprob=found.logprob, top=tuple(top)))
         return texts
 
+    def _usage(self, statistics: Statistics) -> Statistics:
+        """The scheduler's account of an end that it decided itself, with the time before it was queued added."""
+        lead_seconds = self.queued_at - self._received_at
+        first_token_seconds = statistics.first_token_seconds
+        return replace(
+            statistics,
+            prompt_tokens=len(self._prompt),
+            queue_seconds=lead_seconds + statistics.queue_seconds,
+            first_token_seconds=lead_seconds + first_token_seconds if statistics.completion_tokens else 0.0,
+        )
 
-_SEEDS = 1 << 64
-_NO_LIMIT = (1 << 31) - 1
-"""Asks the scheduler for everything up to the end of the context."""
-_logger = logging.getLogger("paceline.request")
+    def _usage_as_told(self, statistics: Statistics, ended_at: float) -> Statistics:
+        """What was told, when a stop string or the client ended it before the scheduler did at `ended_at`."""
+        told = self._told
+        late_seconds = ended_at - self._last_told_at if told.steps else statistics.decode_seconds
+        whole = self._usage(statistics)
+        return replace(
+            whole,
+            completion_tokens=told.generated,
+            drafted=told.drafted,
+            accepted=told.accepted,
+            cycles=told.cycles,
+            steps=told.steps,
+            accepted_per_position=told.accepted_per_position,
+            decode_seconds=max(0.0, whole.decode_seconds - late_seconds),
+            methods=told.methods,
+            by_method=self._methods_as_told(whole.by_method),
+        )
 
-
-class Reaction(NamedTuple):
-    """What follows from one delivery: events for the client, and choices whose end the scheduler must be told."""
-
-    events: Sequence[Event] = ()
-    withdrawn: tuple[str, ...] = ()
+    def _methods_as_told(self, whole: tuple[MethodStatistics, ...]) -> tuple[MethodStatistics, ...]:
+        """The counts are those that were told; the seconds, theirs by the share of steps."""
+        known = {each.method: each for each in whole}
+        told = []
+        for each in self._told.statistics():
+            all_of_it = known.get(each.method, each)
+            share = min(1.0, each.steps / max(1, all_of_it.steps))
+            told.append(
+                replace(
+                    each,
+                    draft_seconds=share * all_of_it.draft_seconds,
+                    verify_seconds=share * all_of_it.verify_seconds,
+                    rewind_seconds=share * all_of_it.rewind_seconds,
+                )
+            )
+        return tuple(told)
 
 
 class Answer:
-    """Pure: what to do comes out as a `Reaction`; the speaker does it. Raises InvalidRequest when it cannot begin."""
+    """What its client is told goes to `send`, which choices the scheduler must end to `withdraw`.
 
-    def __init__(self, command: Generate, prompt: Prompt, received_at: float) -> None:
+    Raises InvalidRequest when it cannot begin.
+    """
+
+    def __init__(
+        self,
+        command: Generate,
+        prompt: Prompt,
+        received_at: float,
+        *,
+        send: Send,
+        withdraw: Callable[[Withdrawal], None],
+    ) -> None:
         self._command = command
         self._prompt = prompt.tokens
-        self._table = table = prompt.table
-        _check_biases(command, table)
-        if not self._prompt:
-            raise InvalidRequest("The prompt is empty.", parameter="prompt")
-        if not all(0 <= token < table.vocabulary_size for token in self._prompt):
-            raise InvalidRequest(f"Token ids must be from 0 to {table.vocabulary_size - 1}.", parameter="prompt")
-        self._choices = [
-            Choice(
-                command.id,
-                index,
-                self._prompt,
-                table,
-                table.open_stream(command.stop, continued=command.messages is None),
-                Tally(prompt_tokens=len(self._prompt), received_at=received_at),
-            )
-            for index in range(command.n)
-        ]
+        self._table = prompt.table
+        self._send = send
+        self._withdraw = withdraw
+        _check_tokens(command, prompt)
+        self._choices = [Choice(command, index, prompt, received_at) for index in range(command.n)]
         self._level = logging.DEBUG if command.owner == MEASUREMENT else logging.INFO
         for choice in self._choices if command.max_tokens == 0 else ():
             choice.close("length")  # the one token that is drawn is told to nobody
         self._failed = False
 
     @property
-    def _scores_prompt(self) -> bool:
-        return self._command.echo and self._command.sampling.top_logprobs is not None
-
-    @property
     def ended(self) -> bool:
         """Whether the client has been told the end of everything."""
         return self._failed or all(choice.ended for choice in self._choices)
-
-    @property
-    def _open_choice_ids(self) -> tuple[str, ...]:
-        """The choices that the scheduler may still be working on for us."""
-        return tuple(
-            choice_id(self._command.id, index) for index, choice in enumerate(self._choices) if not choice.ended
-        )
 
     def submission(self) -> Submission:
         """What the loop is asked for: choice i draws with seed + i."""
@@ -219,47 +254,59 @@ class Answer:
         )
         return Submission(command.id, command.model, requests)
 
-    def queued(self, at: float) -> Reaction:
+    def queued(self, at: float) -> None:
         """The request is accepted: from here on the client streams."""
         for choice in self._choices:
-            choice.queued(at)
-        accepted = Accepted(id=self._command.id, prompt_tokens=len(self._prompt))
-        if not self._command.echo:
-            return Reaction([accepted])
-        text = self._prompt_text()
-        return Reaction([accepted, *(choice.echo(text, scored=self._scores_prompt) for choice in self._choices)])
+            choice.queued_at = at
+        self._send(Accepted(id=self._command.id, prompt_tokens=len(self._prompt)))
+        if self._command.echo:
+            text = self._prompt_text()
+            for choice in self._choices:
+                self._send(choice.echo(text, scored=self._scores_prompt))
 
-    def feed(self, event: TokenEvent, told: StepEvents) -> Reaction:
+    def feed(self, event: TokenEvent, at: float) -> None:
         """Tokens, or the end, of one choice."""
-        if self.ended:
-            return Reaction()
         choice = self._choices[choice_of(event.request_id)[1]]
+        if self.ended or choice.ended:
+            return
         was_closing = choice.closing
         if event.prompt_logprobs and was_closing != "cancelled":
-            return Reaction([choice.score_prompt(event.prompt_logprobs)])
+            self._send(choice.score_prompt(event.prompt_logprobs))
+            return
         if event.finish_reason is FinishReason.FAILED and was_closing in {"", "length"}:
-            return self.fail(PacelineError(f"The model failed: {event.error}", code="step_failed"))
-        messages = choice.feed(event, told.at)
+            self.fail(PacelineError(f"The model failed: {event.error}", code="step_failed"))
+            return
+        messages = choice.feed(event, at)
+        if choice.closing and not was_closing and not choice.ended:
+            self._withdraw(Withdrawal((event.request_id,)))
         for message in messages:
             if isinstance(message, Finished):
                 _logger.log(self._level, "%s", describe(self._command.model.id, message))
-        stopped = choice.closing and not was_closing and not choice.ended
-        return Reaction(messages, (event.request_id,) if stopped else ())
+            self._send(message)
 
-    def fail(self, error: PacelineError) -> Reaction:
+    def fail(self, error: PacelineError) -> None:
         """End everything with one error."""
         if self.ended:
-            return Reaction()
-        withdrawn = self._open_choice_ids
+            return
+        self._withdraw_open()
         self._failed = True
         _logger.log(self._level, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
-        return Reaction([failed_frame(self._command.id, error)], withdrawn)
+        self._send(failed_frame(self._command.id, error))
 
-    def cancel(self) -> Reaction:
+    def cancel(self) -> None:
         """The client left: every open choice ends at what was told."""
         for choice in self._choices:
             choice.close("cancelled")
-        return Reaction(withdrawn=self._open_choice_ids)
+        self._withdraw_open()
+
+    @property
+    def _scores_prompt(self) -> bool:
+        return self._command.echo and self._command.sampling.top_logprobs is not None
+
+    def _withdraw_open(self) -> None:
+        """The choices that the scheduler may still be working on for us."""
+        if open_choices := tuple(choice.id for choice in self._choices if not choice.ended):
+            self._withdraw(Withdrawal(open_choices))
 
     def _prompt_text(self) -> str:
         if self._command.text is not None:
@@ -283,13 +330,17 @@ def describe(model_id: str, finished: Finished) -> str:
     )
 
 
-def _check_biases(command: Generate, table: TokenTable) -> None:
-    """Raises InvalidRequest where `logit_bias` names tokens that the model does not have."""
-    strange = [str(token) for token in sorted(command.sampling.logit_bias) if token >= table.vocabulary_size]
+def _check_tokens(command: Generate, prompt: Prompt) -> None:
+    """Raises InvalidRequest for a prompt without tokens, and for tokens that the model does not have."""
+    size = prompt.table.vocabulary_size
+    strange = [str(token) for token in sorted(command.sampling.logit_bias) if token >= size]
     if strange:
-        last = table.vocabulary_size - 1
-        message = f"logit_bias: the model has no token {', '.join(strange[:8])}; its ids are 0 to {last}."
+        message = f"logit_bias: the model has no token {', '.join(strange[:8])}; its ids are 0 to {size - 1}."
         raise InvalidRequest(message, parameter="logit_bias")
+    if not prompt.tokens:
+        raise InvalidRequest("The prompt is empty.", parameter="prompt")
+    if not all(0 <= token < size for token in prompt.tokens):
+        raise InvalidRequest(f"Token ids must be from 0 to {size - 1}.", parameter="prompt")
 
 
 def check_command(command: Generate) -> None:

@@ -13,8 +13,8 @@ from typing import IO
 
 import app
 from app.core.messages import Command, Event
-from app.worker.at_work import new_note, read_note
 from app.worker.channel import ServerChannel
+from app.worker.recovery import new_note, read_note
 
 MAX_LINE_BYTES = 64 * 1024
 LAST_WORDS_SECONDS = 1.0

@@ -32,9 +32,10 @@ from app.core.messages import (
     Ready,
     Snapshot,
     UnloadModel,
+    error_of,
+    failed_frame,
 )
 from app.core.reason import Reason
-from app.worker.failure import error_of, failed_frame
 from app.worker.supervisor import Supervisor
 
 StreamEvent = Accepted | Delta | Finished

@@ -1,7 +1,8 @@
 """The MLX thread: mail in, one slice of a load and one step of each model in turn, deliveries out.
 
 Only this thread touches the engine. It never waits for anything but its mailbox, and for that only when there is
-nothing to step. A step that raises fails its own requests (`desk.py`); a load that fails tells those who wait for it.
+nothing to step. A step that raises fails its own requests (`served_model.py`); a load that fails tells those who wait
+for it.
 """
 
 import logging
@@ -14,23 +15,29 @@ import msgspec
 from app.core.errors import PacelineError, QueueFull
 from app.core.messages import (
     Cancel,
+    Delivery,
     Event,
+    Halt,
     Heartbeat,
     KeepModel,
     LoadedModel,
     LoadModel,
     LoadProgress,
+    Mail,
     ModelLoaded,
     ModelUnloaded,
+    Refused,
     Snapshot,
+    Submission,
     UnloadModel,
+    Withdrawal,
+    failed_frame,
+    short_text,
 )
 from app.core.ports import Clock
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent, Progress
-from app.worker.at_work import AtWork
-from app.worker.desk import Desk, KeepCosts, OpenScheduler
-from app.worker.failure import failed_frame, short_text
-from app.worker.mail import Delivery, Halt, Mail, Refused, Submission, Withdrawal
+from app.worker.recovery import CrashNote
+from app.worker.served_model import KeepCosts, OpenScheduler, ServedModel
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -114,7 +121,7 @@ class Loop:
         deliver: Callable[[Delivery], None],
         send: Callable[[Event], None],
         keep_costs: KeepCosts = lambda _spec, _costs: None,
-        at_work: AtWork | None = None,
+        crash_note: CrashNote | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._pool = pool
@@ -122,7 +129,7 @@ class Loop:
         self._deliver = deliver
         self._send = send
         self._keep_costs = keep_costs
-        self._at_work = at_work or AtWork()
+        self._crash_note = crash_note or CrashNote()
         self._clock = clock
         self._pulse = Pulse(
             send=send,
@@ -132,7 +139,7 @@ class Loop:
             clock=clock,
         )
         self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
-        self._desks: dict[str, Desk] = {}
+        self._served: dict[str, ServedModel] = {}
         self._loads: dict[str, LoadModel] = {}
         self._halted = False
         self._moved = True
@@ -152,17 +159,17 @@ class Loop:
         """One round; with `wait` it sleeps on the mailbox when there is nothing to do. False after a Halt."""
         self._read_mail(self._seconds_to_sleep() if wait else 0.0)
         if self._pool.loading:
-            with self._at_work.on(self._pool.next_load):
+            with self._crash_note.on(self._pool.next_load):
                 events = self._pool.advance()
             for event in events:
                 self._hear(event)
             self._pulse.beat_if_due()
         self._moved = False
-        for model_id, desk in tuple(self._desks.items()):
-            if desk.has_work:
+        for model_id, served in tuple(self._served.items()):
+            if served.has_work:
                 began = self._clock()
-                with self._at_work.on(model_id):
-                    self._moved |= desk.step()
+                with self._crash_note.on(model_id):
+                    self._moved |= served.step()
                 self._pulse.beat(self._clock() - began)
                 self._read_mail(0.0)
         self._keep_house()
@@ -172,8 +179,8 @@ class Loop:
     # --- mail -------------------------------------------------------------------------------------------------
 
     def _seconds_to_sleep(self) -> float:
-        """0 while something can be stepped; a desk that has work and no plan is asked again at the next beat."""
-        if self._pool.loading or (self._moved and any(desk.has_work for desk in self._desks.values())):
+        """0 while something can be stepped; a model that has work and no plan is asked again at the next beat."""
+        if self._pool.loading or (self._moved and any(served.has_work for served in self._served.values())):
             return 0.0
         return self._pulse.seconds_to_next
 
@@ -206,21 +213,21 @@ class Loop:
 
     def _submit(self, submission: Submission) -> None:
         model_id = submission.model.id
-        desk = self._desks.get(model_id)
-        line = desk.line_of(submission.requests[0].owner) if desk is not None else 0
+        served = self._served.get(model_id)
+        line = served.line_of(submission.requests[0].owner) if served is not None else 0
         if line >= submission.model.queue_limit:
             message = f"{line} requests wait for {model_id} to be loaded; try again in a moment"
             self._deliver(Refused(submission.id, QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)))
             return
-        with self._at_work.on(model_id):
+        with self._crash_note.on(model_id):
             error = self._attempt(lambda: self._lease(submission), f"{model_id} cannot be loaded")
         if error is not None:
             self._deliver(Refused(submission.id, error))
             return
-        desk = desk or self._new_desk(model_id)
-        desk.join(submission)
+        served = served or self._serve(model_id)
+        served.join(submission)
         if (engine := self._pool.engine(model_id)) is not None:
-            desk.open(engine)
+            served.open(engine)
 
     def _lease(self, submission: Submission) -> None:
         """One lease for each choice, or none."""
@@ -235,13 +242,13 @@ class Loop:
             raise
 
     def _withdraw(self, request_ids: tuple[str, ...]) -> None:
-        for desk in self._desks.values():
+        for served in self._served.values():
             for request_id in request_ids:
-                desk.withdraw(request_id)
+                served.withdraw(request_id)
 
     def _load(self, command: LoadModel) -> None:
         model_id = command.model.id
-        with self._at_work.on(model_id):
+        with self._crash_note.on(model_id):
             error = self._attempt(lambda: self._pool.acquire(command.model), f"{model_id} cannot be loaded")
         if error is not None:
             self._send(failed_frame(command.id, error))
@@ -273,8 +280,8 @@ class Loop:
             return
         model_id = command.model.id
         self._pool.release(model_id)
-        desk = self._desks.get(model_id)
-        if not (desk and desk.busy) and not any(load.model.id == model_id for load in self._loads.values()):
+        served = self._served.get(model_id)
+        if not (served and served.busy) and not any(load.model.id == model_id for load in self._loads.values()):
             self._pool.cancel_load(model_id)
 
     def _attempt(self, work: Callable[[], None], what: str) -> PacelineError | None:
@@ -290,41 +297,41 @@ class Loop:
 
     # --- models -----------------------------------------------------------------------------------------------
 
-    def _new_desk(self, model_id: str) -> Desk:
-        self._desks[model_id] = desk = Desk(
+    def _serve(self, model_id: str) -> ServedModel:
+        self._served[model_id] = served = ServedModel(
             open_scheduler=self._open_scheduler,
             deliver=self._deliver,
             pool=self._pool,
             model_id=model_id,
             clock=self._clock,
         )
-        return desk
+        return served
 
     def _hear(self, event: PoolEvent) -> None:
         """What the pool told about one model."""
         model_id = event.model_id
-        desk = self._desks.get(model_id)
+        served = self._served.get(model_id)
         match event:
             case Progress():
                 self._send(LoadProgress(model_id=model_id, phase=event.phase, fraction=event.fraction))
             case Loaded():
                 self._send(LoadProgress(model_id=model_id, phase="ready", fraction=1.0))
-                if desk is not None and (engine := self._pool.engine(model_id)) is not None:
-                    desk.open(engine)
+                if served is not None and (engine := self._pool.engine(model_id)) is not None:
+                    served.open(engine)
                 self._answer_loads(model_id, event.seconds)
             case LoadFailed():
                 self._send(LoadProgress(model_id=model_id, phase="failed", fraction=0.0))
-                if desk is not None:
-                    desk.close(event.error)
+                if served is not None:
+                    served.close(event.error)
                 for command in self._take_loads(model_id):
                     self._send(failed_frame(command.id, event.error))
                 self._pulse.show()
             case Evicted():
-                if desk is not None:
-                    desk.keep_costs(self._keep_costs)
-                    desk.detach()
-                    if not desk.busy:
-                        del self._desks[model_id]
+                if served is not None:
+                    served.keep_costs(self._keep_costs)
+                    served.detach()
+                    if not served.busy:
+                        del self._served[model_id]
                 self._pulse.show()
 
     def _answer_loads(self, model_id: str, seconds: float) -> None:
@@ -357,20 +364,20 @@ class Loop:
     def _remember(self) -> None:
         """Keep what steps cost, for the next load."""
         self._next_remembering = self._clock() + REMEMBER_SECONDS
-        for desk in self._desks.values():
-            desk.keep_costs(self._keep_costs)
+        for served in self._served.values():
+            served.keep_costs(self._keep_costs)
 
     def _busy(self) -> bool:
         """Whether anybody waits for a step or a load."""
-        return self._pool.loading or any(desk.busy for desk in self._desks.values())
+        return self._pool.loading or any(served.busy for served in self._served.values())
 
     def _models(self) -> tuple[LoadedModel, ...]:
-        """The pool's models, with the requests that their desks have."""
+        """The pool's models, with the requests that they have."""
         models = []
         for model in self._pool.snapshot():
-            desk = self._desks.get(model.id)
-            if desk is not None:
-                now = {"running": desk.running, "waiting": desk.waiting, "reading": desk.reading}
-                model = msgspec.structs.replace(model, **now)  # noqa: PLW2901 - the same model, with its desk
+            served = self._served.get(model.id)
+            if served is not None:
+                now = {"running": served.running, "waiting": served.waiting, "reading": served.reading}
+                model = msgspec.structs.replace(model, **now)  # noqa: PLW2901 - the same model, with its requests
             models.append(model)
         return tuple(models)

@@ -1,8 +1,8 @@
 """The worker process: `python -m app.worker.process --channel-fd N`, started by the supervisor and by nobody else.
 
-This file only composes. The main thread runs the loop and is the only one that touches mlx; the text thread runs the
-speaker; the reader thread hands commands over; prompts are read in processes of their own. The process ends when its
-parent's end of the channel closes.
+This file only composes. The main thread runs the loop and is the only one that touches mlx; the text thread makes text
+of its tokens; the reader thread hands commands over; prompts are read in processes of their own. The process ends when
+its parent's end of the channel closes.
 """
 
 # ruff: noqa: E402 - what follows `prepare` imports mlx, and has to come after it
@@ -31,11 +31,11 @@ from app.core.ports import EnginePort
 from app.core.request import SpeculationRequest
 from app.engine import memory
 from app.scheduler.scheduler import Scheduler
-from app.worker.at_work import AtWork
 from app.worker.channel import WorkerChannel
 from app.worker.costs import CostFiles
 from app.worker.loop import Loop
-from app.worker.speaker import Speaker
+from app.worker.recovery import CrashNote
+from app.worker.text_thread import TextThread
 from app.worker.texts import Texts
 
 TERMINATE_DRAIN_SECONDS = 10.0
@@ -84,30 +84,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for descriptor in (options.channel_fd, options.note_fd):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - a process of ours that outlived us would hold them open
     channel = WorkerChannel(socket.socket(fileno=options.channel_fd))
-    _serve(channel, options.memory_ceiling_bytes, costs, AtWork(options.note_fd))
+    _serve(channel, options.memory_ceiling_bytes, costs, CrashNote(options.note_fd))
     return 0
 
 
-def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, at_work: AtWork) -> None:
+def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, crash_note: CrashNote) -> None:
     texts = Texts()
-    speaker = Speaker(read=texts.read, send=channel.send)
+    text_thread = TextThread(read=texts.read, send=channel.send)
     loop = Loop(
         pool=open_pool(ceiling_bytes, costs=costs),
         open_scheduler=open_scheduler,
-        deliver=speaker.deliver,
+        deliver=text_thread.deliver,
         send=channel.send,
         keep_costs=costs.keep,
-        at_work=at_work,
+        crash_note=crash_note,
     )
-    speaker.connect(loop.post)
+    text_thread.connect(loop.post)
 
     def terminate(_number: int, _frame: FrameType | None) -> None:
-        speaker.receive(Shutdown(drain_seconds=TERMINATE_DRAIN_SECONDS))
+        text_thread.receive(Shutdown(drain_seconds=TERMINATE_DRAIN_SECONDS))
 
     signal.signal(signal.SIGTERM, terminate)
-    text = threading.Thread(target=_run_or_die, args=(speaker.run,), name="text", daemon=True)
+    text = threading.Thread(target=_run_or_die, args=(text_thread.run,), name="text", daemon=True)
     text.start()
-    channel.start(speaker.receive, lambda: os._exit(0))
+    channel.start(text_thread.receive, lambda: os._exit(0))
     _logger.info("ready: %s; %s", memory.device_name(), PREPARATION.reason)
     channel.send(
         Ready(

@@ -1,12 +1,20 @@
 """What is learned from the end of a worker: the cause, the pause before the next one, who is to blame.
 
-Pure: time comes in as numbers. The supervisor owns one of each.
+Pure: time comes in as numbers, and the supervisor owns one of each; but for the note of what the worker is at. That is
+a page of an unlinked file that both processes hold: the worker maps and writes it (a frame could still be on its way
+when the process dies), the supervisor reads it once the worker has ended or hangs.
 """
 
+import mmap
+import os
 import signal
+import struct
+import tempfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import IO
 
 from app.core.reason import Reason
 
@@ -104,3 +112,44 @@ class CrashLog:
         """Let a model run again, with a clean record; False when it was not quarantined."""
         self._crashes = deque(crash for crash in self._crashes if crash[1] != model_id)
         return self._quarantined.pop(model_id, None) is not None
+
+
+NOTE_BYTES = mmap.PAGESIZE
+_LENGTH = struct.Struct(">I")
+
+
+def new_note() -> IO[bytes]:
+    """An empty note, whose descriptor the worker inherits. Raises OSError."""
+    note = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
+    note.truncate(NOTE_BYTES)
+    return note
+
+
+def read_note(note: IO[bytes]) -> str:
+    """The id of the model that the worker was at; empty when it was at none."""
+    page = os.pread(note.fileno(), NOTE_BYTES, 0)
+    (length,) = _LENGTH.unpack_from(page)
+    return page[_LENGTH.size : _LENGTH.size + length].decode("utf-8", "replace")
+
+
+class CrashNote:
+    """The worker's end of the note: the model that its MLX thread is at. Without a descriptor it notes nothing."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._page = None if descriptor is None else mmap.mmap(descriptor, NOTE_BYTES)
+
+    @contextmanager
+    def on(self, model_id: str) -> Iterator[None]:
+        """Whatever happens to the process within is this model's doing."""
+        self._write(model_id)
+        try:
+            yield
+        finally:
+            self._write("")
+
+    def _write(self, model_id: str) -> None:
+        if self._page is None:
+            return
+        name = model_id.encode()[: NOTE_BYTES - _LENGTH.size]
+        self._page[_LENGTH.size : _LENGTH.size + len(name)] = name
+        self._page[: _LENGTH.size] = _LENGTH.pack(len(name))  # last: a half-written name is never read

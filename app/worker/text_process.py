@@ -23,9 +23,8 @@ sys.modules["mlx_lm"] = _PACKAGE
 import msgspec
 
 from app.core.errors import PacelineError
-from app.core.messages import Failed, Generate, PromptRead
+from app.core.messages import Failed, Generate, PromptRead, failed_frame, short_text
 from app.text.template import TextModel
-from app.worker.failure import failed_frame, short_text
 
 LOAD_SECONDS = 20.0
 STAGE_SECONDS = 1.0

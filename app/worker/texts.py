@@ -23,10 +23,9 @@ import msgspec
 import psutil
 
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
-from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, ModelSpecification, PromptRead
+from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, ModelSpecification, PromptRead, error_of
 from app.core.safe_files import printable
 from app.text.detokenizer import TokenTable
-from app.worker.failure import error_of
 
 KEPT_FOLDERS = 4
 LOOK_SECONDS = 0.02

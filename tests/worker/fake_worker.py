@@ -35,8 +35,8 @@ from app.core.messages import (
     UnloadModel,
 )
 from app.core.step import Statistics
-from app.worker.at_work import AtWork
 from app.worker.channel import WorkerChannel
+from app.worker.recovery import CrashNote
 
 BEAT_SECONDS = 0.05
 
@@ -47,7 +47,7 @@ class FakeWorker:
     def __init__(self, end: socket.socket, options: argparse.Namespace) -> None:
         self.end = end
         self.options = options
-        self.at_work = AtWork(options.note_fd)
+        self.crash_note = CrashNote(options.note_fd)
         self.channel = WorkerChannel(end)
         self.open: dict[str, Generate] = {}
         self.loads: set[str] = set()
@@ -120,7 +120,7 @@ class FakeWorker:
             return
         self.open[command.id] = command
         self.channel.send(Accepted(id=command.id, prompt_tokens=1))
-        with self.at_work.on("" if argument == "idle" else command.model.id):
+        with self.crash_note.on("" if argument == "idle" else command.model.id):
             actions.get(verb, lambda: None)()
 
     def words(self, command: Generate, count: int) -> None:

@@ -123,6 +123,8 @@ class FakePool:
             raise ModelUnavailable("refused", retry_after_seconds=5)
         if folder == "crash":
             raise OSError("no such disk")
+        if any(isinstance(event, LoadFailed) and event.model_id == spec.id for event in self.events):
+            return  # joins that failure, as in the real one
         if spec.id not in self.engines and spec.id not in self.loads:
             self.loads[spec.id] = (spec, 0)
         self.leases[spec.id] = self.leases.get(spec.id, 0) + 1

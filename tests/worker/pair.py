@@ -1,4 +1,4 @@
-"""Speaker and loop around the fakes, turned by hand in one thread."""
+"""TextThread and loop around the fakes, turned by hand in one thread."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from app.core.messages import (
 )
 from app.core.ports import EnginePort
 from app.worker.loop import Loop
-from app.worker.speaker import Speaker
+from app.worker.text_thread import TextThread
 from tests.worker.fakes import BreakableScheduler, FakeEngine, FakePool, fake_read
 
 
@@ -31,16 +31,16 @@ class Pair:
         self.pool = FakePool(make_engine=make_engine)
         self.schedulers: list[BreakableScheduler] = []
         read = options.pop("read", fake_read)
-        self.speaker = Speaker(read=read, send=self.events.append, clock=self.clock, **options)
+        self.text_thread = TextThread(read=read, send=self.events.append, clock=self.clock, **options)
         self.loop = Loop(
             pool=self.pool,
             open_scheduler=self.open_scheduler,
-            deliver=self.speaker.deliver,
+            deliver=self.text_thread.deliver,
             send=self.events.append,
             keep_costs=keep_costs,
             clock=self.clock,
         )
-        self.speaker.connect(self.loop.post)
+        self.text_thread.connect(self.loop.post)
 
     def clock(self) -> float:
         return self.now
@@ -62,11 +62,11 @@ class Pair:
 
     def say(self, *commands: Command) -> None:
         for command in commands:
-            self.speaker.receive(command)
+            self.text_thread.receive(command)
 
     def turn(self) -> bool:
-        """One round of each thread; False when the speaker has finished."""
-        going = self.speaker.turn(wait=False)
+        """One round of each thread; False when the text_thread has finished."""
+        going = self.text_thread.turn(wait=False)
         self.loop.turn(wait=False)
         return going
 

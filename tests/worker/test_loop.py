@@ -12,6 +12,7 @@ from app.core.messages import (
     Cancel,
     Failed,
     Generate,
+    Halt,
     KeepModel,
     LoadModel,
     LoadProgress,
@@ -20,7 +21,6 @@ from app.core.messages import (
     Shutdown,
     UnloadModel,
 )
-from app.worker.mail import Halt
 from tests.worker.fakes import FakeEngine
 from tests.worker.pair import Pair
 
@@ -180,7 +180,7 @@ def test_what_does_not_fit_into_memory_now_waits_and_is_answered_in_order(pair: 
     shown: list[tuple[int, int]] = []
     for _ in range(100):
         pair.turn()
-        shown += [(desk.running, desk.waiting) for desk in pair.loop._desks.values()]
+        shown += [(served.running, served.waiting) for served in pair.loop._served.values()]
         ended += [name for name in names if pair.finished(name) and name not in ended]
         assert pair.pool.reserved.get("m", 0) <= 35
     assert ended == names
@@ -207,7 +207,7 @@ def test_while_rows_wait_for_memory_of_another_model_nobody_turns_in_circles(pai
     pair.turn()
     steps = pair.engine.steps
     pair.turn()
-    assert pair.loop._desks["m"].waiting == 1
+    assert pair.loop._served["m"].waiting == 1
     assert pair.loop._seconds_to_sleep() > 0
     assert pair.engine.steps == steps
     pair.pool.held_tokens = 0

@@ -10,8 +10,7 @@ from hypothesis import strategies as some
 
 from app.core.messages import Heartbeat
 from app.core.reason import Reason
-from app.worker.at_work import AtWork, new_note, read_note
-from app.worker.recovery import Backoff, CrashLog, describe_exit, to_blame
+from app.worker.recovery import Backoff, CrashLog, CrashNote, describe_exit, new_note, read_note, to_blame
 from app.worker.supervisor import Watchdog
 
 CRASH = Reason("exit_aborted")
@@ -85,10 +84,11 @@ def test_blame_needs_three_crashes_of_that_model(crashes: list[tuple[float, str]
 def test_a_note_outlives_the_process_that_wrote_it() -> None:
     note = new_note()
     assert read_note(note) == ""
-    script = f"import os; from app.worker.at_work import AtWork\nwith AtWork({note.fileno()}).on('model/ü'): os.abort()"
+    begin = "import os; from app.worker.recovery import CrashNote"
+    script = f"{begin}\nwith CrashNote({note.fileno()}).on('model/ü'): os.abort()"
     subprocess.run([sys.executable, "-c", script], pass_fds=(note.fileno(),), check=False)
     assert read_note(note) == "model/ü"
-    with AtWork(note.fileno()).on("x" * 10_000):
+    with CrashNote(note.fileno()).on("x" * 10_000):
         assert set(read_note(note)) == {"x"}
     assert read_note(note) == ""
 

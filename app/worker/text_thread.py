@@ -10,33 +10,39 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from app.core.errors import PacelineError, QueueFull, WorkerGone
 from app.core.messages import (
     Cancel,
     Command,
+    Delivery,
     Event,
     Finished,
     Generate,
+    Halt,
     KeepModel,
     LoadModel,
+    Mail,
+    Queued,
+    Refused,
     Shutdown,
+    StepEvents,
     TextWork,
     UnloadModel,
+    choice_of,
+    failed_frame,
+    short_text,
 )
 from app.core.ports import Clock
 from app.core.step import Statistics
-from app.worker.answer import Answer, Reaction, check_command
-from app.worker.failure import failed_frame, short_text
-from app.worker.mail import Delivery, Halt, Mail, Queued, Refused, StepEvents, Withdrawal, choice_of
+from app.worker.answer import Answer, check_command
 from app.worker.texts import Reading, Unread
 
 BACKLOG_LIMIT = 1024
 """Prompts that are not read yet; above it new requests are refused."""
 DELIVERY_LIMIT = 4096
 
-_logger = logging.getLogger("paceline.speaker")
+_logger = logging.getLogger("paceline.text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class _Read:
     id: str
 
 
-class Speaker:
+class TextThread:
     """`run` ends after a Shutdown, when everybody has been told the end; then the loop is told to halt."""
 
     def __init__(
@@ -160,7 +166,7 @@ class Speaker:
             if isinstance(prompt, Unread):
                 self._send(failed_frame(request_id, prompt.error))
                 return
-            answer = Answer(reading.command, prompt, reading.received_at)
+            answer = Answer(reading.command, prompt, reading.received_at, send=self._send, withdraw=self._post)
         except PacelineError as error:
             self._send(failed_frame(request_id, error))
         except Exception as error:
@@ -177,7 +183,7 @@ class Speaker:
             for index in range(reading.command.n):
                 self._send(Finished(id=command.id, index=index, finish_reason="cancelled", usage=Statistics()))
         elif command.id in self._answers:
-            self._with_answer(command.id, Answer.cancel)
+            self._with_answer(command.id, lambda answer: answer.cancel())
         else:
             self._post(command)
 
@@ -185,32 +191,26 @@ class Speaker:
         match delivery:
             case StepEvents():
                 for event in delivery.events:
-                    self._with_answer(choice_of(event.request_id)[0], partial(Answer.feed, event=event, told=delivery))
+                    request_id, _ = choice_of(event.request_id)
+                    self._with_answer(request_id, lambda answer: answer.feed(event, delivery.at))  # noqa: B023
             case Queued():
-                self._with_answer(delivery.id, partial(Answer.queued, at=delivery.at))
+                self._with_answer(delivery.id, lambda answer: answer.queued(delivery.at))
             case Refused():
-                self._with_answer(delivery.id, partial(Answer.fail, error=delivery.error))
+                self._with_answer(delivery.id, lambda answer: answer.fail(delivery.error))
 
-    def _with_answer(self, request_id: str, react: Callable[[Answer], Reaction]) -> None:
+    def _with_answer(self, request_id: str, react: Callable[[Answer], None]) -> None:
         """Let an answer that has not ended react; whatever that raises ends this answer and no other."""
         answer = self._answers.get(request_id)
         if answer is None:
             return
         try:
-            reaction = react(answer)
+            react(answer)
         except Exception as error:
             _logger.exception("could not tell %s", request_id)
-            reaction = answer.fail(PacelineError(f"The answer could not be told: {short_text(error)}"))
-        self._do(reaction)
+            answer.fail(PacelineError(f"The answer could not be told: {short_text(error)}"))
         if answer.ended:
             self._answers.pop(request_id, None)
             self._tell_work({})
-
-    def _do(self, reaction: Reaction) -> None:
-        if reaction.withdrawn:
-            self._post(Withdrawal(reaction.withdrawn))
-        for event in reaction.events:
-            self._send(event)
 
     def _tell_work(self, seconds: dict[str, float]) -> None:
         """What the text side was busy with since the last time."""
@@ -231,7 +231,7 @@ class Speaker:
             self._send(failed_frame(request_id, error))
         self._readings.clear()
         for answer in self._answers.values():
-            self._do(answer.fail(error))
+            answer.fail(error)
         self._answers.clear()
         return True
 

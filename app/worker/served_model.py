@@ -1,6 +1,6 @@
-"""One model's desk in the loop: its scheduler, the submissions that wait for its engine, and who holds a lease.
+"""One model as the loop serves it: its scheduler, the submissions that wait for its engine, and who holds a lease.
 
-Whatever scheduler or engine do, the desk tells exactly one end for each choice and gives back exactly one lease for
+Whatever scheduler or engine do, it tells exactly one end for each choice and gives back exactly one lease for
 it: `open` is the record of choices that have not ended, and nothing is told about any other.
 """
 
@@ -8,13 +8,11 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from app.core.errors import PacelineError
-from app.core.messages import ModelSpecification
+from app.core.messages import Delivery, ModelSpecification, Queued, Refused, StepEvents, Submission, short_text
 from app.core.ports import Clock, EnginePort
 from app.core.step import FinishReason, StepCost, StepPlan, TokenEvent
 from app.engine.pool import EnginePool
 from app.scheduler.scheduler import Scheduler
-from app.worker.failure import short_text
-from app.worker.mail import Delivery, Queued, Refused, StepEvents, Submission
 
 _logger = logging.getLogger("paceline.loop")
 
@@ -22,7 +20,7 @@ OpenScheduler = Callable[[ModelSpecification, EnginePort], Scheduler]
 KeepCosts = Callable[[ModelSpecification, Sequence[StepCost]], None]
 
 
-class Desk:
+class ServedModel:
     """All calls come from the MLX thread; none raises. `pool` lends the engine, one lease for each choice, and the
     memory of its rows: what does not fit beside those that run waits for a row."""
 
@@ -77,7 +75,7 @@ class Desk:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits for this desk, or for its engine."""
+        """Whether anybody waits for a step, or for its engine."""
         return bool(self._open or self._submissions)
 
     def keep_costs(self, keep: KeepCosts) -> None:

@@ -40,7 +40,7 @@ def test_choices_draw_with_their_own_seeds_and_end_on_their_own(pair: Pair) -> N
     command = pair.ask(n=3, sampling=SamplingParameters(seed=41))
     prompt = fake_read(command).result()
     assert isinstance(prompt, Prompt)
-    submission = Answer(command, prompt, 0.0).submission()
+    submission = Answer(command, prompt, 0.0, send=print, withdraw=print).submission()
     assert [request.sampling.seed for request in submission.requests] == [41, 42, 43]
     pair.say(command)
     pair.settle()
