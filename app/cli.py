@@ -322,9 +322,10 @@ def _settings() -> "Settings":
 
 def _live(settings: "Settings") -> "LiveSettings":
     """What is given over what the store says, which is opened."""
-    from app.command.config import read
+    from app.command.config import opened
 
-    return read(settings)
+    with opened(settings) as live:
+        return live
 
 
 def _asking() -> "Settings":

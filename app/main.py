@@ -16,26 +16,25 @@ from app.admin import dashboard
 from app.admin.context import AdminContext
 from app.admin.download_tools import DownloadTools
 from app.admin.live import LiveFeed
+from app.admin.lockout import SetupToken
 from app.admin.model_tools import ModelTools
-from app.admin.setup_token import SetupToken
 from app.api import chat, completions, control, models
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
 from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
+from app.core.server_file import RunningServer, written_server
 from app.hub import pairing
 from app.hub.catalog import FolderCatalog, default_catalog
 from app.serving.activity import Activity
-from app.serving.auth import Door, Identity, authorize
+from app.serving.auth import Door, authorize
 from app.serving.body import give_memory_back
-from app.serving.conflicts import BEYOND_LOOPBACK, Situation
 from app.serving.context import Context
 from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate
 from app.serving.idle import IdleLimit
 from app.serving.journal import Journal
-from app.serving.live_settings import LiveSettings
-from app.serving.log_outlets import WorkerLines, open_outlets, set_log_level
-from app.serving.log_ring import LogRing
+from app.serving.live_settings import BEYOND_LOOPBACK, LiveSettings, Situation
+from app.serving.logs import LogRing, WorkerLines, open_outlets, set_log_level
 from app.serving.resolver import Resolver
 from app.serving.server import (
     AddressError,
@@ -47,40 +46,10 @@ from app.serving.server import (
 from app.settings import Settings
 from app.store.accounts import Accounts
 from app.store.history import RequestHistory
-from app.store.keys import PREFIX
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
-
-
-class StoredCallers:
-    """The sessions and keys of the store, for `app.serving.auth`."""
-
-    def __init__(self, accounts: Accounts) -> None:
-        self._accounts = accounts
-
-    @property
-    def is_locked_down(self) -> bool:
-        """Whether the store was damaged, so that nothing may be open."""
-        return self._accounts.is_locked_down
-
-    @property
-    def has_account(self) -> bool:
-        """Whether somebody set a password for the dashboard."""
-        return self._accounts.has_account
-
-    def key(self, text: str) -> Identity | None:
-        """Whose API key this is; what does not look like one of ours is not looked up."""
-        if not text.startswith(PREFIX) or self.is_locked_down:
-            return None
-        key = self._accounts.keys.find(text)
-        return None if key is None else Identity("key", key.name, key.scope, key.id)
-
-    def is_session(self, cookie: str) -> bool:
-        """Whether a browser with this cookie is signed in."""
-        return not self.is_locked_down and self._accounts.sessions.is_open(cookie)
-
 
 ROUTERS = (chat, completions, models, control)
 EXIT_UNAVAILABLE = 1
@@ -134,7 +103,7 @@ def door_of(admin: AdminContext) -> Door:
     """Who may come in: everybody needs a key once one is set, and always where other machines reach the server."""
     settings = admin.serving.settings
     return Door(
-        callers=StoredCallers(admin.accounts),
+        accounts=admin.accounts,
         secret=settings.api_key.get_secret_value() if settings.api_key is not None else None,
         requires_key=lambda: admin.settings.current.require_key or not settings.is_loopback,
     )
@@ -154,12 +123,10 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     feelers = (context.idle.feel, context.journal.feel, admin.downloads.queue.fill)
     unsubscribes += [context.live.subscribe(feel) for feel in feelers]
     journalling = asyncio.create_task(context.journal.run())
-    watching = asyncio.create_task(context.live.watch())
     await admin.downloads.start()
     yield
     await admin.downloads.stop()
     await admin.models.close()
-    watching.cancel()
     journalling.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await journalling
@@ -231,7 +198,8 @@ def run(
         _complain(str(error))
         return EXIT_UNAVAILABLE
     with open_outlets(LogRing(secrets=_secrets(given)), given.home) as lines:
-        return asyncio.run(_serve(live, store, listener, announce or _announce, lines, said))
+        asyncio.run(_serve(live, store, listener, announce or _announce, lines, said))
+    return 0
 
 
 def setup_address(admin: AdminContext, url: str) -> str:
@@ -247,16 +215,16 @@ def _secrets(settings: Settings) -> tuple[str, ...]:
 
 async def _serve(
     live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, said: str
-) -> int:
+) -> None:
     """`said` is what was done about the store: it belongs in the log too."""
     settings = live.current
     supervisor = Supervisor(
         memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs", on_line=lines.take
     )
-    client = WorkerClient(supervisor)
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
-    app = compose(live, store, client, catalog, lines.ring)
-    url = address_url(settings.host, listener.getsockname()[1])
+    app = compose(live, store, WorkerClient(supervisor), catalog, lines.ring)
+    port = listener.getsockname()[1]
+    url = address_url(settings.host, port)
 
     def feel() -> None:
         catalog.look_in(live.current.model_folders)
@@ -281,10 +249,10 @@ async def _serve(
     )
     await supervisor.start()
     try:
-        await server.serve(sockets=[listener])
+        with written_server(settings.home, RunningServer(settings.host, port, app.state.door.own_key)):
+            await server.serve(sockets=[listener])
     finally:
         await supervisor.stop()
-    return 0
 
 
 def _open_browser(address: str) -> None:

@@ -6,7 +6,7 @@ what was said with `POST …/turns`, under ids of its own making: it sends again
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,7 +21,8 @@ from app.i18n import Words
 from app.serving.body import read_json
 from app.serving.context import Context
 from app.serving.errors import Rejected, error_object, words_for
-from app.store.conversations import Beginning, Conversation, Conversations, Role, Turn
+from app.store.conversations import Beginning, Conversations, Turn
+from app.store.tables import ConversationRow, Role
 
 MAX_ID = (1 << 63) - 1
 MAX_TITLE_CHARACTERS = 200
@@ -193,7 +194,7 @@ def _add_all(router: APIRouter, conversations: Conversations) -> None:
     @router.get("/admin/api/conversations")
     def list_conversations(search: Annotated[str, Query(max_length=MAX_TITLE_CHARACTERS)] = "") -> dict[str, Any]:
         """Headings, the latest first; with `search` those whose title or messages contain it."""
-        return {"conversations": [asdict(each) for each in conversations.list(search.strip())]}
+        return {"conversations": [_heading(each) for each in conversations.list(search.strip())]}
 
     @router.delete("/admin/api/conversations")
     def delete_conversations() -> dict[str, Any]:
@@ -207,7 +208,7 @@ def _add_one(router: APIRouter, conversations: Conversations) -> None:
     @router.get(path)
     def get_conversation(conversation_id: int) -> dict[str, Any]:
         """One with its turns."""
-        return _told(_found(conversation_id, conversations.find))
+        return _whole(*_found(conversation_id, conversations.find))
 
     @router.patch(path)
     async def change_conversation(request: Request, conversation_id: int) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def _add_one(router: APIRouter, conversations: Conversations) -> None:
         def change(number: int) -> Any:
             return conversations.change(number, title=asked.title, model_id=asked.model, options=options)
 
-        return asdict(await asyncio.to_thread(_found, conversation_id, change))
+        return _heading(await asyncio.to_thread(_found, conversation_id, change))
 
     @router.delete(path)
     def delete_conversation(conversation_id: int) -> dict[str, Any]:
@@ -238,19 +239,20 @@ def _answer_turns(conversations: Conversations, conversation_id: int, asked: New
     beginning = None if asked.begin is None else asked.begin.beginning()
     try:
         added = _found(conversation_id, lambda number: conversations.add(number, asked.version, turns, beginning))
-        return JSONResponse(asdict(added))
+        return JSONResponse(_heading(added))
     except StaleVersion as error:
-        present = _told(_found(conversation_id, conversations.find))
+        present = _whole(*_found(conversation_id, conversations.find))
         return JSONResponse({**error_object(error, words), "conversation": present}, error.status)
 
 
-def _told(conversation: Conversation) -> dict[str, Any]:
+def _heading(conversation: ConversationRow) -> dict[str, Any]:
+    """One line of the list."""
+    return conversation.model_dump(exclude={"options"})
+
+
+def _whole(conversation: ConversationRow, turns: Sequence[Turn]) -> dict[str, Any]:
     """A whole conversation, as the page reads, exports and imports it."""
-    return {
-        **asdict(conversation.heading),
-        "options": dict(conversation.options),
-        "turns": [asdict(turn) for turn in conversation.turns],
-    }
+    return {**_heading(conversation), "options": conversation.options, "turns": [asdict(turn) for turn in turns]}
 
 
 def _found(conversation_id: int, look: Callable[[int], Found | None]) -> Found:

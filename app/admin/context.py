@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from app.admin.download_tools import DownloadTools
 from app.admin.live import LiveFeed
+from app.admin.lockout import SetupToken
 from app.admin.model_tools import ModelTools
-from app.admin.setup_token import SetupToken
 from app.serving.context import Context
 from app.serving.live_settings import LiveSettings
-from app.serving.log_ring import LogRing
+from app.serving.logs import LogRing
 from app.serving.pace import Pace
 from app.store.accounts import Accounts
 from app.store.store import Store

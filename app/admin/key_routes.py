@@ -12,7 +12,7 @@ from app.admin.context import AdminContext
 from app.admin.templating import Pages
 from app.serving.auth import Door
 from app.serving.body import read_json
-from app.store.keys import Key
+from app.store.tables import KeyRow
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +58,6 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:  # noqa: ARG0
     return router
 
 
-def key_object(key: Key) -> dict[str, Any]:
-    """A key as JSON; its text is not in it."""
-    return {
-        "id": key.id,
-        "name": key.name,
-        "scope": key.scope,
-        "hint": key.hint,
-        "created_at": key.created_at,
-        "used_at": key.used_at,
-    }
+def key_object(key: KeyRow) -> dict[str, Any]:
+    """A key as JSON; nothing in it opens anything."""
+    return key.model_dump(include={"id", "name", "scope", "hint", "created_at", "used_at"})

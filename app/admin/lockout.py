@@ -1,11 +1,15 @@
-"""How often a password may be tried: a few times at once, then after pauses that double, by address and altogether.
+"""What keeps guessers out: a one-time token for the first password, and pauses between attempts at the one there is.
 
-Each attempt counts before it is checked, so that many at once gain nothing; attempts during a pause do not prolong it.
-Only so many addresses are remembered. Whoever sits at this computer is held back by the own mistakes alone.
+The token is for whoever can read what `serve` prints; it works once, within half an hour. A password may be tried a few
+times at once, then after pauses that double, by address and altogether. Each attempt counts before it is checked, so
+that many at once gain nothing; attempts during a pause do not prolong it. Only so many addresses are remembered.
+Whoever sits at this computer is held back by the own mistakes alone.
 """
 
+import hashlib
 import ipaddress
 import math
+import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -19,6 +23,8 @@ LONGEST_PAUSE_ALTOGETHER_SECONDS = 60
 FORGET_SECONDS = 24 * 3600
 MAX_ADDRESSES = 1024
 LOOPBACK = "this computer"
+TOKEN_BYTES = 32
+VALID_SECONDS = 30 * 60
 
 
 @dataclass(slots=True)
@@ -91,3 +97,36 @@ def place_of(address: str) -> str:
     if parsed.is_loopback:
         return LOOPBACK
     return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))
+
+
+class SetupToken:
+    """At most one token at a time, of which only the hash is kept. Times are seconds of `clock`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._digest = b""
+        self._ends_at = 0.0
+
+    def issue(self) -> str:
+        """A new token in the place of the last one."""
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._digest = _digest(token)
+        self._ends_at = self._clock() + VALID_SECONDS
+        return token
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether there is a token that still works."""
+        return bool(self._digest) and self._clock() < self._ends_at
+
+    def matches(self, token: str) -> bool:
+        """Whether this is the token, and in time."""
+        return secrets.compare_digest(_digest(token), self._digest) and self.is_valid
+
+    def spend(self) -> None:
+        """It was used: it works no more."""
+        self._digest = b""
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -12,8 +12,7 @@ from fastapi.responses import HTMLResponse, Response
 
 from app.admin.context import AdminContext
 from app.admin.templating import Pages
-from app.serving.log_file import line_object
-from app.serving.log_ring import CAPACITY, LEVELS, LogRing
+from app.serving.logs import CAPACITY, LEVELS, LogRing, line_object
 
 TOLD_LIVE = 100
 SHOWN = 500

@@ -128,5 +128,5 @@ def _add_choices(router: APIRouter, context: AdminContext) -> None:
         """The model of requests that name none."""
         body = await read_json(request, ModelBody)
         model = await asyncio.to_thread(lambda: resolver.main(body.model))
-        await asyncio.to_thread(lambda: settings.save("default_model", model.id, SOURCE))
+        await asyncio.to_thread(lambda: settings.change({"default_model": model.id}, SOURCE))
         return {"model": model.id, "is_default": True}

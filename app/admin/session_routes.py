@@ -14,14 +14,13 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import AdminContext
-from app.admin.lockout import LOOPBACK, Lockout, place_of
-from app.admin.setup_token import VALID_SECONDS
+from app.admin.lockout import LOOPBACK, VALID_SECONDS, Lockout, place_of
 from app.admin.templating import Pages
 from app.serving.auth import COOKIE, identity_of
 from app.serving.body import read_json
 from app.serving.errors import Rejected
-from app.store.passwords import MIN_CHARACTERS
-from app.store.sessions import ABSOLUTE_SECONDS
+from app.store.accounts import MIN_CHARACTERS
+from app.store.callers import ABSOLUTE_SECONDS, digest_of
 
 logger = logging.getLogger(__name__)
 
@@ -143,16 +142,10 @@ class _Gatekeeper:
     async def tell(self, request: Request) -> dict[str, Any]:
         """Who asks, and which browsers are signed in."""
         identity = identity_of(request)
-        found = await asyncio.to_thread(self._accounts.sessions.list, request.cookies.get(COOKIE, ""))
+        own = digest_of(request.cookies.get(COOKIE, ""))
         sessions = [
-            {
-                "id": each.id,
-                "browser": each.browser,
-                "created_at": each.created_at,
-                "seen_at": each.seen_at,
-                "current": each.is_current,
-            }
-            for each in found
+            {**row.model_dump(), "id": row.id[:12], "current": row.id == own}
+            for row in await asyncio.to_thread(self._accounts.sessions.list)
         ]
         return {"kind": identity.kind, "name": identity.name, "sessions": sessions}
 

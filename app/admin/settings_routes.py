@@ -17,6 +17,7 @@ from app.admin.context import AdminContext
 from app.admin.templating import Pages
 from app.core.errors import InvalidSetting, ModelUnavailable
 from app.hub.catalog import CatalogModel
+from app.serving.auth import identity_of
 from app.serving.body import read_json
 from app.serving.described import describe, describe_model, describe_one
 from app.settings import SECTIONS
@@ -33,7 +34,6 @@ OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """What there is to choose; languages say their own names."""
-SOURCE = "dashboard"
 RELOAD = "reload"
 """Not a setting: whether the model may be unloaded for the change, once nothing uses it."""
 
@@ -97,7 +97,7 @@ def _add_server(router: APIRouter, context: AdminContext) -> None:
         """Change some. 422 for an unknown name, a value out of range, or settings that cannot stand together."""
         changes = (await read_json(request, Changes)).root
         models = {each.id for each in await asyncio.to_thread(context.serving.resolver.models)}
-        await asyncio.to_thread(context.settings.change, changes, SOURCE, models=models)
+        await asyncio.to_thread(context.settings.change, changes, identity_of(request).name, models=models)
         return {"changed": [describe_one(context.settings, name) for name in changes]}
 
 
@@ -123,7 +123,8 @@ def _add_models(router: APIRouter, context: AdminContext) -> None:
         resolver = context.serving.resolver
         model = await asyncio.to_thread(resolver.find, model_id)
         taken = {each.id for each in await asyncio.to_thread(resolver.models)}
-        await asyncio.to_thread(context.settings.change_model, model.id, changes, SOURCE, taken=taken)
+        name = identity_of(request).name
+        await asyncio.to_thread(context.settings.change_model, model.id, changes, name, taken=taken)
         changed = [row for row in answer(model)["settings"] if row["name"] in changes]
         waits = any(row["takes_effect"] == RELOAD for row in changed) and model.id in resolver.loaded()
         return answer(model) | {"reload": await _reload(context, model.id, waits=waits, wanted=reload)}

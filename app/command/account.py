@@ -16,8 +16,8 @@ from rich.text import Text
 from app.command.errors import CommandError
 from app.settings import Settings
 from app.store.accounts import Accounts
-from app.store.keys import Key, Scope
 from app.store.store import FILE_NAME, Store
+from app.store.tables import KeyRow, Scope
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def change_password(settings: Settings, password: str) -> None:
         accounts.set_password(password)
 
 
-def list_keys(settings: Settings) -> list[Key]:
+def list_keys(settings: Settings) -> Sequence[KeyRow]:
     """The keys that open something."""
     with opened(settings) as accounts:
         return accounts.keys.list()
@@ -68,7 +68,7 @@ def revoke_key(settings: Settings, name: str) -> None:
         accounts.keys.revoke(found[0].id)
 
 
-def keys_table(keys: Sequence[Key]) -> Table | Text:
+def keys_table(keys: Sequence[KeyRow]) -> Table | Text:
     """The keys for a person."""
     if not keys:
         return Text("No API keys. Create one: paceline keys create NAME")
@@ -79,12 +79,9 @@ def keys_table(keys: Sequence[Key]) -> Table | Text:
     return table
 
 
-def keys_as_json(keys: Sequence[Key]) -> list[dict[str, Any]]:
+def keys_as_json(keys: Sequence[KeyRow]) -> list[dict[str, Any]]:
     """The keys for a program."""
-    return [
-        {"id": key.id, "name": key.name, "scope": key.scope, "created_at": key.created_at, "used_at": key.used_at}
-        for key in keys
-    ]
+    return [key.model_dump(include={"id", "name", "scope", "created_at", "used_at"}) for key in keys]
 
 
 def _day(unix_seconds: float) -> str:

@@ -1,6 +1,7 @@
-"""`paceline config`: the settings of the server and of each model, straight in the store, with or without a server.
+"""`paceline config`: the settings of the server and of each model, as the command line and the store give them.
 
-A running server notices a change within a second; every answer says when it is felt.
+A change is made by the running server, which feels it at once, and in the store where none runs; every answer says when
+it is felt.
 """
 
 import json
@@ -12,12 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from app.command.errors import CommandError
+from app.command.server import running_server
 from app.core.sizes import size_text
 from app.hub.catalog import default_catalog
 from app.serving.described import describe, describe_model
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 
 SOURCE = "paceline config"
@@ -31,18 +33,12 @@ SHOWN_CHARACTERS = 60
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[LiveSettings]:
-    """The settings of this computer over what is given. Raises `StoreUnavailable`."""
+    """The settings of this computer over what is given, of which no server runs. Raises `StoreUnavailable`."""
     store = Store(settings.home / FILE_NAME)
     try:
         yield LiveSettings(settings, StoredSettings(store))
     finally:
         store.close()
-
-
-def read(settings: Settings) -> LiveSettings:
-    """The same, to be read only. Raises `StoreUnavailable`."""
-    with opened(settings) as live:
-        return live
 
 
 def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:
@@ -63,19 +59,25 @@ def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:
 def change(settings: Settings, name: str, value: str | None, model: str = "") -> str:
     """Keep a value, or with None forget it; says when it is felt. Raises `CommandError` and `InvalidSetting`."""
     now = row(settings, name, model)
-    with opened(settings) as live:
-        if model:
-            model_id = _known(live, model)
-            parsed = None if value is None else _model_value(now, value)
-            live.change_model(model_id, {now["name"]: parsed}, SOURCE, taken=_names(live))
-        else:
-            needs_models = now["name"] in {"default_model", "drafts"}
-            live.save(now["name"], value, SOURCE, models=_names(live) if needs_models else None)
+    wanted = _as_list(value) if model and value is not None and now["kind"] == "list" else value
+    server = running_server(settings)
+    if server is not None:
+        server.change_setting(now["name"], wanted, model)
+    else:
+        _change_stored(settings, now["name"], wanted, model)
     now = row(settings, name, model)
     said = f"{now['name']} is {'unset' if now['value'] is None else text_of(now['value'], now['unit'])}"
     if now["origin"] in {"command line", "environment"}:
         return f"{said}: the new value is stored, but {now['variable']} in the environment overrides it"
     return f"{said}: {FELT[now['takes_effect']]}"
+
+
+def _change_stored(settings: Settings, name: str, value: Any, model: str) -> None:
+    with opened(settings) as live:
+        if model:
+            live.change_model(_known(live, model), {name: value}, SOURCE, taken=_names(live))
+        else:
+            live.change({name: value}, SOURCE, models=_names(live) if name in {"default_model", "drafts"} else None)
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
@@ -108,11 +110,9 @@ def text_of(value: Any, unit: str = "") -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
 
 
-def _model_value(described: Mapping[str, Any], text: str) -> Any:
-    """A model's setting from text: lists are separated by ',', and `none` is the empty one."""
-    if described["kind"] == "list":
-        return [] if text.strip() in {"", "none"} else [part.strip() for part in text.split(",") if part.strip()]
-    return text
+def _as_list(text: str) -> list[str]:
+    """A list from text, separated by ','; `none` is the empty one."""
+    return [] if text.strip() in {"", "none"} else [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _known(live: LiveSettings, model: str) -> str:

@@ -19,13 +19,12 @@ import psutil
 from rich.table import Table
 from rich.text import Text
 
-from app.command.config import read
+from app.command.config import opened
 from app.command.figures import bytes_text
 from app.command.listing import models_on_disk
 from app.command.server import address_of
 from app.core.errors import StoreUnavailable
 from app.serving.live_settings import LiveSettings
-from app.serving.unkept import Unkept
 from app.settings import Settings
 from app.store.database import is_writable_by_others
 from app.store.store import FILE_NAME, Store
@@ -64,8 +63,8 @@ def examine(settings: Settings) -> list[Finding]:
         check_disk,
         check_memory,
     )
-    with contextlib.suppress(StoreUnavailable):  # which is one of the findings
-        settings = read(settings).current
+    with contextlib.suppress(StoreUnavailable), opened(settings) as live:  # which is one of the findings
+        settings = live.current
     return [finding for check in checks for finding in check(settings)]
 
 
@@ -201,7 +200,7 @@ def check_folders(settings: Settings) -> Iterator[Finding]:
 
 def check_models(settings: Settings) -> Iterator[Finding]:
     """At least one model is usable; each broken one is named with its reason."""
-    rows = models_on_disk(LiveSettings(settings, Unkept()))
+    rows = models_on_disk(LiveSettings(settings))
     usable = [row for row in rows if not row.problem]
     if usable:
         paired = sum(1 for row in usable if row.draft)

@@ -16,7 +16,6 @@ from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.model_settings import ModelSettings
 from app.serving.choosing import Chooser, DraftFinder
 from app.serving.live_settings import LiveSettings
-from app.serving.unkept import Unkept
 from app.settings import Settings
 from app.store.glance import FILE_NAME, glance
 
@@ -44,7 +43,7 @@ class Row:
 def at_a_glance(settings: Settings) -> LiveSettings | None:
     """What is given and what is stored, to be read only; None where the store has to be opened to tell."""
     stored = glance(settings.home / FILE_NAME)
-    return None if stored is None else LiveSettings(settings, Unkept(stored.settings, choices_in(stored)))
+    return None if stored is None else LiveSettings(settings, stored=stored.settings, models=choices_in(stored))
 
 
 def models_on_disk(live: LiveSettings) -> list[Row]:
@@ -69,7 +68,7 @@ def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) 
 def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
     """Raise CommandError for a main model whose drafters were named just now, and cannot be used."""
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
-    chooser = Chooser(LiveSettings(settings, Unkept()), DraftFinder(catalog, pairing))
+    chooser = Chooser(LiveSettings(settings), DraftFinder(catalog, pairing))
     mains = {model.id: model for model in catalog.models() if model.kind == "main"}
     for main_id in main_ids:
         if main_id not in mains:

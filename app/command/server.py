@@ -10,7 +10,10 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
+from pydantic import SecretStr
+
 from app.command.errors import CommandError
+from app.core.server_file import read_server
 from app.settings import Settings
 
 CONNECT_SECONDS = 3.0
@@ -36,6 +39,19 @@ class NoKey(CommandError):
     """The server asks for a key that was not given, or not for enough."""
 
 
+def running_server(settings: Settings) -> "Server | None":
+    """The server that runs on this home, which lets the owner of the files in; None when none does."""
+    found = read_server(settings.home)
+    if found is None:
+        return None
+    server = Server(settings.with_command_line(host=found.host, port=found.port, api_key=SecretStr(found.key)))
+    try:
+        is_ours = server.asker() == "command"
+    except CommandError:
+        return None
+    return server if is_ours else None
+
+
 class Server:
     """The server at an address; a connection for each call. Loading takes long, so only connecting times out."""
 
@@ -49,6 +65,14 @@ class Server:
     def live(self) -> None:
         """`GET /health/live`. Raises NoServer until one answers."""
         self._call("GET", "/health/live")
+
+    def asker(self) -> str:
+        """`GET /admin/api/session`: as what the server knows who asks."""
+        return str(self._call("GET", "/admin/api/session").get("kind", ""))
+
+    def change_setting(self, name: str, value: Any, model: str = "") -> None:
+        """`PATCH /admin/api/settings`, or `…/models/{id}/settings`: keep a value, or with None forget it."""
+        self._call("PATCH", _settings_path(model), {name: value})
 
     def models(self) -> list[dict[str, Any]]:
         """`GET /v1/models`."""
@@ -161,6 +185,10 @@ class Server:
             raise CommandError(
                 f"{self.address} did not answer with JSON; is it Paceline? Run `paceline doctor`"
             ) from None
+
+
+def _settings_path(model: str) -> str:
+    return f"/admin/api/models/{quote(model)}/settings" if model else "/admin/api/settings"
 
 
 def _code(body: Any) -> str:

@@ -9,14 +9,17 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Literal
 from urllib.parse import quote
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
+from app.core.setting_texts import is_loopback
 from app.serving.errors import Rejected
+from app.store.accounts import Accounts
+from app.store.tables import Scope
 
 COOKIE = "paceline_session"
 PUBLIC_PATHS = frozenset(
@@ -36,14 +39,12 @@ STATIC = "/static/"
 ADMIN = "/admin"
 ADMIN_JSON = "/admin/api/"
 
-Scope = Literal["inference", "admin"]
-
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Who asks: `name` is a key's own name, or says how somebody came in; `key_id` tells keys of one name apart."""
 
-    kind: Literal["anonymous", "environment", "key", "session"]
+    kind: Literal["anonymous", "environment", "command", "key", "session"]
     name: str = ""
     scope: Scope = "inference"
     key_id: int = 0
@@ -56,41 +57,26 @@ class Identity:
 
 ANONYMOUS = Identity("anonymous")
 ENVIRONMENT = Identity("environment", "PACELINE_API_KEY", "admin")
+COMMAND = Identity("command", "command line", "admin")
 SESSION = Identity("session", "dashboard", "admin")
-
-
-class Callers(Protocol):
-    """What is stored about callers; the calls read a file and are made in a thread."""
-
-    @property
-    def is_locked_down(self) -> bool:
-        """Whether the store was damaged, so that nothing may be open."""
-
-    @property
-    def has_account(self) -> bool:
-        """Whether somebody set a password for the dashboard."""
-
-    def key(self, text: str) -> Identity | None:
-        """Whose API key this is; None for one that was never made, or revoked."""
-
-    def is_session(self, cookie: str) -> bool:
-        """Whether a browser with this cookie is signed in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
     """What decides whether a caller may come in."""
 
-    callers: Callers
+    accounts: Accounts
     secret: str | None = None
     """The key of the environment: it opens everything."""
+    own_key: str = field(default_factory=secrets.token_urlsafe)
+    """The key that commands of this computer find in the server's file: it opens everything to them."""
     requires_key: Callable[[], bool] = lambda: False
     """Whether the setting `require_key` is on, or other machines reach the server."""
 
     @property
     def is_closed(self) -> bool:
         """Whether endpoints ask for a key."""
-        return self.secret is not None or self.callers.is_locked_down or self.requires_key()
+        return self.secret is not None or self.accounts.is_locked_down or self.requires_key()
 
 
 async def authorize(request: Request) -> None:
@@ -103,6 +89,9 @@ async def authorize(request: Request) -> None:
     keys = _offered_keys(request.scope["headers"])
     if keys and all(_is_secret(key, door.secret) for key in keys):
         request.state.identity = ENVIRONMENT
+        return
+    if keys and is_from_here(request) and all(_is_secret(key, door.own_key) for key in keys):
+        request.state.identity = COMMAND
         return
     is_admin = path == ADMIN or path.startswith(ADMIN + "/")
     cookie = request.cookies.get(COOKIE, "") if is_admin and not keys else ""
@@ -147,7 +136,7 @@ def _admit(door: Door, path: str, keys: list[bytes], cookie: str, *, is_admin: b
     """Who comes in; reads the store. Raises when nobody does."""
     identity = _key_owner(door, keys)
     if is_admin:
-        if cookie and door.callers.is_session(cookie):
+        if cookie and not door.accounts.is_locked_down and door.accounts.sessions.is_open(cookie):
             return SESSION
         return _admin(door, identity, path, has_ended=bool(cookie))
     if identity is None and door.is_closed:
@@ -169,7 +158,7 @@ def _admin(door: Door, identity: Identity | None, path: str, *, has_ended: bool)
 
 def _entrance(door: Door, path: str, *, has_ended: bool) -> str:
     """Where a browser signs in, and comes back from to the page it wanted; `has_ended`: it was signed in before."""
-    if not door.callers.has_account:
+    if not door.accounts.has_account:
         return "/admin/setup"
     reason = ["ended=1"] if has_ended else []
     place = [] if path in {ADMIN, ADMIN + "/"} else [f"next={quote(path)}"]
@@ -178,8 +167,19 @@ def _entrance(door: Door, path: str, *, has_ended: bool) -> str:
 
 def _key_owner(door: Door, keys: list[bytes]) -> Identity | None:
     """Whose keys came along; None without one, or when they are not all the same person's."""
-    owners = [ENVIRONMENT if _is_secret(key, door.secret) else door.callers.key(key.decode("latin-1")) for key in keys]
+    owners = [ENVIRONMENT if _is_secret(key, door.secret) else _stored_owner(door, key) for key in keys]
     return owners[0] if owners and all(owner == owners[0] for owner in owners) else None
+
+
+def _stored_owner(door: Door, key: bytes) -> Identity | None:
+    found = None if door.accounts.is_locked_down else door.accounts.keys.find(key.decode("latin-1"))
+    return None if found is None else Identity("key", found.name, found.scope, found.id)
+
+
+def is_from_here(request: Request) -> bool:
+    """Whether the request comes from this computer: by loopback, or by the very address that it was sent to."""
+    client, server = request.scope.get("client"), request.scope.get("server")
+    return client is not None and (is_loopback(client[0]) or (server is not None and client[0] == server[0]))
 
 
 def _is_secret(key: bytes, secret: str | None) -> bool:

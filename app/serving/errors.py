@@ -80,7 +80,9 @@ def said(error: PacelineError, words: Words | None) -> str:
 def words_for(request: Request) -> Words | None:
     """The words for the dashboard's scripts; None: a program asks, which reads English."""
     pages: ErrorPages | None = getattr(request.app.state, "pages", None)
-    return pages.words(request) if pages is not None and request.url.path.startswith(SCRIPTS) else None
+    is_command = getattr(getattr(request.state, "identity", None), "kind", "") == "command"
+    is_script = request.url.path.startswith(SCRIPTS) and not is_command
+    return pages.words(request) if pages is not None and is_script else None
 
 
 def error_response(error: PacelineError, words: Words | None = None) -> Response:

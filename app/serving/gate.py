@@ -7,6 +7,7 @@ follow a link to us. Only pages of the allowed origins may call the endpoint, wi
 
 import re
 from collections.abc import Callable, Collection
+from email.utils import formatdate
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -68,7 +69,8 @@ class Gate:
                 present = {name.lower() for name, _ in message.get("headers", ())}
                 defaults = ADMIN_HEADERS if scope["path"].startswith("/admin") else DEFAULT_HEADERS
                 missing = [(name, value) for name, value in defaults if name not in present]
-                message["headers"] = [*message.get("headers", ()), *missing]
+                date = (b"date", formatdate(usegmt=True).encode())
+                message["headers"] = [*message.get("headers", ()), *missing, date]
                 self._count(scope, message["status"])
             await send(message)
 

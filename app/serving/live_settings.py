@@ -1,18 +1,20 @@
 """The settings as they are now: the command line, then the environment, then what is stored, then the defaults.
 
 One object for the server, the command line and the benchmark. What may be felt at once reads `current` and `model` at
-the moment of use; what is felt after a restart keeps, in `current`, the value of the start. `watch` notices within a
-second what another process stored, and calls the listeners on the event loop after every change, wherever it was made.
-Saving raises `InvalidSetting`, and is done in a thread: it writes a file.
+the moment of use; what is felt after a restart keeps, in `current`, the value of the start. While a server runs, only
+it changes what is stored: the command line asks it to. Saving raises `InvalidSetting`, and is done in a thread: it
+writes a file.
 """
 
 import asyncio
-import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+import psutil
 from pydantic import ValidationError
 
 from app.core.errors import InvalidSetting, StoreUnavailable, wording_of
@@ -20,66 +22,140 @@ from app.core.setting_texts import plain
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import Conflict, ModelSettings, find_conflict
-from app.serving.conflicts import CONFLICTS, Situation
 from app.settings import Settings, SettingsError, check_setting, property_of
 
-
-class SettingsKeeper(Protocol):
-    """Where settings are kept between starts, as plain JSON values. Calls may read and write a file."""
-
-    @property
-    def version(self) -> int:
-        """Another number after anybody, in any process, kept something."""
-        ...
-
-    def settings(self) -> Mapping[str, Any]: ...
-
-    def change_settings(self, changes: Mapping[str, Any], *, source: str) -> None:
-        """Keep all of these or none; None forgets one."""
-        ...
-
-    def models(self) -> Mapping[str, ModelSettings]: ...
-
-    def save_model(self, model_id: str, settings: ModelSettings, *, source: str) -> None: ...
-
-    def has_keys(self) -> bool:
-        """Whether an API key was created that still counts."""
-        ...
-
+if TYPE_CHECKING:
+    from app.store.rows import StoredSettings
 
 Origin = Literal["command line", "environment", "store", "default"]
 Listener = Callable[[], None]
 
 OWN_CATALOGS = "languages"
 """The folder in `PACELINE_HOME` with languages of the user's own."""
-POLL_SECONDS = 0.5
 UNSET = ModelSettings()
 
 logger = logging.getLogger(__name__)
 
 
-class LiveSettings:
-    """`given` is what command line and environment say; `keeper` keeps the rest."""
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The settings and what else decides whether they can stand together."""
 
-    def __init__(self, given: Settings, keeper: SettingsKeeper) -> None:
+    settings: Settings
+    has_keys: bool = False
+    """Whether an API key was created."""
+    models: frozenset[str] | None = None
+    """The models on this computer, by id and alias; None: nobody looked."""
+
+    @property
+    def has_any_key(self) -> bool:
+        """Whether there is a key that could let anybody in."""
+        return self.has_keys or self.settings.api_key is not None
+
+    def lacks(self, names: Iterable[str]) -> bool:
+        """Whether one of these is no model of this computer."""
+        return self.models is not None and not self.models.issuperset(names)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+BEYOND_LOOPBACK: Conflict[Situation] = Conflict(
+    ("host",),
+    "other machines reach this address, so a key is needed: set PACELINE_API_KEY, make one with "
+    "`paceline keys create`, or listen on 127.0.0.1",
+    lambda now: not now.settings.is_loopback and not now.has_any_key,
+)
+"""The one conflict with which the server does not start."""
+CONFLICTS: tuple[Conflict[Situation], ...] = (
+    BEYOND_LOOPBACK,
+    Conflict(
+        ("require_key",),
+        "nobody has a key yet: create one first, or set PACELINE_API_KEY",
+        lambda now: now.settings.require_key and not now.has_any_key,
+    ),
+    Conflict(
+        ("default_model",),
+        "no model on this computer is called so: `paceline ls` names them",
+        lambda now: bool(now.settings.default_model) and now.lacks([now.settings.default_model]),
+        wording="no_model",
+    ),
+    Conflict(
+        ("drafts",),
+        "a model or drafter of these is not on this computer: `paceline ls` names them",
+        lambda now: now.lacks(
+            name
+            for main, drafters in now.settings.drafts.items()
+            for name in (main, *drafters.split("+"))
+            if name != "off"
+        ),
+        wording="no_model",
+    ),
+    Conflict(
+        ("memory_limit",),
+        "this computer has less memory than that: give less, or leave it empty",
+        lambda now: (now.settings.memory_limit or 0) > psutil.virtual_memory().total,
+    ),
+    Conflict(
+        ("model_dirs",),
+        "there is no such folder: check how it is written",
+        lambda now: not all(map(_is_folder, now.settings.model_dirs)),
+        wording="no_folder",
+    ),
+    Conflict(
+        ("downloads_folder",),
+        "neither this folder nor the one around it is there: check how it is written",
+        lambda now: (folder := now.settings.downloads_folder) is not None and not _is_folder(folder.parent),
+        wording="no_folder",
+    ),
+    Conflict(
+        ("policy", "drafts", "speculative_config", "num_draft_tokens"),
+        "the policy off never drafts: unset drafts, speculative_config and num_draft_tokens, or choose another policy",
+        lambda now: (
+            now.settings.policy == "off"
+            and bool(
+                now.settings.speculative_config
+                or now.settings.num_draft_tokens
+                or set(now.settings.drafts.values()) - {"off"}
+            )
+        ),
+    ),
+)
+
+
+class LiveSettings:
+    """`given` is what command line and environment say; `keeper` keeps the rest.
+
+    Without a keeper nothing can be changed: `stored` and `models` are what is known to be stored.
+    """
+
+    def __init__(
+        self,
+        given: Settings,
+        keeper: "StoredSettings | None" = None,
+        *,
+        stored: Mapping[str, Any] | None = None,
+        models: Mapping[str, ModelSettings] | None = None,
+    ) -> None:
         self._given = given
         self._keeper = keeper
         self._lock = threading.RLock()
-        self._listeners: list[Listener] = []
-        self.changes = self._told = 0
-        self._wake: Callable[[], None] = lambda: None
-        self._problem = ""
-        self._version = keeper.version
-        self._stored = dict(keeper.settings())
-        self._models = dict(keeper.models())
-        self.wanted = self.current = self._composed(self._stored)
+        self._listeners: list[tuple[asyncio.AbstractEventLoop, Listener]] = []
+        self.changes = 0
+        self._stored = _usable(keeper.settings() if keeper else stored or {})
+        self._models = dict(keeper.models() if keeper else models or {})
+        self.wanted = self.current = given.over(self._stored)
 
     current: Settings
     """Every setting as it is in effect, frozen; another object after a change."""
     wanted: Settings
     """The same with what a restart will bring."""
     changes: int
-    """How many changes there were so far, wherever they were made."""
+    """How many changes there were so far."""
 
     def origin(self, name: str) -> Origin:
         """Where the value of a setting comes from."""
@@ -91,30 +167,29 @@ class LiveSettings:
         """The stored value as plain JSON, also where something else goes first; None: nothing is stored."""
         return self._stored.get(name)
 
-    def save(self, name: str, value: Any, source: str, *, models: Collection[str] | None = None) -> None:
-        """Keep one value, given as text or plain JSON; None forgets it."""
-        self.change({name: value}, source, models=models)
-
-    def unset(self, name: str, source: str = "") -> None:
-        """Forget what is stored: the default is back."""
-        self.change({name: None}, source)
-
     def change(self, changes: Mapping[str, Any], source: str, *, models: Collection[str] | None = None) -> None:
-        """Keep all of these values or none. Raises `InvalidSetting` for an unknown name, a bad value or a conflict.
+        """Keep all of these values, given as text or plain JSON, or none; None forgets one.
 
-        `models` are those on this computer; None: nobody looked, and any name will do.
+        Raises `InvalidSetting` for an unknown name, a bad value or a conflict. `models` are those on this computer;
+        None: nobody looked, and any name will do.
         """
         known = self.languages
         checked = {name: checked_value(name, value, known) for name, value in changes.items()}
         with self._lock:
-            self.refresh()
-            after = {name: value for name, value in {**self._stored, **checked}.items() if value is not None}
+            keeper = self._open_keeper()
+            free = {name: value for name, value in checked.items() if name not in self._given.model_fields_set}
+            wanted = self.wanted.with_values({name: _or_default(name, value) for name, value in free.items()})
             aliases = {each.alias for each in self._models.values() if each.alias}
             names = None if models is None else frozenset({*models, *aliases})
-            situation = Situation(self._composed(after), self._keeper.has_keys(), names)
+            situation = Situation(wanted, keeper.has_keys(), names)
             _refuse(find_conflict(situation, [each for each in CONFLICTS if set(each.names) & set(changes)]))
-            self._keeper.change_settings(checked, source=source)
-            self._read()
+            texts = {name: plain(value) for name, value in checked.items()}
+            keeper.change_settings(texts, source=source)
+            self._stored = {name: value for name, value in {**self._stored, **texts}.items() if value is not None}
+            self.wanted = wanted
+            at_start = {name: getattr(self.current, name) for name in Settings.model_fields if waits(name)}
+            self.current = wanted.with_values(at_start)
+            self._tell()
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -139,97 +214,57 @@ class LiveSettings:
     ) -> ModelSettings:
         """Keep these values of a model, None forgets one; `taken` are names that an alias must not have."""
         with self._lock:
-            self.refresh()
+            keeper = self._open_keeper()
             model = checked_model({**self.model(model_id).given(), **changes})
             others = {each.alias for name, each in self._models.items() if name != model_id}
             if "alias" in changes and model.alias is not None and model.alias in {*others, *taken}:
                 raise InvalidSetting(
                     f"alias: {model.alias} is the name of another model", parameter="alias", wording="alias"
                 )
-            self._keeper.save_model(model_id, model, source=source)
-            self._read()
+            keeper.save_model(model_id, model, source=source)
+            self._models = {name: each for name, each in {**self._models, model_id: model}.items() if each != UNSET}
+            self._tell()
             return model
 
-    def refresh(self) -> bool:
-        """Look whether anybody stored something. Raises `StoreUnavailable`."""
-        with self._lock:
-            if self._keeper.version == self._version:
-                return False
-            return self._read()
-
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` on the event loop after every change, while `watch` runs; the answer ends that."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
-
-    async def watch(self, every_seconds: float = POLL_SECONDS) -> None:
-        """Look for changes until cancelled; what is saved here is told at once."""
-        woken, loop = asyncio.Event(), asyncio.get_running_loop()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(woken.set)
-
-        self._wake = wake
-        try:
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(every_seconds):
-                        await woken.wait()
-                woken.clear()
-                await self._look()
-                if self._told != self.changes:
-                    self._told = self.changes
-                    self._tell()
-        finally:
-            self._wake = lambda: None
-
-    async def _look(self) -> None:
-        """Whatever keeps it from looking is told once, and it looks again."""
-        try:
-            await asyncio.to_thread(self.refresh)
-        except StoreUnavailable as error:
-            problem = error.message
-        except Exception as error:  # noqa: BLE001 - a watch that ended would leave every later change unfelt
-            problem = repr(error)
-        else:
-            problem = ""
-        if problem and problem != self._problem:
-            logger.warning("the settings stay as they are: %s", problem)
-        self._problem = problem
+        """Call `listener` after every change, on the event loop that runs now; the answer ends that."""
+        entry = (asyncio.get_running_loop(), listener)
+        self._listeners.append(entry)
+        return lambda: self._listeners.remove(entry)
 
     def _tell(self) -> None:
-        for listener in tuple(self._listeners):
-            try:
-                listener()
-            except Exception:
-                logger.exception("a change of the settings was not felt everywhere")
+        self.changes += 1
+        for loop, listener in tuple(self._listeners):
+            loop.call_soon_threadsafe(_feel, listener)
 
-    def _read(self) -> bool:
-        version = self._keeper.version
-        stored, models = dict(self._keeper.settings()), dict(self._keeper.models())
-        changed = (stored != self._stored) or (models != self._models)
-        self._version, self._models = version, models
-        if stored != self._stored:
-            self._stored = stored
-            self.wanted = self._composed(stored)
-            at_start = {name: getattr(self.current, name) for name in Settings.model_fields if waits(name)}
-            self.current = self.wanted.with_values(at_start)
-        if changed:
-            self.changes += 1
-            self._wake()
-        return bool(changed)
+    def _open_keeper(self) -> "StoredSettings":
+        if self._keeper is None:
+            raise StoreUnavailable("nothing is kept here")
+        return self._keeper
 
-    def _composed(self, stored: Mapping[str, Any]) -> Settings:
-        """What is stored under what is given; a stored value that means nothing (any more) is left out and told."""
-        usable = {}
-        for name, value in stored.items():
-            try:
-                check_setting(name, value)
-            except (SettingsError, AttributeError) as error:
-                logger.warning("the stored setting %s is left out: %s", name, error)
-            else:
-                usable[name] = value
-        return self._given.over(usable)
+
+def _feel(listener: Listener) -> None:
+    try:
+        listener()
+    except Exception:
+        logger.exception("a change of the settings was not felt everywhere")
+
+
+def _usable(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the values that mean nothing (any more), which is told."""
+    usable = {}
+    for name, value in stored.items():
+        try:
+            check_setting(name, value)
+        except (SettingsError, AttributeError) as error:
+            logger.warning("the stored setting %s is left out: %s", name, error)
+        else:
+            usable[name] = value
+    return usable
+
+
+def _or_default(name: str, value: Any) -> Any:
+    return Settings.model_fields[name].get_default(call_default_factory=True) if value is None else value
 
 
 def waits(name: str) -> bool:
@@ -238,7 +273,7 @@ def waits(name: str) -> bool:
 
 
 def checked_value(name: str, value: Any, known_languages: Collection[str]) -> Any:
-    """A value to store, as plain JSON; None stays None. Raises `InvalidSetting`."""
+    """The value of a setting to keep; None stays None. Raises `InvalidSetting`."""
     if name not in Settings.model_fields:
         raise InvalidSetting(f"there is no setting called {name[:60]}", parameter="name")
     if not property_of(name, "stored"):
@@ -246,7 +281,7 @@ def checked_value(name: str, value: Any, known_languages: Collection[str]) -> An
     if value is None:
         return None
     try:
-        checked = plain(check_setting(name, value))
+        checked = check_setting(name, value)
     except SettingsError as error:
         message = f"{name}: {str(error).partition(': ')[2]}"
         raise InvalidSetting(message, parameter=name, wording=error.wording, values=error.values) from None

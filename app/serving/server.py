@@ -319,6 +319,7 @@ def serve_config(app: ASGIApp, *, protocol: type[DeadlineProtocol] = DeadlinePro
         log_config=None,
         access_log=False,
         server_header=False,
+        date_header=False,  # the gate sends it
         proxy_headers=False,
         h11_max_incomplete_event_size=MAX_INCOMPLETE_BYTES,
         timeout_keep_alive=30,
@@ -344,6 +345,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_seconds = drain_seconds
         self._on_started = on_started
         self._draining: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then tell."""
@@ -376,14 +378,19 @@ class DrainingServer(uvicorn.Server):
             for each in signals:
                 loop.remove_signal_handler(each)
 
+    async def main_loop(self) -> None:
+        """Sleep until the end: uvicorn's own loop wakes ten times a second."""
+        await self._stopped.wait()
+
     def stop(self) -> None:
         """Begin to drain; called a second time, end at once."""
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         else:
             self._draining.cancel()
-            self.should_exit = self.force_exit = True
+            self.force_exit = True
+            self._stopped.set()
 
     async def _drain(self) -> None:
         await self._activity.drain(self._drain_seconds)
-        self.should_exit = True
+        self._stopped.set()

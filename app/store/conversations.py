@@ -10,18 +10,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
 from app.core.errors import InvalidRequest, StaleVersion
 from app.store.store import Store
-from app.store.tables import ConversationRow, MessageRow
+from app.store.tables import ConversationRow, MessageRow, Role
 
 ESCAPE = "\\"
-
-Role = Literal["user", "assistant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +57,6 @@ class Beginning:
     options: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """One line of the list. Times are Unix seconds."""
-
-    id: int
-    title: str
-    model_id: str
-    created_at: float
-    changed_at: float
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A whole one; a turn comes after the one it follows."""
-
-    heading: Heading
-    options: Mapping[str, Any]
-    turns: tuple[Turn, ...]
-
-
 class Conversations:
     """All of them. `clock` tells Unix seconds; None or False is the answer for one that is not there."""
 
@@ -90,7 +67,7 @@ class Conversations:
         self.revision = int(clock() * 1000)
         """Another number after each change of any conversation, also by an earlier server."""
 
-    def list(self, search: str = "") -> list[Heading]:
+    def list(self, search: str = "") -> Sequence[ConversationRow]:
         """The one that changed last comes first; `search` is looked for in titles and messages."""
         if not self._store.exists:
             return []
@@ -98,11 +75,11 @@ class Conversations:
         if search:
             found = found.where(_contains(search))
         with self._store.reading() as session:
-            return [_heading(row) for row in session.exec(found)]
+            return session.exec(found).all()
 
     def add(
         self, conversation_id: int, version: int, turns: Sequence[Turn], beginning: Beginning | None = None
-    ) -> Heading | None:
+    ) -> ConversationRow | None:
         """Add turns to a conversation of this version; with `beginning`, version 0 makes one.
 
         Raises `StaleVersion` when it has another version, and `InvalidRequest` when a turn follows none that is there
@@ -118,18 +95,15 @@ class Conversations:
                 message = "This conversation was changed in another window: read it again."
                 raise StaleVersion(message, parameter="version")
             self._place(session, row, turns)
-            return _heading(row)
+            return row
 
-    def find(self, conversation_id: int) -> Conversation | None:
-        """One with its turns."""
+    def find(self, conversation_id: int) -> tuple[ConversationRow, tuple[Turn, ...]] | None:
+        """One with its turns; a turn comes after the one it follows."""
         if not self._store.exists:
             return None
         with self._store.reading() as session:
             row = session.get(ConversationRow, conversation_id)
-            if row is None:
-                return None
-            turns = tuple(_turn(each) for each in _rows(session, conversation_id))
-            return Conversation(_heading(row), row.options or {}, turns)
+            return None if row is None else (row, tuple(map(_turn, _rows(session, conversation_id))))
 
     def change(
         self,
@@ -138,7 +112,7 @@ class Conversations:
         title: str | None = None,
         model_id: str | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> Heading | None:
+    ) -> ConversationRow | None:
         """Set what is given, whatever it was; its place in the list stays."""
         with self._changing() as session:
             row = session.get(ConversationRow, conversation_id)
@@ -149,7 +123,7 @@ class Conversations:
             row.options = row.options if options is None else dict(options)
             row.version += 1
             session.add(row)
-            return _heading(row)
+            return row
 
     def delete(self, conversation_id: int) -> bool:
         """Forget one with its turns."""
@@ -192,13 +166,15 @@ class Conversations:
         conversation.version += 1
         session.add(conversation)
         session.flush()
-        conversation_id = conversation.id or 0
-        rows = {row.turn: row for row in _rows(session, conversation_id)}
+        rows = {row.turn: row for row in _rows(session, conversation.id)}
         for turn in turns:
             if turn.parent and turn.parent not in rows:
                 raise InvalidRequest("A turn follows one that is not there.", code="unknown_parent", parameter="turns")
-            row = rows.setdefault(turn.id, MessageRow(conversation_id=conversation_id, turn=turn.id, created_at=now))
-            if not row.role or _completes(turn, row):
+            row = rows.get(turn.id)
+            if row is None:
+                row = rows[turn.id] = MessageRow(conversation_id=conversation.id, turn=turn.id, created_at=now)
+                _write(row, turn)
+            elif _completes(turn, row):
                 _write(row, turn)
             session.add(row)
         self._check_size(rows.values())
@@ -235,7 +211,7 @@ def _rows(session: Session, conversation_id: int) -> list[MessageRow]:
 def _write(row: MessageRow, turn: Turn) -> None:
     row.parent, row.role = turn.parent, turn.role
     row.content, row.reasoning = turn.content, turn.reasoning
-    row.spans = [list(span) for span in turn.spans]
+    row.spans = list(turn.spans)
     row.figures = None if turn.figures is None else dict(turn.figures)
     row.created_at = turn.created_at or row.created_at
 
@@ -244,14 +220,10 @@ def _turn(row: MessageRow) -> Turn:
     return Turn(
         id=row.turn,
         parent=row.parent,
-        role="assistant" if row.role == "assistant" else "user",
+        role=row.role,
         content=row.content,
         reasoning=row.reasoning,
         spans=tuple((start, end, method) for start, end, method in row.spans or ()),
         figures=row.figures,
         created_at=row.created_at,
     )
-
-
-def _heading(row: ConversationRow) -> Heading:
-    return Heading(row.id or 0, row.title, row.model_id, row.created_at, row.changed_at, row.version)

@@ -1,4 +1,4 @@
-"""The file of the store: is it ours and sound, and if not, how a new one takes its place.
+"""The file of the store: is it ours and sound, how it is opened and migrated, and how a new one takes its place.
 
 A file is only ever put into place whole, with all its tables: an empty, partial or foreign one is damage, and so is
 whatever else lies at its path. Whoever calls these functions holds `exclusive`, except for `examine` and `check_owner`.
@@ -11,27 +11,34 @@ import shlex
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.pool import NullPool
+
 from app.core.errors import StoreUnavailable
-from app.store import migrating, seal
 from app.store.glance import LOCKED_DOWN
 from app.store.tables import TABLES
 
-MAGIC = b"SQLite format 3\x00"
-HEADER_BYTES = 100
 JOURNALS = ("-wal", "-shm", "-journal")
+FIRST = "0001"
 ADOPTED_TABLES = frozenset({"model_choice", "benchmark"})
-"""What a file of the first revision has; such a file may say no revision."""
+"""What a file of the first revision has, which says none: `create_all` made it."""
 NOT_DAMAGE = frozenset({
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
 })  # fmt: skip
 """Primary codes that tell of the disk or of another program, not of the file's content."""
+BUSY_TIMEOUT_MILLISECONDS = 5_000
 BACKUPS_KEPT = 3
 RESERVE_BYTES = 256 * 1024
 """Several times what a change of keys, sessions or the password takes in the journal."""
@@ -81,67 +88,99 @@ def _check_kind(path: Path) -> None:
     for part in (path, *(_beside(path, suffix) for suffix in JOURNALS)):
         if part.exists() and not part.is_file():
             raise Damage(f"{'it' if part == path else part.name} is no file")
-    found = path.stat()
-    if found.st_uid != os.geteuid():
+    if path.stat().st_uid != os.geteuid():
         raise Damage("it belongs to another user")
-    if found.st_size < HEADER_BYTES:
-        raise Damage("it is no database" if found.st_size else "it is empty")
-
-
-def _check_header(file: sqlite3.Connection) -> None:
-    """What SQLite would read and then refuse to write.
-
-    SQLite reads it for us: opening the file here and closing it again would end all the locks that SQLite holds on it
-    in this process (POSIX), and another process would then take the journal away from under it.
-    """
-    header = file.serialize()[:HEADER_BYTES]
-    if not header.startswith(MAGIC):
-        raise Damage("it is no database")
-    if not {header[18], header[19]} <= {1, 2}:
-        raise Damage("its header is damaged")
+    if not path.stat().st_size:
+        raise Damage("it is empty")
 
 
 def _examine_content(path: Path) -> Examined:
-    """Every page, every table and the seal, as one moment shows them."""
+    """Every page, every reference between rows and every table, as one moment shows them."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)) as file:
             file.execute("BEGIN")
-            found = [str(row[0]) for row in file.execute("PRAGMA integrity_check(1)")]
+            found = [str(row[0]) for row in file.execute("PRAGMA quick_check(1)")]
             if found != ["ok"]:
                 raise Damage(" ".join(found[:1]) or "its pages are damaged")
-            _check_header(file)
+            if file.execute("PRAGMA foreign_key_check").fetchone() is not None:
+                raise Damage("a row belongs to one that is not there")
             return _examine_tables(file)
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF in NOT_DAMAGE and code != sqlite3.SQLITE_IOERR_SHORT_READ:
             raise
         raise Damage("it is no database" if code == sqlite3.SQLITE_NOTADB else str(error)) from error
-    except UnicodeError as error:
-        raise Damage("it has text that is none") from error
 
 
 def _examine_tables(file: sqlite3.Connection) -> Examined:
-    def read(query: str) -> Sequence[Sequence[Any]]:
-        return file.execute(query).fetchall()
-
-    names = {str(row[0]) for row in read("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    names = {str(row[0]) for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "alembic_version" not in names:
         if names >= ADOPTED_TABLES and "setting" not in names:
-            return Examined("sound", revision=migrating.FIRST, says_revision=False)
+            return Examined("sound", revision=FIRST, says_revision=False)
         raise Damage("it is not a database of Paceline")
-    said = [str(row[0]) for row in read("SELECT version_num FROM alembic_version")]
-    number = int(read("PRAGMA user_version")[0][0])
-    if len(said) != 1 or not said[0].isdigit() or int(said[0]) != number:
+    said = [str(row[0]) for row in file.execute("SELECT version_num FROM alembic_version")]
+    latest = revisions()[-1]
+    if len(said) == 1 and said[0].isdigit() and int(said[0]) > int(latest):
+        return Examined("newer", f"it has revision {said[0]}, and this Paceline knows {latest}")
+    if len(said) != 1 or said[0] not in revisions():
         raise Damage("its revision is damaged")
-    if said[0] not in migrating.revisions():
-        if number <= int(migrating.revisions()[-1]):
-            raise Damage("its revision is damaged")
-        return Examined("newer", f"it has revision {said[0]}, and this Paceline knows {migrating.revisions()[-1]}")
-    if missing := sorted(TABLES - names):
+    if said[0] == latest and (missing := sorted(TABLES - names)):
         raise Damage(f"the table {missing[0]} is missing")
-    if not seal.is_intact(read):
-        raise Damage("a row that protects the server was changed")
     return Examined("sound", revision=said[0])
+
+
+@cache
+def revisions() -> tuple[str, ...]:
+    """Every revision, the oldest first."""
+    steps = ScriptDirectory.from_config(_config()).walk_revisions()
+    return tuple(sorted(step.revision for step in steps))
+
+
+def migrate(path: Path, *, adopt: bool = False, to: str | None = None) -> None:
+    """Bring a file to a revision, the latest by default; `adopt`: it has the first one's tables, and says none.
+
+    Every migration is in one transaction, or none of it.
+    """
+    target = to or revisions()[-1]
+    engine = open_engine(path)
+    try:
+        with engine.begin() as connection:
+            config = _config()
+            config.attributes["connection"] = connection
+            if adopt:
+                command.stamp(config, FIRST)
+            command.upgrade(config, target)
+            connection.exec_driver_sql(f"PRAGMA user_version = {int(target)}")  # earlier versions ask for it
+    finally:
+        engine.dispose()
+
+
+def _config() -> Config:
+    config = Config()
+    folder = str(files("app.store").joinpath("migrations"))
+    config.set_main_option("script_location", folder.replace("%", "%%"))
+    return config
+
+
+def open_engine(path: Path, *, pooled: bool = False) -> Engine:
+    """An engine whose transactions begin with `BEGIN IMMEDIATE`, unless the option `reading` says `BEGIN`."""
+
+    def configure(connection: Any, _record: Any) -> None:
+        """What every connection needs: the waiting time first, since switching to WAL may have to wait."""
+        connection.isolation_level = None  # we say BEGIN ourselves, so that tables change within a transaction too
+        always = "journal_mode = WAL", "foreign_keys = ON", "secure_delete = ON"  # what is deleted is overwritten
+        for pragma in (f"busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}", *always):
+            connection.execute(f"PRAGMA {pragma}")
+
+    def begin(connection: Connection) -> None:
+        is_reading = connection.get_execution_options().get("reading", False)
+        connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
+
+    url = URL.create("sqlite", database=str(path))
+    engine = create_engine(url) if pooled else create_engine(url, poolclass=NullPool)
+    event.listen(engine, "connect", configure)
+    event.listen(engine, "begin", begin)
+    return engine
 
 
 def check_owner(path: Path, user: int | None = None) -> None:
@@ -213,7 +252,7 @@ def build(path: Path, *, locked_down_at: float | None = None) -> Path:
     for leftover in (temporary, _beside(temporary, "-wal"), _beside(temporary, "-shm")):
         leftover.unlink(missing_ok=True)
     os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
-    migrating.migrate(temporary)
+    migrate(temporary)
     if locked_down_at is not None:
         _lock_down(temporary, locked_down_at)
     return temporary
@@ -222,10 +261,7 @@ def build(path: Path, *, locked_down_at: float | None = None) -> Path:
 def _lock_down(path: Path, at: float) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
         row = (LOCKED_DOWN, "true", "damage", at)
-        file.execute("BEGIN IMMEDIATE")
         file.execute("INSERT INTO setting (name, value, source, updated_at) VALUES (?, ?, ?, ?)", row)
-        file.execute(*seal.statement(seal.digest(lambda query: file.execute(query).fetchall())))
-        file.execute("COMMIT")
 
 
 def put(new: Path, path: Path) -> None:

@@ -14,8 +14,6 @@ from app.core.past import Past
 from app.store.store import Store
 from app.store.tables import RequestRow
 
-FEW = 256
-"""So many surplus rows are deleted one by one, which is cheaper than the renewal of the seal after more."""
 FINE = ("stop", "length", "tool_calls")
 OUTCOMES = ("fine", "cancelled", "failed")
 """What a list may be narrowed to."""
@@ -85,7 +83,7 @@ class RequestHistory:
         """Forget all of them; what they said is overwritten in the file, too."""
         if not self._store.exists:
             return
-        with self._store.session() as session:
+        with self._store.session(vital=True) as session:
             session.exec(delete(RequestRow))
 
 
@@ -100,14 +98,9 @@ def _has_outcome(outcome: str) -> ColumnElement[bool]:
 
 def _prune(session: Session, limit: int) -> None:
     surplus = int(session.exec(select(func.count()).select_from(RequestRow)).one()) - limit
-    if surplus <= 0:
-        return
-    oldest = select(RequestRow.id).order_by(col(RequestRow.created_at), col(RequestRow.id)).limit(surplus)
-    if surplus > FEW:
+    if surplus > 0:
+        oldest = select(RequestRow.id).order_by(col(RequestRow.created_at), col(RequestRow.id)).limit(surplus)
         session.exec(delete(RequestRow).where(col(RequestRow.id).in_(oldest)))
-        return
-    for request_id in session.exec(oldest):
-        session.delete(session.get_one(RequestRow, request_id))
 
 
 def _past(row: RequestRow, *, texts: bool) -> Past:

@@ -15,21 +15,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import ORMExecuteState
 from sqlmodel import Session
 
 from app.core.errors import StoreUnavailable
-from app.store import database, glance, migrating, seal
+from app.store import database, glance
 from app.store.glance import LOCKED_DOWN
 from app.store.tables import SettingRow
 
 FILE_NAME = glance.FILE_NAME
 CHECKPOINT_SECONDS = 0.5
-GUARDED = "guarded"
 LOCKED_WORDS = "Paceline is locked down: every request needs a key until a new account is set up."
 DAMAGED = "is damaged ({reason}): `paceline serve` sets it aside and starts locked down, with a new one"
 FULL = "cannot be written, because the disk is full: make room, and try again"
@@ -45,9 +42,8 @@ class Store:
         self._clock = clock
         self._lock = threading.RLock()
         self._engine: Engine | None = None
-        self._watch: sqlite3.Connection | None = None
-        self._openings = 0
-        self._locked_down: tuple[int, bool] | None = None
+        self._locked_down = True
+        """False once an open file was seen not to be."""
 
     @property
     def exists(self) -> bool:
@@ -59,22 +55,13 @@ class Store:
     def session(self, *, vital: bool = False) -> Iterator[Session]:
         """One transaction that may write: committed at the end, rolled back on any exception.
 
-        `vital` is what must succeed on a full disk, too: it gets the room that is kept in reserve.
+        `vital` is what protects somebody: it must succeed on a full disk, too, so it gets the room that is kept in
+        reserve, and leaves nothing in the journal alone, whose damaged end SQLite drops silently.
         """
-        with (
-            self._room() if vital else contextlib.nullcontext(),
-            self._told(),
-            Session(self._opened(), expire_on_commit=False) as session,
-        ):
-            event.listen(session, "after_flush", _note_guarded)
-            event.listen(session, "do_orm_execute", _note_bulk)
-            with session.begin():
+        with self._room() if vital else contextlib.nullcontext(), self._told():
+            with Session(self._opened(), expire_on_commit=False) as session, session.begin():
                 yield session
-                session.flush()
-                if session.info.get(GUARDED):
-                    migrating.renew_seal(session.connection())
-            if vital or session.info.get(GUARDED):
-                # What protects the server must not be in the journal alone, whose damaged end SQLite drops silently.
+            if vital:
                 self._checkpoint()
 
     @contextmanager
@@ -103,45 +90,22 @@ class Store:
                 raise self._unusable(NEWER.format(reason=found.reason))
 
     @property
-    def version(self) -> int:
-        """Another number whenever anybody, here or in another process, has written; 0 while there is no file."""
-        if not self.exists:
-            return 0
-        with self._told(), self._lock:
-            if self._watch is None:
-                self._opened()
-                self._watch = self._raw()
-            return (self._openings << 32) + int(self._watch.execute("PRAGMA data_version").fetchone()[0])
-
-    @property
     def locked_down(self) -> bool:
         """Whether a damaged file was set aside and nobody set up a new account since. Cheap enough to ask often."""
         if not self.exists:
             return False
-        with self._lock:
-            version = self.version
-            if self._locked_down is None or self._locked_down[0] != version:
-                with self.reading() as session:
-                    self._locked_down = (version, session.get(SettingRow, LOCKED_DOWN) is not None)
-            return self._locked_down[1]
-
-    def unlock(self) -> None:
-        """A new account was set up: the server may serve as its settings say."""
-        with self.session(vital=True) as session:
-            row = session.get(SettingRow, LOCKED_DOWN)
-            if row is not None:
-                session.delete(row)
+        if self._locked_down:  # nothing locks an open file, and anybody with a new account unlocks it
+            with self.reading() as session:
+                self._locked_down = session.get(SettingRow, LOCKED_DOWN) is not None
+        return self._locked_down
 
     def close(self) -> None:
         """Let go of the file; the next call opens it again."""
         with self._lock:
             engine, self._engine = self._engine, None
-            watch, self._watch = self._watch, None
-            self._locked_down = None
+            self._locked_down = True
         if engine is not None:
             engine.dispose()
-        if watch is not None:
-            watch.close()
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -183,12 +147,11 @@ class Store:
                 raise
             opened = self._open_once(repair=repair)
         database.fill_reserve(self.path)
-        self._openings += 1
         return opened
 
     def _open_once(self, *, repair: bool) -> tuple[str, Engine]:
         said = self._prepare(repair=repair)
-        engine = migrating.open_engine(self.path, pooled=True)
+        engine = database.open_engine(self.path, pooled=True)
         with engine.connect().execution_options(reading=True) as connection:  # makes the journal, which takes room
             connection.exec_driver_sql("SELECT 1 FROM sqlite_master")
         return said, engine
@@ -204,11 +167,11 @@ class Store:
                 return self._replace(found.reason, repair=repair)
             if found.state == "absent":
                 database.put(database.build(self.path), self.path)
-            if found.state == "absent" or found.revision == migrating.revisions()[-1]:
+            if found.state == "absent" or found.revision == database.revisions()[-1]:
                 return ""
-            copy = database.back_up(self.path, migrating.revisions()[-1])
+            copy = database.back_up(self.path, database.revisions()[-1])
             try:
-                migrating.migrate(self.path, adopt=not found.says_revision)
+                database.migrate(self.path, adopt=not found.says_revision)
             except ValueError:
                 return self._replace("it has values that are none", repair=repair)
             return f"{self.path.name} has a new form; the earlier one is kept as {copy.name}."
@@ -222,11 +185,11 @@ class Store:
         return f"{self.path.name} was damaged ({reason}) and is set aside as {aside.name}."
 
     def _checkpoint(self) -> None:
-        with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(self._raw()) as file:
+        with (
+            contextlib.suppress(sqlite3.OperationalError),
+            contextlib.closing(sqlite3.connect(self.path, timeout=CHECKPOINT_SECONDS)) as file,
+        ):
             file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def _raw(self, wait_seconds: float = CHECKPOINT_SECONDS) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=wait_seconds, isolation_level=None, check_same_thread=False)
 
 
 def _is_full(error: Exception) -> bool:
@@ -235,14 +198,3 @@ def _is_full(error: Exception) -> bool:
     return getattr(cause, "errno", 0) in {errno.ENOSPC, errno.EDQUOT} or (
         getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
     )
-
-
-def _note_guarded(session: Session, _context: Any) -> None:
-    changed = (*session.new, *session.dirty, *session.deleted)
-    if any(getattr(row, "__tablename__", "") in seal.GUARDED for row in changed):
-        session.info[GUARDED] = True
-
-
-def _note_bulk(state: ORMExecuteState) -> None:
-    if not state.is_select:
-        state.session.info[GUARDED] = True

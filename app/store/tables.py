@@ -3,10 +3,13 @@
 A change here needs a migration in `migrations/versions/`; a test compares the two.
 """
 
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import JSON, Column, Index, text
+from sqlalchemy import JSON, Column, Index, String, text
 from sqlmodel import Field, SQLModel
+
+Scope = Literal["inference", "admin"]
+Role = Literal["user", "assistant"]
 
 
 def _json(*, nullable: bool = False) -> Any:
@@ -22,15 +25,6 @@ class SettingRow(SQLModel, table=True):
     value: Any = _json(nullable=True)
     source: str = ""
     updated_at: float = 0.0
-
-
-class SealRow(SQLModel, table=True):
-    """One row: the digest of everything that protects the server, so that a changed byte in it is noticed."""
-
-    __tablename__ = "seal"
-
-    id: int = Field(default=1, primary_key=True)
-    digest: str = ""
 
 
 class ModelSettingsRow(SQLModel, table=True):
@@ -50,7 +44,7 @@ class BenchmarkRow(SQLModel, table=True):
 
     __tablename__ = "benchmark"
 
-    id: int | None = Field(default=None, primary_key=True)
+    id: int = Field(default=None, primary_key=True)
     model_id: str = Field(index=True)
     created_at: float = 0.0
     versions: dict[str, Any] = _json()
@@ -65,7 +59,7 @@ class AccountRow(SQLModel, table=True):
 
     id: int = Field(default=1, primary_key=True)
     password_hash: str = ""
-    """scrypt, with its parameters and salt: `scrypt$n$r$p$salt$hash`."""
+    """argon2id with its parameters and salt; of an earlier Paceline `scrypt$n$r$p$salt$hash`."""
     created_at: float = 0.0
     changed_at: float = 0.0
 
@@ -86,12 +80,12 @@ class KeyRow(SQLModel, table=True):
 
     __tablename__ = "api_key"
 
-    id: int | None = Field(default=None, primary_key=True)
+    id: int = Field(default=None, primary_key=True)
     name: str = ""
     digest: str = Field(index=True, unique=True)
     hint: str = ""
     """The first characters, to tell keys apart."""
-    scope: str = "inference"
+    scope: Scope = Field(default="inference", sa_type=String)
     """`inference`: the endpoints of OpenAI's clients; `admin`: everything."""
     created_at: float = 0.0
     used_at: float | None = None
@@ -103,7 +97,7 @@ class DownloadRow(SQLModel, table=True):
 
     __tablename__ = "download"
 
-    id: int | None = Field(default=None, primary_key=True)
+    id: int = Field(default=None, primary_key=True)
     repository: str = Field(index=True)
     revision: str = ""
     """The commit; empty until the hub told it."""
@@ -142,7 +136,7 @@ class ConversationRow(SQLModel, table=True):
 
     __tablename__ = "conversation"
 
-    id: int | None = Field(default=None, primary_key=True)
+    id: int = Field(default=None, primary_key=True)
     title: str = ""
     model_id: str = ""
     options: dict[str, Any] = _json()
@@ -157,16 +151,16 @@ class MessageRow(SQLModel, table=True):
     __tablename__ = "message"
     __table_args__ = (Index("ix_message_turn", "conversation_id", "turn", unique=True),)
 
-    id: int | None = Field(default=None, primary_key=True)
+    id: int = Field(default=None, primary_key=True)
     conversation_id: int = Field(foreign_key="conversation.id", ondelete="CASCADE")
     turn: str = Field(default="", sa_column_kwargs={"server_default": text("''")})
     parent: str = Field(default="", sa_column_kwargs={"server_default": text("''")})
     """Empty: it begins the conversation."""
-    role: str = ""
+    role: Role = Field(default="user", sa_type=String)
     content: str = ""
     reasoning: str = ""
-    spans: list[Any] | None = _json(nullable=True)
-    """Of a reply: which characters a drafter wrote, as [start, end, method]."""
+    spans: list[tuple[int, int, str]] | None = _json(nullable=True)
+    """Of a reply: which characters a drafter wrote, as (start, end, method)."""
     figures: dict[str, Any] | None = _json(nullable=True)
     created_at: float = 0.0
 

@@ -31,7 +31,7 @@ from app.serving.idle import IdleLimit
 from app.serving.live_settings import LiveSettings
 from app.serving.resolver import Resolver
 from app.settings import Settings
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.admin.signing import Time
 from tests.api.fakes import FakeWorker

@@ -4,19 +4,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx2
+from argon2 import PasswordHasher
 
 from app.admin.context import AdminContext
-from app.admin.setup_token import SetupToken
+from app.admin.lockout import SetupToken
 from app.main import admin_context, build
 from app.serving.auth import COOKIE
 from app.store.accounts import Accounts
-from app.store.passwords import ScryptCost
 from app.store.store import Store
 from tests.api.fakes import Site, make_site
 
 PASSWORD = "correct horse battery"
 OTHER_PASSWORD = "staple staple staple"
-FAST = ScryptCost(n=2, r=1, p=1)
+FAST = PasswordHasher(1, 8, 1)
 FAR = "192.168.1.9"
 
 
@@ -64,7 +64,7 @@ def make_sign_in_site(*, password: str | None = PASSWORD, **settings: Any) -> Si
     time = Time()
     site = make_site(context={"clock": time}, **settings)
     store: Store = site.app.state.admin.store
-    accounts = Accounts(store, clock=time, cost=FAST)
+    accounts = Accounts(store, clock=time, hasher=FAST)
     admin = replace(admin_context(site.context, store), accounts=accounts, setup=SetupToken(time))
     site.app = build(admin)
     site.client = site.connect()

@@ -77,8 +77,7 @@ async def test_a_reply_that_breaks_off_says_why_in_the_language_of_the_page(site
 
 async def test_the_page_names_the_model_that_requests_get(site: SignInSite) -> None:
     client = await site.signed_in()
-    site.site.keeper.values["default_model"] = "demo-main"
-    site.site.context.live.refresh()
+    site.site.context.live.change({"default_model": "demo-main"}, "test")
     assert script_data((await client.get("/admin/chat")).text) == {"model": "demo-main"}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.serving.log_ring import LogRing
+from app.serving.logs import LogRing
 from tests.admin.test_frame import HOSTILE, OWN, get, script_data
 from tests.api.fakes import Site, make_site
 

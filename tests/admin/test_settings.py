@@ -154,8 +154,7 @@ async def test_the_page_has_a_labelled_field_for_each_setting(client: httpx2.Asy
 
 async def test_hostile_values_stay_text(site: SignInSite, client: httpx2.AsyncClient) -> None:
     hostile = "</script><script>alert(1)</script>"
-    site.site.keeper.values["default_model"] = hostile
-    site.admin.settings.refresh()
+    site.admin.settings.change({"default_model": hostile}, "test")
     page = (await client.get("/admin/settings")).text
     assert hostile not in page
     assert json.dumps(hostile)[1:-1].replace("<", "\\u003c").replace(">", "\\u003e") in page

@@ -265,10 +265,6 @@ class FakeKeeper:
         self.keys = 0
         self.sources: list[str] = []
 
-    @property
-    def version(self) -> int:
-        return hash(repr((self.stored, self.values)))
-
     def settings(self) -> dict[str, Any]:
         return dict(self.values)
 
@@ -364,7 +360,8 @@ async def served(
     try:
         yield listener.getsockname()[1], server
     finally:
-        server.should_exit = True
+        if server._draining is None:
+            server.stop()
         await running
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from app.core.messages import DraftSpecification, LoadedModel, Snapshot
 from app.core.request import SpeculationRequest
-from app.model_settings import ModelSettings
 from tests.api.fakes import DRAFTERS, Site, chat_body, frames, make_site, names_of
 
 pytestmark = pytest.mark.anyio
@@ -167,8 +166,7 @@ async def test_defaults(site: Site) -> None:
 
 
 async def test_what_other_servers_take_for_no_limit_and_for_greedy(site: Site) -> None:
-    site.keeper.stored["demo-main"] = ModelSettings(max_tokens=7, temperature=0.5)
-    site.context.live.refresh()
+    site.context.live.change_model("demo-main", {"max_tokens": 7, "temperature": 0.5}, "test")
     for fields in ({"max_tokens": -1}, {"max_completion_tokens": -1}):
         assert (await site.chat(**fields)).status_code == 200
         assert site.worker.commands[-1].max_tokens is None

@@ -11,9 +11,8 @@ from tests.api.fakes import DRAFTERS, Site, make_site, names_of
 
 
 def keep(site: Site, **chosen: Any) -> None:
-    """Store something for the model, as another process would."""
-    site.keeper.stored["demo-main"] = ModelSettings(**chosen)
-    site.context.live.refresh()
+    """As if it had been stored for the model at the start, by whatever version."""
+    site.context.live._models = {"demo-main": ModelSettings(**chosen)}
 
 
 def make_resolver(**settings: str) -> Resolver:

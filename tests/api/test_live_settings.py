@@ -9,10 +9,9 @@ import pytest
 from app.core.errors import InvalidSetting, StoreUnavailable
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import ModelSettings
-from app.serving.conflicts import CONFLICTS
-from app.serving.live_settings import LiveSettings
+from app.serving.live_settings import CONFLICTS, LiveSettings
 from app.settings import Settings, read_settings
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.api.fakes import FakeKeeper
 
@@ -44,9 +43,9 @@ def test_what_is_felt_at_once_is_and_what_waits_for_a_restart_waits() -> None:
     live.change({"max_requests": 7, "port": 9000, "theme": "dark"}, "test")
     assert (live.current.max_requests, live.current.theme) == (7, "dark")
     assert (live.current.port, live.wanted.port) == (8710, 9000)
-    live.unset("max_requests")
+    live.change({"max_requests": None}, "test")
     assert live.current.max_requests == 512
-    live.unset("port")
+    live.change({"port": None}, "test")
     assert live.wanted.port == 8710
 
 
@@ -65,14 +64,14 @@ def test_values_are_taken_as_text_and_as_json(tmp_path: Path) -> None:
         ("keep_texts", "on", True, True),
         ("idle_seconds", "90", 90.0, 90.0),
     ):
-        live.save(name, text, "test")
+        live.change({name: text}, "test")
         assert getattr(live.current, name) == value, name
         assert live.stored(name) == plain, name
         again = LiveSettings(Settings(), keeper_with(live, name))
         assert getattr(again.current, name) == value, name
-    live.save("memory_limit", "1.5G", "test")
+    live.change({"memory_limit": "1.5G"}, "test")
     assert live.wanted.memory_limit == live.stored("memory_limit") == 1_500_000_000
-    live.save("speculative_config", '{"method": "ngram"}', "test")
+    live.change({"speculative_config": '{"method": "ngram"}'}, "test")
     assert live.stored("speculative_config") == {"method": "ngram"}
 
 
@@ -177,9 +176,8 @@ def test_a_stored_value_that_means_nothing_any_more_is_left_out(caplog: pytest.L
     assert "the stored setting theme is left out" in caplog.text
 
 
-async def test_what_another_process_stores_is_felt_and_told_within_a_second(tmp_path: Path) -> None:
-    here, there = Store(tmp_path / FILE_NAME), Store(tmp_path / FILE_NAME)
-    live = LiveSettings(Settings(), StoredSettings(here))
+async def test_a_change_is_told_on_the_loop_wherever_it_is_made(tmp_path: Path) -> None:
+    live = LiveSettings(Settings(), StoredSettings(Store(tmp_path / FILE_NAME)))
     told: list[str] = []
     felt = asyncio.Event()
 
@@ -188,44 +186,35 @@ async def test_what_another_process_stores_is_felt_and_told_within_a_second(tmp_
         felt.set()
 
     unsubscribe = live.subscribe(listen)
-    watching = asyncio.create_task(live.watch())
-    await asyncio.to_thread(StoredSettings(there).change_settings, {"theme": "dark"}, source="test")
-    async with asyncio.timeout(5):
-        await felt.wait()
-    felt.clear()
-    await asyncio.to_thread(live.save, "theme", "light", "test")
-    async with asyncio.timeout(5):
-        await felt.wait()
-    assert told == ["dark", "light"]
+    for theme in ("dark", "light"):
+        await asyncio.to_thread(live.change, {"theme": theme}, "test")
+        async with asyncio.timeout(5):
+            await felt.wait()
+        felt.clear()
+    assert (told, live.changes) == (["dark", "light"], 2)
     unsubscribe()
-    watching.cancel()
+    live.change({"theme": "dark"}, "test")
+    await asyncio.sleep(0)
+    assert told == ["dark", "light"]
 
 
-async def test_a_store_that_cannot_be_read_is_told_once_and_looked_at_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_store_that_cannot_be_written_changes_nothing() -> None:
     class Failing(FakeKeeper):
-        @property
-        def version(self) -> int:
-            looked.append(1)
-            if len(looked) in {3, 4, 5}:
-                raise StoreUnavailable("the disk is gone")
-            if len(looked) == 6:
-                raise RuntimeError("nobody expected this")
-            if len(looked) == 7:
-                loop.call_soon_threadsafe(recovered.set)
-            return super().version
+        def change_settings(self, changes: Any, *, source: str) -> None:
+            raise StoreUnavailable("the disk is gone")
 
-    looked: list[int] = []
-    loop, recovered = asyncio.get_running_loop(), asyncio.Event()
-    live, felt = make(keeper := Failing()), asyncio.Event()
-    live.subscribe(felt.set)
-    watching = asyncio.create_task(live.watch(every_seconds=0.001))
-    async with asyncio.timeout(5):
-        await recovered.wait()
-        keeper.change_settings({"theme": "dark"}, source="somebody else")
-        await felt.wait()
-    watching.cancel()
-    assert caplog.text.count("the disk is gone") == 1
-    assert caplog.text.count("nobody expected this") == 1
+    live = make(Failing())
+    with pytest.raises(StoreUnavailable):
+        live.change({"theme": "dark"}, "test")
+    assert (live.current.theme, live.wanted.theme, live.stored("theme"), live.changes) == ("system", "system", None, 0)
+
+
+async def test_without_a_store_settings_are_read_only() -> None:
+    live = LiveSettings(Settings(), stored={"theme": "dark"}, models={"big": ModelSettings(top_k=5)})
+    assert (live.current.theme, live.origin("theme"), live.model("big").top_k) == ("dark", "store", 5)
+    for change in (lambda: live.change({"theme": "light"}, "test"), lambda: live.change_model("big", {}, "test")):
+        with pytest.raises(StoreUnavailable):
+            change()
 
 
 async def test_a_listener_that_fails_does_not_keep_others_from_hearing(caplog: pytest.LogCaptureFixture) -> None:
@@ -237,9 +226,7 @@ async def test_a_listener_that_fails_does_not_keep_others_from_hearing(caplog: p
 
     live.subscribe(fail)
     live.subscribe(felt.set)
-    watching = asyncio.create_task(live.watch())
-    await asyncio.to_thread(live.save, "theme", "dark", "test")
+    await asyncio.to_thread(live.change, {"theme": "dark"}, "test")
     async with asyncio.timeout(5):
         await felt.wait()
-    watching.cancel()
     assert "was not felt everywhere" in caplog.text

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -15,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from app.core import server_file
 from app.main import address_url, run
 from app.serving.server import bind
 from app.settings import Settings
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.api.fakes import make_site, served
 
@@ -28,7 +31,7 @@ import sys, time
 began = time.process_time()
 from app.main import create_app
 from app.settings import Settings
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
@@ -148,17 +151,42 @@ def test_a_browser_that_stays_in_the_foreground_holds_nothing_up(tmp_path: Path)
 
 def test_stored_settings_are_read_at_the_start_and_felt_while_it_runs(tmp_path: Path) -> None:
     store = Store(tmp_path / "state" / FILE_NAME)
-    kept = StoredSettings(store)
-    kept.change_settings({"allowed_hosts": ["studio.local"], "port": 1}, source="test")
+    StoredSettings(store).change_settings({"allowed_hosts": ["studio.local"], "port": 1}, source="test")
+    store.close()
     with running(tmp_path) as (_, url):
         assert status_of(f"{url}health/live", host="studio.local") == 200
         assert status_of(f"{url}health/live", host="mac.local") == 403
-        kept.change_settings({"allowed_hosts": ["mac.local"]}, source="test")
-        deadline = time.monotonic() + 10
-        while status_of(f"{url}health/live", host="mac.local") != 200:
-            assert time.monotonic() < deadline
+        config(tmp_path, "set", "allowed_hosts", "mac.local")
+        assert status_of(f"{url}health/live", host="mac.local") == 200
         assert status_of(f"{url}health/live", host="studio.local") == 403
-    store.close()
+
+
+def config(home: Path, *words: str) -> str:
+    """What `paceline config` says, which knows of the server by its home alone."""
+    command = [sys.executable, "-m", "app.cli", "config", *words]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PACELINE_HOME": str(home / "state")}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_command_line_asks_the_server_to_change_a_setting_and_opens_the_store_when_none_runs(
+    tmp_path: Path,
+) -> None:
+    file, own = tmp_path / "state" / server_file.FILE_NAME, ("--model", "demo-assistant")
+    with running(tmp_path) as (_, url):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        left = file.read_bytes()
+        key = json.loads(left)["key"]
+        assert status_of(f"{url}admin/api/settings", authorization=f"Bearer {key}") == 200
+        assert status_of(f"{url}admin/api/settings", authorization=f"Bearer {key}x") == 401
+        assert "takes effect now" in config(tmp_path, "set", "theme", "dark")
+        with urllib.request.urlopen(f"{url}admin/setup", timeout=10) as page:  # noqa: S310
+            assert b'data-theme="dark"' in page.read()
+        assert "temperature is 0.5" in config(tmp_path, "set", *own, "temperature", "0.5")
+    assert not file.exists()
+    file.write_bytes(left)  # as a server leaves it that is killed
+    assert config(tmp_path, "get", "theme") == "dark\n"
+    assert "theme is light" in config(tmp_path, "set", "theme", "light")
+    assert config(tmp_path, "get", *own, "temperature") == "0.5\n"
 
 
 def test_a_damaged_store_is_set_aside_and_everything_needs_a_key(tmp_path: Path) -> None:

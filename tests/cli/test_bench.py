@@ -11,8 +11,7 @@ from app.command.bench import measured
 from app.command.server import Server
 from app.serving.sweep.report import report_object
 from app.settings import Settings
-from app.store.rows import KeptMeasurements
-from app.store.settings_rows import StoredSettings
+from app.store.rows import KeptMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.benchmark.sweeps import measured as results_of
 from tests.cli.fake_server import FakeServer
@@ -57,7 +56,7 @@ def test_a_model_is_measured_shown_drawn_and_kept_by_a_server_of_its_own(
     store = Store(Path(environment["PACELINE_HOME"]) / FILE_NAME)
     kept = KeptMeasurements(store).of(DEMO)
     assert [row.results["model"] for row in kept] == [DEMO]
-    assert (StoredSettings(store).model(DEMO) is None) == ("Nothing to change." in result.stdout)
+    assert (DEMO not in StoredSettings(store).models()) == ("Nothing to change." in result.stdout)
 
 
 @pytest.mark.parametrize("apply", [False, True])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from app.model_settings import ModelSettings
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.cli.fake_server import FakeServer
 from tests.cli.test_commands import LOADED, run

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from argon2 import PasswordHasher
 from click.testing import Result
 from typer.testing import CliRunner
 
 from app.cli import application
 from app.store.accounts import Accounts
-from app.store.passwords import ScryptCost
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 
 PAGE_BYTES = 4096
@@ -86,12 +86,6 @@ def another_program(path: Path) -> None:
         file.execute("CREATE TABLE bookmarks (url TEXT)")
 
 
-def other_protection(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as file:
-        file.execute("UPDATE api_key SET revoked_at = NULL")
-        file.commit()
-
-
 def older(path: Path) -> None:
     path.unlink()
     with closing(sqlite3.connect(path)) as file:
@@ -126,7 +120,6 @@ DAMAGED: Mapping[str, State] = {
     "journal alone": journal_alone,
     "folder for a journal": folder_for_a_journal,
     "another program": another_program,
-    "revoked key alive again": other_protection,
 }
 SOUND: Mapping[str, State] = {
     "older": older,
@@ -145,7 +138,7 @@ def path(environment: Mapping[str, str]) -> Path:
     """A store with an account and keys, closed."""
     path = Path(environment["PACELINE_HOME"]) / FILE_NAME
     store = Store(path)
-    accounts = Accounts(store, cost=ScryptCost(n=2, r=1, p=1))
+    accounts = Accounts(store, hasher=PasswordHasher(1, 8, 1))
     accounts.set_up("correct horse battery")
     accounts.keys.revoke(accounts.keys.create("lost", "admin")[0].id)
     StoredSettings(store).change_settings({"require_key": True}, source="test")

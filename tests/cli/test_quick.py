@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from app.model_settings import ModelSettings
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.cli.fake_server import FakeServer
 from tests.cli.test_commands import LOADED

@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from app.core.log_text import redact
-from app.serving.log_file import FILE, FOLDER, PrivateLogFile
-from app.serving.log_outlets import Handed, open_outlets, set_log_level
-from app.serving.log_ring import LogRing, level_of
+from app.serving.logs import (
+    FILE,
+    FOLDER,
+    Handed,
+    LogRing,
+    PrivateLogFile,
+    level_of,
+    open_outlets,
+    redact,
+    set_log_level,
+)
 
 HOSTILE = (
     "<script>alert(1)</script>",

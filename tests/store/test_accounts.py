@@ -1,6 +1,5 @@
 """The account, its sessions and its keys, in a real file: what is stored opens nothing, what has ended stays ended."""
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,16 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from argon2 import PasswordHasher
 from sqlmodel import Session
 
 from app.core.errors import InvalidRequest, StoreUnavailable
-from app.store.accounts import Accounts
-from app.store.passwords import ScryptCost, check_password, hash_password, is_password
-from app.store.sessions import MAX_SESSIONS
+from app.store.accounts import ACCOUNT, Accounts, is_hash_of
+from app.store.callers import MAX_SESSIONS, digest_of
 from app.store.store import FILE_NAME, Store
+from app.store.tables import AccountRow
 
-FAST = ScryptCost(n=2, r=1, p=1)
-PASSWORD = "correct horse battery"
+FAST = PasswordHasher(1, 8, 1)
+PASSWORD, OTHER = "correct horse battery", "staple staple staple"
+SCRYPT_HASH = "scrypt$2$1$1$AAAAAAAAAAAAAAAAAAAAAA==$yt97JvvKZhbS8uSi7C5+7MnP1Wx0IqvrRd/oWuvofcY="
+"""Of `PASSWORD`, as Paceline made it before argon2."""
 DAY_SECONDS = 86_400.0
 
 
@@ -35,7 +37,17 @@ def time() -> Time:
 
 @pytest.fixture
 def accounts(tmp_path: Path, time: Time) -> Accounts:
-    return Accounts(Store(tmp_path / FILE_NAME), clock=time, cost=FAST)
+    return Accounts(Store(tmp_path / FILE_NAME), clock=time, hasher=FAST)
+
+
+def stored_hash(accounts: Accounts) -> str:
+    with accounts._store.reading() as session:
+        return session.get_one(AccountRow, ACCOUNT).password_hash
+
+
+def keep_hash(accounts: Accounts, made: str) -> None:
+    with accounts._store.session() as session:
+        session.get_one(AccountRow, ACCOUNT).password_hash = made
 
 
 def content(folder: Path) -> bytes:
@@ -52,19 +64,41 @@ def test_bad_passwords_are_refused(password: str, accounts: Accounts) -> None:
 @pytest.mark.parametrize(
     "password", ["eight ch", "all lowercase words", "пароль из слов", "비밀번호입니다요", "  spaced  out "]
 )
-def test_any_other_password_will_do(password: str) -> None:
-    check_password(password)
-    stored = hash_password(password, FAST)
-    assert is_password(password, stored)
-    assert not is_password(password + "x", stored)
-    assert not is_password(password.strip() + "!", stored)
+def test_any_other_password_will_do(password: str, accounts: Accounts) -> None:
+    accounts.set_up(password)
+    assert accounts.is_password(password)
+    assert not accounts.is_password(password + "x")
+    assert not accounts.is_password(password.strip() + "!")
 
 
-def test_the_hash_says_how_it_was_made_and_is_another_each_time() -> None:
-    made = [hash_password(PASSWORD, ScryptCost(16, 2, 1)) for _ in range(2)]
+def test_the_hash_says_how_it_was_made_and_is_another_each_time(accounts: Accounts) -> None:
+    made = []
+    for _ in range(2):
+        accounts.set_password(PASSWORD)
+        made.append(stored_hash(accounts))
     assert made[0] != made[1]
-    assert all(re.fullmatch(r"scrypt\$16\$2\$1\$[\w+/=]{24}\$[\w+/=]{44}", each) for each in made)
-    assert all(is_password(PASSWORD, each) for each in made)
+    assert all(each.startswith("$argon2id$v=19$m=8,t=1,p=1$") for each in made)
+    assert all(is_hash_of(each, PASSWORD, FAST) for each in made)
+
+
+def test_a_hash_of_an_earlier_paceline_counts_and_is_renewed_at_the_next_sign_in(accounts: Accounts) -> None:
+    accounts.set_up(OTHER)
+    secret = accounts.sessions.begin("Firefox")
+    keep_hash(accounts, SCRYPT_HASH)
+    assert not accounts.is_password(OTHER)
+    assert stored_hash(accounts) == SCRYPT_HASH
+    for _ in range(2):
+        assert accounts.is_password(PASSWORD)
+        assert stored_hash(accounts).startswith("$argon2id$")
+    assert accounts.sessions.is_open(secret), "it is the same password"
+
+
+def test_a_hash_that_costs_less_than_others_do_today_is_renewed(accounts: Accounts) -> None:
+    keep = PasswordHasher(2, 8, 1).hash(PASSWORD)
+    accounts.set_up(OTHER)
+    keep_hash(accounts, keep)
+    assert accounts.is_password(PASSWORD)
+    assert stored_hash(accounts).startswith("$argon2id$v=19$m=8,t=1,p=1$")
 
 
 @pytest.mark.parametrize(
@@ -79,15 +113,17 @@ def test_the_hash_says_how_it_was_made_and_is_another_each_time() -> None:
         "scrypt$3$1$1$AAAA$" + "A" * 43 + "=",
         "scrypt$1073741824$8$1$AAAA$" + "A" * 43 + "=",
         "scrypt$2$1$1$*$*",
+        "$argon2id$v=19$m=8,t=1,p=1$AAAA",
     ],
 )
 def test_what_is_no_hash_matches_nothing(stored: str) -> None:
-    assert not is_password(PASSWORD, stored)
-    assert not is_password("", stored)
+    assert not is_hash_of(stored, PASSWORD, FAST)
+    assert not is_hash_of(stored, "", FAST)
 
 
-def test_one_letter_typed_on_two_keyboards_is_one_letter() -> None:
-    assert is_password("cafe\u0301 au lait", hash_password("caf\u00e9 au lait", FAST))
+def test_one_letter_typed_on_two_keyboards_is_one_letter(accounts: Accounts) -> None:
+    accounts.set_up("caf\u00e9 au lait")
+    assert accounts.is_password("cafe\u0301 au lait")
 
 
 def test_there_is_one_account_and_it_is_set_up_once(accounts: Accounts) -> None:
@@ -158,8 +194,9 @@ def test_sessions_are_listed_without_what_opens_them(accounts: Accounts, time: T
     first = accounts.sessions.begin("Firefox, Linux")
     time.now += 100
     second = accounts.sessions.begin("Safari, macOS")
-    listed = accounts.sessions.list(first)
-    assert [(each.browser, each.is_current) for each in listed] == [("Safari, macOS", False), ("Firefox, Linux", True)]
+    listed = accounts.sessions.list()
+    own = digest_of(first)
+    assert [(each.browser, each.id == own) for each in listed] == [("Safari, macOS", False), ("Firefox, Linux", True)]
     assert not [each for each in listed for secret in (first, second) if each.id in secret]
     assert not accounts.sessions.is_open(listed[0].id)
 
@@ -225,7 +262,7 @@ def test_a_disk_that_takes_nothing_more_keeps_nobody_out(
                 yield session
 
     store = ReadOnlyStore(tmp_path / FILE_NAME)
-    accounts = Accounts(store, clock=time, cost=FAST)
+    accounts = Accounts(store, clock=time, hasher=FAST)
     secret = accounts.sessions.begin("Firefox")
     _, text = accounts.keys.create("laptop", "inference")
     time.now += 100
@@ -244,7 +281,7 @@ def test_a_key_needs_a_name_for_people(name: str, accounts: Accounts) -> None:
 
 
 def test_another_process_sees_everything_at_once(accounts: Accounts, tmp_path: Path, time: Time) -> None:
-    other = Accounts(Store(tmp_path / FILE_NAME), clock=time, cost=FAST)
+    other = Accounts(Store(tmp_path / FILE_NAME), clock=time, hasher=FAST)
     accounts.set_up(PASSWORD)
     assert other.has_account
     secret = other.sessions.begin("Firefox")
@@ -269,7 +306,7 @@ def test_asking_makes_no_file(accounts: Accounts, tmp_path: Path) -> None:
 def test_a_damaged_store_is_locked_down_until_an_account_is_set_up(tmp_path: Path, time: Time) -> None:
     path = tmp_path / FILE_NAME
     first = Store(path)
-    before = Accounts(first, clock=time, cost=FAST)
+    before = Accounts(first, clock=time, hasher=FAST)
     before.set_up(PASSWORD)
     secret = before.sessions.begin("Firefox")
     _, text = before.keys.create("laptop", "admin")
@@ -277,7 +314,7 @@ def test_a_damaged_store_is_locked_down_until_an_account_is_set_up(tmp_path: Pat
     path.write_bytes(path.read_bytes()[:5000])
     store = Store(path)
     assert store.start()
-    after = Accounts(store, clock=time, cost=FAST)
+    after = Accounts(store, clock=time, hasher=FAST)
     assert after.is_locked_down
     assert not after.has_account
     assert not after.is_password(PASSWORD)
@@ -293,9 +330,9 @@ def test_the_owner_of_the_files_may_end_a_lock_down_with_a_new_password(tmp_path
     path.write_bytes(b"no database " * 100)
     store = Store(path)
     assert store.start()
-    accounts = Accounts(store, clock=time, cost=FAST)
+    accounts = Accounts(store, clock=time, hasher=FAST)
     assert accounts.is_locked_down
-    Accounts(Store(path), clock=time, cost=FAST).set_password(PASSWORD)
+    Accounts(Store(path), clock=time, hasher=FAST).set_password(PASSWORD)
     assert not accounts.is_locked_down
     assert accounts.is_password(PASSWORD)
 

@@ -12,10 +12,10 @@ import pytest
 from sqlmodel import select
 
 from app.core.errors import InvalidRequest, StaleVersion
-from app.store import migrating
-from app.store.conversations import Beginning, Conversation, Conversations, Limits, Turn
+from app.store import database
+from app.store.conversations import Beginning, Conversations, Limits, Turn
 from app.store.store import Store
-from app.store.tables import MessageRow
+from app.store.tables import ConversationRow, MessageRow
 
 NUMBER = 7
 BEGINNING = Beginning("Counting", "demo", {"temperature": 0.5})
@@ -36,14 +36,14 @@ def conversations(store: Store) -> Conversations:
     return Conversations(store, clock=lambda: float(next(ticks)))
 
 
-def found(conversations: Conversations, number: int = NUMBER) -> Conversation:
+def found(conversations: Conversations, number: int = NUMBER) -> tuple[ConversationRow, tuple[Turn, ...]]:
     conversation = conversations.find(number)
     assert conversation is not None
     return conversation
 
 
 def contents(conversations: Conversations, number: int = NUMBER) -> dict[str, str]:
-    return {turn.id: turn.content for turn in found(conversations, number).turns}
+    return {turn.id: turn.content for turn in found(conversations, number)[1]}
 
 
 def begun(conversations: Conversations, *turns: Turn, number: int = NUMBER, title: str = "x") -> int:
@@ -56,11 +56,10 @@ def begun(conversations: Conversations, *turns: Turn, number: int = NUMBER, titl
 def test_a_conversation_comes_back_whole_and_after_a_restart(conversations: Conversations, store: Store) -> None:
     heading = conversations.add(NUMBER, 0, [QUESTION, REPLY], BEGINNING)
     store.close()
-    conversation = found(Conversations(Store(store.path)))
-    assert conversation.heading == heading
-    assert (conversation.heading.title, conversation.heading.model_id) == ("Counting", "demo")
+    conversation, (question, reply) = found(Conversations(Store(store.path)))
+    assert conversation == heading
+    assert (conversation.title, conversation.model_id) == ("Counting", "demo")
     assert conversation.options == {"temperature": 0.5}
-    question, reply = conversation.turns
     assert (question.content, question.parent, reply.parent) == (QUESTION.content, "", "q1")
     assert (reply.spans, reply.reasoning, reply.figures) == (REPLY.spans, "easy", {"drafted": 6})
     assert question.created_at > 0
@@ -72,7 +71,7 @@ def test_a_question_that_is_edited_and_a_reply_that_is_made_anew_leave_the_earli
     version = begun(conversations, QUESTION, REPLY)
     again = [Turn("a2", "q1", "assistant", "one"), Turn("q2", "", "user", "edited"), Turn("q3", "a1", "user", "on")]
     assert conversations.add(NUMBER, version, again) is not None
-    assert [(turn.id, turn.parent) for turn in found(conversations).turns] == [
+    assert [(turn.id, turn.parent) for turn in found(conversations)[1]] == [
         ("q1", ""), ("a1", "q1"), ("a2", "q1"), ("q2", ""), ("q3", "a1"),
     ]  # fmt: skip
 
@@ -99,7 +98,7 @@ def test_a_reply_that_broke_off_is_completed_in_whatever_order_its_pieces_come(c
             heading = conversations.add(number, version, [Turn("a1", "q1", "assistant", piece, figures=figures)])
             assert heading is not None
             version = heading.version
-        reply = found(conversations, number).turns[-1]
+        reply = found(conversations, number)[1][-1]
         assert (reply.content, reply.figures) == (PIECES[-1], {"drafted": 6}), order
 
 
@@ -141,7 +140,7 @@ def test_the_one_that_changed_last_comes_first_and_renaming_moves_nothing(conver
     assert renamed is not None
     assert renamed.version == 2
     assert [each.title for each in conversations.list()] == ["a", "c", "B"]
-    assert found(conversations, 2).options == {"seed": 1}
+    assert found(conversations, 2)[0].options == {"seed": 1}
 
 
 def test_every_change_gives_another_revision_also_after_a_restart(store: Store) -> None:
@@ -207,7 +206,7 @@ def test_windows_that_write_at_once_lose_nothing(conversations: Conversations) -
             try:
                 conversations.add(NUMBER, known, [Turn(f"w{at}", "q1", "assistant", str(at))])
             except StaleVersion:
-                known = found(conversations).heading.version
+                known = found(conversations)[0].version
             else:
                 return
 
@@ -237,19 +236,19 @@ INSERT INTO message (id, conversation_id, role, content, reasoning, spans, figur
 
 def test_conversations_of_an_earlier_paceline_become_lines_and_go_on(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite3"
-    migrating.migrate(path, to="0002")
+    database.migrate(path, to="0002")
     with closing(sqlite3.connect(path)) as file:
         file.executescript(LINES)
     store = Store(path)
     assert "has a new form" in store.start()
     conversations = Conversations(store)
-    old = found(conversations, 5)
-    assert [(turn.id, turn.parent, turn.content) for turn in old.turns] == [
+    old, turns = found(conversations, 5)
+    assert [(turn.id, turn.parent, turn.content) for turn in turns] == [
         ("m1", "", "one"), ("m3", "m1", "two"), ("m7", "m3", "three"),
     ]  # fmt: skip
-    assert (old.turns[1].spans, old.turns[1].reasoning, old.turns[1].figures) == (((0, 3, "ngram"),), "hm", {"seed": 4})
-    assert [turn.parent for turn in found(conversations, 6).turns] == [""]
-    heading = conversations.add(5, old.heading.version, [Turn("q2", "m7", "assistant", "four")])
+    assert (turns[1].spans, turns[1].reasoning, turns[1].figures) == (((0, 3, "ngram"),), "hm", {"seed": 4})
+    assert [turn.parent for turn in found(conversations, 6)[1]] == [""]
+    heading = conversations.add(5, old.version, [Turn("q2", "m7", "assistant", "four")])
     assert heading is not None
     assert list(contents(conversations, 5).values()) == ["one", "two", "three", "four"]
     store.close()

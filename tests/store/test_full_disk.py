@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from argon2 import PasswordHasher
 from sqlalchemy import event
 
 from app.core.errors import StoreUnavailable
 from app.store.accounts import Accounts
 from app.store.database import RESERVE_BYTES
-from app.store.passwords import ScryptCost
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 
 PASSWORD = "correct horse battery"
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def accounts(store: Store) -> Accounts:
     """With keys and sessions whose rows fill some pages."""
-    accounts = Accounts(store, cost=ScryptCost(n=2, r=1, p=1))
+    accounts = Accounts(store, hasher=PasswordHasher(1, 8, 1))
     accounts.set_up(PASSWORD)
     for number in range(20):
         accounts.keys.create(f"{number} {'x' * 70}", "admin")

@@ -14,7 +14,7 @@ import pytest
 
 from app.model_settings import ModelSettings
 from app.store.accounts import Accounts
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 
 KILLS = 200
@@ -27,7 +27,7 @@ import os, sys
 from pathlib import Path
 from app.model_settings import ModelSettings
 from app.store.accounts import Accounts
-from app.store.settings_rows import StoredSettings
+from app.store.rows import StoredSettings
 from app.store.store import Store
 
 def write(store, number, end=sys.maxsize):
@@ -90,7 +90,7 @@ def check(path: Path, told: int) -> int:
     store = Store(path)
     assert store.start() == "", "never damaged"
     kept = StoredSettings(store)
-    settings, model = kept.settings(), kept.model("big") or ModelSettings()
+    settings, model = kept.settings(), kept.models().get("big", ModelSettings())
     number = int(settings.get("port", 0))
     assert settings == ({"port": number, "max_rows": number} if number else {}), "one change, all or nothing"
     assert number >= told

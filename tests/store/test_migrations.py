@@ -13,9 +13,8 @@ from sqlmodel import SQLModel
 
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
-from app.store import database, migrating
-from app.store.rows import KeptMeasurements
-from app.store.settings_rows import StoredSettings
+from app.store import database
+from app.store.rows import KeptMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 
 FIRST_SCHEMA = """
@@ -45,18 +44,18 @@ def old(tmp_path: Path) -> Path:
 
 def test_the_migrations_make_the_tables_that_the_code_declares(tmp_path: Path) -> None:
     path = database.build(tmp_path / FILE_NAME)
-    engine = migrating.open_engine(path)
+    engine = database.open_engine(path)
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, SQLModel.metadata) == []
-        assert context.get_current_revision() == migrating.revisions()[-1]
+        assert context.get_current_revision() == database.revisions()[-1]
 
 
 def test_a_file_from_before_migrations_keeps_what_is_in_it(old: Path) -> None:
     store = Store(old)
     assert (
         store.start()
-        == f"{FILE_NAME} has a new form; the earlier one is kept as {FILE_NAME}.before-{migrating.revisions()[-1]}."
+        == f"{FILE_NAME} has a new form; the earlier one is kept as {FILE_NAME}.before-{database.revisions()[-1]}."
     )
     assert StoredSettings(store).models() == {
         "big": ModelSettings(drafts=("draft",), num_draft_tokens=7, policy="single"),
@@ -71,7 +70,7 @@ def test_a_file_from_before_migrations_keeps_what_is_in_it(old: Path) -> None:
 
 def test_the_copy_is_the_file_as_it_was_and_for_the_owner_only(old: Path) -> None:
     StoredSettings(Store(old)).save_model("new", ModelSettings(pinned=True), source="a person")
-    copy = old.with_name(f"{FILE_NAME}.before-{migrating.revisions()[-1]}")
+    copy = old.with_name(f"{FILE_NAME}.before-{database.revisions()[-1]}")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     with closing(sqlite3.connect(copy)) as file:
         chosen = file.execute("SELECT model_id, drafts FROM model_choice ORDER BY 1").fetchall()

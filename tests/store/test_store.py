@@ -1,7 +1,6 @@
 """What is kept outlives the process, stays private, and what is wrong with the file is told."""
 
 import os
-import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,7 @@ import pytest
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
 from app.store.database import check_owner
-from app.store.rows import KeptMeasurements
-from app.store.settings_rows import StoredSettings
+from app.store.rows import KeptMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.store.tables import RequestRow
 
@@ -32,14 +30,14 @@ def kept(path: Path) -> StoredSettings:
 
 def test_what_is_set_for_a_model_is_kept_between_starts(path: Path) -> None:
     kept(path).save_model("big", CHOSEN, source="a person")
-    assert kept(path).model("big") == CHOSEN
-    assert kept(path).model("other") is None
+    assert kept(path).models().get("big") == CHOSEN
+    assert kept(path).models().get("other") is None
 
 
 def test_it_takes_the_place_of_what_was_set_before_and_can_be_forgotten(path: Path) -> None:
     kept(path).save_model("big", CHOSEN, source="a person")
     kept(path).save_model("big", ModelSettings(policy="off"), source="paceline bench")
-    assert kept(path).model("big") == ModelSettings(policy="off")
+    assert kept(path).models().get("big") == ModelSettings(policy="off")
     kept(path).save_model("big", ModelSettings(), source="a person")
     kept(path).save_model("nobody", ModelSettings(), source="a person")
     assert kept(path).models() == {}
@@ -47,7 +45,7 @@ def test_it_takes_the_place_of_what_was_set_before_and_can_be_forgotten(path: Pa
 
 def test_unset_and_an_empty_list_are_two_things(path: Path) -> None:
     kept(path).save_model("empty", ModelSettings(drafts=()), source="test")
-    found = kept(path).model("empty")
+    found = kept(path).models().get("empty")
     assert found is not None
     assert (found.drafts, found.methods) == ((), None)
 
@@ -67,14 +65,13 @@ def test_what_another_version_set_and_this_one_does_not_know_is_left_out(path: P
     with Store(path).session() as session:
         connection = session.connection()
         connection.exec_driver_sql(f"""UPDATE model_settings SET "values" = json_set("values", '$.{name}', {value})""")  # noqa: S608
-        session.info["guarded"] = True
-    assert kept(path).model("big") == CHOSEN.model_copy(update={name: None} if name in CHOSEN.given() else {})
+    assert kept(path).models().get("big") == CHOSEN.model_copy(update={name: None} if name in CHOSEN.given() else {})
 
 
 def test_reading_makes_no_file(path: Path) -> None:
     store = Store(path)
     assert (kept(path).models(), kept(path).settings(), kept(path).has_keys()) == ({}, {}, False)
-    assert (KeptMeasurements(store).of("big"), store.locked_down, store.version) == ([], False, 0)
+    assert (KeptMeasurements(store).of("big"), store.locked_down) == ([], False)
     store.check()
     assert not path.parent.exists()
 
@@ -105,18 +102,6 @@ def test_what_is_read_never_waits_for_who_writes_and_is_of_one_moment(path: Path
         assert reading.get(RequestRow, "a") is not None
 
 
-def test_a_change_by_anybody_is_seen_in_the_version(path: Path) -> None:
-    watching, changing = Store(path), Store(path)
-    before = watching.version
-    kept(path).change_settings({"port": 1}, source="test")
-    first = watching.version
-    StoredSettings(changing).change_settings({"port": 2}, source="test")
-    second = watching.version
-    StoredSettings(watching).change_settings({"port": 3}, source="test")
-    assert len({before, first, second, watching.version}) == 4
-    assert watching.version == watching.version
-
-
 def test_measurements_are_listed_from_the_latest(path: Path) -> None:
     times = iter([1.0, 2.0, 3.0])
     kept = KeptMeasurements(Store(path), lambda: next(times))
@@ -131,7 +116,7 @@ def test_measurements_are_listed_from_the_latest(path: Path) -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda path: kept(path).model("big"),
+        lambda path: kept(path).models().get("big"),
         lambda path: kept(path).save_model("big", CHOSEN, source="test"),
         lambda path: KeptMeasurements(Store(path)).of("big"),
         lambda path: Store(path).check(),
@@ -148,14 +133,6 @@ def test_a_damaged_file_is_told_with_what_to_do_and_left_alone(path: Path, use: 
     assert path.read_bytes() == b"no database at all" * 100
 
 
-def test_a_value_that_something_else_changed_is_told_like_damage(path: Path) -> None:
-    kept(path).save_model("big", CHOSEN, source="test")
-    with sqlite3.connect(path) as connection:
-        connection.execute('UPDATE model_settings SET "values" = replace("values", 7, 8)')
-    with pytest.raises(StoreUnavailable, match="a row that protects the server was changed"):
-        kept(path).model("big")
-
-
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file in the place of the folder")
     with pytest.raises(StoreUnavailable, match="check that it is yours"):
@@ -166,7 +143,7 @@ def test_odd_letters_in_the_path_are_part_of_it(tmp_path: Path) -> None:
     path = tmp_path / "odd ?#%20 name" / FILE_NAME
     kept(path).save_model("big", CHOSEN, source="test")
     assert path.is_file()
-    assert kept(path).model("big") == CHOSEN
+    assert kept(path).models().get("big") == CHOSEN
 
 
 def test_two_stores_share_one_file(path: Path) -> None:
@@ -174,7 +151,7 @@ def test_two_stores_share_one_file(path: Path) -> None:
     StoredSettings(first).save_model("big", CHOSEN, source="test")
     StoredSettings(second).save_model("small", ModelSettings(policy="off"), source="test")
     first.close()
-    assert StoredSettings(first).model("small") == ModelSettings(policy="off")
+    assert StoredSettings(first).models()["small"] == ModelSettings(policy="off")
 
 
 def test_a_folder_that_others_may_write_into_becomes_private_and_that_is_said(path: Path) -> None:
