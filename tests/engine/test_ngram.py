@@ -12,7 +12,7 @@ from app.core.messages import ModelSpecification
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
-from app.engine.drafters.ngram import ACROSS_TOKENS, END, OWNERS, Ngram, Text
+from app.engine.drafters.ngram import ACROSS_TOKENS, END, MOST_MATCHES, OWNERS, Ngram, Text
 from app.engine.drafters.registry import open_drafters
 from app.engine.unit import LoadedUnit
 from tests.tiny import tiny_model
@@ -21,14 +21,17 @@ Texts = Sequence[Sequence[int]]
 
 
 def naive_places(texts: Texts, known: Sequence[int], shortest: int, longest: int) -> list[tuple[int, int]]:
-    """(text, place) behind every occurrence of the longest end of `known` that any text goes on from."""
+    """(text, place) behind every occurrence of the longest end of `known` that any text goes on from; of a context that
+    occurs often, the latest occurrences."""
+    ends = [(number, end) for number, text in enumerate(texts) for end in range(shortest, len(text) + 1)]
+    context = list(known[-shortest:])
+    latest = [(number, end) for number, end in ends if list(texts[number][end - shortest : end]) == context]
+    going_on = [(number, end) for number, end in latest[-MOST_MATCHES:] if end < len(texts[number])]
     for size in range(min(longest, len(known)), shortest - 1, -1):
-        context = list(known[-size:])
         places = [
             (number, end)
-            for number, text in enumerate(texts)
-            for end in range(size, len(text))
-            if list(text[end - size : end]) == context
+            for number, end in going_on
+            if end >= size and list(texts[number][end - size : end]) == list(known[-size:])
         ]
         if places:
             return places
