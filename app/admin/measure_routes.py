@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -11,30 +11,15 @@ from starlette.exceptions import HTTPException
 
 from app.admin.context import AdminContext
 from app.admin.draft_routes import DECIDED_ELSEWHERE, GIVEN
-from app.admin.measurement_job import Wish
+from app.admin.measuring import Wish
 from app.admin.model_view import render_model
 from app.admin.templating import Pages
 from app.core.errors import InvalidRequest
-from app.model_settings import Id
 from app.serving.body import read_json
-from app.serving.sweep.grid import Grid
 from app.serving.sweep.report import drafting_of, report_object
 from app.store.tables import BenchmarkRow
 
 SOURCE = "measurement"
-Prompt = Annotated[str, Field(min_length=1, max_length=20_000)]
-
-
-class MeasureBody(BaseModel):
-    """What is to be measured. `drafts` absent: the best drafter of each method; `grid`: one request, also four at
-    once, or all numbers of requests and contexts."""
-
-    model: str = Field(min_length=1, max_length=500)
-    drafts: list[Id] | None = Field(None, max_length=8)
-    prompts: list[Prompt] = Field([], max_length=8)
-    minutes: float = Field(2.0, gt=0, le=60)
-    rounds: int = Field(3, ge=1, le=9)
-    grid: Grid = "several"
 
 
 class ApplyBody(BaseModel):
@@ -67,17 +52,9 @@ def _add_measuring(router: APIRouter, context: AdminContext) -> None:
     @router.post("/admin/api/measurements", status_code=202)
     async def begin_measurement(request: Request) -> dict[str, Any]:
         """Measure in the background; one at a time."""
-        body = await read_json(request, MeasureBody)
-        main = await asyncio.to_thread(resolver.main, body.model)
-        wish = Wish(
-            model_id=main.id,
-            drafts=None if body.drafts is None else tuple(body.drafts),
-            prompts=tuple(body.prompts),
-            minutes=body.minutes,
-            rounds=body.rounds,
-            grid=body.grid,
-        )
-        measuring.begin(wish)
+        wish = await read_json(request, Wish)
+        main = await asyncio.to_thread(resolver.main, wish.model)
+        measuring.begin(wish.model_copy(update={"model": main.id}))
         return measuring.view()
 
     @router.delete("/admin/api/measurements/current")

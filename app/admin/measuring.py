@@ -10,29 +10,90 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field
 
 from app.admin.measured_unit import MeasuredUnit, UnitChooser
-from app.admin.measurement_job import MeasurementEnd, MeasurementJob, Wish
 from app.core.errors import PacelineError
 from app.core.messages import LoadedModel, ModelSpecification
 from app.core.ports import Clock
+from app.model_settings import Id
 from app.serving.activity import Activity
 from app.serving.errors import Rejected
 from app.serving.resolver import Resolver
-from app.serving.sweep.grid import GRIDS, LENGTHS, cells
+from app.serving.sweep.grid import GRIDS, LENGTHS, TASKS, TOKENS, Grid, cells
 from app.serving.sweep.machine import describe_machine, describe_versions
-from app.serving.sweep.report import best_by_drafter, report_of
-from app.serving.sweep.tasks import TASKS, TOKENS
-from app.serving.sweep.turns import Ask, Budget, MeasuredTurn, turns
+from app.serving.sweep.report import best_by_drafter, report_object, report_of
+from app.serving.sweep.turns import Ask, Budget, MeasuredTurn, Sweep, turns
 from app.serving.sweep.worker_side import WorkerSide
 from app.store.rows import KeptMeasurements
 from app.worker.client import WorkerClient
 
 SOURCE = "dashboard"
+Phase = Literal["loading", "measuring", "paused", "restoring"]
+Prompt = Annotated[str, Field(min_length=1, max_length=20_000)]
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
+
+
+class Wish(BaseModel):
+    """What is to be measured. `drafts` absent: the best drafter of each method; `grid`: one request, also four at
+    once, or all numbers of requests and contexts."""
+
+    model: str = Field(min_length=1, max_length=500)
+    drafts: list[Id] | None = Field(None, max_length=8)
+    prompts: list[Prompt] = Field([], max_length=8)
+    minutes: float = Field(2.0, gt=0, le=60)
+    rounds: int = Field(3, ge=1, le=9)
+    grid: Grid = "several"
+
+
+@dataclass(slots=True)
+class MeasurementJob:
+    """The measurement under way."""
+
+    wish: Wish
+    budget: Budget
+    phase: Phase = "loading"
+    sweep: Sweep = field(default_factory=Sweep)
+    ask: Ask | None = None
+    disturbed: int = 0
+    """Turns that were given up for the request of somebody else."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def view(self) -> dict[str, Any]:
+        """As JSON, with what was measured up to now."""
+        ask = self.ask
+        return {
+            "model_id": self.wish.model,
+            "phase": self.phase,
+            "ask": ask
+            and {
+                "text": ask.text,
+                "rows": ask.cell.rows,
+                "method": ask.setting.method,
+                "drafts": ask.setting.drafts,
+                "round": ask.number + 1,
+                "rounds": ask.rounds,
+            },
+            "seconds_left": max(0, round(self.budget.remaining)),
+            "minutes": self.wish.minutes,
+            "disturbed": self.disturbed,
+            "report": report_object(self.sweep.results(options={"disturbed": self.disturbed})),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementEnd:
+    """How the last measurement ended; `number` is that of the kept result, 0 where nothing was kept."""
+
+    model_id: str
+    outcome: Literal["done", "stopped", "failed"]
+    number: int = 0
+    problem: str = ""
 
 
 class Stopped(Exception):
@@ -65,7 +126,7 @@ class Measuring:
     @property
     def active(self) -> str:
         """The id of the model that is measured; empty when none is."""
-        return self._job.wish.model_id if self._job is not None else ""
+        return self._job.wish.model if self._job is not None else ""
 
     def view(self) -> dict[str, Any]:
         """The live topic `measuring`."""
@@ -79,7 +140,7 @@ class Measuring:
             message = f"{self.active} is being measured: wait until that has ended, or stop it"
             raise Rejected(409, message, "already_measuring")
         self._activity.check_open()
-        logger.info("%s is measured, for at most %g minutes.", wish.model_id, wish.minutes)
+        logger.info("%s is measured, for at most %g minutes.", wish.model, wish.minutes)
         self._job = MeasurementJob(wish, Budget(60 * wish.minutes, self._clock))
         self._task = asyncio.get_running_loop().create_task(self._run(self._job), name="measuring")
 
@@ -104,7 +165,7 @@ class Measuring:
     # --- one measurement ----------------------------------------------------------------------------------------
 
     async def _run(self, job: MeasurementJob) -> None:
-        model_id = job.wish.model_id
+        model_id = job.wish.model
         ended = MeasurementEnd(model_id, "failed", problem="Paceline was stopped")
         try:
             ended = await self._measure_and_restore(job)
@@ -134,8 +195,8 @@ class Measuring:
         return MeasurementEnd(unit.specification.id, "stopped" if job.sweep.interrupted else "done", number)
 
     def _choose(self, wish: Wish) -> MeasuredUnit:
-        best = best_by_drafter(row.results for row in self._kept.of(wish.model_id))
-        return self._units.choose(wish.model_id, wish.drafts, {key: each.ratio for key, each in best.items()})
+        best = best_by_drafter(row.results for row in self._kept.of(wish.model))
+        return self._units.choose(wish.model, wish.drafts, {key: each.ratio for key, each in best.items()})
 
     def _is_cancelled(self) -> bool:
         return self._task is not None and self._task.cancelling() > 0
@@ -160,7 +221,7 @@ class Measuring:
     async def _sweep(self, job: MeasurementJob, unit: MeasuredUnit, loaded: LoadedModel) -> None:
         prompts = job.wish.prompts or TASKS
         side = WorkerSide(self._worker, unit.specification, prompts, chats=unit.chats, clock=self._clock)
-        methods = {name: loaded.longest_drafts.get(name, LENGTHS[-1]) for name in loaded.methods}
+        methods = {name: loaded.longest_drafts.get(name, max(LENGTHS)) for name in loaded.methods}
         wanted = cells(
             GRIDS[job.wish.grid],
             max_rows=unit.specification.max_rows,
@@ -240,7 +301,7 @@ class Measuring:
         options = {
             "minutes": job.wish.minutes,
             "rounds": job.wish.rounds,
-            "prompts": list(job.wish.prompts) or "built in",
+            "prompts": job.wish.prompts or "built in",
             "device": info.device if info is not None else "",
             "source": SOURCE,
             "disturbed": job.disturbed,

@@ -11,8 +11,7 @@ from typing import Any
 
 from app.admin.loading import Loading
 from app.admin.measured_unit import UnitChooser, refusal_of
-from app.admin.measurement_job import Wish
-from app.admin.measuring import Measuring
+from app.admin.measuring import Measuring, Wish
 from app.admin.room import Footprints
 from app.core.download import Download
 from app.core.errors import PacelineError, SpeculationUnavailable
@@ -56,7 +55,7 @@ class Attaching:
             await self._loading.load(model_id)
         begins = measure and not self._measuring.active
         if begins:
-            self._measuring.begin(Wish(model_id=model_id, drafts=drafts, grid="one", minutes=1.0))
+            self._measuring.begin(Wish(model=model_id, drafts=drafts, grid="one", minutes=1.0))
         return {"model": model_id, "drafts": list(drafts), "became": became, "measuring": begins}
 
     def arrived(self, download: Download) -> None:

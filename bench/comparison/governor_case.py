@@ -94,7 +94,7 @@ class LoadedModel:
         drafting = (
             Setting(method, length)
             for method in self._fixed.engine.limits.drafters
-            for length in sorted({min(length, longest.get(method, LENGTHS[-1])) for length in lengths})
+            for length in sorted({min(length, longest.get(method, max(LENGTHS))) for length in lengths})
         )
         return (PLAIN, *drafting)
 

@@ -18,7 +18,7 @@ from app.engine.loader import load_unit
 from app.engine.unit import LoadedUnit
 from app.engine.warm_up import warm_up
 from app.scheduler.scheduler import Scheduler
-from app.serving.sweep.clock import DecodeClock
+from app.serving.sweep.worker_side import DecodeClock
 from bench.comparison.measure import Sample
 from bench.comparison.workshop import PairFolders
 

@@ -12,7 +12,7 @@ from mlx_lm.generate import BatchGenerator, stream_generate
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from mlx_lm.utils import load
 
-from app.serving.sweep.clock import DecodeClock
+from app.serving.sweep.worker_side import DecodeClock
 from bench.comparison.measure import Sample
 
 

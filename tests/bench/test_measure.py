@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from app.serving.sweep.clock import DecodeClock
+from app.serving.sweep.worker_side import DecodeClock
 from bench.comparison.__main__ import CASES, UnknownCase, choose_cases
 from bench.comparison.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio, take_turns
 from bench.comparison.report import as_document, as_markdown, as_table

@@ -1,8 +1,8 @@
-"""What may be measured, in which order, and how it is thinned."""
+"""What may be measured, and in which order."""
 
 import pytest
 
-from app.serving.sweep.grid import GOVERNOR, GRIDS, MAIN, PLAIN, Cell, Setting, cells, choices, lengths_up_to
+from app.serving.sweep.grid import GOVERNOR, GRIDS, MAIN, PLAIN, Cell, Setting, cells, settings_of
 
 
 def test_one_request_with_a_short_prompt_comes_first() -> None:
@@ -25,24 +25,15 @@ def test_cells_that_a_model_cannot_run_are_left_out() -> None:
     [(16, (1, 2, 3, 4, 6, 8, 12, 16)), (7, (1, 2, 3, 4, 6, 7)), (1, (1,)), (64, (1, 2, 3, 4, 6, 8, 12, 16))],
 )
 def test_the_longest_draft_of_a_method_is_among_its_lengths(longest: int, lengths: tuple[int, ...]) -> None:
-    assert lengths_up_to(longest) == lengths
+    assert tuple(sorted(setting.drafts for setting in settings_of({"ngram": longest})[2:])) == lengths
 
 
-def test_choices_go_from_all_to_few_and_always_hold_plain_and_the_governor() -> None:
-    found = choices({"dflash": 7, "ngram": 16}, {})
-    assert [len(settings) for settings in found] == sorted((len(settings) for settings in found), reverse=True)
-    assert all(settings[:2] == (PLAIN, GOVERNOR) for settings in found)
-    assert found[-1] == (PLAIN, GOVERNOR, Setting("dflash", 4), Setting("ngram", 4))
-
-
-def test_few_settings_stay_around_the_best_known_one() -> None:
-    around, one = choices({"dflash": 7}, {"dflash": 6})[-2:]
-    assert [setting.drafts for setting in around[2:]] == [4, 6, 7]
-    assert [setting.drafts for setting in one[2:]] == [6]
+def test_the_first_settings_have_plain_decoding_the_governor_and_each_method() -> None:
+    assert settings_of({"dflash": 3, "ngram": 16})[:4] == [PLAIN, GOVERNOR, Setting("dflash", 3), Setting("ngram", 4)]
 
 
 def test_without_a_method_only_plain_decoding_is_left() -> None:
-    assert choices({}, {}) == [(PLAIN,)]
+    assert settings_of({}) == [PLAIN]
 
 
 def test_cells_and_settings_have_names_for_people() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer
 
-from app.serving.sweep.tasks import TASKS, behind_notes
+from app.serving.sweep.grid import TASKS, behind_notes
 from tests.published import tokenizer_folder
 
 

@@ -1,10 +1,12 @@
 """Settings take turns, the time is kept, and what was measured stays. The clock is scripted: nothing is timed."""
 
+import contextlib
+
 import pytest
 
-from app.serving.sweep.grid import GOVERNOR, GRIDS, MAIN, PLAIN, Cell, Setting, cells
+from app.serving.sweep.grid import GOVERNOR, GRIDS, MAIN, PLAIN, Cell, Setting, cells, settings_of
 from app.serving.sweep.report import report_of
-from app.serving.sweep.turns import MeasuredTurn, Sweep, plan, turns
+from app.serving.sweep.turns import MeasuredTurn, Sweep, ranked, turns
 from tests.benchmark.sweeps import ScriptedSide, swept
 
 METHODS = {"dflash": 7, "ngram": 16}
@@ -65,7 +67,7 @@ def test_little_time_thins_the_grid_and_is_kept(seconds: float) -> None:
 def test_other_cells_stay_around_the_best_length_of_the_first() -> None:
     side = ScriptedSide(dflash_pays)
     sweep = run(side, 60.0)
-    best = Setting("dflash", sweep.best_lengths(MAIN)["dflash"])
+    best = next(each for each in ranked(sweep, settings_of(METHODS)) if each.method == "dflash")
     others = [cell for cell in sweep.cells() if cell != MAIN]
     assert others
     assert all((cell, best) in sweep.points for cell in others)
@@ -87,24 +89,23 @@ def test_a_ratio_pairs_the_rounds_that_both_ran() -> None:
     assert report_of(sweep.results()).cells[0].settings[1].ratio == 2.0
 
 
-def test_the_best_length_of_each_method_is_known() -> None:
+def test_the_best_length_of_each_method_comes_first_in_further_cells() -> None:
     sweep = swept(
         {(1, "off", 0): 10, (1, "auto", 0): 40, (1, "dflash", 4): 30, (1, "ngram", 2): 12, (1, "ngram", 4): 9}
     )
-    assert sweep.best_lengths(MAIN) == {"dflash": 4, "ngram": 2}
+    found = ranked(sweep, settings_of(METHODS))
+    assert found[:5] == [PLAIN, GOVERNOR, Setting("dflash", 4), Setting("ngram", 2), Setting("ngram", 4)]
+    assert set(found) == set(settings_of(METHODS))
 
 
-def test_a_plan_takes_fewer_settings_before_a_single_round() -> None:
-    many = tuple(Setting("ngram", drafts) for drafts in range(1, 11))
-    few = many[:2]
-    turn = MeasuredTurn(10.0, 1.0)
-
-    def planned(seconds: float) -> tuple[int, int]:
-        made = plan([many, few], turn=turn, new_prompt=0.0, seconds=seconds, rounds=3)
-        return len(made.settings), made.rounds
-
-    assert planned(100.0) == (10, 3)
-    assert planned(33.0) == (2, 3), "three rounds of few tell more than two of many"
-    assert planned(7.0) == (2, 2)
-    assert planned(4.0) == (2, 1)
-    assert planned(0.0) == (2, 1)
+@pytest.mark.parametrize(("seconds", "settings", "rounds"), [(100.0, 16, 3), (20.0, 6, 3), (6.0, 4, 2), (0.0, 4, 1)])
+def test_fewer_settings_are_taken_before_a_single_round(seconds: float, settings: int, rounds: int) -> None:
+    """Three rounds of few tell more than two of many."""
+    side, sweep = ScriptedSide(lambda _cell, _setting: 100.0), Sweep()
+    asking = turns(sweep, [MAIN], METHODS, budget=side.budget(seconds), rounds=3)
+    ask = next(asking)
+    with contextlib.suppress(StopIteration):
+        while True:
+            ask = asking.send(side.turn(ask.cell, ask.setting, ask.number, warm_up=ask.warm_up))
+    assert len(sweep.points) == settings
+    assert max(len(point.turns) for point in sweep.points.values()) == rounds

@@ -1,18 +1,51 @@
 """What a measurement may cover, the most telling first: cells (rows, context) and settings (method, drafts).
 
-Pure. A budget thins the grid out: fewer draft lengths in a cell first, then fewer cells.
+Pure, and the same for every model and every amount of time.
 """
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from app.serving.sweep.tasks import CHARACTERS_PER_TOKEN
+TOKENS = 64
+WARM_UP_TOKENS = 20
+FEWEST_TOKENS = 24
+"""Answers that end sooner go on behind their end, in every setting alike."""
+TASKS = (
+    "Explain in a few sentences why the sky is blue by day and red in the evening.",
+    "Add type hints and docstrings to this Python module and repeat all of it:\n\n"
+    "def mean(values):\n    return sum(values) / len(values)\n\n"
+    "def median(values):\n    ordered = sorted(values)\n    middle = len(ordered) // 2\n"
+    "    if len(ordered) % 2:\n        return ordered[middle]\n    return mean(ordered[middle - 1 : middle + 1])",
+    "Write JSON with the names, capitals and populations of eight European countries.",
+    "Write a Python function that finds all prime numbers below n, and a test for it.",
+    "Count from 1 to 40.",
+)
+CHARACTERS_PER_TOKEN = 3
+"""Fewer than any usual tokenizer takes of the notes, so that a prompt stays below its context."""
+SUBJECTS = ("The heron", "A courier", "The old mill", "Our neighbour", "The night train", "The harbour")
+ACTIONS = ("reached", "passed", "described", "left behind", "was painted near", "looked for", "measured")
+PLACES = ("the birch grove", "a narrow bridge", "the eastern gate", "the fjord", "an empty market", "the lighthouse")
 
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+def behind_notes(task: str, seed: str, context: int) -> str:
+    """`task` behind so many notes that both together have about `context` tokens; another seed begins otherwise."""
+    chooser, lines = random.Random(seed), [""]
+    room = context * CHARACTERS_PER_TOKEN - len(task)
+    while room > 0:
+        lines.append(
+            f"{chooser.choice(SUBJECTS)} {chooser.choice(ACTIONS)} {chooser.choice(PLACES)} "
+            f"at {chooser.randrange(24)}:{chooser.randrange(10, 60)}."
+        )
+        room -= len(lines[-1])
+    return "\n".join([*lines[1:], "", task])
+
+
+LENGTHS = (4, 2, 8, 1, 16, 6, 3, 12)
+"""Draft lengths, the most telling first; of a method, those up to its longest."""
 CONTEXTS = (128, 1024, 4096)
 """Prompt tokens; prompts of the first one stay as short as they are."""
-USUAL_LENGTH = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,48 +97,9 @@ def cells(wanted: Sequence[Cell], *, max_rows: int, max_context_tokens: int, tok
     return [cell for cell in wanted if cell == MAIN or can_run(cell)]
 
 
-def lengths_up_to(longest: int) -> tuple[int, ...]:
-    """The draft lengths of a method; its longest one is among them."""
-    longest = min(longest, LENGTHS[-1])
-    return tuple(sorted({length for length in LENGTHS if length <= longest} | {longest}))
-
-
-def choices(methods: Mapping[str, int], best: Mapping[str, int]) -> list[tuple[Setting, ...]]:
-    """Settings of one cell from all to few; `methods` tell their longest draft, `best` the best one known so far.
-
-    Plain decoding and the governor are in each, plain first.
-    """
-    found = []
-    for pick in (_all, _every_second, _around, _one):
-        drafting = [
-            Setting(method, length)
-            for method, longest in methods.items()
-            for length in pick(lengths_up_to(longest), best.get(method))
-        ]
-        settings = (PLAIN, *((GOVERNOR, *drafting) if methods else ()))
-        if settings not in found:
-            found.append(settings)
-    return found
-
-
-def _all(lengths: Sequence[int], _best: int | None) -> Sequence[int]:
-    return lengths
-
-
-def _every_second(lengths: Sequence[int], best: int | None) -> Sequence[int]:
-    kept = set(lengths[::-1][::2])
-    return [length for length in lengths if length in kept or length == best]
-
-
-def _around(lengths: Sequence[int], best: int | None) -> Sequence[int]:
-    place = _place(lengths, best)
-    return lengths[max(0, place - 1) : place + 2]
-
-
-def _one(lengths: Sequence[int], best: int | None) -> Sequence[int]:
-    return [lengths[_place(lengths, best)]]
-
-
-def _place(lengths: Sequence[int], best: int | None) -> int:
-    wanted = USUAL_LENGTH if best is None else best
-    return min(range(len(lengths)), key=lambda place: abs(lengths[place] - wanted))
+def settings_of(methods: Mapping[str, int]) -> list[Setting]:
+    """Everything that is compared in a cell, the most telling first; `methods` tell their longest draft."""
+    drafting = {
+        Setting(method, min(length, longest)): None for length in LENGTHS for method, longest in methods.items()
+    }
+    return [PLAIN, *((GOVERNOR, *drafting) if methods else ())]

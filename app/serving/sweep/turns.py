@@ -1,26 +1,25 @@
-"""One model over the grid: settings take turns, round by round, until the grid or the time is used up.
+"""One model over the grid: settings take turns, round by round, until the rounds are done or the time is used up.
 
-A round asks every setting the same prompts, plain decoding first, so that ratios pair the rounds. `turns` says what to
-ask next and hears how it went: whoever asks a model, in this process or in another one, drives it.
+A round asks every setting the same prompts, plain decoding first, so that ratios pair the rounds. Of the grid, as many
+settings are taken as have time for three rounds, the most telling first. `turns` says what to ask next and hears how it
+went: whoever asks a model drives it.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 from app.core.ports import Clock
-from app.serving.sweep.grid import MAIN, PLAIN, Cell, Setting, choices
-from app.serving.sweep.report import report_of
+from app.serving.sweep.grid import MAIN, PLAIN, Cell, Setting, settings_of
 
 MAIN_SHARE = 0.5
 """Share of the time for the main cell while others wait."""
-WARM_UP_COST = 0.4
-"""Cost of a warm-up, in turns."""
 MEDIAN_ROUNDS = 3
-SURPRISE = 1.3
-"""Drafting that does not pay takes longer than the plain turn that the plan is made from."""
+SURPRISE = 1.5
+"""Drafting that does not pay takes longer than the plain turn that the number of settings follows from; warm-ups come
+on top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,11 @@ class Point:
     def tokens_per_cycle(self) -> float | None:
         """Median tokens that one verify forward gained a row; None when nothing was drafted."""
         return _median([turn.tokens_per_cycle for turn in self.turns.values()])
+
+    @property
+    def speed(self) -> float:
+        """Median tokens per second of all rows."""
+        return median(turn.tokens_per_second for turn in self.turns.values())
 
     @property
     def method(self) -> str:
@@ -134,15 +138,11 @@ class Sweep:
         }
 
     def _cell(self, cell: Cell) -> dict[str, Any]:
-        settings = [point.results() for point in self.points_of(cell)]
+        points = self.points_of(cell)
+        methods = list(dict.fromkeys(point.setting.method for point in points))
+        points.sort(key=lambda point: (methods.index(point.setting.method), point.setting.drafts))
+        settings = [point.results() for point in points]
         return {"rows": cell.rows, "context": cell.context, "settings": settings}
-
-    def best_lengths(self, cell: Cell) -> dict[str, int]:
-        """The number of drafts with which each method was fastest in a cell."""
-        report = report_of(self.results())
-        settings = next((each.settings for each in report.cells if Cell(each.rows, each.context) == cell), ())
-        drafting = sorted((each for each in settings if each.num_draft_tokens), key=lambda each: each.ratio)
-        return {each.method: each.num_draft_tokens for each in drafting}
 
 
 class Budget:
@@ -162,98 +162,46 @@ class Budget:
         self._end += seconds
 
 
-@dataclass(frozen=True, slots=True)
-class CellPlan:
-    """What is measured in one cell."""
-
-    settings: tuple[Setting, ...]
-    rounds: int
-
-
-def plan(
-    options: Sequence[tuple[Setting, ...]], *, turn: MeasuredTurn, new_prompt: float, seconds: float, rounds: int
-) -> CellPlan:
-    """The most settings of which three rounds fit into `seconds`, so that a median is one; else two, else one.
-
-    `turn` is a plain turn over prompts that were read before; `new_prompt` what reading others takes.
-    """
-    affordable = []
-    for settings in options:
-        cost = len(settings) * turn.seconds * SURPRISE
-        affordable.append(int((seconds - WARM_UP_COST * cost + new_prompt) / (cost + new_prompt)))
-    for wanted in range(min(rounds, MEDIAN_ROUNDS), 0, -1):
-        for settings, fitting in zip(options, affordable, strict=True):
-            if fitting >= wanted:
-                return CellPlan(settings, min(fitting, rounds))
-    return CellPlan(options[-1], 1)
-
-
 Turns = Generator[Ask, MeasuredTurn, None]
 
 
 def turns(sweep: Sweep, cells: Sequence[Cell], methods: Mapping[str, int], *, budget: Budget, rounds: int) -> Turns:
     """Fill `sweep` cell by cell: yields what to ask, is sent how it went. `methods` tell their longest draft."""
-    planner = _Planner(methods, budget, rounds, sweep)
+    settings, reading = settings_of(methods), 0.0
     for place, cell in enumerate(cells):
         left = len(cells) - place
         share = MAIN_SHARE if cell == MAIN and left > 1 else 2 / (left + 1)
-        if cell != MAIN and planner.expected_seconds(cell) > budget.remaining:
+        ends = (1 - share) * budget.remaining
+        if cell != MAIN and reading * cell.rows * cell.context >= budget.remaining:
             sweep.skipped.append(cell)
-        else:
-            yield from planner.measure(cell, share * budget.remaining)
-
-
-@dataclass(slots=True)
-class _Planner:
-    """Goes from cell to cell and remembers what turns cost."""
-
-    methods: Mapping[str, int]
-    budget: Budget
-    rounds: int
-    sweep: Sweep
-    turn_seconds: float = 0.0
-    """A plain turn of the main cell, without its prompt."""
-    seconds_per_prompt_token: float = 0.0
-
-    def expected_seconds(self, cell: Cell) -> float:
-        """The least that a cell takes: its prompts, and a few turns that grow with the rows."""
-        reading = self.seconds_per_prompt_token * cell.rows * cell.context
-        fewest = len(choices(self.methods, {})[-1]) + 1
-        return reading + fewest * self.turn_seconds * (1 + cell.rows / 8)
-
-    def measure(self, cell: Cell, seconds: float) -> Turns:
-        """One cell: a plain turn tells what it costs, the plan follows."""
-        before = self.budget.remaining
+            continue
         cold = yield Ask(cell, PLAIN, 0, reading=True)
-        first = yield from self._kept(Ask(cell, PLAIN, 0))
-        self._learn(cell, cold, first)
-        best = self.sweep.best_lengths(MAIN)
-        chosen = plan(
-            choices(self.methods, best),
-            turn=first,
-            new_prompt=max(0.0, cold.seconds - first.seconds),
-            seconds=seconds - (before - self.budget.remaining),
-            rounds=self.rounds,
-        )
-        for setting in chosen.settings[1:]:
-            yield Ask(cell, setting, 0, warm_up=True)
-        for number in range(chosen.rounds):
-            yield from self._round(cell, number, chosen)
+        reading = cold.prompt_seconds / (cell.rows * cell.context)
+        turn = yield Ask(cell, PLAIN, 0, rounds)
+        sweep.add(cell, PLAIN, 0, turn)
+        seconds = (budget.remaining - ends) / min(rounds, MEDIAN_ROUNDS) - cold.prompt_seconds
+        fitting = int(seconds / (SURPRISE * turn.seconds)) if seconds > 0 else 0
+        chosen = settings[: max(len(methods) + 2, fitting)]
+        yield from _rounds(sweep, cell, chosen, rounds, lambda ends=ends: budget.remaining > ends)  # type: ignore[misc]
+        settings = ranked(sweep, settings)
 
-    def _learn(self, cell: Cell, cold: MeasuredTurn, warm: MeasuredTurn) -> None:
-        if cell == MAIN:
-            self.turn_seconds = warm.seconds
-        self.seconds_per_prompt_token = max(cold.prompt_seconds, 0.0) / (cell.rows * cell.context)
 
-    def _round(self, cell: Cell, number: int, chosen: CellPlan) -> Turns:
-        """Every setting once; a later round is not begun, and not ended, without time."""
-        for setting in chosen.settings:
-            if number and self.budget.remaining <= 0:
+def _rounds(sweep: Sweep, cell: Cell, settings: Sequence[Setting], rounds: int, has_time: Callable[[], bool]) -> Turns:
+    """Every setting once a round; a later round is not begun, and not ended, without time."""
+    for setting in settings[1:]:
+        yield Ask(cell, setting, 0, warm_up=True)
+    for number in range(rounds):
+        for setting in settings:
+            if number and not has_time():
                 return
             if (number, setting) != (0, PLAIN):
-                yield from self._kept(Ask(cell, setting, number, chosen.rounds))
+                turn = yield Ask(cell, setting, number, rounds)
+                sweep.add(cell, setting, number, turn)
 
-    def _kept(self, ask: Ask) -> Generator[Ask, MeasuredTurn, MeasuredTurn]:
-        turn = yield ask
-        self.sweep.add(ask.cell, ask.setting, ask.number, turn)
-        return turn
+
+def ranked(sweep: Sweep, settings: Sequence[Setting]) -> list[Setting]:
+    """In the order of telling most about further cells: the best of each method in the main one, then the others."""
+    measured = {each: point.speed for each in settings if each.drafts and (point := sweep.points.get((MAIN, each)))}
+    by_speed = sorted(measured, key=measured.__getitem__, reverse=True)
+    best = list({each.method: each for each in reversed(by_speed)}.values())[::-1]
+    return list(dict.fromkeys((*settings[:2], *best, *by_speed, *settings)))

@@ -9,18 +9,47 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from time import perf_counter
 
 from app.core.errors import PacelineError
 from app.core.messages import MEASUREMENT, Delta, Finished, Generate, ModelSpecification
 from app.core.ports import Clock
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.step import Statistics
-from app.serving.sweep.clock import DecodeClock
-from app.serving.sweep.grid import MAIN, PLAIN, Cell
-from app.serving.sweep.tasks import FEWEST_TOKENS, TOKENS, WARM_UP_TOKENS, behind_notes
+from app.serving.sweep.grid import FEWEST_TOKENS, MAIN, PLAIN, TOKENS, WARM_UP_TOKENS, Cell, behind_notes
 from app.serving.sweep.turns import Ask, MeasuredTurn
 from app.worker.client import WorkerClient
+
+
+class DecodeClock:
+    """Tell it who said how many tokens, at the moment they are known."""
+
+    def __init__(self, rows: Iterable[Hashable], now: Clock = perf_counter) -> None:
+        self._silent = set(rows)
+        self._now = now
+        self._started = self._stopped = 0.0
+        self._tokens = 0
+
+    def tell(self, row: Hashable, tokens: int) -> None:
+        """`row` said `tokens` more tokens."""
+        self._stopped = self._now()
+        if not self._silent:
+            self._tokens += tokens
+            return
+        self._silent.discard(row)
+        self._started = self._stopped
+
+    @property
+    def started(self) -> float:
+        """When every row had spoken, by its clock; 0 before anyone did."""
+        return self._started
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Rate over the decode phase; 0 when there was none."""
+        elapsed = self._stopped - self._started
+        return self._tokens / elapsed if elapsed > 0 else 0.0
 
 
 class WorkerSide:
