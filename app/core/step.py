@@ -12,6 +12,7 @@ from app.core.reason import NO_REASON, Reason
 
 DRAFT_LENGTHS = (1, 2, 3, 5, 7, 15)
 """The draft lengths that are weighed, and warmed up: with the token before them, blocks of 8 and 16 are among them."""
+LONGEST_DRAFT = DRAFT_LENGTHS[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,11 @@ from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, RowOutcome
 from app.engine.acceptance import MODES, accept
-from app.engine.alone import AloneRunner
 from app.engine.drafters import Outcome, Proposal
 from app.engine.drafters.registry import Drafters
 from app.engine.launch import Launched, Scores, feed, score
 from app.engine.rectangle import last_of, padded
-from app.engine.runner import Runner
+from app.engine.runner import AloneRunner, Runner
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
 
 

@@ -12,7 +12,6 @@ from app.core.ports import EngineLimits
 from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeStep, PrefillRow, PrefillStep, StepCost, StepPlan, StepResult
-from app.engine.alone import AloneRunner
 from app.engine.decoding import Decoder
 from app.engine.drafters import Outcome
 from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
@@ -20,7 +19,7 @@ from app.engine.launch import Scores, score
 from app.engine.prefix_cache import PrefixCache
 from app.engine.rectangle import padded
 from app.engine.rollback import UnknownCacheError
-from app.engine.runner import Runner, StateRow
+from app.engine.runner import AloneRunner, Runner, StateRow
 from app.engine.unit import LoadedUnit
 
 

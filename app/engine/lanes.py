@@ -1,6 +1,6 @@
 """Slots and lanes: which row a sequence sits in, how many of its tokens are cached, where they lie, who sees whom.
 
-All of it is arithmetic on host integers; the buffers are in `slot_cache`.
+All of it is arithmetic on host integers; the buffers are in `rollback`.
 """
 
 from collections.abc import Sequence

@@ -31,7 +31,7 @@ from app.engine.resident import (
     same_unit,
 )
 from app.engine.unit import LoadedUnit
-from app.engine.warm_up import CostMemory, Forgetful, WarmUpSteps, remembering
+from app.engine.warm_up import CostFiles, WarmUpSteps
 
 RETRY_AFTER_SECONDS = 5
 """When to come back for memory or a draft that running requests hold."""
@@ -350,14 +350,14 @@ class EnginePool:
         return self._idle_seconds.get(entry.spec.id, self._default_idle_seconds)
 
 
-def open_pool(ceiling_bytes: int | None = None, *, costs: CostMemory | None = None) -> EnginePool:
+def open_pool(ceiling_bytes: int | None = None, *, costs: CostFiles | None = None) -> EnginePool:
     """The pool of this machine: real folders, real engines. Raises InvalidRequest when the limit set is no size."""
     return EnginePool(
         ceiling_bytes=memory.ceiling_bytes() if ceiling_bytes is None else ceiling_bytes,
         load=load_unit,
         open_engine=open_engine,
         estimate=memory.footprint,
-        warm_up=remembering(costs or Forgetful()),
+        warm_up=(costs or CostFiles(None, ())).warm_up,
     )
 
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.engine.lanes import Selection
+from app.engine.lanes import Selection, SlotTable
 from app.engine.layers import Taps
 from app.engine.recording import Recording, attach, recording, replay
 from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
@@ -206,3 +206,48 @@ class Runner:
                 mx.concatenate([rows[index][slot : slot + 1] for slot, rows in enumerate(chosen)])
                 for index in range(len(state.store))
             )
+
+
+class AloneRunner:
+    """Same verbs as `Runner`. One sequence at a time; every token fed stays."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.caches = Caches(table=SlotTable(), layers=[])
+
+    def claim(self, sequence_id: str) -> None:
+        """Raises RuntimeError when the one row is taken."""
+        if self.caches.table.slots:
+            raise RuntimeError("this model decodes one request at a time")
+        self.caches.table.claim(sequence_id)
+        self.caches.layers = make_prompt_cache(self.model)
+
+    def release(self, sequence_id: str) -> None:
+        if sequence_id in self.caches.table.slots:
+            self.caches.table.release(sequence_id)
+            self.caches.layers = []
+
+    def length(self, sequence_id: str) -> int:
+        return self.caches.table.length(sequence_id)
+
+    def ordered(self, sequence_ids: Sequence[str]) -> list[str]:
+        return list(sequence_ids)
+
+    def forward(
+        self, sequence_ids: Sequence[str], tokens: mx.array, widths: Sequence[int], *, record: bool = False
+    ) -> tuple[mx.array, Forward]:
+        if record:
+            raise RuntimeError("this model cannot verify drafts: its cache cannot be rewound")
+        selection = self.caches.table.select(sequence_ids, tokens.shape[1])
+        logits: Any = self.model(tokens, cache=self.caches.layers)
+        return logits, Forward(selection, tuple(sequence_ids), tuple(widths), Recording(), starts=selection.lengths)
+
+    def commit(self, forward: Forward, keep: Sequence[int]) -> list[int]:
+        if tuple(keep) != forward.widths:
+            raise RuntimeError("this model's cache cannot be rewound")
+        self.caches.table.lengths[0] += keep[0]
+        return list(keep)
+
+    def clear(self) -> None:
+        for name in list(self.caches.table.slots):
+            self.release(name)

@@ -5,16 +5,26 @@ n-grams find something too. What it measures is what the governor starts from. T
 before, and nothing enters the prefix cache.
 """
 
+import hashlib
+import json
+import logging
+import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 from app.core.ports import Clock, EnginePort
 from app.core.request import Request, SamplingParameters
+from app.core.safe_files import read_object, write_privately
 from app.core.step import (
     DRAFT_LENGTHS,
+    LONGEST_DRAFT,
     DecodeRow,
     DecodeStep,
     PrefillRow,
@@ -39,6 +49,10 @@ PERIOD = 6
 ROUNDS = 2
 """How often every shape is measured, by two runs of which the first is to warm it; the fastest counts. Rounds lie
 apart, so that a pause of the machine spoils one of them."""
+MAX_FILE_BYTES = 1 << 20
+MAX_COSTS = 4_096
+
+_logger = logging.getLogger("paceline.costs")
 
 
 def warm_up(
@@ -74,42 +88,11 @@ def warm_up(
     return tuple(costs.values())
 
 
-class CostMemory(Protocol):
-    """What outlives a load: `recall` what steps of a unit cost, `keep` it for the next time. Neither raises."""
-
-    def recall(self, spec: ModelSpecification) -> tuple[StepCost, ...]: ...
-
-    def keep(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None: ...
-
-
-class Forgetful:
-    """Remembers nothing."""
-
-    def recall(self, spec: ModelSpecification) -> tuple[StepCost, ...]:  # noqa: ARG002
-        return ()
-
-    def keep(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None:
-        """Let them go."""
-
-
-def remembering(
-    memory: CostMemory, *, budget_seconds: float = BUDGET_SECONDS
-) -> Callable[[EnginePort, ModelSpecification], WarmUpSteps]:
-    """The warm-up of a pool: what was measured once on this machine is not measured again."""
-
-    def warm(engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
-        measured = yield from warm_up(engine, known=memory.recall(spec), budget_seconds=budget_seconds)
-        memory.keep(spec, measured)
-        return measured
-
-    return warm
-
-
 def _shapes(drafters: Sequence[str]) -> list[tuple[str, int]]:
     """(method, drafts), the most telling first: plain, every drafter's shortest and longest proposal, then the verify
     forwards of the other lengths with the drafter that costs least."""
     shapes = [("off", 0)]
-    shapes += [(method, length) for length in (DRAFT_LENGTHS[0], DRAFT_LENGTHS[-1]) for method in drafters]
+    shapes += [(method, length) for length in (DRAFT_LENGTHS[0], LONGEST_DRAFT) for method in drafters]
     if drafters:
         cheapest = "ngram" if "ngram" in drafters else drafters[0]
         shapes += [(cheapest, length) for length in DRAFT_LENGTHS[1:-1]]
@@ -221,3 +204,77 @@ class _Sequence:
 def _token(place: int) -> int:
     """A text that repeats itself. Every vocabulary has these ids."""
     return 1 + 37 * (place % PERIOD) % 89
+
+
+class _KeptCosts(msgspec.Struct, frozen=True):
+    """The content of a file. `key` says in words what its name is the hash of."""
+
+    key: list[str]
+    costs: list[StepCost]
+
+
+class CostFiles:
+    """What steps cost on this machine, kept from one load to the next: one small file for each unit in `folder` (None:
+    nothing is kept). `machine` names device and libraries. Called from the MLX thread.
+
+    Nothing here raises: a file that is missing, broken or of another machine only means that all is measured again.
+    """
+
+    def __init__(self, folder: Path | None, machine: Sequence[str]) -> None:
+        self._folder = folder
+        self._machine = list(machine)
+        self._written: dict[Path, tuple[StepCost, ...]] = {}
+
+    def recall(self, spec: ModelSpecification) -> tuple[StepCost, ...]:
+        """What was kept for this unit; empty when there is nothing to trust."""
+        path = self._path(spec)
+        if path is None or not path.exists():
+            return ()
+        try:
+            kept = msgspec.convert(read_object(path, MAX_FILE_BYTES), _KeptCosts)
+        except (ModelUnavailable, msgspec.ValidationError) as error:
+            _logger.warning("%s is ignored and will be replaced: %s", path.name, error)
+            return ()
+        if kept.key != self._key(spec) or len(kept.costs) > MAX_COSTS or not all(map(_is_sound, kept.costs)):
+            _logger.warning("%s is ignored and will be replaced: it does not fit", path.name)
+            return ()
+        self._written[path] = tuple(kept.costs)
+        return self._written[path]
+
+    def keep(self, spec: ModelSpecification, costs: Sequence[StepCost]) -> None:
+        """Write what is known now, unless that was written already. Readers see the old file or the new one."""
+        path, costs = self._path(spec), tuple(costs)
+        if path is None or not costs or self._written.get(path) == costs:
+            return
+        self._written[path] = costs
+        content: Any = _KeptCosts(self._key(spec), [_rounded(cost) for cost in costs])
+        try:
+            write_privately(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
+        except OSError as error:
+            _logger.warning("the costs of %s cannot be kept: %s", spec.id, error.strerror)
+
+    def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
+        """The warm-up of a pool: what was measured once on this machine is not measured again."""
+        measured = yield from warm_up(engine, known=self.recall(spec))
+        self.keep(spec, measured)
+        return measured
+
+    def _key(self, spec: ModelSpecification) -> list[str]:
+        drafts = [text for draft in spec.drafts for text in (draft.method, draft.id, draft.path)]
+        return [*self._machine, spec.id, spec.path, *drafts]
+
+    def _path(self, spec: ModelSpecification) -> Path | None:
+        if self._folder is None:
+            return None
+        name = hashlib.sha256(json.dumps(self._key(spec)).encode()).hexdigest()[:32]
+        return self._folder / f"{name}.json"
+
+
+def _is_sound(cost: StepCost) -> bool:
+    times = (cost.seconds, cost.draft_seconds)
+    return cost.rows > 0 and cost.drafts >= 0 and all(math.isfinite(time) and 0 <= time < 3600 for time in times)
+
+
+def _rounded(cost: StepCost) -> StepCost:
+    seconds, draft_seconds = round(cost.seconds, 7), round(cost.draft_seconds, 7)
+    return StepCost(cost.method, cost.rows, cost.drafts, seconds, draft_seconds)

@@ -14,18 +14,18 @@ from app.core.step import DRAFT_LENGTHS, StepCost
 
 PLAIN = "off"
 STALE_STEPS = 1_024
-MEASURED_WEIGHT, MEMORY = 2, 20
-"""Samples that an earlier measurement counts for, and that all former ones count for at most."""
-SHORT_TOKENS, SLOWDOWN_MEMORY = 256, 32
-"""Of contexts that cost next to nothing; and samples that count for a longer one."""
-TIMING_INTERVAL = 32
-"""Cycles after which the drafting is timed again; in between, the last figures stand for it."""
-DRAWN_WITHIN, DRAWN_STEPS = 0.04, 128
-"""Drawn curves are believed while nothing that they show moved by more, and for so many steps: costs go stale."""
-SHORTEST_SECONDS = 1e-7
-BEYOND, UNKNOWN_SLOPE, FAR = 0.5, 0.02, 1_024
-"""Beyond the last measured width this part of the slope so far is believed, at least so many plain steps a column; more
-drafts than any step has."""
+"""A cost that nobody measured for so long is forgotten, or is what it was at load, at the pace of now."""
+MEMORY = 20
+"""Samples that all former ones count for at most."""
+SHORT_TOKENS = 256
+"""Of contexts that cost next to nothing."""
+INTERVAL_STEPS = 32
+"""After so many, drafting is timed again; in between, the last figures stand for it. Evidence fades: a judgement stands
+for so many tokens at most."""
+NOISE = 0.04
+"""What is measured has to differ by more to change anything: a curve that is drawn, a decision."""
+BEYOND, UNKNOWN_SLOPE = 0.5, 0.02
+"""Beyond the last measured width this part of the slope so far is believed, at least so many plain steps a column."""
 
 
 class Shape(NamedTuple):
@@ -64,18 +64,25 @@ class Curve(NamedTuple):
     places: tuple[int, ...]
     seconds: tuple[float, ...]
 
+    rise: float
+    """For each draft beyond the last place."""
+
     @classmethod
     def through(cls, points: Mapping[int, float], *, beyond: float) -> "Curve":
         """Beyond the last point that part of the slope over all of them is believed."""
         (first, least), (last, most) = min(points.items()), max(points.items())
+        seconds = {0: least, **points}
+        places = tuple(sorted(seconds))
         rise = max(beyond * (most - least) / max(1, last - first), UNKNOWN_SLOPE * least)
-        return cls(*zip(*sorted({0: least, **points, FAR: most + rise * (FAR - last)}.items()), strict=True))
+        return cls(places, tuple(seconds[place] for place in places), rise)
 
     def at(self, drafts: int) -> float:
         """What is believed of so many."""
         right = bisect(self.places, drafts)
-        (start, low), (end, high) = ((self.places[place], self.seconds[place]) for place in (right - 1, right))
-        return low + (high - low) * (drafts - start) / (end - start)
+        start, low = self.places[right - 1], self.seconds[right - 1]
+        if right == len(self.places):
+            return low + self.rise * (drafts - start)
+        return low + (self.seconds[right] - low) * (drafts - start) / (self.places[right] - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,7 @@ class CostTable:
             self._seen.add(shape)
             for table, seconds in ((self._forwards, cost.seconds), (self._drafts, cost.draft_seconds)):
                 if seconds > 0:
-                    table[shape] = _Cost(seconds, MEASURED_WEIGHT, seconds)
+                    table[shape] = _Cost(seconds, 1.0, seconds)
 
     def export(self) -> tuple[StepCost, ...]:
         """Everything that is known, for the next load of this model on this machine."""
@@ -142,7 +149,7 @@ class CostTable:
         curves = self.curves(shape.method, shape.rows)
         drafting, expected = curves.drafting.at(shape.drafts), curves.forward.at(shape.drafts)
         if warm and known and context >= SHORT_TOKENS:
-            slowdown.learn(min(4.0, seconds / (drafting + known.value)), SLOWDOWN_MEMORY)
+            slowdown.learn(min(4.0, seconds / (drafting + known.value)), MEMORY)
         if draft_seconds is not None and shape.drafts and (warm or not drafting):
             drafting = draft_seconds / slowdown.value
             self._learn(self._drafts, shape, drafting)
@@ -155,12 +162,12 @@ class CostTable:
     def must_time(self, method: str, *, rows: int, drafts: int) -> bool:
         """Whether the next drafting should be timed: it was not for long, or too little is known to interpolate."""
         known = [shape.drafts for shape in self._drafts if shape[:2] == (method, rows)]
-        return self._untimed >= TIMING_INTERVAL or (len(known) < 2 and drafts not in known)
+        return self._untimed >= INTERVAL_STEPS or (len(known) < 2 and drafts not in known)
 
     def knows_plain(self, rows: int, samples: int) -> bool:
         """Whether plain steps of that many rows were measured here so often, or before this model was loaded."""
         known = self._forwards.get(Shape(PLAIN, rows, 0))
-        return known is not None and known.weight >= samples
+        return known is not None and (known.weight >= samples or known.origin > 0)
 
     def curves(self, method: str, rows: int) -> Curves:
         """What is known, drawn as curves. That costs more than a step should, so they are believed for a while."""
@@ -207,11 +214,10 @@ class CostTable:
 
     def _learn(self, table: dict[Shape, _Cost], shape: Shape, sample: float, expected: float | None = None) -> _Cost:
         """The first sample of a shape counts as much as what was expected of it."""
-        sample = max(sample, SHORTEST_SECONDS)
         cost = table.setdefault(shape, _Cost(sample if expected is None else expected, 1.0))
         cost.learn(min(max(sample, cost.value / 2), 2 * cost.value), MEMORY)  # no outlier (a pause) moves it by much
         cost.step = self._step
-        if abs(cost.value - cost.drawn) > DRAWN_WITHIN * cost.drawn or self._step % DRAWN_STEPS == 0:
+        if abs(cost.value - cost.drawn) > NOISE * cost.drawn or self._step % (STALE_STEPS // 8) == 0:
             cost.drawn = cost.value
             self.version += 1
             self._drawn.clear()

@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from app.core.step import DRAFT_LENGTHS, Offer
+from app.core.step import LONGEST_DRAFT, Offer
 from app.scheduler.costs import PLAIN, Average
 
 FIRST_WEIGHT, MEMORY = 3.0, 256.0
@@ -18,14 +18,12 @@ OWN_CYCLES = 8.5
 SO_FAR = 0.98
 """What a cycle counts for in the record of its request once the next one was seen."""
 RECENT_TOKENS = 64
-"""After so many without a miss of a drafter, what is known of it weighs half; without its drafts, its record does."""
+"""After so many without a miss of a drafter, what is known of it weighs half; without its drafts, its record does.
+Within so many it has to make up for what it must read first."""
 CONFIDENCES = (0.5, 0.9, 0.97, 0.99)
 """How sure the target is of its tokens; texts between two of them are alike."""
-FIRST_BELIEF = 0.7
-"""How likely a draft is, before the first observation."""
 CONTEXT_TOKENS = 1_024
 """A drafter gets worse with the context: lengths below, and each doubling, are told apart."""
-POSITIONS = 16
 
 
 class Kind(NamedTuple):
@@ -41,9 +39,10 @@ class Kind(NamedTuple):
 
     @property
     def first_belief(self) -> float:
-        """How likely a draft is before anything was seen: a match that held so often (the rule of succession)."""
-        held = 1 << self.match - 1 if self.match else 0
-        return (held + 1) / (held + 2) if held else FIRST_BELIEF
+        """How likely a draft is before anything was seen: as if it had held for the length of its match, or once (the
+        rule of succession)."""
+        held = 1 << max(0, self.match - 1)
+        return (held + 1) / (held + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Drafting:
     context_tokens: int = 0
     offered: Mapping[str, Offer] = field(default_factory=dict)
     confidence: float | None = None
-    most_drafts: int = DRAFT_LENGTHS[-1]
+    most_drafts: int = LONGEST_DRAFT
 
     @property
     def sureness(self) -> int:
@@ -118,7 +117,7 @@ class AcceptanceHistory:
     """Beliefs by situation, and the records of the requests that run."""
 
     def __init__(self) -> None:
-        self._beliefs = defaultdict[_Situation, list[Average]](lambda: [Average(0.0) for _ in range(POSITIONS)])
+        self._beliefs = defaultdict[_Situation, list[Average]](lambda: [Average(0.0) for _ in range(LONGEST_DRAFT + 1)])
         """By position."""
         self._drawn: dict[Kind, dict[_Situation, Sequence[float]]] = {}
         """What follows from the beliefs, until one of the kind changes."""
@@ -132,7 +131,7 @@ class AcceptanceHistory:
         for about in {situation, situation._replace(sureness=0)}:
             positions = self._beliefs[about]
             survived = draft.first + draft.accepted
-            for place in range(draft.first, min(survived + 1, draft.first + draft.asked, POSITIONS)):
+            for place in range(draft.first, min(survived + 1, draft.first + draft.asked, LONGEST_DRAFT + 1)):
                 positions[place].learn(float(place < survived), MEMORY)
         self._drawn.pop(kind, None)
         records[kind] = records.get(kind, _Record()).after(draft)
@@ -159,7 +158,7 @@ class AcceptanceHistory:
             return 0
         record = self._records.get(row.request_id, {}).get(Kind(method), _Record())
         behind = row.context_tokens - record.context_tokens
-        return behind if behind > POSITIONS + 1 else 0
+        return behind if behind > LONGEST_DRAFT + 2 else 0
 
     def forget(self, request_id: str) -> None:
         """The request is over; what it taught stays."""
@@ -178,7 +177,7 @@ class AcceptanceHistory:
         general = self._chances(_Situation(situation.kind, context)) if context >= 0 else None
         positions = self._beliefs.get(situation)
         if positions is None:
-            return general or [situation.kind.first_belief] * POSITIONS
+            return general or [situation.kind.first_belief] * (LONGEST_DRAFT + 1)
         chances, before = [], general[0] if general else situation.kind.first_belief
         for place, each in enumerate(positions):
             believed = (general[place] + before) / 2 if general else before

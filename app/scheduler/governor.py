@@ -12,26 +12,19 @@ from math import sqrt
 from typing import NamedTuple
 
 from app.core.reason import NO_REASON, Reason
-from app.core.step import DRAFT_LENGTHS, Decision, Offer, StepCost
-from app.scheduler.costs import PLAIN, Average, CostTable, Shape
-from app.scheduler.estimates import AcceptanceHistory, Drafting, DraftObservation
+from app.core.step import DRAFT_LENGTHS, LONGEST_DRAFT, Decision, Offer, StepCost
+from app.scheduler.costs import INTERVAL_STEPS, MEMORY, NOISE, PLAIN, Average, CostTable, Shape
+from app.scheduler.estimates import FIRST_WEIGHT, RECENT_TOKENS, AcceptanceHistory, Drafting, DraftObservation
 
-FIRST_STEPS, PLAIN_STEPS = 3, 2
-"""In which plain decoding is measured: when nothing is known of it, and again."""
+PLAIN_STEPS = 3
+"""In which plain decoding is measured when nothing is known of it: the first one warms up."""
 PLAIN_PAUSE_STEPS, PLAIN_DOUBT = 192, 1.5
 """After so many steps without it, plain decoding is measured again, unless drafting is that much better."""
-FIRST_CREDIT, MOST_CREDIT, TRIAL_SHARE, LEAST_LOSS = 1.0, 2.5, 0.01, 0.05
-"""Plain steps that trials may lose when a request starts (what is learnt early pays longest) and that can be saved for
-them, the share of the time that is, and what each trial counts for at least."""
-HOPE, HOPE_GAIN = 3.0, 1.2
-"""Cycles that all go well and are added to the evidence to tell what an option may be worth; a trial must promise the
-second."""
-READING_TOKENS, READING_MEMORY = 128, 4
-"""A drafter that must read what it missed has to make up for it within so many tokens of each row; samples of it."""
-JUDGED_TOKENS = 16
-"""So long a judgement stands while nothing is learnt: evidence fades with the text."""
-CHANGE_GAIN = 1.04
-"""A change must promise this much; what promises less than plain decoding goes back to it."""
+CREDIT_STEPS, TRIAL_SHARE = 2.0, 0.01
+"""Plain steps that trials may lose when a request starts (what is learnt early pays longest), and the share of the time
+after that."""
+TRIAL_GAIN = 0.2
+"""What a trial must promise, should it go well."""
 
 
 class Option(NamedTuple):
@@ -89,7 +82,7 @@ class _Estimate(NamedTuple):
 
     def loss(self, rate: float) -> float:
         """What a step of it probably loses where `rate` is earned."""
-        return max(LEAST_LOSS, self.seconds + self.reading - self.tokens / rate)
+        return max(NOISE, self.seconds + self.reading - self.tokens / rate)
 
 
 class _Judgement(NamedTuple):
@@ -126,7 +119,7 @@ class Governor:
         estimates, option, rival, trials = self._judged(rows, drafting, methods)
         self._welcome(rows, drafting)
         # A trial tells about all its rows, so a batch needs fewer.
-        self._credit_steps = min(MOST_CREDIT, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
+        self._credit_steps = min(CREDIT_STEPS, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
         kind, refusal = "draft", NO_REASON
         if self._measures(estimates[option].rate / estimates[OFF].rate):
             option, refusal = OFF, Reason("measuring")
@@ -145,13 +138,13 @@ class Governor:
         if unread and step.seconds:
             curves = self.costs.curves(step.widest.method, step.rows)
             steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
-            self._reading[step.widest.method].learn(steps / unread, READING_MEMORY)
+            self._reading[step.widest.method].learn(steps / unread, MEMORY)
         self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
         widest, trial, self._trial = step.widest, self._trial, None
         if trial and widest.asked:  # else it only delivered an earlier forward, and the trial is still to come
             seconds, rate = trial
             tokens = step.rows + sum(draft.accepted for draft in step.drafts)
-            self._credit_steps -= max(LEAST_LOSS, (seconds if widest.drafted else 1.0) - tokens / rate)
+            self._credit_steps -= max(NOISE, (seconds if widest.drafted else 1.0) - tokens / rate)
         self._steps_since_plain = self._steps_since_plain + 1 if widest.asked else 0
         # A step whose drafter had nothing to propose is no plain step: nothing could be launched ahead of it.
         self.costs.observe(
@@ -177,15 +170,15 @@ class Governor:
         new = {row.request_id for row in drafting} - self._speakers
         if new:
             self._speakers |= new
-            self._credit_steps = max(self._credit_steps, FIRST_CREDIT)
-            if not any(self.costs.knows_plain(each, FIRST_STEPS - 1) for each in (1, rows)):
-                self._measuring_steps = FIRST_STEPS
+            self._credit_steps = CREDIT_STEPS
+            if not any(self.costs.knows_plain(each, PLAIN_STEPS - 1) for each in (1, rows)):
+                self._measuring_steps = PLAIN_STEPS
 
     def _measures(self, lead: float) -> bool:
         """Whether plain decoding is to be measured now: nothing is known of it, or it may be better than is thought."""
         if self._steps_since_plain > PLAIN_PAUSE_STEPS and not self._measuring_steps:
             self._steps_since_plain = 0
-            self._measuring_steps = PLAIN_STEPS if lead < PLAIN_DOUBT else 0
+            self._measuring_steps = PLAIN_STEPS - 1 if lead < PLAIN_DOUBT else 0
         measures = self._measuring_steps > 0
         self._measuring_steps -= measures
         return measures
@@ -193,7 +186,7 @@ class Governor:
     def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
         """Judged anew only where something changed: plain steps in a row cost the host next to nothing."""
         seen = tuple((row.request_id, row.sureness, row.most_drafts, *row.offered.values()) for row in drafting)
-        key = (rows, methods, seen, drafting[0].context_tokens // JUDGED_TOKENS, self.costs.version)
+        key = (rows, methods, seen, drafting[0].context_tokens // INTERVAL_STEPS, self.costs.version)
         if not self._memo or self._memo[0] != key:
             judgement = _judgement(self._current.get(methods, OFF), self._weigh(rows, drafting, methods))
             self._memo, self._current[methods] = (key, judgement), judgement.option
@@ -203,7 +196,7 @@ class Governor:
         self._offering |= {name for row in drafting for name in row.offered}
         estimates = {OFF: _Estimate(rows, rows)}
         for method in methods:
-            limit = self._longest.get(method, DRAFT_LENGTHS[-1])
+            limit = self._longest.get(method, LONGEST_DRAFT)
             none = Offer() if method in self._offering else None
             offers = [row.offered.get(method, none) for row in drafting]
             limits = [
@@ -216,7 +209,7 @@ class Governor:
             for row, offer, most in zip(drafting, offers, limits, strict=True):
                 tokens, weight = self._history.outlook(method, row)
                 # Nobody has to try what is offered: what there is to know of it is known.
-                beliefs.append((tokens, HOPE / (HOPE + weight) if offer is None else 0.0, most))
+                beliefs.append((tokens, FIRST_WEIGHT / (FIRST_WEIGHT + weight) if offer is None else 0.0, most))
                 first += (tokens[1] - 1) / len(drafting)
                 unread += self._history.unread(method, row)
             curves = self.costs.curves(method, rows)
@@ -229,7 +222,7 @@ class Governor:
                     right = tokens[drafts]
                     likely += right
                     hoped += right + doubt * (1 + drafts - right)
-                read = reading * likely / (rows * READING_TOKENS)
+                read = reading * likely / (rows * RECENT_TOKENS)
                 cycle, at_best = curves.cycle(length)
                 rate, hope = likely / (cycle + read), hoped / (at_best + read)
                 estimates[option] = _Estimate(rate, likely, cycle, hope, first, reading)
@@ -253,8 +246,8 @@ def _judgement(current: Option, estimates: Mapping[Option, _Estimate]) -> _Judge
     if current not in estimates or estimates[current].rate < estimates[OFF].rate:
         current = OFF
     rival = max((each for each in estimates if each != OFF), key=lambda each: estimates[each].rate, default=OFF)
-    option = rival if estimates[rival].rate > CHANGE_GAIN * estimates[current].rate else current
+    option = rival if estimates[rival].rate > (1 + NOISE) * estimates[current].rate else current
     rate = estimates[option].rate
     hopes = ((each.hope - rate, each.loss(rate), name) for name, each in estimates.items() if name != option)
-    trials = sorted((-gain / sqrt(loss), loss, name) for gain, loss, name in hopes if gain > (HOPE_GAIN - 1) * rate)
+    trials = sorted((-gain / sqrt(loss), loss, name) for gain, loss, name in hopes if gain > TRIAL_GAIN * rate)
     return _Judgement(estimates, option, rival, [trial[1:] for trial in trials])

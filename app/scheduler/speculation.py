@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 from app.core.ports import EngineLimits
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
-from app.core.step import DRAFT_LENGTHS, DecodeRow, StepCost, StepResult
+from app.core.step import LONGEST_DRAFT, DecodeRow, StepCost, StepResult
 from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
@@ -121,7 +121,7 @@ class Speculation:
 
 def _drafting(sequence: Sequence, most_drafts: int | None = None) -> Drafting:
     confidence = sequence.confidence.value if sequence.confidence.weight else None
-    most_drafts = most_drafts or DRAFT_LENGTHS[-1]
+    most_drafts = most_drafts or LONGEST_DRAFT
     return Drafting(sequence.request.id, len(sequence.tokens), sequence.hindsight.offered, confidence, most_drafts)
 
 

@@ -30,9 +30,9 @@ from app.core.messages import ModelSpecification, Ready, Shutdown
 from app.core.ports import EnginePort
 from app.core.request import SpeculationRequest
 from app.engine import memory
+from app.engine.warm_up import CostFiles
 from app.scheduler.scheduler import Scheduler
 from app.worker.channel import WorkerChannel
-from app.worker.costs import CostFiles
 from app.worker.loop import Loop
 from app.worker.recovery import CrashNote
 from app.worker.text_thread import TextThread

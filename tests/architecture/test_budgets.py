@@ -8,6 +8,10 @@ from tests.architecture.source import ROOT, functions, modules, words
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 40
 VAGUE_WORDS = {"util", "utils", "helper", "helpers", "manager", "managers", "misc", "common"}
+GOVERNOR = [f"app/scheduler/{name}.py" for name in ("governor", "costs", "estimates")]
+MAX_GOVERNOR_CONSTANTS = 20
+DECISIONS = {"PLAIN", "OFF"}
+"""Names of what may be chosen, no numbers to tune."""
 MAY_IMPORT_LATE = {"app/cli.py"}
 
 
@@ -23,6 +27,21 @@ def test_functions_fit_their_budget() -> None:
         for function in functions(tree)
     }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def test_the_governor_has_few_numbers_to_tune() -> None:
+    constants = [
+        (name, node.id)
+        for name in GOVERNOR
+        for statement in modules()[name].body
+        if isinstance(statement, ast.Assign)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name)
+        and isinstance(node.ctx, ast.Store)
+        and node.id.isupper()
+        and node.id not in DECISIONS
+    ]
+    assert len(constants) <= MAX_GOVERNOR_CONSTANTS, constants
 
 
 def test_names_say_what_things_are() -> None:

@@ -10,10 +10,10 @@ from mlx import nn
 
 from app.core.request import Request, SamplingParameters
 from app.core.step import PrefillRow, PrefillStep, TokenLogprobs
-from app.engine.alone import AloneRunner
 from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
+from app.engine.runner import AloneRunner
 from app.scheduler.scheduler import Scheduler
 from tests.engine.driving import build, naive
 from tests.engine.schedules import models

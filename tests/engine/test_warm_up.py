@@ -15,7 +15,7 @@ from app.engine import memory
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress
-from app.engine.warm_up import PHASE, REQUEST_ID, Forgetful, remembering, warm_up
+from app.engine.warm_up import PHASE, REQUEST_ID, warm_up
 from app.scheduler.costs import CostTable
 from tests.engine.pool_world import SIZES, World, drain, specification
 from tests.tiny import write_tiny_model
@@ -220,7 +220,7 @@ def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family
         load=load_unit,
         open_engine=open_engine,
         estimate=memory.footprint,
-        warm_up=remembering(Forgetful(), budget_seconds=100.0),
+        warm_up=lambda engine, _spec: warm_up(engine, budget_seconds=100.0),
     )
     pool.acquire(spec)
     events = drain(pool)

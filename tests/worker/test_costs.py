@@ -9,7 +9,7 @@ import pytest
 
 from app.core.messages import DraftSpecification, ModelSpecification, UnloadModel
 from app.core.step import StepCost
-from app.worker.costs import CostFiles
+from app.engine.warm_up import CostFiles
 from tests.worker.pair import Pair
 
 MACHINE = ("A chip (gpu)", "mlx 0.32.0")
