@@ -6,9 +6,11 @@ None is unset: the setting of the server, or the usual way, decides. `takes_effe
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.core.drafters import DRAFT_METHODS, METHOD_NAMES, NGRAM
 
 Values = TypeVar("Values")
 
@@ -31,8 +33,10 @@ def find_conflict(values: Values, conflicts: Iterable[Conflict[Values]]) -> Conf
 
 logger = logging.getLogger(__name__)
 
-Method = Literal["dflash", "eagle3", "mtp", "draft_model", "ngram"]
-ALL_METHODS: tuple[Method, ...] = get_args(Method)
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    MethodName = Literal[METHOD_NAMES]  # a type of as many names as there are methods
 SPECULATION = (
     "drafts", "methods", "num_draft_tokens", "policy", "acceptance", "prompt_lookup_min", "prompt_lookup_max",
 )  # fmt: skip
@@ -51,7 +55,7 @@ class ModelSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
     drafts: tuple[Id, ...] | None = _setting("Drafter ids, best first; an empty list: none.", "reload")
-    methods: tuple[Method, ...] | None = _setting("Methods that may draft; unset: all available.", "reload")
+    methods: tuple[MethodName, ...] | None = _setting("Methods that may draft; unset: all available.", "reload")
     num_draft_tokens: int | None = _setting(
         "Draft length: exact with one method chosen, else the maximum; unset: automatic (governor).",
         "reload",
@@ -122,8 +126,8 @@ CONFLICTS: tuple[Conflict[ModelSettings], ...] = (
     ),
     Conflict(
         ("drafts", "methods"),
-        "none of the methods can draft without a drafter: choose a drafter, or allow ngram",
-        lambda model: model.drafts == () and bool(model.methods and "ngram" not in model.methods),
+        f"none of the methods can draft without a drafter: choose a drafter, or allow {NGRAM.name}",
+        lambda model: model.drafts == () and bool(model.methods) and set(DRAFT_METHODS).issuperset(model.methods or ()),
     ),
     Conflict(
         ("prompt_lookup_min", "prompt_lookup_max"),
@@ -134,7 +138,7 @@ CONFLICTS: tuple[Conflict[ModelSettings], ...] = (
         ("methods", "prompt_lookup_min", "prompt_lookup_max"),
         "prompt_lookup_min and prompt_lookup_max are for ngram, which the methods leave out: allow it, or unset them",
         lambda model: bool(
-            model.methods and "ngram" not in model.methods and (model.prompt_lookup_min or model.prompt_lookup_max)
+            model.methods and NGRAM.name not in model.methods and (model.prompt_lookup_min or model.prompt_lookup_max)
         ),
     ),
     Conflict(

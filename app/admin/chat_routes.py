@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.admin.context import AdminContext
 from app.admin.templating import Pages
+from app.core.drafters import TEXT_METHODS
 from app.core.errors import StaleVersion
 from app.i18n import Words
 from app.serving.body import read_json
@@ -177,7 +178,8 @@ def _add_page(router: APIRouter, context: AdminContext, pages: Pages) -> None:
     @router.get("/admin/chat", response_class=HTMLResponse)
     async def get_chat(request: Request) -> HTMLResponse:
         """The page; its script asks for conversations and models."""
-        return pages.render("chat.html", request, area="chat", data={"model": context.settings.current.default_model})
+        data = {"model": context.settings.current.default_model, "text_methods": TEXT_METHODS}
+        return pages.render("chat.html", request, area="chat", data=data)
 
 
 def _add_replies(router: APIRouter, context: Context) -> None:

@@ -14,6 +14,7 @@ from app.admin.measured_unit import refusal_of
 from app.admin.model_view import ModelView, render_model
 from app.admin.room import sizes
 from app.admin.templating import Pages
+from app.core.drafters import TEXT_METHODS
 from app.core.errors import SpeculationUnavailable
 from app.core.footprint import Footprint
 from app.core.messages import DraftSpecification, LoadedModel
@@ -73,7 +74,7 @@ class DraftView:
         if planned.policy == "off":
             return set()
         may = loaded.methods if loaded is not None and loaded.state == "ready" else planned.methods
-        used = {(draft.method, draft.id) for draft in drafts} | {("ngram", "")}
+        used = {(draft.method, draft.id) for draft in drafts} | {(name, "") for name in TEXT_METHODS}
         return {each for each in used if not may or each[0] in may}
 
     def _candidate(

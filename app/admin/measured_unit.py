@@ -7,15 +7,14 @@ from pathlib import Path
 import msgspec
 
 from app.admin.room import Footprints
-from app.core.drafter_folder import FEATURE_METHODS
+from app.core.drafters import DRAFT_METHODS
 from app.core.errors import InsufficientMemory, SpeculationUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.hub.catalog import CatalogModel
-from app.hub.pairing import NGRAM, Candidate, candidates_for, rank, with_measured
+from app.hub.pairing import Candidate, candidates_for, rank, with_measured
 from app.serving.resolver import Resolver
 
 Speedups = Mapping[tuple[str, str], float]
-DRAFTING = (*FEATURE_METHODS, "draft_model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class UnitChooser:
         main = self._resolver.main(model_id)
         self.check_room(main)
         alone, room = self._footprints.main(main), self._footprints.room
-        candidates = [each for each in self.candidates(main, speedups) if each.method != NGRAM]
+        candidates = [each for each in self.candidates(main, speedups) if each.method in DRAFT_METHODS]
         wanted = _named(main, candidates, drafts) if drafts is not None else _best(candidates)
         chosen, left_out, taken = [], [], alone
         for each in wanted:
@@ -90,7 +89,7 @@ def _best(candidates: Sequence[Candidate]) -> list[Candidate]:
     for each in candidates:
         if each.fits and (each.is_usual or each.measured is not None):
             found.setdefault(each.method, each)
-    return sorted(found.values(), key=lambda each: DRAFTING.index(each.method))
+    return sorted(found.values(), key=lambda each: DRAFT_METHODS.index(each.method))
 
 
 def refusal_of(main: CatalogModel, name: str, candidate: Candidate | None) -> str:
@@ -111,4 +110,4 @@ def _named(main: CatalogModel, candidates: Sequence[Candidate], drafts: Sequence
             message = f"{other} and {name} both draft by {candidate.method}: measure one after the other"
             raise SpeculationUnavailable(message, parameter="drafts")
         found[candidate.method] = candidate
-    return sorted(found.values(), key=lambda each: DRAFTING.index(each.method))
+    return sorted(found.values(), key=lambda each: DRAFT_METHODS.index(each.method))

@@ -14,7 +14,7 @@ from app.admin.context import AdminContext
 from app.admin.model_view import ModelView, render_model
 from app.admin.settings_routes import OPTION_WORDS, drafters
 from app.admin.templating import Pages
-from app.model_settings import ALL_METHODS
+from app.core.drafters import METHOD_NAMES
 from app.serving.body import read_json
 from app.serving.described import describe_model
 
@@ -71,7 +71,7 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
             data={"settings": list(rows.values())},
             sections=[(title, [rows[name] for name in names]) for title, names in SECTIONS],
             option_words=OPTION_WORDS,
-            suggestions={"drafts": drafters(context), "methods": ALL_METHODS},
+            suggestions={"drafts": drafters(context), "methods": METHOD_NAMES},
         )
 
 

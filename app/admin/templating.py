@@ -92,11 +92,11 @@ class Pages:
             self._templates.get_template(name)
 
     def _for_scripts(self, entries: Mapping[str, str]) -> dict[str, str]:
-        """What the scripts name, with every plural form of it."""
+        """What the scripts name, with every plural form of it, and what the methods are called."""
         return {
             key: words
             for key, words in entries.items()
-            if key in self._script_keys or _without_form(key) in self._script_keys
+            if key in self._script_keys or _without_form(key) in self._script_keys or key.startswith("method.")
         }
 
 

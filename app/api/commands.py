@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from app.api.schemas import NO_LIMIT, GenerationBody
+from app.core.drafters import DRAFT_METHODS, OFF
 from app.core.errors import InvalidRequest
 from app.core.messages import ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
-from app.hub.pairing import DRAFT_METHODS
 from app.model_settings import ModelSettings
-from app.serving.choosing import OFF
 from app.serving.context import Context
 from app.serving.resolver import Resolver
 

@@ -3,11 +3,11 @@
 Types are strict: no booleans or strings for numbers, no NaN. `null` means absent everywhere.
 """
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from app.core.request import Method
+from app.core.drafters import AUTO, METHOD_NAMES, OFF
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
@@ -15,7 +15,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_MODEL_CHARACTERS = 300
 MAX_TOP_LOGPROBS = 20
-METHODS = ("auto", *get_args(Method))
+METHODS = (AUTO, OFF, *METHOD_NAMES)
 
 NO_LIMIT = -1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.config_values import text_part
-from app.core.drafter_folder import FEATURE_METHODS
+from app.core.drafters import FEATURE_METHODS, MTP
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 
@@ -96,7 +96,7 @@ def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
     counted there; a multi-token head tells the layers of its target, but has one or a few, all with attention."""
     nested = folder.config.get("transformer_layer_config")
     config = {**(nested if isinstance(nested, dict) else {}), **text_part(folder.config), "text_config": None}
-    if inside or folder.drafter == "mtp":
+    if inside or folder.drafter == MTP.name:
         layers = _number(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 1
         config["layer_types"] = ["full_attention"] * layers
     return dataclasses.replace(folder, config=config, tensors={} if inside else folder.tensors)

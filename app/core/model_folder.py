@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.core.drafters import drafter_method
 from app.core.errors import DiskUnavailable, ModelUnavailable
 from app.core.safe_files import (
     DOWNLOAD_AGAIN,
@@ -54,7 +55,7 @@ class ModelFolder:
     model_type: str
     architectures: tuple[str, ...]
     drafter: str
-    """`dflash`, `eagle3` or `mtp` for a drafter that reads the target's features; empty for a model of its own."""
+    """The method of a drafter that reads the target's features; empty for a model of its own."""
     tensors: Mapping[str, TensorInfo]
     weight_files: tuple[str, ...]
     files: tuple[str, ...]
@@ -85,18 +86,6 @@ def inspect_folder(path: Path) -> ModelFolder:
     except (ValueError, RuntimeError):
         reason = "its path is not usable; rename the folder"
     raise ModelUnavailable(f'model "{printable(path.name)}": {reason}')
-
-
-def drafter_method(config: Mapping[str, Any]) -> str:
-    """Which feature drafter `config` describes, or "" when it is a model of its own."""
-    names = " ".join((*_architectures(config), str(config.get("speculators_model_type", "")))).lower()
-    if "dflash_config" in config or "dflash" in names:
-        return "dflash"
-    if "eagle" in names or "draft_vocab_size" in config:
-        return "eagle3"
-    if "mtp" in names or "nextn" in names:
-        return "mtp"
-    return printable(str(config.get("speculators_model_type", "")))
 
 
 def text_number(config: Mapping[str, Any], *keys: str) -> int:

@@ -1,11 +1,6 @@
 """What was asked: frozen values that cross every boundary."""
 
-from typing import Literal
-
 import msgspec
-
-Method = Literal["off", "draft_model", "ngram", "dflash", "eagle3", "mtp"]
-"""A way to run decode steps; `off` is plain decoding. A drafter registers under any other name."""
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):

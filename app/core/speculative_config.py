@@ -4,8 +4,9 @@ from typing import Any
 
 import msgspec
 
-METHODS = ("ngram", "draft_model", "eagle3", "mtp", "dflash")
-OTHER_NAMES = {"eagle": "eagle3"}
+from app.core.drafters import METHOD_NAMES, METHODS, NGRAM, TEXT_METHODS
+
+OTHER_NAMES = {other: method.name for method in METHODS for other in method.other_names}
 MAX_DRAFT_TOKENS = 64
 MAX_LOOKUP_TOKENS = 32
 
@@ -36,15 +37,15 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 def _problem(config: SpeculativeConfig) -> str:
     least, most = config.prompt_lookup_min, config.prompt_lookup_max
-    if config.method and config.method not in METHODS:
-        return f"method: use one of {', '.join(METHODS)}"
+    if config.method and config.method not in METHOD_NAMES:
+        return f"method: use one of {', '.join(reversed(METHOD_NAMES))}"
     if not (config.method or config.model):
         return "give a method, or the model that drafts"
-    if config.method == "ngram" and config.model not in {"", "ngram"}:
-        return "model: the method ngram has none"
+    if config.method in TEXT_METHODS and config.model not in {"", config.method}:
+        return f"model: the method {config.method} has none"
     if not _within(config.num_speculative_tokens, MAX_DRAFT_TOKENS):
         return f"num_speculative_tokens: give 1 to {MAX_DRAFT_TOKENS}"
-    if config.method != "ngram" and (least is not None or most is not None):
+    if config.method != NGRAM.name and (least is not None or most is not None):
         return "prompt_lookup_min and prompt_lookup_max are for the method ngram"
     if not (_within(least, MAX_LOOKUP_TOKENS) and _within(most, MAX_LOOKUP_TOKENS)):
         return f"prompt_lookup_min, prompt_lookup_max: give 1 to {MAX_LOOKUP_TOKENS}"

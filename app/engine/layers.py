@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx import nn
 
 from app.core.config_values import Config, text_part
-from app.core.drafter_config import FINAL
+from app.core.drafters.config import FINAL
 from app.core.errors import ModelUnavailable
 
 FINAL_NORMS = ("norm", "norm_f", "final_layernorm")

@@ -18,7 +18,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
 from app.core.config_values import text_part
-from app.core.drafter_folder import FEATURE_METHODS, check_drafter, head_tensors
+from app.core.drafters import FEATURE_METHODS, check_drafter
+from app.core.drafters.mtp import head_tensors
 from app.core.errors import ModelUnavailable
 from app.core.footprint import context_tokens
 from app.core.messages import DraftSpecification, ModelSpecification
@@ -139,8 +140,7 @@ def _build_feature_drafter(folder: ModelFolder, *, method: str, target: _Part, i
     tokenizer = Tokenizer(target.path, TokenizerCache())
     config = check_drafter(method, folder.path, folder.config, tensors, target=tokenizer, target_config=target.config)
     model = REGISTRY[method].load(folder, target.config)
-    rows = getattr(config, "draft_vocab_size", config.vocab_size)
-    return _Part(folder.path, model, folder.config, rows, config.max_position_embeddings)
+    return _Part(folder.path, model, folder.config, config.draft_vocab_size, config.max_position_embeddings)
 
 
 def _parameters(model: nn.Module) -> list[mx.array]:

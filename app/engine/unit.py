@@ -6,6 +6,7 @@ from typing import Any
 
 from mlx import nn
 
+from app.core.drafters import DRAFT_MODEL
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 
@@ -49,4 +50,4 @@ class LoadedUnit:
                 return draft
         if self.spec.draft_unavailable:
             raise ModelUnavailable(self.spec.draft_unavailable)
-        raise NoDraft("draft model" if method == "draft_model" else f"{method} drafter")
+        raise NoDraft("draft model" if method == DRAFT_MODEL.name else f"{method} drafter")

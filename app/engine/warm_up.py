@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from app.core.drafters import TEXT_METHODS
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 from app.core.ports import Clock, EnginePort
@@ -94,7 +95,7 @@ def _shapes(drafters: Sequence[str]) -> list[tuple[str, int]]:
     shapes = [("off", 0)]
     shapes += [(method, length) for length in (DRAFT_LENGTHS[0], LONGEST_DRAFT) for method in drafters]
     if drafters:
-        cheapest = "ngram" if "ngram" in drafters else drafters[0]
+        cheapest = next((name for name in drafters if name in TEXT_METHODS), drafters[0])
         shapes += [(cheapest, length) for length in DRAFT_LENGTHS[1:-1]]
     return shapes
 

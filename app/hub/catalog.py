@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from app.core.drafter_folder import head_tensors
+from app.core.drafters import DRAFT_MODEL, MTP, drafter_method
+from app.core.drafters.mtp import head_tensors
 from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
-from app.core.model_folder import MAX_FILES, drafter_method, inspect_folder
+from app.core.model_folder import MAX_FILES, inspect_folder
 from app.core.ports import Clock
 from app.core.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printable, read_file, read_object
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
@@ -165,8 +166,8 @@ class CatalogModel:
     source: Source
     kind: Kind = "main"
     """`drafter`: reads the features of one target, cannot run alone."""
-    method: str = "draft_model"
-    """How it drafts when it is a drafter: `draft_model`, `dflash`, `eagle3` or `mtp`."""
+    method: str = DRAFT_MODEL.name
+    """How it drafts when it is a drafter."""
     size_bytes: int = 0
     parameter_count: int = 0
     context: int = 0
@@ -192,7 +193,7 @@ class CatalogModel:
         if self.kind != "main" or not self.tensors:
             return None
         size = sum(tensor.size_bytes for tensor in self.tensors.values())
-        return replace(self, kind="drafter", method="mtp", size_bytes=size)
+        return replace(self, kind="drafter", method=MTP.name, size_bytes=size)
 
 
 class FolderCatalog:
@@ -384,7 +385,7 @@ def _inspect(candidate: FolderCandidate, source: Source) -> CatalogModel:
             path=candidate.path,
             source=source,
             kind="drafter" if method else "main",
-            method=method or "draft_model",
+            method=method or DRAFT_MODEL.name,
             problem=f'model "{name}": {reason}',
         )
     return CatalogModel(
@@ -392,7 +393,7 @@ def _inspect(candidate: FolderCandidate, source: Source) -> CatalogModel:
         path=candidate.path,
         source=source,
         kind="drafter" if folder.drafter else "main",
-        method=folder.drafter or "draft_model",
+        method=folder.drafter or DRAFT_MODEL.name,
         size_bytes=folder.weight_bytes,
         parameter_count=folder.parameter_count,
         context=folder.max_position_embeddings,

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from app.core.drafters import drafter_method
 from app.core.errors import HubProblem
-from app.core.model_folder import drafter_method, text_number
+from app.core.model_folder import text_number
 from app.core.safe_files import printable
 from app.hub.hub_files import Broken, Contents, Hub, HubErrors
 from app.hub.repository import RepositoryFile, wanted_files

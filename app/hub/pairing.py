@@ -12,20 +12,17 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Literal
 
-from app.core.drafter_config import FULL, SLIDING, DFlashConfig
-from app.core.drafter_folder import FEATURE_METHODS, check_drafter, read_drafter
+from app.core.drafters import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_drafter, read_drafter
+from app.core.drafters.config import FULL, SLIDING, check_tensors
 from app.core.errors import ModelUnavailable
 from app.core.footprint import Footprint, cache_families, drafter_footprint
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import text_number
 from app.core.tokenizer_file import Tokenizer
 from app.hub.catalog import CatalogModel
-from app.hub.drafter_tensors import check_tensors
 
 DEFAULT_SIZE_SHARE = 1 / 3
 """A draft model chosen without being asked for is at most this large, measured against the main model."""
-DRAFT_METHODS = (*FEATURE_METHODS, "draft_model")
-"""The methods that need a drafter on disk, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +145,6 @@ def _megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB"
 
 
-NGRAM = "ngram"
-METHODS = (*FEATURE_METHODS, "draft_model", NGRAM)
-"""Every way to draft, the best first where nothing was measured."""
 PAYS = 1.05
 """Measured below this, a drafter is not worth having."""
 
@@ -197,7 +191,7 @@ def candidates_for(
     heads = () if main.head is None else (main.head,)
     drafts = (*heads, *(model for model in models if model.id != main.id))
     found = [_candidate(main, draft, models, specification, widen=widen) for draft in drafts]
-    return [*found, Candidate(method=NGRAM, origin="text", tokens="unneeded")]
+    return [*found, *(Candidate(method=name, origin="text", tokens="unneeded") for name in TEXT_METHODS)]
 
 
 def rank(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -211,7 +205,7 @@ def with_measured(candidate: Candidate, speedups: Mapping[tuple[str, str], float
 
 
 def _place(candidate: Candidate) -> tuple[int, float, int, int, str]:
-    method = METHODS.index(candidate.method) if candidate.method in METHODS else len(METHODS)
+    method = METHOD_NAMES.index(candidate.method) if candidate.method in METHOD_NAMES else len(METHOD_NAMES)
     measured = candidate.measured
     if not candidate.fits:
         group = 4
@@ -283,5 +277,4 @@ def _rollback(main: CatalogModel, draft: CatalogModel) -> tuple[str, ...]:
         found = read_drafter(draft.method, draft.config, main.config)
     except ModelUnavailable:
         return ()
-    kinds = found.layer_types if isinstance(found, DFlashConfig) else (FULL,)
-    return tuple(name for kind, name in ((FULL, "trim"), (SLIDING, "slice")) if kind in kinds)
+    return tuple(name for kind, name in ((FULL, "trim"), (SLIDING, "slice")) if kind in found.layer_types)

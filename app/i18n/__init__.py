@@ -2,7 +2,8 @@
 
 A key names a place (`downloads.pause`), a value may hold `{name}` placeholders. Counted words have one key for each
 plural form (`key.one`, `key.other`). Another language is another JSON file with the keys of `en.json`; a folder of
-the user's own may add some, and what is missing in those is said in English.
+the user's own may add some, and what is missing in those is said in English. What a method is called (`method.mtp`)
+it says itself.
 """
 
 import json
@@ -11,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from app.core.drafters import METHODS
 
 FOLDER = Path(__file__).parent
 DEFAULT_LANGUAGE = "en"
@@ -92,7 +95,9 @@ def languages(folder: Path = FOLDER) -> tuple[str, ...]:
 
 def read_words(language: str = DEFAULT_LANGUAGE) -> Words:
     """The catalog of a language out of `languages()`."""
-    return Words(language, json.loads((FOLDER / f"{language}.json").read_text(encoding="utf-8")))
+    entries = json.loads((FOLDER / f"{language}.json").read_text(encoding="utf-8"))
+    methods = {f"method.{each.name}": each.words.get(language, each.words[DEFAULT_LANGUAGE]) for each in METHODS}
+    return Words(language, dict(sorted({**methods, **entries}.items())))
 
 
 def _read_own(path: Path) -> dict[str, str]:

@@ -9,11 +9,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from app.core.drafters import DRAFT_METHODS, DRAFT_MODEL, OFF, TEXT_METHODS
 from app.core.errors import ModelNotFound, SpeculationUnavailable
 from app.core.messages import DraftSpecification
 from app.core.speculative_config import SpeculativeConfig
 from app.hub.catalog import CatalogModel, FolderCatalog
-from app.hub.pairing import DRAFT_METHODS, Pairing
+from app.hub.pairing import Pairing
 from app.model_settings import ModelSettings
 from app.serving.live_settings import LiveSettings
 
@@ -32,9 +33,6 @@ class Pairings(Protocol):
     def suits(self, main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:
         """Whether no other model's name is nearer to the drafter's."""
         ...
-
-
-OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ class DraftFinder:
             and self._pairings.suits(main, model, models)
         )
         nearest = next((f" ({refusal})" for refusal in refusals if refusal), "")
-        kind = "draft model" if "draft_model" in methods else f"{' or '.join(methods)} drafter"
+        kind = "draft model" if DRAFT_MODEL.name in methods else f"{' or '.join(methods)} drafter"
         return FoundDrafters(reason=f"no {kind} on this computer fits {main.id}{nearest}")
 
     def may_mean(self, main: CatalogModel, draft_id: str) -> bool:
@@ -210,7 +208,7 @@ class Chooser:
 
     def _applies(self, config: SpeculativeConfig, main: CatalogModel) -> bool:
         target = config.target or self._live.current.default_model
-        if target or config.method == "ngram" or not config.model:
+        if target or config.method in TEXT_METHODS or not config.model:
             return target in {"", main.id}
         return self._finder.may_mean(main, config.model)
 
@@ -218,8 +216,8 @@ class Chooser:
         self, told: ModelSettings, config: SpeculativeConfig, main: CatalogModel
     ) -> tuple[ModelSettings, FoundDrafters]:
         methods: tuple[str, ...] | None = (config.method,) if config.method else None
-        if config.method == "ngram":
-            found = FoundDrafters(reason=_only(main, ("ngram",)), is_wish=True)
+        if config.method in TEXT_METHODS:
+            found = FoundDrafters(reason=_only(main, (config.method,)), is_wish=True)
         elif config.model:
             found = self._finder.chosen(main, self._finder.names(config.model), "speculative_config")
             methods = methods or tuple(draft.method for draft in found.drafts) or None

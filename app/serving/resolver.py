@@ -6,13 +6,13 @@ model, or the best one that fits. Everything here may read the disk: call it in 
 
 import msgspec
 
+from app.core.drafters import DRAFT_METHODS, DRAFT_MODEL, MTP, OFF, TEXT_METHODS
 from app.core.errors import InvalidRequest, ModelUnavailable, SpeculationUnavailable
 from app.core.footprint import context_tokens
 from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
 from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel, FolderCatalog
-from app.hub.pairing import DRAFT_METHODS
-from app.serving.choosing import OFF, Chooser, DraftFinder, FoundDrafters, Pairings
+from app.serving.choosing import Chooser, DraftFinder, FoundDrafters, Pairings
 from app.serving.live_settings import LiveSettings
 from app.worker.client import WorkerClient
 
@@ -121,7 +121,7 @@ class Resolver:
         wish = msgspec.structs.replace(wish, policy=own.policy)
         if wish.method != "auto" or wish.methods:
             return wish
-        may = own.methods or (*(draft.method for draft in own.drafts), "ngram")
+        may = own.methods or (*(draft.method for draft in own.drafts), *TEXT_METHODS)
         methods = tuple(method for method in loaded.methods if method in may)
         if own.policy == OFF or not methods:
             return msgspec.structs.replace(wish, method=OFF)
@@ -146,9 +146,9 @@ class Resolver:
         """The drafters of a model that the worker holds."""
         last = self._last.get(loaded.id)
         known = {draft.id: draft for draft in last.drafts} if last is not None else {}
-        methods = {model.id: model.method for model in self._catalog.models()} | {loaded.id: "mtp"}
+        methods = {model.id: model.method for model in self._catalog.models()} | {loaded.id: MTP.name}
         return tuple(
-            known.get(name) or DraftSpecification(name, "", methods.get(name, "draft_model"))
+            known.get(name) or DraftSpecification(name, "", methods.get(name, DRAFT_MODEL.name))
             for name in loaded.draft_ids
         )
 

@@ -1,6 +1,6 @@
 // What a conversation asks of its model: the side panel's fields, and the body of the request they make.
 
-import { api, number, t } from "./core.js";
+import { api, data, number, t } from "./core.js";
 import { liveStateOf, methodWords, stateOf } from "./model_words.js";
 
 export const byId = (id) => document.getElementById(id);
@@ -77,7 +77,7 @@ export const panel = {
     return this.now?.loaded?.drafts ?? this.chosen?.drafts ?? [];
   },
   get methods() {
-    const ready = this.now?.loaded?.methods ?? [...this.drafts.map((draft) => draft.method), "ngram"];
+    const ready = this.now?.loaded?.methods ?? [...this.drafts.map((draft) => draft.method), ...data.text_methods];
     const names = new Set([...ready, this.form.method].filter((name) => name && name !== "auto" && name !== "off"));
     return [...names].map((name) => ({ name, words: methodWords(name) }));
   },

@@ -11,7 +11,7 @@ const TOKENS = {
   other: { tone: "bad", words: () => t("drafts.tokens_other") },
   unknown: { tone: "", words: () => t("drafts.tokens_unknown") },
 };
-const ORIGINS = { checkpoint: () => t("drafts.inside"), text: () => t("method.ngram") };
+const ORIGINS = { checkpoint: () => t("drafts.inside"), text: (method) => methodWords(method) };
 
 // Shares of drafts that stayed since the server started: in all, and by position.
 function liveWords(counts) {
@@ -30,7 +30,7 @@ function gain(measured) {
 
 export function candidateRow(each, { view, chosen }) {
   const isText = each.origin === "text";
-  const name = ORIGINS[each.origin]?.() ?? each.id;
+  const name = ORIGINS[each.origin]?.(each.method) ?? each.id;
   const alone = view.model.footprint;
   const isCrowded = !each.has_room && !isText && alone.fits;
   const tokens = TOKENS[each.tokens];

@@ -2,17 +2,8 @@
 
 import { bytes, number, t } from "./core.js";
 
-const METHODS = {
-  draft_model: () => t("method.draft_model"),
-  dflash: () => t("method.dflash"),
-  eagle3: () => t("method.eagle3"),
-  mtp: () => t("method.mtp"),
-  ngram: () => t("method.ngram"),
-  off: () => t("method.off"),
-  auto: () => t("method.auto"),
-};
-// One method, or several joined by "+".
-export const methodWords = (method) => method.split("+").map((each) => METHODS[each]?.() ?? each).join(" + ");
+// One method, or several joined by "+", by the name that each method gives itself; `method.auto` and `method.off` too.
+export const methodWords = (method) => method.split("+").map((each) => t.or(`method.${each}`, each)).join(" + ");
 
 const POLICIES = {
   single: () => t("drafts.policy_single"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.core.drafter_config import DFlashConfig
+from app.core.drafters.dflash import DFlashConfig
 from app.core.step import DecodeRow
 from app.engine.drafters.dflash import DFlash, DFlashModel
 from app.engine.drafters.registry import Drafters

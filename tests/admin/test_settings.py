@@ -9,9 +9,10 @@ import httpx2
 import pytest
 
 from app.admin.settings_routes import OPTION_WORDS
+from app.core.drafters import METHOD_NAMES
 from app.core.errors import ModelUnavailable
 from app.core.messages import LoadedModel, Snapshot
-from app.model_settings import ALL_METHODS, ModelSettings
+from app.model_settings import ModelSettings
 from app.serving.described import describe, describe_model
 from app.serving.live_settings import OWN_CATALOGS
 from app.settings import SECTIONS, Settings, TakesEffect
@@ -259,7 +260,7 @@ async def test_pins_and_idle_times_are_felt_at_load_and_now(site: SignInSite, cl
 
 def test_methods_and_descriptions_are_complete(site: SignInSite) -> None:
     rows = by_name(describe_model(site.admin.settings, "demo-main"))
-    assert rows["methods"]["options"] == list(ALL_METHODS)
+    assert rows["methods"]["options"] == list(METHOD_NAMES)
     assert rows["system_prompt"]["kind"] == "long_text"
     assert all(row["description"] for row in rows.values())
     assert len(describe(site.admin.settings)) == len(Settings.model_fields)

@@ -11,6 +11,7 @@ import pytest
 
 from app.core import errors
 from app.core.download import PROBLEMS
+from app.core.drafters import METHOD_NAMES
 from app.core.errors import HubProblem, PacelineError, error_class
 from app.core.reason import REASONS
 from app.i18n import (
@@ -89,7 +90,7 @@ def test_every_setting_has_its_words() -> None:
 
 def test_every_word_is_named_somewhere() -> None:
     """Keys are written out: a search for one finds its place. Settings, refusals and errors go by their names."""
-    named = quoted_keys() | keys_of_settings() | {NAME_KEY}
+    named = quoted_keys() | keys_of_settings() | {f"method.{name}" for name in METHOD_NAMES} | {NAME_KEY}
     unnamed = {key for key in ENGLISH if key not in named and stem(key) not in named}
     assert {key for key in unnamed if not key.startswith(("invalid.", "error."))} == set()
 

@@ -9,7 +9,7 @@ import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from app.core.drafter_config import FINAL
+from app.core.drafters.config import FINAL
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine.drafters.eagle3 import Eagle3

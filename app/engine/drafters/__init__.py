@@ -1,7 +1,7 @@
 """Drafters: two verbs, `propose` and `observe`, between `admit` and `release`. A wrong draft costs time, never
 correctness. One that only looks up has a third, `offer`, so that nobody has to try what it is worth.
 
-To add one: write a file with a subclass of `Drafter` and name it in `REGISTRY` of `registry.py`.
+To add one: write a file here with a subclass of `Drafter`, and add a line to `METHODS` of `app/core/drafters/`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class Drafter:
 
     name: ClassVar[str]
     taps: tuple[int, ...] = ()
-    """Target layers whose output it reads (`drafter_config.FINAL`: behind the final norm)."""
+    """Target layers whose output it reads (`FINAL`: behind the final norm)."""
     longest: int | None = None
     """Tokens that one proposal can hold at most; None when there is no such bound."""
     runner: Runner | None = None

@@ -14,15 +14,13 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.qwen3 import TransformerBlock
 
 from app.core.config_values import Config
-from app.core.drafter_config import SLIDING, DFlashConfig
+from app.core.drafters.config import SLIDING
+from app.core.drafters.dflash import BORROWED, DFlashConfig
 from app.core.model_folder import ModelFolder
 from app.core.step import DecodeRow
 from app.engine.drafters.draft_model import drawn_behind
 from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, own_tensors
 from app.engine.sampling import SampledRow
-
-BORROWED = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")
-"""What a checkpoint may carry beside its own layers: the target's copies are used."""
 
 
 class DFlashModel(FeatureModule):

@@ -15,7 +15,7 @@ from mlx_lm.models import qwen3
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
-from app.core.drafter_config import DrafterConfig
+from app.core.drafters.config import DrafterConfig
 from app.core.errors import ModelUnavailable
 from app.core.model_folder import ModelFolder
 from app.core.reason import Reason

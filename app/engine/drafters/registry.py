@@ -2,22 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 
+from app.core.drafters import METHOD_NAMES
 from app.core.errors import ModelUnavailable
 from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DRAFT_LENGTHS, Offer
 from app.engine.drafters import Drafter, Outcome
-from app.engine.drafters.dflash import DFlash
-from app.engine.drafters.draft_model import DraftModel
-from app.engine.drafters.eagle3 import Eagle3
-from app.engine.drafters.mtp import Mtp
-from app.engine.drafters.ngram import Ngram
 from app.engine.runner import Runner
 from app.engine.unit import LoadedUnit, NoDraft
 
-REGISTRY: Mapping[str, type[Drafter]] = {kind.name: kind for kind in (DFlash, Mtp, Eagle3, DraftModel, Ngram)}
-"""Best first: that is the order in which `auto` tries them."""
+
+def _drafter_of(method: str) -> type[Drafter]:
+    """The drafter of that name in the file of that name."""
+    kinds = vars(import_module(f"app.engine.drafters.{method}")).values()
+    return next(kind for kind in kinds if isinstance(kind, type) and getattr(kind, "name", "") == method)
+
+
+REGISTRY: Mapping[str, type[Drafter]] = {method: _drafter_of(method) for method in METHOD_NAMES}
+"""Best first, as in `METHODS`."""
 
 
 @dataclass(frozen=True)

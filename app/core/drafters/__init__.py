@@ -1,0 +1,123 @@
+"""Every way to draft, described once: whoever lists, recognises, pairs, sets, words or runs methods asks `METHODS`.
+
+To add one: one line in `METHODS`, and its `Drafter` in `app/engine/drafters/<name>.py`. One whose checkpoints have a
+format of their own describes it in a `DrafterConfig` beside `dflash.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from app.core.config_values import Config
+from app.core.drafters.config import DrafterConfig, Tensors, own_names
+from app.core.drafters.dflash import DFlashConfig
+from app.core.drafters.eagle3 import Eagle3Config
+from app.core.drafters.mtp import MtpConfig
+from app.core.errors import ModelUnavailable
+from app.core.safe_files import printable
+from app.core.tokenizer_file import Tokenizer
+
+OFF, AUTO = "off", "auto"
+"""Beside the methods: plain decoding, and whatever pays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way to draft."""
+
+    name: str
+    drafts_with: Literal["features", "model", "text"]
+    """A drafter that reads the target's hidden states, a smaller model of the same tokens, or what was written before.
+    """
+    words: Mapping[str, str]
+    """What people call it, by language; where one is missing, in English."""
+    config: type[DrafterConfig] = DrafterConfig
+    """How the config of its drafters is read and checked."""
+    keys: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """A folder is a drafter of this method when its config has one of these keys, or an architecture with one of these
+    in its name; when both are empty, the key `<name>_config` or its own name."""
+    is_head: bool = False
+    """Whether it may lie inside the main model's own checkpoint."""
+    other_names: tuple[str, ...] = ()
+    """What else it is called in vLLM's `speculative_config`."""
+
+    def describes(self, config: Config) -> bool:
+        """Whether a folder with this config is a drafter of this method."""
+        if self.drafts_with != "features":
+            return False
+        named = " ".join(map(str, (config.get("architectures"), config.get("speculators_model_type")))).lower()
+        if not (self.keys or self.names):
+            return f"{self.name}_config" in config or self.name in named
+        return any(key in config for key in self.keys) or any(name in named for name in self.names)
+
+
+MTP = Method(
+    name="mtp",
+    drafts_with="features",
+    words={"en": "MTP head", "ja": "MTPヘッド", "ko": "MTP 헤드", "zh-Hans": "MTP 头"},
+    config=MtpConfig,
+    names=("mtp", "nextn"),
+    is_head=True,
+)
+DRAFT_MODEL = Method(
+    name="draft_model",
+    drafts_with="model",
+    words={"en": "Draft model", "ja": "ドラフトモデル", "ko": "드래프트 모델", "zh-Hans": "草稿模型"},
+)
+NGRAM = Method(
+    name="ngram", drafts_with="text", words={"en": "N-grams", "ja": "N-gram", "ko": "N-그램", "zh-Hans": "N-gram"}
+)
+METHODS = (
+    Method(name="dflash", drafts_with="features", words={"en": "DFlash"}, config=DFlashConfig),
+    MTP,
+    Method(
+        name="eagle3",
+        drafts_with="features",
+        words={"en": "EAGLE-3"},
+        config=Eagle3Config,
+        keys=("draft_vocab_size",),
+        names=("eagle",),
+        other_names=("eagle",),
+    ),
+    DRAFT_MODEL,
+    NGRAM,
+)
+"""Best first: that is the order in which `auto` tries them where nothing was measured."""
+
+METHOD_NAMES = tuple(method.name for method in METHODS)
+FEATURE_METHODS = tuple(method.name for method in METHODS if method.drafts_with == "features")
+"""Those whose drafters read the target's hidden states."""
+DRAFT_METHODS = tuple(method.name for method in METHODS if method.drafts_with != "text")
+"""Those that need a drafter on disk."""
+TEXT_METHODS = tuple(method.name for method in METHODS if method.drafts_with == "text")
+
+
+def drafter_method(config: Config) -> str:
+    """Which feature drafter `config` describes, or "" when it is a model of its own."""
+    ranked = sorted(METHODS, key=lambda method: method.is_head)  # the name of a head says least
+    found = next((method.name for method in ranked if method.describes(config)), "")
+    return found or printable(str(config.get("speculators_model_type", "")))
+
+
+def read_drafter(method: str, config: Config, target_config: Config) -> DrafterConfig:
+    """The config of a feature drafter, checked against the target's. Raises ModelUnavailable."""
+    if method not in FEATURE_METHODS:
+        raise ModelUnavailable(f"drafters of the kind {method or 'unknown'} cannot run here; choose another one")
+    return METHODS[METHOD_NAMES.index(method)].config.read(config, target_config)
+
+
+def check_drafter(
+    method: str, folder: Path, config: Config, tensors: Tensors, *, target: Tokenizer, target_config: Config
+) -> DrafterConfig:
+    """Everything about a drafter that both processes can know without loading it; its config. Raises ModelUnavailable.
+
+    `target` is the tokenizer of the main model. `tensors` are the drafter's own, by name; those of a head inside the
+    target's checkpoint lie in the same folder.
+    """
+    found, names = read_drafter(method, config, target_config), own_names(tensors)
+    if any(name.endswith(".scales") for name in names):
+        raise ModelUnavailable("it is quantised, which a drafter of this kind cannot be here; choose the original")
+    found.check(folder, names, target)
+    return found

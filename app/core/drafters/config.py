@@ -1,0 +1,263 @@
+"""What the `config.json` of a feature drafter says, checked against its target; and whether its checkpoint holds
+exactly the tensors that its config asks for, in shapes and types that can run.
+
+From headers alone: the server pairs with it, the worker builds with it. What is wrong is a `ModelUnavailable` with one
+line. Every tap is a decoder layer of the target, counted from 0, whose *output* is read, whatever convention the file
+follows; `FINAL` is the state behind the final norm.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+from app.core.config_values import Config, ConfigValues, TargetFacts
+from app.core.errors import ModelUnavailable
+from app.core.safe_files import DOWNLOAD_AGAIN, TensorInfo, printable
+from app.core.tokenizer_file import Tokenizer
+
+FINAL = -1
+FULL, SLIDING = "full_attention", "sliding_attention"
+CONTEXT_TOKENS = 32_768
+"""Context of a drafter whose config and target state none."""
+CHOOSE_ANOTHER = "choose another one"
+NUMBERS = frozenset({"F16", "BF16", "F32"})
+INTEGERS = frozenset({"I32", "I64"})
+ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor",),
+    "deepseek_yarn": ("factor",),
+    "telechat3-yarn": ("factor",),
+    "longrope": ("original_max_position_embeddings",),
+    "proportional": (),
+    "mrope": (),
+}
+"""Kinds of rotary positions that can run, and the numbers that each one needs."""
+
+Shape = tuple[int, ...]
+Tensors = Mapping[str, TensorInfo]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterConfig:
+    """The sizes that all feature drafters have; `num_hidden_layers` counts the drafter's own layers."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Config | None
+    rope_traditional: bool
+    partial_rotary_factor: float
+    max_position_embeddings: int
+    attention_bias: bool
+    vocab_size: int
+    """Rows of the target's logits."""
+    draft_vocab_size: int
+    """Rows of its own logits."""
+    taps: tuple[int, ...]
+    target_layers: int
+    target_hidden_size: int
+    layer_types: tuple[str, ...] = (FULL,)
+
+    @classmethod
+    def read(cls, config: Config, target_config: Config) -> Self:
+        """The config of a drafter, checked against that of its target. Raises ModelUnavailable.
+
+        Where a method has no format of its own: one layer or more of the target's width behind `target_layer_ids`.
+        """
+        target, values = TargetFacts.read(target_config), ConfigValues(config)
+        check_made_for(values, target)
+        taps = values.layer_ids("target_layer_ids")
+        return cls(**shape_of(values, target), taps=(FINAL,) if taps is None else checked_taps(taps, target))
+
+    def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:
+        """What else can be known of its tensors before anything is loaded. Raises ModelUnavailable.
+
+        `target` is the tokenizer of the main model.
+        """
+
+    def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
+        """The tensors that count, by the names that they have here, and those that there must be."""
+        return {}, {}
+
+
+def values_of(config: Config, section: str) -> ConfigValues:
+    """What the method's own section says, then the top of the config, then the layers of the `speculators` format."""
+    top = ConfigValues(config)
+    return ConfigValues(top.section(section), config, top.section("transformer_layer_config"))
+
+
+def is_speculators(config: Config) -> bool:
+    return "speculators_model_type" in config or "transformer_layer_config" in config
+
+
+def check_made_for(values: ConfigValues, target: TargetFacts) -> None:
+    """Width, depth and vocabulary of the target that the drafter was trained on."""
+    width = values.whole("target_hidden_size", "hidden_size", default=target.hidden_size)
+    if width != target.hidden_size:
+        raise ModelUnavailable(f"it was made for a hidden size of {width}, the main model has {target.hidden_size}")
+    layers = values.whole("num_target_layers", default=target.layers)
+    if layers != target.layers:
+        raise ModelUnavailable(f"it was made for {layers} layers, the main model has {target.layers}")
+    rows = values.whole("vocab_size", default=target.vocab_size)
+    if rows != target.vocab_size:
+        raise ModelUnavailable(f"it was made for {rows} tokens, the main model has {target.vocab_size}")
+
+
+def shape_of(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
+    """The fields of `DrafterConfig`, less the taps."""
+    hidden = values.whole("hidden_size")
+    heads = values.whole("num_attention_heads")
+    rows = target.vocab_size or values.whole("vocab_size")
+    parameters = values.section("rope_parameters", "rope_scaling")
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise ModelUnavailable("its rotary positions differ by kind of layer, which cannot run here")
+    rope = ConfigValues(values.section("rope_scaling"), parameters)
+    kind = rope.get("rope_type", "type")
+    theta = rope.real("rope_theta", values.real("rope_theta", 10_000.0))
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": values.whole("intermediate_size", "moe_intermediate_size"),
+        "num_hidden_layers": values.whole("num_hidden_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": values.whole("num_key_value_heads", default=heads),
+        "head_dim": values.whole("head_dim", default=max(1, hidden // heads)),
+        "rms_norm_eps": values.real("rms_norm_eps", 1e-6),
+        "rope_theta": theta,
+        "rope_scaling": None if kind in (None, "default") else {**parameters, **values.section("rope_scaling")},
+        "rope_traditional": values.get("is_neox_style", "rope_is_neox_style") is False,
+        "partial_rotary_factor": rope.real("partial_rotary_factor", values.real("partial_rotary_factor", 1.0)),
+        "max_position_embeddings": values.whole(
+            "max_position_embeddings", default=target.context_tokens or CONTEXT_TOKENS
+        ),
+        "attention_bias": values.flag("attention_bias"),
+        "vocab_size": rows,
+        "draft_vocab_size": _draft_rows(values, rows),
+        "target_layers": target.layers,
+        "target_hidden_size": target.hidden_size,
+    }
+
+
+def _draft_rows(values: ConfigValues, vocabulary: int) -> int:
+    rows = values.whole("draft_vocab_size", default=vocabulary)
+    if rows > vocabulary:
+        raise ModelUnavailable(f"it drafts from {rows} tokens, the main model has {vocabulary}")
+    return rows
+
+
+def checked_taps(taps: Sequence[int], target: TargetFacts) -> tuple[int, ...]:
+    if any(not 0 <= tap < target.layers for tap in taps):
+        raise ModelUnavailable(f"it reads layers that the main model does not have ({target.layers} layers)")
+    if any(first >= second for first, second in pairwise(taps)):
+        raise ModelUnavailable(f"its config.json names a layer twice or out of order; {DOWNLOAD_AGAIN}")
+    return tuple(taps)
+
+
+def check_width(tensors: Tensors, name: str, wanted: tuple[int, int]) -> None:
+    if name not in tensors:
+        raise ModelUnavailable(f"it has no tensor {name}; {DOWNLOAD_AGAIN}")
+    if tensors[name].shape != wanted:
+        shape, needed = (" x ".join(map(str, each)) for each in (tensors[name].shape, wanted))
+        raise ModelUnavailable(f"its {name} is {shape}, its config and the main model ask for {needed}")
+
+
+def check_tensors(config: DrafterConfig, tensors: Tensors, target_config: Config) -> None:
+    """Raises ModelUnavailable with one line: what is missing, foreign or misshapen, and the next action."""
+    names = own_names(tensors)
+    if config.num_hidden_layers > len(names):  # before as many names are made up
+        raise ModelUnavailable(
+            f"its config.json asks for {config.num_hidden_layers} layers, its weights hold {len(names)} tensors; "
+            f"{DOWNLOAD_AGAIN}"
+        )
+    _compare(*config.wanted(names, target_config))
+
+
+def own_names(tensors: Tensors) -> Tensors:
+    """Without the `model.` that some checkpoints begin their names with."""
+    return {name.removeprefix("model."): info for name, info in tensors.items()}
+
+
+def attention_tensors(sizes: DrafterConfig, reads: int, gated: int, *, bias: bool, norms: bool) -> dict[str, Shape]:
+    """Tensors of an attention over inputs of size `reads`; `gated` 2: queries carry a gate of the same size."""
+    size, heads, shared = sizes.head_dim, sizes.num_attention_heads, sizes.num_key_value_heads
+    outputs = {"q_proj": heads * size * gated, "k_proj": shared * size, "v_proj": shared * size}
+    found: dict[str, Shape] = {f"{name}.weight": (rows, reads) for name, rows in outputs.items()}
+    found["o_proj.weight"] = (sizes.hidden_size, heads * size)
+    if bias:
+        found |= {f"{name}.bias": (rows,) for name, rows in {**outputs, "o_proj": sizes.hidden_size}.items()}
+    if norms:
+        found |= {"q_norm.weight": (size,), "k_norm.weight": (size,)}
+    return found
+
+
+def layer_tensors(attention: Mapping[str, Shape], hidden: int, intermediate: int) -> dict[str, Shape]:
+    """Tensors of a decoder layer; `intermediate` 0 leaves out what follows the attention."""
+    found: dict[str, Shape] = {f"self_attn.{name}": shape for name, shape in attention.items()}
+    found |= {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    if intermediate:
+        found |= {f"mlp.{name}_proj.weight": (intermediate, hidden) for name in ("gate", "up")}
+        found["mlp.down_proj.weight"] = (hidden, intermediate)
+    return found
+
+
+def check_attention(config: DrafterConfig) -> None:
+    """What would only fail when the first token is drafted."""
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ModelUnavailable(
+            f"its {config.num_attention_heads} attention heads cannot share {config.num_key_value_heads} for keys and "
+            f"values; {DOWNLOAD_AGAIN}"
+        )
+    turned = int(config.head_dim * config.partial_rotary_factor)
+    if not 0 < turned <= config.head_dim or turned % 2:
+        raise ModelUnavailable(
+            f"its rotary positions turn {turned} of {config.head_dim} numbers of a head, which cannot run here; "
+            f"{CHOOSE_ANOTHER}"
+        )
+    if config.rope_scaling is not None:
+        _check_rope(config.rope_scaling)
+
+
+def _check_rope(scaling: Config) -> None:
+    kind = str(scaling.get("type") or scaling.get("rope_type"))
+    if kind not in ROPE_NUMBERS:
+        raise ModelUnavailable(
+            f"its rotary positions are of the kind {printable(kind)}, which cannot run here; {CHOOSE_ANOTHER}"
+        )
+    values = ConfigValues(scaling)
+    for key in ROPE_NUMBERS[kind]:
+        if values.get(key) is None or values.real(key, 0.0) == 0.0:
+            raise ModelUnavailable(f"its config.json gives no usable {key} for its rotary positions; {DOWNLOAD_AGAIN}")
+    if kind == "longrope" and not all(isinstance(values.get(key), list) for key in ("short_factor", "long_factor")):
+        raise ModelUnavailable(f"its config.json gives no factors for its rotary positions; {DOWNLOAD_AGAIN}")
+
+
+def _compare(tensors: Tensors, wanted: Mapping[str, Shape]) -> None:
+    if missing := wanted.keys() - tensors.keys():
+        raise ModelUnavailable(f"its weights lack {_some(missing)}, which its config.json asks for; {DOWNLOAD_AGAIN}")
+    if foreign := tensors.keys() - wanted.keys():
+        raise ModelUnavailable(
+            f"its weights hold {_some(foreign)}, which its config.json does not ask for; {DOWNLOAD_AGAIN}"
+        )
+    for name, shape in wanted.items():
+        found = tensors[name]
+        if found.shape != shape:
+            here, there = (" x ".join(map(str, each)) for each in (found.shape, shape))
+            raise ModelUnavailable(
+                f"its {name} is {here}, its config.json and the main model ask for {there}; {DOWNLOAD_AGAIN}"
+            )
+        if found.dtype not in (INTEGERS if name == "d2t" else NUMBERS):
+            raise ModelUnavailable(f"its {name} is stored as {found.dtype}, which cannot run here; {CHOOSE_ANOTHER}")
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first name, and how many more there are."""
+    first, *more = sorted(names)
+    return f"{printable(first)} and {len(more)} more tensors" if more else f"the tensor {printable(first)}"
