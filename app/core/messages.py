@@ -140,10 +140,11 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Sent after every step and at least once a second; `pending` says whether work is waiting for a step."""
+    """Sent at least once a second, and a few times a second while it steps; `pending`: work is waiting for a step."""
 
     pending: bool
-    step_seconds: float = 0.0
+    step_seconds: tuple[float, ...] = ()
+    """Of each step since the last one."""
     snapshot: "Snapshot | None" = None
 
 

@@ -103,8 +103,9 @@ class Measurements:
 
     def observe(self, event: Event) -> None:
         """Listen to the worker: the duration of every step, and what its text side was busy with."""
-        if isinstance(event, Heartbeat) and event.step_seconds > 0:
-            self._steps.observe(event.step_seconds)
+        if isinstance(event, Heartbeat):
+            for seconds in event.step_seconds:
+                self._steps.observe(seconds)
         if isinstance(event, TextWork):
             for work, seconds in event.seconds.items():
                 self._text_seconds.labels(work).inc(seconds)

@@ -40,6 +40,8 @@ from app.worker.recovery import CrashNote
 from app.worker.served_model import KeepCosts, OpenScheduler, ServedModel
 
 HEARTBEAT_SECONDS = 1.0
+STEPS_TOLD_SECONDS = 0.1
+"""Steps are told together, as often as this: a frame for each would cost the server as much as their tokens."""
 
 
 class Pulse:
@@ -61,7 +63,8 @@ class Pulse:
         self._pending = pending
         self._clock = clock
         self._heartbeat_seconds = heartbeat_seconds
-        self._next_at = clock()
+        self._next_at = self._steps_told_at = clock()
+        self._steps: list[float] = []
         self._told: Snapshot | None = None
 
     @property
@@ -72,21 +75,27 @@ class Pulse:
     def beat_if_due(self) -> None:
         """The beat of every second."""
         if self._clock() >= self._next_at:
-            self.beat(0.0)
+            self._beat()
 
     def show(self) -> None:
         """Models came or went: tell it before anybody is told that it happened."""
         self._next_at = self._clock()
-        self.beat(0.0)
+        self._beat()
 
-    def beat(self, step_seconds: float) -> None:
-        """One heartbeat; `step_seconds` of the step it follows, 0 for none."""
-        now = self._clock()
+    def stepped(self, seconds: float) -> None:
+        """One step was made."""
+        self._steps.append(seconds)
+        if self._clock() >= min(self._next_at, self._steps_told_at + STEPS_TOLD_SECONDS):
+            self._beat()
+
+    def _beat(self) -> None:
+        now = self._steps_told_at = self._clock()
         snapshot = None
         if now >= self._next_at:
             self._next_at = now + self._heartbeat_seconds
             snapshot = self._changed_snapshot()
-        self._send(Heartbeat(pending=self._pending(), step_seconds=step_seconds, snapshot=snapshot))
+        steps, self._steps = tuple(self._steps), []
+        self._send(Heartbeat(pending=self._pending(), step_seconds=steps, snapshot=snapshot))
 
     def _changed_snapshot(self) -> Snapshot | None:
         active, cached, peak = self._memory()
@@ -170,7 +179,7 @@ class Loop:
                 began = self._clock()
                 with self._crash_note.on(model_id):
                     self._moved |= served.step()
-                self._pulse.beat(self._clock() - began)
+                self._pulse.stepped(self._clock() - began)
                 self._read_mail(0.0)
         self._keep_house()
         self._pulse.beat_if_due()

@@ -51,8 +51,7 @@ class Watchdog:
         """The worker is alive."""
         self._heard = True
         self._pending = heartbeat.pending
-        if heartbeat.step_seconds > 0:
-            self._steps.append(heartbeat.step_seconds)
+        self._steps.extend(seconds for seconds in heartbeat.step_seconds if seconds > 0)
 
     def look(self, elapsed_seconds: float, *, in_flight: bool) -> bool:
         """True when the worker hangs. `in_flight`: the server itself waits for an answer."""

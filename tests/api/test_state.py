@@ -123,7 +123,7 @@ async def test_draining_ends_what_does_not_finish(site: Site) -> None:
 async def test_metrics(site: Site) -> None:
     async with site.app.router.lifespan_context(site.app):
         for listener in site.worker.listeners:
-            listener(Heartbeat(pending=True, step_seconds=0.02))
+            listener(Heartbeat(pending=True, step_seconds=(0.02,)))
             listener(TextWork(seconds={"render": 0.5, "stream": 0.25}))
             listener(TextWork(seconds={"render": 0.25}))
         site.worker.snapshot = Snapshot(models=(LOADED,), active_bytes=5000, peak_bytes=6000)

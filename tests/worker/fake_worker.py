@@ -62,7 +62,7 @@ class FakeWorker:
                 if command.text == "forever":
                     self.channel.send(Delta(id=request_id, index=0, text="x", tokens=1))
             snapshot = Snapshot(models=(LoadedModel(id="fake", state="ready"),), active_bytes=1)
-            self.channel.send(Heartbeat(pending=bool(self.open), step_seconds=0.001, snapshot=snapshot))
+            self.channel.send(Heartbeat(pending=bool(self.open), step_seconds=(0.001,), snapshot=snapshot))
         return 0
 
     def obey(self, command: Command) -> None:

@@ -240,7 +240,7 @@ def test_other_rules_for_an_idle_model_open_another_scheduler(pair: Pair) -> Non
     assert len(pair.schedulers) == 2
 
 
-def test_heartbeats_follow_every_step_and_every_second_and_pending_is_true(pair: Pair) -> None:
+def test_heartbeats_tell_every_step_and_come_every_second_and_pending_is_true(pair: Pair) -> None:
     pair.settle(5)
     idle = len(pair.heartbeats())
     assert idle == 1
@@ -250,9 +250,10 @@ def test_heartbeats_follow_every_step_and_every_second_and_pending_is_true(pair:
     assert not pair.heartbeats()[-1].pending
     pair.say(pair.ask(max_tokens=30))
     pair.settle(30)
-    assert sum(beat.pending for beat in pair.heartbeats()) >= pair.engine.steps - 1
+    assert sum(beat.pending for beat in pair.heartbeats()) >= 1
     pair.now += 1.0
     pair.settle(2)
+    assert sum(len(beat.step_seconds) for beat in pair.heartbeats()) >= pair.engine.steps
     snapshots = [beat.snapshot for beat in pair.heartbeats() if beat.snapshot]
     assert [model.id for model in snapshots[-1].models] == ["m"]
 

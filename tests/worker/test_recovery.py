@@ -105,5 +105,5 @@ def test_slow_steps_and_a_stopped_server_are_forgiven() -> None:
     watchdog = Watchdog(silence_seconds=3.0, step_factor=10.0, look_limit_seconds=2.0)
     assert not watchdog.look(3600.0, in_flight=True)  # the server slept: that is not the worker's silence
     for _ in range(100):
-        watchdog.beat(Heartbeat(pending=True, step_seconds=1.0))
+        watchdog.beat(Heartbeat(pending=True, step_seconds=(1.0,)))
     assert watchdog.allowed_seconds == 10.0
