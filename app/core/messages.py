@@ -308,7 +308,7 @@ def _encodable(text: str) -> str:
     return text[:_LONGEST_MESSAGE].encode("utf-8", "replace").decode("utf-8")
 
 
-# --- between the threads of the worker: mail goes to the MLX thread, deliveries come back ---------------------
+# --- between the threads of the worker: commands go to the MLX thread, deliveries back ---------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,18 +321,12 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawal:
-    """End these choices: each gets its terminal event, unless it had one. Unknown ones are fine."""
-
-    request_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Halt:
     """Leave the loop: everything that is to be said has been said."""
 
 
-Mail = Submission | Withdrawal | LoadModel | KeepModel | UnloadModel | Cancel | Halt
+LoopCommand = Submission | Cancel | LoadModel | KeepModel | UnloadModel | Halt
+"""What the MLX thread is told; it knows choices by their ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,20 +40,6 @@ class History(Protocol):
         """Forget all of them."""
 
 
-class NoHistory:
-    """Keeps nothing."""
-
-    def keep(self, requests: Sequence[Past], limit: int) -> None:
-        """Nothing is kept."""
-
-    def latest(self, count: int) -> list[Past]:  # noqa: ARG002 - the port's
-        """There are none."""
-        return []
-
-    def clear(self) -> None:
-        """There is nothing."""
-
-
 class Journal:
     """Called from the event loop only. `limit` and `keeps_texts` are asked at use, so that changes are felt at once."""
 
@@ -66,7 +52,8 @@ class Journal:
         clock: Clock = time.monotonic,
         period_seconds: float = PERIOD_SECONDS,
     ) -> None:
-        self._history = history or NoHistory()
+        self._history = history
+        """None: nothing is kept."""
         self._limit = limit
         self._keeps_texts = keeps_texts
         self._clock = clock
@@ -157,7 +144,8 @@ class Journal:
         async with self._writing:
             self._pending.clear()
             self._recent.clear()
-            await asyncio.to_thread(self._history.clear)
+            if self._history is not None:
+                await asyncio.to_thread(self._history.clear)
 
     async def run(self) -> None:
         """Write what ended about once a second, until cancelled; then write the rest."""
@@ -176,6 +164,8 @@ class Journal:
         async with self._writing:
             batch = list(self._pending)
             self._pending.clear()
+            if self._history is None:
+                return
             try:
                 await asyncio.to_thread(self._history.keep, batch, self._limit())
             except PacelineError as error:
@@ -190,6 +180,8 @@ class Journal:
 
     async def _remember(self) -> None:
         """The last requests of earlier starts."""
+        if self._history is None:
+            return
         try:
             self._recent.extend(await asyncio.to_thread(self._history.latest, RING))
         except PacelineError as error:

@@ -10,13 +10,13 @@ from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import (
     MEASUREMENT,
     Accepted,
+    Cancel,
     Delta,
     Event,
     Finished,
     Generate,
     Submission,
     TokenText,
-    Withdrawal,
     choice_id,
     choice_of,
     failed_frame,
@@ -214,7 +214,7 @@ class Answer:
         received_at: float,
         *,
         send: Send,
-        withdraw: Callable[[Withdrawal], None],
+        withdraw: Callable[[Cancel], None],
     ) -> None:
         self._command = command
         self._prompt = prompt.tokens
@@ -278,7 +278,7 @@ class Answer:
             return
         messages = choice.feed(event, at)
         if choice.closing and not was_closing and not choice.ended:
-            self._withdraw(Withdrawal((event.request_id,)))
+            self._withdraw(Cancel(id=choice.id))
         for message in messages:
             if isinstance(message, Finished):
                 _logger.log(self._level, "%s", describe(self._command.model.id, message))
@@ -305,8 +305,9 @@ class Answer:
 
     def _withdraw_open(self) -> None:
         """The choices that the scheduler may still be working on for us."""
-        if open_choices := tuple(choice.id for choice in self._choices if not choice.ended):
-            self._withdraw(Withdrawal(open_choices))
+        for choice in self._choices:
+            if not choice.ended:
+                self._withdraw(Cancel(id=choice.id))
 
     def _prompt_text(self) -> str:
         if self._command.text is not None:

@@ -177,7 +177,7 @@ class WorkerClient:
         self._progress: dict[str, LoadProgress] = {}
         self.snapshot = Snapshot()
         self.ready_info: Ready | None = None
-        link.attach(self)
+        link.attach(handle=self._handle, worker_gone=self._worker_gone, in_flight=lambda: self.in_flight)
 
     # --- state ----------------------------------------------------------------------------------------------
 
@@ -344,7 +344,7 @@ class WorkerClient:
 
     # --- what the supervisor tells ----------------------------------------------------------------------------
 
-    def handle(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         """One event of the worker; called by the supervisor."""
         match event:
             case Accepted() | Delta() | Finished():
@@ -365,7 +365,7 @@ class WorkerClient:
                 self.ready_info = event
         self._publish(event)
 
-    def worker_gone(self, cause: str) -> None:
+    def _worker_gone(self, cause: str) -> None:
         """Fail everything in flight; called by the supervisor."""
         message = (
             f"The model worker ended while the request ran: {cause}. It is being restarted; send the request again."

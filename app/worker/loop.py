@@ -1,6 +1,6 @@
-"""The MLX thread: mail in, one slice of a load and one step of each model in turn, deliveries out.
+"""The MLX thread: commands in, one slice of a load and one step of each model in turn, deliveries out.
 
-Only this thread touches the engine. It never waits for anything but its mailbox, and for that only when there is
+Only this thread touches the engine. It never waits for anything but its inbox, and for that only when there is
 nothing to step. A step that raises fails its own requests (`served_model.py`); a load that fails tells those who wait
 for it.
 """
@@ -23,14 +23,13 @@ from app.core.messages import (
     LoadedModel,
     LoadModel,
     LoadProgress,
-    Mail,
+    LoopCommand,
     ModelLoaded,
     ModelUnloaded,
     Refused,
     Snapshot,
     Submission,
     UnloadModel,
-    Withdrawal,
     failed_frame,
     short_text,
 )
@@ -42,76 +41,6 @@ from app.worker.served_model import KeepCosts, OpenScheduler, ServedModel
 HEARTBEAT_SECONDS = 1.0
 STEPS_TOLD_SECONDS = 0.1
 """Steps are told together, as often as this: a frame for each would cost the server as much as their tokens."""
-
-
-class Pulse:
-    """Beats from the loop, so that a loop that is stuck is silent, and the supervisor notices."""
-
-    def __init__(
-        self,
-        *,
-        send: Callable[[Event], None],
-        models: Callable[[], tuple[LoadedModel, ...]],
-        memory: Callable[[], tuple[int, int, int]],
-        pending: Callable[[], bool],
-        clock: Clock,
-        heartbeat_seconds: float = HEARTBEAT_SECONDS,
-    ) -> None:
-        self._send = send
-        self._models = models
-        self._memory = memory
-        self._pending = pending
-        self._clock = clock
-        self._heartbeat_seconds = heartbeat_seconds
-        self._next_at = self._steps_told_at = clock()
-        self._steps: list[float] = []
-        self._told: Snapshot | None = None
-
-    @property
-    def seconds_to_next(self) -> float:
-        """How long the loop may sleep; 0 when a beat is due."""
-        return max(0.0, self._next_at - self._clock())
-
-    def beat_if_due(self) -> None:
-        """The beat of every second."""
-        if self._clock() >= self._next_at:
-            self._beat()
-
-    def show(self) -> None:
-        """Models came or went: tell it before anybody is told that it happened."""
-        self._next_at = self._clock()
-        self._beat()
-
-    def stepped(self, seconds: float) -> None:
-        """One step was made."""
-        self._steps.append(seconds)
-        if self._clock() >= min(self._next_at, self._steps_told_at + STEPS_TOLD_SECONDS):
-            self._beat()
-
-    def _beat(self) -> None:
-        now = self._steps_told_at = self._clock()
-        snapshot = None
-        if now >= self._next_at:
-            self._next_at = now + self._heartbeat_seconds
-            snapshot = self._changed_snapshot()
-        steps, self._steps = tuple(self._steps), []
-        self._send(Heartbeat(pending=self._pending(), step_seconds=steps, snapshot=snapshot))
-
-    def _changed_snapshot(self) -> Snapshot | None:
-        active, cached, peak = self._memory()
-        snapshot = Snapshot(models=self._models(), active_bytes=active, cached_bytes=cached, peak_bytes=peak)
-        if self._told is not None and _timeless(snapshot) == _timeless(self._told):
-            return None
-        self._told = snapshot
-        return snapshot
-
-
-def _timeless(snapshot: Snapshot) -> Snapshot:
-    """Without what changes by the mere passing of time."""
-    models = tuple(msgspec.structs.replace(model, idle_seconds=0.0) for model in snapshot.models)
-    return msgspec.structs.replace(snapshot, models=models)
-
-
 HOUSEWORK_SECONDS = 1.0
 REMEMBER_SECONDS = 30.0
 LOADING_RETRY_SECONDS = 5
@@ -140,23 +69,18 @@ class Loop:
         self._keep_costs = keep_costs
         self._crash_note = crash_note or CrashNote()
         self._clock = clock
-        self._pulse = Pulse(
-            send=send,
-            models=self._models,
-            memory=pool.memory,
-            pending=self._busy,
-            clock=clock,
-        )
-        self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[LoopCommand] = queue.SimpleQueue()
         self._served: dict[str, ServedModel] = {}
         self._loads: dict[str, LoadModel] = {}
         self._halted = False
         self._moved = True
-        self._next_house_work = self._next_remembering = clock()
+        self._next_house_work = self._next_remembering = self._next_beat = self._steps_told_at = clock()
+        self._steps: list[float] = []
+        self._shown: Snapshot | None = None
 
-    def post(self, mail: Mail) -> None:
-        """Leave mail; never blocks, also safe in a signal handler."""
-        self._mailbox.put(mail)
+    def post(self, command: LoopCommand) -> None:
+        """Leave a command; never blocks, also safe in a signal handler."""
+        self._inbox.put(command)
 
     def run(self) -> None:
         """Turn until a Halt arrives."""
@@ -165,57 +89,55 @@ class Loop:
         self._remember()
 
     def turn(self, *, wait: bool = True) -> bool:
-        """One round; with `wait` it sleeps on the mailbox when there is nothing to do. False after a Halt."""
-        self._read_mail(self._seconds_to_sleep() if wait else 0.0)
+        """One round; with `wait` it sleeps on the inbox when there is nothing to do. False after a Halt."""
+        self._read_commands(self._seconds_to_sleep() if wait else 0.0)
         if self._pool.loading:
             with self._crash_note.on(self._pool.next_load):
                 events = self._pool.advance()
             for event in events:
                 self._hear(event)
-            self._pulse.beat_if_due()
+            self._beat_if_due()
         self._moved = False
         for model_id, served in tuple(self._served.items()):
             if served.has_work:
                 began = self._clock()
                 with self._crash_note.on(model_id):
                     self._moved |= served.step()
-                self._pulse.stepped(self._clock() - began)
-                self._read_mail(0.0)
+                self._stepped(self._clock() - began)
+                self._read_commands(0.0)
         self._keep_house()
-        self._pulse.beat_if_due()
+        self._beat_if_due()
         return not self._halted
 
-    # --- mail -------------------------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------------------
 
     def _seconds_to_sleep(self) -> float:
         """0 while something can be stepped; a model that has work and no plan is asked again at the next beat."""
         if self._pool.loading or (self._moved and any(served.has_work for served in self._served.values())):
             return 0.0
-        return self._pulse.seconds_to_next
+        return max(0.0, self._next_beat - self._clock())
 
-    def _read_mail(self, seconds: float) -> None:
+    def _read_commands(self, seconds: float) -> None:
         try:
-            mail = self._mailbox.get(timeout=seconds) if seconds > 0 else self._mailbox.get_nowait()
+            command = self._inbox.get(timeout=seconds) if seconds > 0 else self._inbox.get_nowait()
             while True:
-                self._obey(mail)
-                mail = self._mailbox.get_nowait()
+                self._obey(command)
+                command = self._inbox.get_nowait()
         except queue.Empty:
             return
 
-    def _obey(self, mail: Mail) -> None:
-        match mail:
+    def _obey(self, command: LoopCommand) -> None:
+        match command:
             case Submission():
-                self._submit(mail)
-            case Withdrawal():
-                self._withdraw(mail.request_ids)
+                self._submit(command)
             case LoadModel():
-                self._load(mail)
+                self._load(command)
             case KeepModel():
-                self._keep(mail)
+                self._keep(command)
             case UnloadModel():
-                self._unload(mail)
+                self._unload(command)
             case Cancel():
-                self._cancel_load(mail.id)
+                self._cancel(command.id)
             case Halt():
                 self._halted = True
         self._moved = True
@@ -250,11 +172,6 @@ class Loop:
                 self._pool.release(submission.model.id)
             raise
 
-    def _withdraw(self, request_ids: tuple[str, ...]) -> None:
-        for served in self._served.values():
-            for request_id in request_ids:
-                served.withdraw(request_id)
-
     def _load(self, command: LoadModel) -> None:
         model_id = command.model.id
         with self._crash_note.on(model_id):
@@ -271,7 +188,7 @@ class Loop:
             self._pool.pin(command.model_id, command.pinned)
         if command.idle_seconds is not None:
             self._pool.set_idle(command.model_id, command.idle_seconds if command.idle_seconds >= 0 else None)
-        self._pulse.show()
+        self._show()
 
     def _unload(self, command: UnloadModel) -> None:
         model_id = command.model_id
@@ -279,13 +196,15 @@ class Loop:
         if error is not None:
             self._send(failed_frame(command.id, error))
             return
-        self._pulse.show()
+        self._show()
         self._send(ModelUnloaded(id=command.id, model_id=model_id))
 
-    def _cancel_load(self, request_id: str) -> None:
-        """Stop waiting for a load; the load itself ends when nobody else waits for it."""
+    def _cancel(self, request_id: str) -> None:
+        """End a choice, or stop waiting for a load; the load itself ends when nobody else waits for it."""
         command = self._loads.pop(request_id, None)
         if command is None:
+            for each in self._served.values():
+                each.withdraw(request_id)
             return
         model_id = command.model.id
         self._pool.release(model_id)
@@ -334,20 +253,20 @@ class Loop:
                     served.close(event.error)
                 for command in self._take_loads(model_id):
                     self._send(failed_frame(command.id, event.error))
-                self._pulse.show()
+                self._show()
             case Evicted():
                 if served is not None:
                     served.keep_costs(self._keep_costs)
                     served.detach()
                     if not served.busy:
                         del self._served[model_id]
-                self._pulse.show()
+                self._show()
 
     def _answer_loads(self, model_id: str, seconds: float) -> None:
         commands = self._take_loads(model_id)
         for _ in commands:
             self._pool.release(model_id)
-        self._pulse.show()
+        self._show()
         for command in commands:
             self._send(ModelLoaded(id=command.id, model_id=model_id, seconds=seconds))
 
@@ -357,7 +276,40 @@ class Loop:
             del self._loads[command.id]
         return taken
 
-    # --- telling ----------------------------------------------------------------------------------------------
+    # --- heartbeats: a loop that is stuck is silent, and the supervisor notices ---------------------------------
+
+    def _stepped(self, seconds: float) -> None:
+        self._steps.append(seconds)
+        if self._clock() >= min(self._next_beat, self._steps_told_at + STEPS_TOLD_SECONDS):
+            self._beat()
+
+    def _beat_if_due(self) -> None:
+        if self._clock() >= self._next_beat:
+            self._beat()
+
+    def _show(self) -> None:
+        """Models came or went: tell it before anybody is told that it happened."""
+        self._next_beat = self._clock()
+        self._beat()
+
+    def _beat(self) -> None:
+        now = self._steps_told_at = self._clock()
+        snapshot = None
+        if now >= self._next_beat:
+            self._next_beat = now + HEARTBEAT_SECONDS
+            snapshot = self._changed_snapshot()
+        steps, self._steps = tuple(self._steps), []
+        self._send(Heartbeat(pending=self._busy(), step_seconds=steps, snapshot=snapshot))
+
+    def _changed_snapshot(self) -> Snapshot | None:
+        active, cached, peak = self._pool.memory()
+        snapshot = Snapshot(models=self._models(), active_bytes=active, cached_bytes=cached, peak_bytes=peak)
+        if self._shown is not None and _timeless(snapshot) == _timeless(self._shown):
+            return None
+        self._shown = snapshot
+        return snapshot
+
+    # --- housework --------------------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
         """About once a second: let go of models that were idle too long."""
@@ -390,3 +342,9 @@ class Loop:
                 model = msgspec.structs.replace(model, **now)  # noqa: PLW2901 - the same model, with its requests
             models.append(model)
         return tuple(models)
+
+
+def _timeless(snapshot: Snapshot) -> Snapshot:
+    """Without what changes by the mere passing of time."""
+    models = tuple(msgspec.structs.replace(model, idle_seconds=0.0) for model in snapshot.models)
+    return msgspec.structs.replace(snapshot, models=models)

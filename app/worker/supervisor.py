@@ -1,7 +1,7 @@
 """Keeps one worker process alive: spawns it, watches its heartbeat, tells its end, restarts it, blames models.
 
 Runs in the server process on asyncio. One task owns the child from spawn to the last wait, so that neither a crash
-nor `stop` nor a cancelled caller leaves an orphan. Who wants events attaches one `LinkListener` (the client).
+nor `stop` nor a cancelled caller leaves an orphan. The client attaches itself for the events.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from app.core.errors import WorkerGone
 from app.core.messages import Command, Event, Heartbeat, Ready, Shutdown
@@ -87,23 +86,6 @@ class Timing:
     stop_seconds: float = 5.0
 
 
-class LinkListener(Protocol):
-    """Who is told what the worker says. All calls come from the event loop and must not raise."""
-
-    @property
-    def in_flight(self) -> frozenset[str]:
-        """The models of which an answer of the worker is waited for."""
-        ...
-
-    def handle(self, event: Event) -> None:
-        """One event, in the order the worker sent it."""
-        ...
-
-    def worker_gone(self, cause: str) -> None:
-        """The worker ended: fail what is in flight, at once."""
-        ...
-
-
 class Supervisor:
     """One worker at a time, for ever, until `stop`."""
 
@@ -129,7 +111,9 @@ class Supervisor:
         self._backoff = Backoff(
             self._timing.first_pause_seconds, self._timing.longest_pause_seconds, self._timing.steady_seconds
         )
-        self._listener: LinkListener | None = None
+        self._tell_event: Callable[[Event], None] = lambda _event: None
+        self._tell_end: Callable[[str], None] = lambda _cause: None
+        self._in_flight: Callable[[], frozenset[str]] = frozenset
         self._task: asyncio.Task[None] | None = None
         self._child: Child | None = None
         self._watchdog = self._new_watchdog()
@@ -172,9 +156,16 @@ class Supervisor:
         """Let a model run again; False when it was not quarantined."""
         return self._crashes.release(model_id)
 
-    def attach(self, listener: LinkListener) -> None:
-        """Tell everything to `listener`; one at a time, before `start`."""
-        self._listener = listener
+    def attach(
+        self,
+        *,
+        handle: Callable[[Event], None],
+        worker_gone: Callable[[str], None],
+        in_flight: Callable[[], frozenset[str]],
+    ) -> None:
+        """Before `start`: who hears each event in order and, at once, why the worker ended; and who knows for which
+        models an answer is waited for. None of them may raise."""
+        self._tell_event, self._tell_end, self._in_flight = handle, worker_gone, in_flight
 
     async def start(self) -> None:
         """Begin; returns at once, `wait_ready` tells when the worker can be used."""
@@ -265,7 +256,7 @@ class Supervisor:
                 await child.end((signal.SIGABRT, self._timing.abort_seconds))
             else:
                 code = await child.wait(self._timing.reap_seconds)
-                self._lose(self._closed or describe_exit(code), to_blame(code, child.at, self._in_flight))
+                self._lose(self._closed or describe_exit(code), to_blame(code, child.at, self._in_flight()))
         finally:
             self._ready.clear()
             self._child = None
@@ -283,7 +274,7 @@ class Supervisor:
             if not self.ready:
                 if now - self._began > self._timing.start_seconds:
                     return Reason("exit_not_ready", {"seconds": self._timing.start_seconds})
-            elif self._watchdog.look(now - looked, in_flight=bool(self._in_flight)):
+            elif self._watchdog.look(now - looked, in_flight=bool(self._in_flight())):
                 return Reason("exit_hung", {"seconds": self._watchdog.allowed_seconds})
             looked = now
         return NO_REASON
@@ -299,8 +290,7 @@ class Supervisor:
             code = await child.end(*steps)
         self._ready.clear()
         self.last_exit = Reason(why, {"code": exit_name(code)})
-        if self._listener is not None:
-            self._listener.worker_gone(str(self.last_exit))
+        self._tell_end(str(self.last_exit))
 
     def _hurry(self) -> None:
         """A worker that drains already has drained long enough: the second Shutdown means now."""
@@ -315,8 +305,7 @@ class Supervisor:
         self.last_exit = cause
         _logger.error("the worker is gone: %s", cause)
         self._lost_at, self._pause_seconds = now, self._backoff.pause_seconds(now - self._began)
-        if self._listener is not None:
-            self._listener.worker_gone(str(cause))
+        self._tell_end(str(cause))
         if blamed and self._crashes.record(now, blamed, cause):
             _logger.error("quarantined %s: %s", blamed, self._crashes.quarantined(now)[blamed])
 
@@ -338,8 +327,7 @@ class Supervisor:
             return  # the last words of a worker that was given up
         if isinstance(event, Heartbeat):
             self._watchdog.beat(event)
-        if self._listener is not None:
-            self._listener.handle(event)
+        self._tell_event(event)
         if isinstance(event, Ready):
             self._greeted = True
             self._usual_start_seconds = self._clock() - self._began
@@ -350,10 +338,6 @@ class Supervisor:
         if self._closed is None:
             self._closed = Reason("exit_channel", {"detail": reason}) if reason else NO_REASON
         self._wake.set()
-
-    @property
-    def _in_flight(self) -> frozenset[str]:
-        return self._listener.in_flight if self._listener is not None else frozenset()
 
     def _new_watchdog(self) -> Watchdog:
         return Watchdog(self._timing.silence_seconds, self._timing.step_factor, 2 * self._timing.look_seconds)

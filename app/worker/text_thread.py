@@ -22,7 +22,7 @@ from app.core.messages import (
     Halt,
     KeepModel,
     LoadModel,
-    Mail,
+    LoopCommand,
     Queued,
     Refused,
     Shutdown,
@@ -76,7 +76,7 @@ class TextThread:
         self._send = send
         self._clock = clock
         self._backlog_limit = backlog_limit
-        self._post: Callable[[Mail], None] = _nowhere
+        self._post: Callable[[LoopCommand], None] = _nowhere
         self._inbox: queue.SimpleQueue[tuple[Command | Delivery | _Read, float]] = queue.SimpleQueue()
         self._room = threading.Semaphore(DELIVERY_LIMIT)
         self._readings: dict[str, _Asked] = {}
@@ -84,8 +84,8 @@ class TextThread:
         self._drain_until: float | None = None
         self._streamed_seconds = 0.0
 
-    def connect(self, post: Callable[[Mail], None]) -> None:
-        """Say where mail for the MLX thread goes, before anything runs."""
+    def connect(self, post: Callable[[LoopCommand], None]) -> None:
+        """Say where commands for the MLX thread go, before anything runs."""
         self._post = post
 
     # --- called by other threads ------------------------------------------------------------------------------
@@ -236,5 +236,5 @@ class TextThread:
         return True
 
 
-def _nowhere(mail: Mail) -> None:
-    raise RuntimeError(f"nobody takes mail yet: {mail}")
+def _nowhere(command: LoopCommand) -> None:
+    raise RuntimeError(f"nobody takes commands yet: {command}")
