@@ -9,15 +9,33 @@ import threading
 import webbrowser
 from collections.abc import AsyncGenerator, Callable
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 
 from app import __version__
-from app.admin import dashboard
+from app.admin import (
+    assets,
+    chat_routes,
+    connect,
+    download_routes,
+    draft_routes,
+    hub_routes,
+    log_routes,
+    measure_routes,
+    model_routes,
+    overview,
+    request_routes,
+    session_routes,
+    settings_routes,
+)
+from app.admin import (
+    live as live_feed,
+)
 from app.admin.context import AdminContext
 from app.admin.download_tools import DownloadTools
 from app.admin.live import LiveFeed
 from app.admin.lockout import SetupToken
 from app.admin.model_tools import ModelTools
+from app.admin.templating import Pages
 from app.api import chat, completions, control, models
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
@@ -25,6 +43,7 @@ from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
 from app.core.server_file import RunningServer, written_server
 from app.hub import pairing
 from app.hub.catalog import FolderCatalog, default_catalog
+from app.i18n import Catalogs
 from app.serving.activity import Activity
 from app.serving.auth import Door, authorize
 from app.serving.body import give_memory_back
@@ -33,7 +52,7 @@ from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate
 from app.serving.idle import IdleLimit
 from app.serving.journal import Journal
-from app.serving.live_settings import BEYOND_LOOPBACK, LiveSettings, Situation
+from app.serving.live_settings import BEYOND_LOOPBACK, OWN_CATALOGS, LiveSettings, Situation
 from app.serving.logs import LogRing, WorkerLines, open_outlets, set_log_level
 from app.serving.resolver import Resolver
 from app.serving.server import (
@@ -45,13 +64,28 @@ from app.serving.server import (
 )
 from app.settings import Settings
 from app.store.accounts import Accounts
-from app.store.history import RequestHistory
-from app.store.rows import StoredSettings
+from app.store.rows import RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
 
 ROUTERS = (chat, completions, models, control)
+"""The endpoints."""
+AREAS = (
+    overview,
+    settings_routes,
+    model_routes,
+    draft_routes,
+    measure_routes,
+    chat_routes,
+    download_routes,
+    hub_routes,
+    request_routes,
+    log_routes,
+    connect,
+    session_routes,
+)
+"""The dashboard: modules with a `make_router`."""
 EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
 UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
@@ -152,7 +186,7 @@ def build(admin: AdminContext) -> FastAPI:
     for module in ROUTERS:
         app.include_router(module.router)
     app.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
-    dashboard.install(app, admin)
+    install_dashboard(app, admin)
     app.add_middleware(
         Gate,
         allowed_hosts=lambda: context.settings.host_names,
@@ -160,6 +194,21 @@ def build(admin: AdminContext) -> FastAPI:
         answered=context.measurements.answered,
     )
     return app
+
+
+def install_dashboard(app: FastAPI, context: AdminContext) -> None:
+    """Every route under `/admin` and `/static`, and the pages of errors; registers the topics of the live feed."""
+    files = assets.read_assets()
+    catalogs = Catalogs(context.serving.settings.home / OWN_CATALOGS)
+    pages = Pages(files, catalogs, lambda: context.settings.current)
+    app.state.pages = pages
+    for router in (
+        APIRouter(lifespan=pages.compiling),
+        assets.make_router(files),
+        live_feed.make_router(context.live),
+        *(area.make_router(context, pages) for area in AREAS),
+    ):
+        app.include_router(router)
 
 
 Announce = Callable[[str, str, LiveSettings, FolderCatalog], None]

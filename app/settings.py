@@ -22,22 +22,11 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from app.core import setting_texts
-from app.core.errors import wording_of
+from app.core.errors import InvalidSetting, wording_of
 from app.core.speculative_config import SpeculativeConfig
 
 LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
 ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?$"
-
-
-class SettingsError(ValueError):
-    """A setting has a value that cannot be used; the message is one line and names the variable.
-
-    `wording` is the key of the dashboard's words for the same, `values` what they are filled with.
-    """
-
-    def __init__(self, message: str, wording: str = "", values: Mapping[str, object] | None = None) -> None:
-        super().__init__(message)
-        self.wording, self.values = wording, values or {}
 
 
 TakesEffect = Literal["now", "reload", "restart"]
@@ -280,7 +269,7 @@ class Settings(BaseModel):
     def over(self, stored: Mapping[str, Any]) -> "Settings":
         """These settings, and what is stored where neither command line nor environment say anything.
 
-        Stored values are plain JSON values; `model_fields_set` stays as it is. Raises `SettingsError`.
+        Stored values are plain JSON values; `model_fields_set` stays as it is. Raises `InvalidSetting`.
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
         checked = _checked({**stored, **given})
@@ -295,7 +284,7 @@ class Settings(BaseModel):
 
 
 def read_settings(**overrides: Any) -> Settings:
-    """Settings from the environment, `overrides` (the command line) first. Raises `SettingsError`."""
+    """Settings from the environment, `overrides` (the command line) first. Raises `InvalidSetting`."""
     variables = {name: f"PACELINE_{name.upper()}" for name in Settings.model_fields}
     environment = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
     made = _checked({**environment, **overrides})
@@ -303,7 +292,7 @@ def read_settings(**overrides: Any) -> Settings:
 
 
 def check_setting(name: str, value: Any) -> Any:
-    """The value of one setting, from text or plain JSON. Raises `SettingsError`."""
+    """The value of one setting, from text or plain JSON. Raises `InvalidSetting`."""
     return getattr(_checked({name: value}), name)
 
 
@@ -320,7 +309,10 @@ def _checked(values: Mapping[str, Any]) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
         message = str(first["msg"]).removeprefix("Value error, ")
-        raise SettingsError(f"PACELINE_{name.upper()}: {message}", *wording_of(first)) from None
+        wording, told = wording_of(first)
+        raise InvalidSetting(
+            f"PACELINE_{name.upper()}: {message}", parameter=name, wording=wording, values=told
+        ) from None
 
 
 def describe_settings() -> dict[str, FieldInfo]:

@@ -11,7 +11,7 @@ import httpx2
 from live_feed import KEY, MODEL, server
 
 from app.core.past import Past
-from app.store.history import RequestHistory
+from app.store.rows import RequestHistory
 from app.store.store import FILE_NAME, Store
 
 REQUESTS = 1_000

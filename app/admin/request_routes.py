@@ -19,7 +19,7 @@ from app.core.reason import reason_object
 from app.serving.body import read_json
 from app.serving.errors import Rejected
 from app.serving.record import Record
-from app.store.history import RequestHistory
+from app.store.rows import RequestHistory
 from app.worker.client import WorkerClient
 
 

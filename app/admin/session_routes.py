@@ -1,4 +1,4 @@
-"""Signing in and out of the dashboard: `/admin/setup`, `/admin/login` and their calls under `/admin/api`.
+"""Who may come in: `/admin/setup`, `/admin/login` and their calls under `/admin/api`, and the API keys.
 
 The set-up routes are there only while no account is, and only for this computer. Nothing here tells whether a password
 was nearly right, and no secret gets into an address, a page or the log.
@@ -16,11 +16,12 @@ from starlette.exceptions import HTTPException
 from app.admin.context import AdminContext
 from app.admin.lockout import LOOPBACK, VALID_SECONDS, Lockout, place_of
 from app.admin.templating import Pages
-from app.serving.auth import COOKIE, identity_of
+from app.serving.auth import COOKIE, Door, identity_of
 from app.serving.body import read_json
 from app.serving.errors import Rejected
 from app.store.accounts import MIN_CHARACTERS
-from app.store.callers import ABSOLUTE_SECONDS, digest_of
+from app.store.callers import ABSOLUTE_SECONDS, Keys, digest_of
+from app.store.tables import KeyRow, Scope
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,13 @@ class PasswordRequest(BaseModel):
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
 
 
+class KeyRequest(BaseModel):
+    """A key to make; `inference` opens the endpoints, `admin` the dashboard's calls too."""
+
+    name: str = Field(max_length=200)
+    scope: Scope = "inference"
+
+
 def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     """The routes of signing in."""
     router = APIRouter()
@@ -60,6 +68,7 @@ def make_router(context: AdminContext, pages: Pages) -> APIRouter:
     router.get("/admin/api/session")(gatekeeper.tell)
     router.delete("/admin/api/sessions")(gatekeeper.end_all)
     router.post("/admin/api/password")(gatekeeper.change_password)
+    _add_keys(router, context.accounts.keys)
     return router
 
 
@@ -88,6 +97,39 @@ def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
         if cookie and accounts.sessions.is_open(cookie):
             return RedirectResponse("/admin/", 303)
         return pages.render("login.html", request, data={}, ended="ended" in request.query_params)
+
+
+def _add_keys(router: APIRouter, keys: Keys) -> None:
+    @router.get("/admin/api/keys")
+    def get_keys(request: Request) -> dict[str, Any]:
+        """Every key that opens something, and whether one is asked for."""
+        door: Door = request.app.state.door
+        return {
+            "keys": [key_object(key) for key in keys.list()],
+            "required": door.is_closed,
+            "environment": door.secret is not None,
+        }
+
+    @router.post("/admin/api/keys", status_code=201)
+    async def create_key(request: Request) -> dict[str, Any]:
+        """A new key; its text is told here and never again."""
+        asked = await read_json(request, KeyRequest)
+        key, text = await asyncio.to_thread(keys.create, asked.name, asked.scope)
+        logger.info("An API key was created: number %d, scope %s.", key.id, key.scope)
+        return {"key": key_object(key), "text": text}
+
+    @router.delete("/admin/api/keys/{key_id}")
+    def revoke_key(key_id: int) -> dict[str, Any]:
+        """End a key for good."""
+        if not 0 < key_id < 1 << 63 or not keys.revoke(key_id):
+            raise HTTPException(404)
+        logger.info("An API key was revoked: number %d.", key_id)
+        return {"revoked": key_id}
+
+
+def key_object(key: KeyRow) -> dict[str, Any]:
+    """A key as JSON; nothing in it opens anything."""
+    return key.model_dump(include={"id", "name", "scope", "hint", "created_at", "used_at"})
 
 
 class _Gatekeeper:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,12 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from app import __version__
 from app.admin.assets import Assets
 from app.core.errors import PacelineError
 from app.i18n import PLURAL_FORMS, Catalogs, Words
 from app.serving.errors import said
+from app.settings import Settings
 
 TEMPLATES = Path(__file__).parent / "templates"
 POLICY = (
@@ -32,30 +33,20 @@ LANGUAGE_COOKIE, THEME_COOKIE = "paceline_language", "paceline_theme"
 QUOTED_KEY = re.compile(r"[\"'`]([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+)[\"'`]")
 
 
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """How a person wants the pages: an empty language follows the browser, the theme `system` its colours."""
-
-    language: str = ""
-    theme: str = "system"
-
-
 class Pages:
-    """Renders templates for one application."""
+    """Renders templates for one application; an empty language follows the browser, the theme `system` its colours."""
 
-    def __init__(
-        self, assets: Assets, catalogs: Catalogs, *, version: str, preference: Callable[[], Preference] = Preference
-    ) -> None:
+    def __init__(self, assets: Assets, catalogs: Catalogs, settings: Callable[[], Settings]) -> None:
         self._catalogs = catalogs
-        self._preference = preference
+        self._settings = settings
         self._script_keys = frozenset(key for text in assets.scripts().values() for key in QUOTED_KEY.findall(text))
         self._templates = make_templates(assets)
-        self._templates.globals.update(version=version)
+        self._templates.globals.update(version=__version__)
 
     def words(self, request: Request) -> Words:
         """The words for who asks: what the browser chose, else the setting, else what the browser accepts."""
         chosen = request.cookies.get(LANGUAGE_COOKIE, "")
-        language = chosen if chosen in self._catalogs.names else self._preference().language
+        language = chosen if chosen in self._catalogs.names else self._settings().language
         return self._catalogs.words(language or self._catalogs.choose(request.headers.get("accept-language", "")))
 
     def render(
@@ -63,7 +54,7 @@ class Pages:
     ) -> HTMLResponse:
         """The template `name` as an answer that nobody keeps; `data` is for the page's script, `values` are not."""
         words = self.words(request)
-        themes = (request.cookies.get(THEME_COOKIE), self._preference().theme)
+        themes = (request.cookies.get(THEME_COOKIE), self._settings().theme)
         page = self._templates.get_template(name).render(
             t=words,
             area=area,

@@ -7,23 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.command.errors import CommandError
+from app.core.errors import InvalidSetting
 from app.model_settings import ModelSettings
-from app.settings import Settings, SettingsError, read_settings
+from app.settings import Settings, read_settings
 from app.store.glance import FILE_NAME, Glance, glance
 
 
 def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **words: Any) -> Settings:
-    """What the environment says, and over it the command line. Raises `CommandError`."""
-    try:
-        settings = read_settings(**{name: value for name, value in words.items() if value is not None})
-        extra: dict[str, Any] = {}
-        if model_dirs:
-            extra["model_dirs"] = (*(folder.expanduser().absolute() for folder in model_dirs), *settings.model_dirs)
-        if drafts:
-            extra["drafts"] = {**settings.drafts, **read_settings(drafts=",".join(drafts)).drafts}
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
+    """What the environment says, and over it the command line. Raises `InvalidSetting`."""
+    settings = read_settings(**{name: value for name, value in words.items() if value is not None})
+    extra: dict[str, Any] = {}
+    if model_dirs:
+        extra["model_dirs"] = (*(folder.expanduser().absolute() for folder in model_dirs), *settings.model_dirs)
+    if drafts:
+        extra["drafts"] = {**settings.drafts, **read_settings(drafts=",".join(drafts)).drafts}
     return settings.with_command_line(**extra)
 
 
@@ -34,7 +31,7 @@ def known(settings: Settings) -> Settings | None:
         return None
     try:
         return settings.over(stored.settings)
-    except (SettingsError, AttributeError):  # a stored value that means nothing (any more)
+    except (InvalidSetting, AttributeError):  # a stored value that means nothing (any more)
         return None
 
 

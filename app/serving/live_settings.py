@@ -22,7 +22,7 @@ from app.core.setting_texts import plain
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import Conflict, ModelSettings, find_conflict
-from app.settings import Settings, SettingsError, check_setting, property_of
+from app.settings import Settings, check_setting, property_of
 
 if TYPE_CHECKING:
     from app.store.rows import StoredSettings
@@ -256,7 +256,7 @@ def _usable(stored: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in stored.items():
         try:
             check_setting(name, value)
-        except (SettingsError, AttributeError) as error:
+        except (InvalidSetting, AttributeError) as error:
             logger.warning("the stored setting %s is left out: %s", name, error)
         else:
             usable[name] = value
@@ -282,8 +282,8 @@ def checked_value(name: str, value: Any, known_languages: Collection[str]) -> An
         return None
     try:
         checked = check_setting(name, value)
-    except SettingsError as error:
-        message = f"{name}: {str(error).partition(': ')[2]}"
+    except InvalidSetting as error:
+        message = f"{name}: {error.message.partition(': ')[2]}"
         raise InvalidSetting(message, parameter=name, wording=error.wording, values=error.values) from None
     if name == "language" and checked and checked not in known_languages:
         raise InvalidSetting(f"language: use one of {', '.join(known_languages)}, or nothing", parameter=name)

@@ -13,11 +13,10 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
@@ -46,29 +45,23 @@ PRIVATE = 0o600
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """What a file is. `reason` says why it is damaged or newer; `revision` is that of a sound one."""
-
-    state: Literal["absent", "sound", "damaged", "newer"]
-    reason: str = ""
-    revision: str = ""
-    says_revision: bool = True
-
-
 class Damage(Exception):
-    """Found while reading the file."""
+    """The file cannot be used; the message says why."""
 
 
-def examine(path: Path) -> Examined:
-    """Look at a file and everything in it. Raises `OSError` or `sqlite3.Error` where it cannot be read at all."""
+class NewerRevision(Exception):
+    """A later Paceline wrote the file; the message says so."""
+
+
+def examine(path: Path) -> str | None:
+    """The revision of a sound file, "" where it says none; None: there is no file.
+
+    Raises `Damage`, `NewerRevision`, and `OSError` or `sqlite3.Error` where the file cannot be read at all.
+    """
     if not is_there(path):
-        return Examined("absent")
-    try:
-        _check_kind(path)
-        return _examine_content(path)
-    except Damage as damage:
-        return Examined("damaged", str(damage))
+        return None
+    _check_kind(path)
+    return _examine_content(path)
 
 
 def is_there(path: Path) -> bool:
@@ -94,7 +87,7 @@ def _check_kind(path: Path) -> None:
         raise Damage("it is empty")
 
 
-def _examine_content(path: Path) -> Examined:
+def _examine_content(path: Path) -> str:
     """Every page, every reference between rows and every table, as one moment shows them."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)) as file:
@@ -112,21 +105,21 @@ def _examine_content(path: Path) -> Examined:
         raise Damage("it is no database" if code == sqlite3.SQLITE_NOTADB else str(error)) from error
 
 
-def _examine_tables(file: sqlite3.Connection) -> Examined:
+def _examine_tables(file: sqlite3.Connection) -> str:
     names = {str(row[0]) for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "alembic_version" not in names:
         if names >= ADOPTED_TABLES and "setting" not in names:
-            return Examined("sound", revision=FIRST, says_revision=False)
+            return ""
         raise Damage("it is not a database of Paceline")
     said = [str(row[0]) for row in file.execute("SELECT version_num FROM alembic_version")]
     latest = revisions()[-1]
     if len(said) == 1 and said[0].isdigit() and int(said[0]) > int(latest):
-        return Examined("newer", f"it has revision {said[0]}, and this Paceline knows {latest}")
+        raise NewerRevision(f"it has revision {said[0]}, and this Paceline knows {latest}")
     if len(said) != 1 or said[0] not in revisions():
         raise Damage("its revision is damaged")
     if said[0] == latest and (missing := sorted(TABLES - names)):
         raise Damage(f"the table {missing[0]} is missing")
-    return Examined("sound", revision=said[0])
+    return said[0]
 
 
 @cache

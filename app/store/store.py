@@ -83,11 +83,7 @@ class Store:
         """Raise `StoreUnavailable` unless the file is sound, or not there, and its folder ours; changes nothing."""
         with self._told():
             database.check_owner(self.path)
-            found = database.examine(self.path)
-            if found.state == "damaged":
-                raise self._unusable(DAMAGED.format(reason=found.reason))
-            if found.state == "newer":
-                raise self._unusable(NEWER.format(reason=found.reason))
+            database.examine(self.path)
 
     @property
     def locked_down(self) -> bool:
@@ -109,9 +105,13 @@ class Store:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Whatever SQLite, the disk or a value in the file says becomes `StoreUnavailable`."""
+        """Whatever we, SQLite, the disk or a value in the file say about it becomes `StoreUnavailable`."""
         try:
             yield
+        except database.Damage as damage:
+            raise self._unusable(DAMAGED.format(reason=damage)) from damage
+        except database.NewerRevision as newer:
+            raise self._unusable(NEWER.format(reason=newer)) from newer
         except (SQLAlchemyError, sqlite3.Error, OSError, ValueError) as error:
             if _is_full(error):
                 raise self._unusable(FULL) from error
@@ -157,32 +157,31 @@ class Store:
         return said, engine
 
     def _prepare(self, *, repair: bool) -> str:
-        """A sound file of the latest revision lies at our path afterwards, or `StoreUnavailable` is raised."""
+        """A sound file of the latest revision lies at our path afterwards; without `repair` damage is raised."""
         with database.exclusive(self.path):
             database.make_private(self.path)
-            found = database.examine(self.path)
-            if found.state == "newer":
-                raise self._unusable(NEWER.format(reason=found.reason))
-            if found.state == "damaged":
-                return self._replace(found.reason, repair=repair)
-            if found.state == "absent":
-                database.put(database.build(self.path), self.path)
-            if found.state == "absent" or found.revision == database.revisions()[-1]:
-                return ""
-            copy = database.back_up(self.path, database.revisions()[-1])
             try:
-                database.migrate(self.path, adopt=not found.says_revision)
-            except ValueError:
-                return self._replace("it has values that are none", repair=repair)
-            return f"{self.path.name} has a new form; the earlier one is kept as {copy.name}."
+                return self._brought_up_to_date(database.examine(self.path))
+            except database.Damage as damage:
+                if not repair:
+                    raise
+                moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._clock()))
+                new = database.build(self.path, locked_down_at=self._clock())
+                aside = database.set_aside(self.path, new, moment)
+                return f"{self.path.name} was damaged ({damage}) and is set aside as {aside.name}."
 
-    def _replace(self, reason: str, *, repair: bool) -> str:
-        if not repair:
-            raise self._unusable(DAMAGED.format(reason=reason))
-        moment = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._clock()))
-        new = database.build(self.path, locked_down_at=self._clock())
-        aside = database.set_aside(self.path, new, moment)
-        return f"{self.path.name} was damaged ({reason}) and is set aside as {aside.name}."
+    def _brought_up_to_date(self, revision: str | None) -> str:
+        latest = database.revisions()[-1]
+        if revision is None:
+            database.put(database.build(self.path), self.path)
+        if revision in {None, latest}:
+            return ""
+        copy = database.back_up(self.path, latest)
+        try:
+            database.migrate(self.path, adopt=not revision)
+        except ValueError as error:
+            raise database.Damage("it has values that are none") from error
+        return f"{self.path.name} has a new form; the earlier one is kept as {copy.name}."
 
     def _checkpoint(self) -> None:
         with (

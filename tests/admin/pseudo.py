@@ -5,8 +5,8 @@ not fit, can be seen. Tests write it as a catalog of the user's own; nobody is e
 import json
 from pathlib import Path
 
-from app.admin.dashboard import OWN_CATALOGS
 from app.i18n import NAME_KEY, PLACEHOLDER, read_words
+from app.serving.live_settings import OWN_CATALOGS
 
 CODE = "en-XA"
 OPEN, CLOSE = "[!! ", " !!]"

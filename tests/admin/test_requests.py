@@ -17,7 +17,7 @@ from app.core.reason import Reason
 from app.main import create_app
 from app.serving.journal import Journal
 from app.settings import Settings
-from app.store.history import RequestHistory
+from app.store.rows import RequestHistory
 from app.store.store import FILE_NAME, Store
 from tests.admin.test_frame import HOSTILE, OWN, get, script_data
 from tests.api.fakes import USAGE, FakeCatalog, FakeWorker, Site, failing, make_site, say_hello, served

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from app.command.given import given
-from app.settings import Settings, SettingsError, describe_settings, read_settings
+from app.core.errors import InvalidSetting
+from app.settings import Settings, describe_settings, read_settings
 
 
 def make(**values: Any) -> Settings:
@@ -93,7 +94,7 @@ def test_texts_as_the_environment_gives_them() -> None:
     ],
 )
 def test_an_error_is_one_line_that_names_the_variable(name: str, value: str) -> None:
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(InvalidSetting) as refused:
         make(**{name: value})
     message = str(refused.value)
     assert message.startswith(f"PACELINE_{name.upper()}: ")

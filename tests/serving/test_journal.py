@@ -14,7 +14,7 @@ from app.core.request import SamplingParameters
 from app.core.step import Statistics
 from app.serving.journal import Journal
 from app.serving.record import Asked, Record
-from app.store.history import RequestHistory
+from app.store.rows import RequestHistory
 from app.store.store import FILE_NAME, Store
 
 pytestmark = pytest.mark.anyio

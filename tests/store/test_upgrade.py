@@ -11,8 +11,7 @@ import pytest
 from app.model_settings import ModelSettings
 from app.store.accounts import Accounts
 from app.store.conversations import Conversations
-from app.store.history import RequestHistory
-from app.store.rows import DownloadRows, KeptMeasurements, StoredSettings
+from app.store.rows import DownloadRows, KeptMeasurements, RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 
 HOMES = Path(__file__).parent / "homes"
