@@ -43,10 +43,12 @@ from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
 from app.core.server_file import RunningServer, written_server
 from app.hub import pairing
 from app.hub.catalog import FolderCatalog, default_catalog
+from app.hub.pairing import Speedups
 from app.i18n import Catalogs
 from app.serving.activity import Activity
 from app.serving.auth import Door, authorize
 from app.serving.body import give_memory_back
+from app.serving.choosing import Measured
 from app.serving.context import Context
 from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate
@@ -62,9 +64,10 @@ from app.serving.server import (
     max_open_requests,
     serve_config,
 )
+from app.serving.sweep.report import speedups
 from app.settings import Settings
 from app.store.accounts import Accounts
-from app.store.rows import RequestHistory, StoredSettings
+from app.store.rows import KeptMeasurements, RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.worker.supervisor import Supervisor
@@ -101,7 +104,7 @@ def compose(
     live: LiveSettings, store: Store, client: WorkerClient, catalog: FolderCatalog, logs: LogRing | None = None
 ) -> FastAPI:
     """The same around settings and a store that are open already."""
-    resolver = Resolver(live, catalog, client, pairing)
+    resolver = Resolver(live, catalog, client, pairing, measured_in(store))
     context = Context(
         live=live,
         worker=client,
@@ -115,6 +118,19 @@ def compose(
         ),
     )
     return build(admin_context(context, store, logs))
+
+
+def measured_in(store: Store) -> Measured:
+    """What a store knows about how fast the drafters of a model are here; nothing where it cannot be read."""
+    kept = KeptMeasurements(store)
+
+    def measured(model_id: str) -> Speedups:
+        try:
+            return speedups(row.results for row in kept.of(model_id))
+        except StoreUnavailable:
+            return {}
+
+    return measured
 
 
 def admin_context(context: Context, store: Store, logs: LogRing | None = None) -> AdminContext:

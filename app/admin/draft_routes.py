@@ -46,8 +46,7 @@ class DraftView:
         loaded = serving.resolver.loaded().get(main.id)
         usable = main.kind == "main" and not main.problem
         best = best_by_drafter(row.results for row in tools.kept.of(main.id)) if usable else {}
-        speedups = {key: each.ratio for key, each in best.items()}
-        candidates = tools.units.candidates(main, speedups) if usable else []
+        candidates = tools.units.candidates(main, {key: each.ratio for key, each in best.items()}) if usable else []
         used = self._used(main, loaded) if usable else set()
         settings = self._context.settings
         return {

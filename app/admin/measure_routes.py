@@ -112,10 +112,13 @@ def row_object(row: BenchmarkRow, current: Mapping[str, Any] | None) -> dict[str
 
 
 def drafting_now(context: AdminContext, model_id: str) -> dict[str, Any]:
-    """How a model drafts now, as `changes_to` compares it; empty for one that cannot draft. Reads the disk."""
+    """How a model drafts now, as `changes_to` compares it; empty for one that cannot draft. Reads the disk.
+
+    A recommendation names its drafter where only this measurement chose it: it holds when the results are deleted.
+    """
     resolver = context.serving.resolver
     main = resolver.find(model_id)
-    unit = resolver.planned(main) if main.kind == "main" and not main.problem else None
+    unit = resolver.planned(main, by_measured=False) if main.kind == "main" and not main.problem else None
     return drafting_of(context.settings.model(model_id).given(), unit)
 
 

@@ -1,6 +1,6 @@
 """Which unit is measured: a main model with those drafters that were named, or with the best one of every method."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,8 @@ from app.core.drafters import DRAFT_METHODS
 from app.core.errors import InsufficientMemory, SpeculationUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.hub.catalog import CatalogModel
-from app.hub.pairing import Candidate, candidates_for, rank, with_measured
+from app.hub.pairing import Candidate, Speedups, candidates_for, rank, with_measured
 from app.serving.resolver import Resolver
-
-Speedups = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from app.serving.errors import Rejected
 from app.serving.resolver import Resolver
 from app.serving.sweep.grid import GRIDS, LENGTHS, TASKS, TOKENS, Grid, cells
 from app.serving.sweep.machine import describe_machine, describe_versions
-from app.serving.sweep.report import best_by_drafter, report_object, report_of
+from app.serving.sweep.report import report_object, report_of, speedups
 from app.serving.sweep.turns import Ask, Budget, MeasuredTurn, Sweep, turns
 from app.serving.sweep.worker_side import WorkerSide
 from app.store.rows import KeptMeasurements
@@ -195,8 +195,8 @@ class Measuring:
         return MeasurementEnd(unit.specification.id, "stopped" if job.sweep.interrupted else "done", number)
 
     def _choose(self, wish: Wish) -> MeasuredUnit:
-        best = best_by_drafter(row.results for row in self._kept.of(wish.model))
-        return self._units.choose(wish.model, wish.drafts, {key: each.ratio for key, each in best.items()})
+        measured = speedups(row.results for row in self._kept.of(wish.model))
+        return self._units.choose(wish.model, wish.drafts, measured)
 
     def _is_cancelled(self) -> bool:
         return self._task is not None and self._task.cancelling() > 0

@@ -14,10 +14,11 @@ from app.command.loaded import choice_text, columns_table, unbroken
 from app.hub import pairing
 from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.model_settings import ModelSettings
-from app.serving.choosing import Chooser, DraftFinder
+from app.serving.choosing import Chooser
 from app.serving.live_settings import LiveSettings
+from app.serving.sweep.report import speedups
 from app.settings import Settings
-from app.store.glance import FILE_NAME, glance
+from app.store.glance import FILE_NAME, Glance, glance
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ def models_at_once(catalog: FolderCatalog, live: LiveSettings) -> list[Row]:
 
 
 def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) -> list[Row]:
-    chooser = Chooser(live, DraftFinder(catalog, pairing))
+    kept = glance(live.current.home / FILE_NAME) or Glance()
+    chooser = Chooser(live, catalog, pairing, lambda model_id: speedups(kept.measurements.get(model_id, ())))
     models = catalog.models()
     return [
         _row(model, () if looking else models, None if looking else chooser, live.model(model.id)) for model in models
@@ -68,7 +70,7 @@ def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) 
 def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
     """Raise CommandError for a main model whose drafters were named just now, and cannot be used."""
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
-    chooser = Chooser(LiveSettings(settings), DraftFinder(catalog, pairing))
+    chooser = Chooser(LiveSettings(settings), catalog, pairing)
     mains = {model.id: model for model in catalog.models() if model.kind == "main"}
     for main_id in main_ids:
         if main_id not in mains:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Literal
+from typing import Any, Literal
 
 from app.core.drafters import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_drafter, read_drafter
 from app.core.drafters.config import FULL, SLIDING, check_tensors
@@ -23,6 +23,12 @@ from app.hub.catalog import CatalogModel
 
 DEFAULT_SIZE_SHARE = 1 / 3
 """A draft model chosen without being asked for is at most this large, measured against the main model."""
+PAYS = 1.05
+"""Measured below this, a drafter is not worth having."""
+
+Speedups = Mapping[tuple[str, str], float]
+"""By how many times plain decoding drafters were measured here, by method and id."""
+NOT_MEASURED: Speedups = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +54,48 @@ def pair(main: CatalogModel, draft: CatalogModel) -> Pairing:
 
 
 def default_draft(
-    main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str] = DRAFT_METHODS
+    main: CatalogModel,
+    models: Sequence[CatalogModel],
+    methods: Collection[str] = DRAFT_METHODS,
+    measured: Speedups = NOT_MEASURED,
 ) -> CatalogModel | None:
-    """The drafter to use when none was asked for, of one of `methods`, or None.
+    """The drafter to use when none was asked for, of one of `methods`, or None: the first by `precedence` that fits.
 
-    A sibling from the same source that fits: the best method first, and the head inside the checkpoint before an equal
-    one beside it. Of draft models those of at most a third of the size: the same name family first (`demo-draft` for
-    `demo-assistant`), then the smallest.
+    What was measured to pay goes first. Of the others, siblings from the same source: the best method first, and the
+    head inside the checkpoint before an equal one beside it. Of draft models those of at most a third of the size: the
+    same name family first (`demo-draft` for `demo-assistant`), then the smallest.
     """
     if main.kind != "main" or main.problem:
         return None
-    limit = main.size_bytes * DEFAULT_SIZE_SHARE
-    siblings = [model for model in (main.head, *models) if model is not None and model.source == main.source]
+
+    def place(model: CatalogModel) -> tuple[Any, ...]:
+        known = precedence(model.method, measured=measured.get((model.method, model.id)))
+        return *known, model.id != main.id, _family(model.id) != _family(main.id), model.size_bytes, model.id
+
+    drafters = (model for model in (main.head, *models) if model is not None and model.method in methods)
     usable = [
         model
-        for model in siblings
-        if model.method in methods
-        and (suits(main, model, models) if model.kind == "drafter" else model.size_bytes <= limit)
+        for model in drafters
+        if measured.get((model.method, model.id), 0.0) >= PAYS
+        or (model.source == main.source and _is_usual(main, model, models))
     ]
-    ranked = sorted(usable, key=lambda model: _rank(main, model))
-    return next((model for model in ranked if _shares_tokens(main, model) and pair(main, model).fits), None)
+    fitting = (model for model in sorted(usable, key=place) if _shares_tokens(main, model) and pair(main, model).fits)
+    return next(fitting, None)
+
+
+def precedence(
+    method: str, *, fits: bool = True, is_usual: bool = True, measured: float | None = None
+) -> tuple[int, float, int]:
+    """What goes first, for whoever chooses or shows: what was measured to pay, the fastest first; then what is usual by
+    method and size; then what did not pay, or does not fit."""
+    rank = METHOD_NAMES.index(method) if method in METHOD_NAMES else len(METHOD_NAMES)
+    if not fits:
+        group = 4
+    elif measured is not None:
+        group = 0 if measured >= PAYS else 3
+    else:
+        group = 1 if is_usual else 2
+    return group, -(measured or 0.0), rank
 
 
 def suits(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel]) -> bool:
@@ -88,11 +116,6 @@ def _shares_tokens(main: CatalogModel, draft: CatalogModel) -> bool:
         return draft.kind == "drafter" or main.tokenizer.shares_tokens(draft.tokenizer)
     except (ModelUnavailable, OSError):
         return False
-
-
-def _rank(main: CatalogModel, model: CatalogModel) -> tuple[int, bool, bool, int, str]:
-    method = DRAFT_METHODS.index(model.method)
-    return method, model.id != main.id, _family(model.id) != _family(main.id), model.size_bytes, model.id
 
 
 def _refusal(main: CatalogModel, draft: CatalogModel) -> str:
@@ -145,9 +168,6 @@ def _megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB"
 
 
-PAYS = 1.05
-"""Measured below this, a drafter is not worth having."""
-
 Origin = Literal["disk", "checkpoint", "text", "hub"]
 Tokens = Literal["same", "other", "borrowed", "unneeded", "unknown"]
 
@@ -195,25 +215,18 @@ def candidates_for(
 
 
 def rank(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """What was measured to pay first, then what is usual by method and size, then what did not pay or does not fit."""
+    """By `precedence`."""
     return sorted(candidates, key=_place)
 
 
-def with_measured(candidate: Candidate, speedups: Mapping[tuple[str, str], float]) -> Candidate:
+def with_measured(candidate: Candidate, speedups: Speedups) -> Candidate:
     """The candidate with what was measured of it, by method and id."""
     return replace(candidate, measured=speedups.get((candidate.method, candidate.id)))
 
 
-def _place(candidate: Candidate) -> tuple[int, float, int, int, str]:
-    method = METHOD_NAMES.index(candidate.method) if candidate.method in METHOD_NAMES else len(METHOD_NAMES)
-    measured = candidate.measured
-    if not candidate.fits:
-        group = 4
-    elif measured is not None:
-        group = 0 if measured >= PAYS else 3
-    else:
-        group = 1 if candidate.is_usual else 2
-    return group, -(measured or 0.0), method, candidate.size_bytes, candidate.id
+def _place(candidate: Candidate) -> tuple[Any, ...]:
+    known = precedence(candidate.method, fits=candidate.fits, is_usual=candidate.is_usual, measured=candidate.measured)
+    return *known, candidate.size_bytes, candidate.id
 
 
 def _candidate(

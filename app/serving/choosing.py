@@ -1,11 +1,12 @@
 """Which drafters a main model gets, and why not: those that a request names, else what is chosen for the model.
 
-Command line and environment choose first, then what is stored, then the usual rule: the best one that fits. A name may
+Command line and environment choose first, then what is stored, then the usual rule: of those that fit, what was
+measured to be the fastest here, else the best by method and size. A name may
 hold several ids, joined by `+`: at most one drafter for each method. A drafter that the request names and that does not
 fit is refused; another one is left out with its reason. Everything here may read the disk.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from app.core.errors import ModelNotFound, SpeculationUnavailable
 from app.core.messages import DraftSpecification
 from app.core.speculative_config import SpeculativeConfig
 from app.hub.catalog import CatalogModel, FolderCatalog
-from app.hub.pairing import Pairing
+from app.hub.pairing import Pairing, Speedups
 from app.model_settings import ModelSettings
 from app.serving.live_settings import LiveSettings
 
@@ -25,7 +26,7 @@ class Pairings(Protocol):
     def pair(self, main: CatalogModel, draft: CatalogModel) -> Pairing: ...
 
     def default_draft(
-        self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str]
+        self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str], measured: Speedups
     ) -> CatalogModel | None:
         """The best drafter of one of `methods` for a model that nobody chose one for."""
         ...
@@ -33,6 +34,14 @@ class Pairings(Protocol):
     def suits(self, main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:
         """Whether no other model's name is nearer to the drafter's."""
         ...
+
+
+Measured = Callable[[str], Speedups]
+
+
+def nothing_measured(model_id: str) -> Speedups:  # noqa: ARG001
+    """Where nobody measures."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +54,56 @@ class FoundDrafters:
     """The reason is that nobody wants a drafter: nothing is wrong."""
 
 
-class DraftFinder:
-    """Looks for drafters in the catalog."""
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is chosen for one model: `found` are its drafters, `choice` has every other value that somebody gave."""
 
-    def __init__(self, catalog: FolderCatalog, pairings: Pairings) -> None:
+    found: FoundDrafters
+    choice: ModelSettings
+    by_hand: bool
+    """Whether somebody chose the drafters, rather than the usual rule."""
+
+    @property
+    def problem(self) -> str:
+        """Why a drafter that somebody chose is not used; empty when nothing is wrong."""
+        return self.found.reason if self.by_hand and not self.found.is_wish else ""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that may run; empty: every one that can."""
+        return self.choice.methods or ()
+
+
+class Chooser:
+    """Asks the settings and the store, in this order; the first one that gives a value decides it.
+
+    `measured` tells of a model by how many times plain decoding each drafter was measured here, by method and id.
+    """
+
+    def __init__(
+        self, settings: LiveSettings, catalog: FolderCatalog, pairings: Pairings, measured: Measured = nothing_measured
+    ) -> None:
+        self._live = settings
         self._catalog = catalog
         self._pairings = pairings
+        self._measured = measured
+
+    def choose(self, main: CatalogModel, *, by_measured: bool = True) -> Chosen:
+        """Everything that is chosen for `main`. Never raises for a drafter that cannot be used.
+
+        Without `by_measured` as if nothing were measured.
+        """
+        told, found = self._told(main)
+        stored = self._live.model(main.id)
+        if found is not None:
+            return Chosen(found, told.over(stored.model_copy(update={"methods": None})), by_hand=True)
+        choice = told.over(stored)
+        if stored.drafts is not None:
+            found = self.chosen(main, stored.drafts, "the choice for this model")
+            if not stored.drafts:
+                found = FoundDrafters(reason=f"drafters are turned off for {main.id}", is_wish=True)
+            return Chosen(_allowed(found, choice.methods), choice, by_hand=True)
+        return Chosen(self._usual(main, choice.methods, by_measured=by_measured), choice, by_hand=False)
 
     def names(self, text: str) -> tuple[str, ...]:
         """The ids in `a+b`; an id may hold a plus sign itself."""
@@ -90,10 +143,11 @@ class DraftFinder:
                 drafts[draft.method] = _specification(draft)
         return FoundDrafters(tuple(drafts.values()), "; ".join(reasons))
 
-    def best(self, main: CatalogModel, methods: Collection[str]) -> FoundDrafters:
+    def best(self, main: CatalogModel, methods: Collection[str], *, by_measured: bool = True) -> FoundDrafters:
         """The best drafter of one of these methods."""
         models = list(self._catalog.models())
-        draft = self._pairings.default_draft(main, models, methods)
+        measured = self._measured(main.id) if by_measured else {}
+        draft = self._pairings.default_draft(main, models, methods, measured)
         if draft is not None:
             return FoundDrafters((_specification(draft),))
         refusals = (
@@ -116,74 +170,12 @@ class DraftFinder:
         draft = next((model for model in models if model.id == draft_id), None)
         return draft is None or self._pairings.suits(main, draft, models)
 
-    def _drafter(self, main: CatalogModel, id_: str) -> CatalogModel:
-        """The drafter of that id; a main model's own id means the multi-token head in its checkpoint."""
-        if id_ == main.id and main.head is not None:
-            return main.head
-        return self._catalog.find(id_)
-
-    def _misfit(self, main: CatalogModel, draft: CatalogModel) -> str:
-        if draft.problem:
-            return draft.problem.removeprefix(f'model "{draft.id}": ')
-        fit = self._pairings.pair(main, draft)
-        return "" if fit.fits else fit.reason.removeprefix(f'"{draft.id}" cannot draft: ')
-
-
-def _taken(drafts: dict[str, DraftSpecification], draft: CatalogModel) -> str:
-    other = drafts.get(draft.method)
-    return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""
-
-
-def _specification(draft: CatalogModel) -> DraftSpecification:
-    return DraftSpecification(draft.id, str(draft.path), draft.method)
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """What is chosen for one model: `found` are its drafters, `choice` has every other value that somebody gave."""
-
-    found: FoundDrafters
-    choice: ModelSettings
-    by_hand: bool
-    """Whether somebody chose the drafters, rather than the usual rule."""
-
-    @property
-    def problem(self) -> str:
-        """Why a drafter that somebody chose is not used; empty when nothing is wrong."""
-        return self.found.reason if self.by_hand and not self.found.is_wish else ""
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The methods that may run; empty: every one that can."""
-        return self.choice.methods or ()
-
-
-class Chooser:
-    """Asks the settings and the store, in this order; the first one that gives a value decides it."""
-
-    def __init__(self, settings: LiveSettings, finder: DraftFinder) -> None:
-        self._live = settings
-        self._finder = finder
-
-    def choose(self, main: CatalogModel) -> Chosen:
-        """Everything that is chosen for `main`. Never raises for a drafter that cannot be used."""
-        told, found = self._told(main)
-        stored = self._live.model(main.id)
-        if found is not None:
-            return Chosen(found, told.over(stored.model_copy(update={"methods": None})), by_hand=True)
-        choice = told.over(stored)
-        if stored.drafts is not None:
-            found = self._finder.chosen(main, stored.drafts, "the choice for this model")
-            if not stored.drafts:
-                found = FoundDrafters(reason=f"drafters are turned off for {main.id}", is_wish=True)
-            return Chosen(_allowed(found, choice.methods), choice, by_hand=True)
-        return Chosen(self._usual(main, choice.methods), choice, by_hand=False)
-
-    def _usual(self, main: CatalogModel, methods: tuple[str, ...] | None) -> FoundDrafters:
+    def _usual(self, main: CatalogModel, methods: tuple[str, ...] | None, *, by_measured: bool) -> FoundDrafters:
         """The best drafter; with `methods` chosen by hand, the best one of each of them."""
         if methods is None:
-            return self._finder.best(main, DRAFT_METHODS)
-        best = [self._finder.best(main, (method,)) for method in DRAFT_METHODS if method in methods]
+            return self.best(main, DRAFT_METHODS, by_measured=by_measured)
+        allowed = (method for method in DRAFT_METHODS if method in methods)
+        best = [self.best(main, (method,), by_measured=by_measured) for method in allowed]
         drafts = tuple(draft for found in best for draft in found.drafts)
         return FoundDrafters(drafts, "; ".join(found.reason for found in best if found.reason) or _only(main, methods))
 
@@ -204,13 +196,13 @@ class Chooser:
             return told, FoundDrafters(reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_wish=True)
         if named is None:
             return told, None
-        return told, self._finder.chosen(main, self._finder.names(named), "PACELINE_DRAFTS")
+        return told, self.chosen(main, self.names(named), "PACELINE_DRAFTS")
 
     def _applies(self, config: SpeculativeConfig, main: CatalogModel) -> bool:
         target = config.target or self._live.current.default_model
         if target or config.method in TEXT_METHODS or not config.model:
             return target in {"", main.id}
-        return self._finder.may_mean(main, config.model)
+        return self.may_mean(main, config.model)
 
     def _from_config(
         self, told: ModelSettings, config: SpeculativeConfig, main: CatalogModel
@@ -219,16 +211,28 @@ class Chooser:
         if config.method in TEXT_METHODS:
             found = FoundDrafters(reason=_only(main, (config.method,)), is_wish=True)
         elif config.model:
-            found = self._finder.chosen(main, self._finder.names(config.model), "speculative_config")
+            found = self.chosen(main, self.names(config.model), "speculative_config")
             methods = methods or tuple(draft.method for draft in found.drafts) or None
         else:
-            found = self._finder.best(main, methods or ())
+            found = self.best(main, methods or ())
         told = ModelSettings.model_validate(
             told.given()
             | {"methods": methods, "num_draft_tokens": config.num_speculative_tokens or told.num_draft_tokens}
             | {"prompt_lookup_min": config.prompt_lookup_min, "prompt_lookup_max": config.prompt_lookup_max}
         )
         return told, _allowed(found, methods)
+
+    def _drafter(self, main: CatalogModel, id_: str) -> CatalogModel:
+        """The drafter of that id; a main model's own id means the multi-token head in its checkpoint."""
+        if id_ == main.id and main.head is not None:
+            return main.head
+        return self._catalog.find(id_)
+
+    def _misfit(self, main: CatalogModel, draft: CatalogModel) -> str:
+        if draft.problem:
+            return draft.problem.removeprefix(f'model "{draft.id}": ')
+        fit = self._pairings.pair(main, draft)
+        return "" if fit.fits else fit.reason.removeprefix(f'"{draft.id}" cannot draft: ')
 
 
 def _allowed(found: FoundDrafters, methods: tuple[str, ...] | None) -> FoundDrafters:
@@ -247,3 +251,12 @@ def _allowed(found: FoundDrafters, methods: tuple[str, ...] | None) -> FoundDraf
 def _only(main: CatalogModel, methods: tuple[str, ...]) -> str:
     """Why no drafter is loaded where only methods without one are allowed."""
     return "" if set(methods) & set(DRAFT_METHODS) else f"only {' and '.join(methods) or OFF} may draft for {main.id}"
+
+
+def _taken(drafts: dict[str, DraftSpecification], draft: CatalogModel) -> str:
+    other = drafts.get(draft.method)
+    return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""
+
+
+def _specification(draft: CatalogModel) -> DraftSpecification:
+    return DraftSpecification(draft.id, str(draft.path), draft.method)

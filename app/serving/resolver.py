@@ -12,7 +12,7 @@ from app.core.footprint import context_tokens
 from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
 from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel, FolderCatalog
-from app.serving.choosing import Chooser, DraftFinder, FoundDrafters, Pairings
+from app.serving.choosing import Chooser, FoundDrafters, Measured, Pairings, nothing_measured
 from app.serving.live_settings import LiveSettings
 from app.worker.client import WorkerClient
 
@@ -24,13 +24,17 @@ class Resolver:
     """Turns ids into specifications; remembers the last one of each model, so that loaded units are not changed."""
 
     def __init__(
-        self, settings: LiveSettings, catalog: FolderCatalog, worker: WorkerClient, pairings: Pairings
+        self,
+        settings: LiveSettings,
+        catalog: FolderCatalog,
+        worker: WorkerClient,
+        pairings: Pairings,
+        measured: Measured = nothing_measured,
     ) -> None:
         self._live = settings
         self._catalog = catalog
         self._worker = worker
-        self._finder = DraftFinder(catalog, pairings)
-        self._chooser = Chooser(settings, self._finder)
+        self._chooser = Chooser(settings, catalog, pairings, measured)
         self._last: dict[str, ModelSpecification] = {}
         self._own: dict[str, ModelSpecification] = {}
         """Of a model that is measured: the unit whose drafters its requests keep."""
@@ -58,7 +62,7 @@ class Resolver:
 
     def named_methods(self, specification: ModelSpecification, drafts: str | None) -> tuple[str, ...]:
         """How the drafters draft that a request names in `drafts`; empty when it names none."""
-        names = () if drafts in {None, OFF} else self._finder.names(drafts)
+        names = () if drafts in {None, OFF} else self._chooser.names(drafts)
         return tuple(draft.method for draft in specification.drafts if draft.id in names)
 
     def resolve_load(self, model_id: str, drafts: str | None) -> ModelSpecification:
@@ -133,9 +137,12 @@ class Resolver:
         self._last.pop(model_id, None)
         self._own.pop(model_id, None)
 
-    def planned(self, main: CatalogModel) -> ModelSpecification:
-        """The unit that a request without a wish of its own would get if the model were not loaded."""
-        return self._specify(main, None)
+    def planned(self, main: CatalogModel, *, by_measured: bool = True) -> ModelSpecification:
+        """The unit that a request without a wish of its own would get if the model were not loaded.
+
+        Without `by_measured` as if nothing were measured.
+        """
+        return self._specify(main, None, by_measured=by_measured)
 
     def planned_drafts(self, main: CatalogModel) -> tuple[DraftSpecification, ...]:
         """The drafters that a request without a wish of its own would get."""
@@ -175,20 +182,20 @@ class Resolver:
         """Whether a loaded unit has the drafters that a request names."""
         if asked is None:
             return True
-        names = () if asked == OFF else self._finder.names(asked)
+        names = () if asked == OFF else self._chooser.names(asked)
         return {draft.id for draft in specification.drafts}.issuperset(names) and bool(
             names or not specification.drafts
         )
 
-    def _specify(self, main: CatalogModel, asked: str | None) -> ModelSpecification:
-        chosen, settings = self._chooser.choose(main), self._live.current
+    def _specify(self, main: CatalogModel, asked: str | None, *, by_measured: bool = True) -> ModelSpecification:
+        chosen, settings = self._chooser.choose(main, by_measured=by_measured), self._live.current
         choice, found = chosen.choice, chosen.found
         methods = chosen.methods
         if asked is not None:
             found = (
                 FoundDrafters(reason=TURNED_OFF)
                 if asked == OFF
-                else self._finder.asked(main, self._finder.names(asked))
+                else self._chooser.asked(main, self._chooser.names(asked))
             )
             methods = () if found.drafts else methods
         return ModelSpecification(
@@ -218,7 +225,7 @@ class Resolver:
         elif chosen.by_hand or reason == TURNED_OFF:
             reason = reason or f"no {method} drafter was chosen for {main.id}: name one in draft_model"
         else:
-            found = self._finder.best(main, (method,))
+            found = self._chooser.best(main, (method,))
             if found.drafts:
                 drafts = sorted(
                     (*specification.drafts, *found.drafts), key=lambda each: DRAFT_METHODS.index(each.method)

@@ -22,6 +22,8 @@ class Glance:
 
     settings: dict[str, Any] = field(default_factory=dict)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    measurements: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """What was measured of each model, the latest first."""
 
 
 def glance(path: Path) -> Glance | None:
@@ -34,9 +36,14 @@ def glance(path: Path) -> Glance | None:
         with contextlib.closing(sqlite3.connect(address, timeout=WAIT_SECONDS, uri=True)) as file:
             settings = file.execute("SELECT name, value FROM setting WHERE name != ?", (LOCKED_DOWN,)).fetchall()
             models = file.execute('SELECT model_id, "values" FROM model_settings').fetchall()
+            kept = file.execute("SELECT model_id, results FROM benchmark ORDER BY created_at DESC, id DESC").fetchall()
+        measurements: dict[str, list[dict[str, Any]]] = {}
+        for name, results in kept:
+            measurements.setdefault(name, []).append(json.loads(results))
         return Glance(
             {name: json.loads(value) for name, value in settings if value is not None},
             {name: json.loads(values) for name, values in models},
+            measurements,
         )
     except (OSError, sqlite3.Error, ValueError, TypeError):
         return None

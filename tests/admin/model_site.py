@@ -24,7 +24,7 @@ from app.core.messages import (
 from app.core.step import MethodStatistics, Statistics
 from app.hub import pairing
 from app.hub.catalog import FolderCatalog, default_catalog
-from app.main import admin_context, build
+from app.main import admin_context, build, measured_in
 from app.serving.activity import Activity
 from app.serving.context import Context
 from app.serving.idle import IdleLimit
@@ -130,7 +130,7 @@ def make_model_site(home: Path, *, catalog: FolderCatalog | None = None, **setti
     store = Store(home / FILE_NAME)
     live = LiveSettings(Settings(home=home, api_key=KEY, **settings), StoredSettings(store))
     catalog = catalog or default_catalog([], environment={}, home=home)
-    resolver = Resolver(live, catalog, worker, pairing)
+    resolver = Resolver(live, catalog, worker, pairing, measured_in(store))
     context = Context(
         live=live,
         worker=worker,

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from app.admin.model_routes import SECTIONS
+from app.command.listing import models_at_once
 from app.core.download import Download
 from app.core.messages import Heartbeat, Ready, Snapshot
 from app.core.reason import Reason
@@ -136,6 +137,10 @@ async def test_the_picker_ranks_what_fits_and_says_why_the_rest_does_not(site: M
     first = measured["candidates"][0]
     assert (first["id"], first["measured"]["ratio"]) == ("demo-draft", pytest.approx(2.0, rel=1e-3))
     assert first["measured"]["num_draft_tokens"] == 1
+    assert first["in_use"], "the best measured one is the usual one from now on"
+    assert not candidate(measured, "demo-assistant-dflash")["in_use"]
+    listed = {row.id: row.draft for row in models_at_once(site.catalog, site.admin.settings)}
+    assert listed[DEMO] == "demo-draft", "and the command line says so too"
 
 
 async def test_another_tokenizer_is_told_token_by_token(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ class FakePairings:
         return SimpleNamespace(fits=fits, reason="" if fits else "it has another tokenizer")
 
     def default_draft(
-        self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str]
+        self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str], measured: pairing.Speedups
     ) -> CatalogModel | None:
         fitting = (each for each in models if each.method in methods and self.pair(main, each).fits)
         return min(fitting, key=lambda each: pairing.DRAFT_METHODS.index(each.method), default=None)

@@ -91,6 +91,11 @@ def test_the_default_draft_is_a_small_sibling_of_the_same_family(tmp_path: Path)
     assert default_draft(main, [large, stranger, foreign, elsewhere]) == stranger
     assert default_draft(main, [main, large, foreign, elsewhere]) is None
     assert default_draft(replace(main, problem="broken"), everything) is None
+    measured = {("draft_model", name): times for name, times in (("demo-large", 1.9), ("demo-foreign", 9.0))}
+    assert default_draft(main, everything, measured=measured) == large, "of those that fit, the fastest here"
+    slow = {("draft_model", "demo-draft"): 0.9}
+    assert default_draft(main, everything, measured=slow) == stranger, "rather one that nobody measured"
+    assert default_draft(main, [relative, main], measured=slow) == relative
 
 
 def test_the_server_side_never_loads_a_model_library() -> None:

@@ -322,6 +322,11 @@ def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, s
     return found
 
 
+def speedups(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """By how many times plain decoding each drafter was measured at its best, by method and id."""
+    return {key: each.ratio for key, each in best_by_drafter(documents).items()}
+
+
 def _best_of(results: Mapping[str, Any]) -> dict[tuple[str, str], Figures]:
     alone = report_of(results).alone
     found: dict[tuple[str, str], Figures] = {}
