@@ -4,9 +4,11 @@ There are no phases, only counters: `computed` counts the tokens of a sequence t
 prefill, a prefix hit, rejected drafts and carried-over tokens are all `computed` lagging behind `len(tokens)`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
+from typing import NamedTuple
 
 from app.core.reason import NO_REASON, Reason
 
@@ -146,6 +148,14 @@ class Decision:
     acceptance: float = 0.0
 
 
+class Parts(NamedTuple):
+    """Where the seconds of one step went."""
+
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    rewind_seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class MethodStatistics:
     """What one method did in the steps that it ran; the method `off` stands for the steps without drafts.
@@ -162,6 +172,24 @@ class MethodStatistics:
     verify_seconds: float = 0.0
     rewind_seconds: float = 0.0
 
+    def after(self, drafted: int, accepted: int, parts: Parts) -> "MethodStatistics":
+        """One step more."""
+        return MethodStatistics(
+            self.method,
+            self.steps + 1,
+            self.drafted + drafted,
+            self.accepted + accepted,
+            added_positions([self.accepted_per_position, (1,) * accepted + (0,) * (drafted - accepted)]),
+            self.draft_seconds + parts.draft_seconds,
+            self.verify_seconds + parts.verify_seconds,
+            self.rewind_seconds + parts.rewind_seconds,
+        )
+
+
+def added_positions(counts: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Counts by position, added up."""
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
+
 
 class FinishReason(StrEnum):
     """Why a sequence ended, in OpenAI's words where they exist."""
@@ -174,30 +202,51 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counters of one sequence, or of a reply up to its last token that was told. Rates are derived, never stored."""
+    """Counters of one sequence, or of a reply up to its last token that was told. Sums and rates are derived, never
+    stored."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    cycles: int = 0
-    """Steps that verified at least one draft."""
-    steps: int = 0
-    accepted_per_position: tuple[int, ...] = ()
     queue_seconds: float = 0.0
     """From `submit` to admission."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     first_token_seconds: float = 0.0
     """From `submit` to the first told tokens; 0 when there were none."""
-    methods: tuple[str, ...] = ()
-    """Every method that ran for this sequence, in order of first use."""
     by_method: tuple[MethodStatistics, ...] = ()
+    """In order of first use; `off` counts the steps without drafts."""
     reason: Reason = NO_REASON
     """Why speculation did not run, or not all the time."""
     decision: Decision | None = None
     """The last decision that the governor took for it; None when it had no say."""
+
+    @property
+    def drafted(self) -> int:
+        return sum(each.drafted for each in self.by_method)
+
+    @property
+    def accepted(self) -> int:
+        return sum(each.accepted for each in self.by_method)
+
+    @property
+    def steps(self) -> int:
+        return sum(each.steps for each in self.by_method)
+
+    @property
+    def cycles(self) -> int:
+        """Steps that verified at least one draft."""
+        return sum(each.steps for each in self.by_method if each.method != "off")
+
+    @property
+    def accepted_per_position(self) -> tuple[int, ...]:
+        return added_positions(each.accepted_per_position for each in self.by_method)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What ran, in order of first use: `off` only when nothing ever drafted."""
+        names = tuple(each.method for each in self.by_method)
+        return tuple(name for name in names if name != "off") or names
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from app.core.step import (
     DecodeRow,
     DecodeStep,
     FinishReason,
+    Parts,
     PrefillRow,
     PrefillStep,
     RowOutcome,
@@ -30,7 +31,6 @@ from app.core.step import (
 from app.scheduler.governor import DraftChoice
 from app.scheduler.sequence import Sequence, expected_tokens, impossible
 from app.scheduler.speculation import Speculation
-from app.scheduler.stats import Parts
 
 LONGEST_RETRY_SECONDS = 60
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from app.core.request import Request
-from app.core.step import Decision, FinishReason, Offer, RowOutcome, Statistics
+from app.core.step import Decision, FinishReason, Offer, Parts, RowOutcome, Statistics
 from app.scheduler.costs import Average
 from app.scheduler.estimates import Drafting, DraftObservation, Kind
-from app.scheduler.stats import Counters, Parts, Refusals
+from app.scheduler.stats import Counters, Refusals
 
 
 class _Followed(NamedTuple):
@@ -160,18 +160,12 @@ class Sequence:
             prompt_tokens=self.prompt_length,
             cached_tokens=self.cached_tokens,
             completion_tokens=self.counters.generated,
-            drafted=self.counters.drafted,
-            accepted=self.counters.accepted,
-            cycles=self.counters.cycles,
-            steps=self.counters.steps,
-            accepted_per_position=self.counters.accepted_per_position,
             queue_seconds=admitted - self.submitted_at,
             prefill_seconds=decoding - admitted,
             decode_seconds=now - decoding,
             first_token_seconds=first_token - self.submitted_at,
-            methods=self.counters.methods,
-            by_method=self.counters.statistics(),
-            reason=self.refusals.told(cycles=self.counters.cycles),
+            by_method=self.counters.by_method,
+            reason=self.refusals.main(has_drafted=self.counters.has_drafted),
             decision=self.decision,
         )
 

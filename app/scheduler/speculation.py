@@ -6,12 +6,12 @@ from collections.abc import Sequence as Many
 from app.core.ports import EngineLimits
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
-from app.core.step import LONGEST_DRAFT, DecodeRow, StepCost, StepResult
+from app.core.step import LONGEST_DRAFT, DecodeRow, Parts, StepCost, StepResult
 from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from app.scheduler.sequence import Sequence
-from app.scheduler.stats import Parts, Splitter
+from app.scheduler.stats import Splitter
 
 POLICIES = ("single", "auto", "off")
 

@@ -4,22 +4,13 @@ A stop token counts as generated, as vLLM and mlx-lm count it, although it is ne
 sequence count nowhere: nobody asked for them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from app.core.reason import NO_REASON, Reason
-from app.core.step import MethodStatistics, StepResult
+from app.core.step import MethodStatistics, Parts, StepResult
 
 PLAIN = "off"
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Where the seconds of one step went."""
-
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    rewind_seconds: float = 0.0
+NO_PARTS = Parts()
 
 
 class Splitter:
@@ -44,92 +35,28 @@ class Splitter:
 
 
 @dataclass(slots=True)
-class MethodCounters:
-    """Of the steps that one method ran."""
-
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    rewind_seconds: float = 0.0
-
-    def count(self, drafted: int, accepted: int, parts: Parts) -> None:
-        self.steps += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        add_positions(self.accepted_per_position, [1] * accepted + [0] * (drafted - accepted))
-        self.draft_seconds += parts.draft_seconds
-        self.verify_seconds += parts.verify_seconds
-        self.rewind_seconds += parts.rewind_seconds
-
-    def statistics(self, method: str) -> MethodStatistics:
-        return MethodStatistics(
-            method=method,
-            steps=self.steps,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            accepted_per_position=tuple(self.accepted_per_position),
-            draft_seconds=self.draft_seconds,
-            verify_seconds=self.verify_seconds,
-            rewind_seconds=self.rewind_seconds,
-        )
-
-
-@dataclass(slots=True)
 class Counters:
     """Steps, drafts and acceptances, added up one decode step of one row at a time."""
 
     generated: int = 0
-    by_method: dict[str, MethodCounters] = field(default_factory=dict)
-    """In order of first use; `off` counts the steps without drafts."""
+    _by_method: dict[str, MethodStatistics] = field(default_factory=dict)
 
-    def count_step(self, *, kept: int, drafted: int, accepted: int, method: str, parts: Parts | None = None) -> None:
+    def count_step(self, *, kept: int, drafted: int, accepted: int, method: str, parts: Parts = NO_PARTS) -> None:
         """Add one decode step that gained `kept` tokens, the first `accepted` of them out of `drafted` drafts."""
         self.generated += kept
-        counters = self.by_method.setdefault(method if drafted else PLAIN, MethodCounters())
-        counters.count(drafted, accepted, parts or Parts())
+        name = method if drafted else PLAIN
+        known = self._by_method.get(name) or MethodStatistics(name)
+        self._by_method[name] = known.after(drafted, accepted, parts)
 
     @property
-    def steps(self) -> int:
-        return sum(counters.steps for counters in self.by_method.values())
+    def by_method(self) -> tuple[MethodStatistics, ...]:
+        """In order of first use; `off` counts the steps without drafts."""
+        return tuple(self._by_method.values())
 
     @property
-    def cycles(self) -> int:
-        """Steps that verified at least one draft."""
-        return sum(counters.steps for method, counters in self.by_method.items() if method != PLAIN)
-
-    @property
-    def drafted(self) -> int:
-        return sum(counters.drafted for counters in self.by_method.values())
-
-    @property
-    def accepted(self) -> int:
-        return sum(counters.accepted for counters in self.by_method.values())
-
-    @property
-    def accepted_per_position(self) -> tuple[int, ...]:
-        totals: list[int] = []
-        for counters in self.by_method.values():
-            add_positions(totals, counters.accepted_per_position)
-        return tuple(totals)
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """What ran, in order of first use: `off` only when nothing ever drafted."""
-        return tuple(method for method in self.by_method if method != PLAIN) or tuple(self.by_method)
-
-    def statistics(self) -> tuple[MethodStatistics, ...]:
-        """By method."""
-        return tuple(counters.statistics(method) for method, counters in self.by_method.items())
-
-
-def add_positions(totals: list[int], counts: Sequence[int]) -> None:
-    """Add counts by position; `totals` grows as needed."""
-    totals.extend([0] * (len(counts) - len(totals)))
-    for position, count in enumerate(counts):
-        totals[position] += count
+    def has_drafted(self) -> bool:
+        """Whether a step verified at least one draft."""
+        return bool(self._by_method.keys() - {PLAIN})
 
 
 @dataclass(slots=True)
@@ -150,7 +77,7 @@ class Refusals:
         if firm:
             self._firm.add(reason.code)
 
-    def told(self, *, cycles: int) -> Reason:
+    def main(self, *, has_drafted: bool) -> Reason:
         """The reason that held for most steps; none when every step was allowed to draft and some did."""
-        codes = [code for code in self._counts if code in self._firm or not cycles]
+        codes = [code for code in self._counts if code in self._firm or not has_drafted]
         return self._last[max(codes, key=self._counts.__getitem__)] if codes else NO_REASON

@@ -1,11 +1,10 @@
 """The numbers of a request as answers, history and pages show them: usages added up, timings, speculation."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 from app.core.reason import NO_REASON, Reason, reason_object
-from app.core.step import MethodStatistics, Statistics
+from app.core.step import MethodStatistics, Statistics, added_positions
 
 
 def method_of(usage: Statistics) -> str:
@@ -19,24 +18,14 @@ def add_usages(usages: Sequence[Statistics], *, choices_per_prompt: int = 1) -> 
     Times are the longest of any choice, because choices run side by side.
     """
     first_of_prompts = usages[::choices_per_prompt]
-    positions = max((len(usage.accepted_per_position) for usage in usages), default=0)
     return Statistics(
         prompt_tokens=sum(usage.prompt_tokens for usage in first_of_prompts),
         cached_tokens=sum(usage.cached_tokens for usage in first_of_prompts),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
-        drafted=sum(usage.drafted for usage in usages),
-        accepted=sum(usage.accepted for usage in usages),
-        cycles=sum(usage.cycles for usage in usages),
-        steps=sum(usage.steps for usage in usages),
-        accepted_per_position=tuple(
-            sum(usage.accepted_per_position[at] for usage in usages if at < len(usage.accepted_per_position))
-            for at in range(positions)
-        ),
         queue_seconds=max((usage.queue_seconds for usage in usages), default=0.0),
         prefill_seconds=max((usage.prefill_seconds for usage in usages), default=0.0),
         decode_seconds=max((usage.decode_seconds for usage in usages), default=0.0),
         first_token_seconds=min((usage.first_token_seconds for usage in usages), default=0.0),
-        methods=tuple(dict.fromkeys(method for usage in usages for method in usage.methods)),
         by_method=_add_methods([each for usage in usages for each in usage.by_method]),
         reason=next((usage.reason for usage in usages if usage.reason), NO_REASON),
         decision=next((usage.decision for usage in usages if usage.decision), None),
@@ -50,13 +39,12 @@ def _add_methods(statistics: Sequence[MethodStatistics]) -> tuple[MethodStatisti
 
 
 def _add_method(statistics: Sequence[MethodStatistics]) -> MethodStatistics:
-    counts = [each.accepted_per_position for each in statistics]
     return MethodStatistics(
         method=statistics[0].method,
         steps=sum(each.steps for each in statistics),
         drafted=sum(each.drafted for each in statistics),
         accepted=sum(each.accepted for each in statistics),
-        accepted_per_position=tuple(map(sum, zip_longest(*counts, fillvalue=0))),
+        accepted_per_position=added_positions(each.accepted_per_position for each in statistics),
         draft_seconds=max(each.draft_seconds for each in statistics),
         verify_seconds=max(each.verify_seconds for each in statistics),
         rewind_seconds=max(each.rewind_seconds for each in statistics),

@@ -16,7 +16,7 @@ from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress
 from app.core.past import Past
 from app.core.ports import Clock
 from app.core.request import SamplingParameters
-from app.core.step import Statistics
+from app.core.step import MethodStatistics, Statistics
 from app.serving.figures import add_usages, speculation_object, timings_object, unavailable_reason
 
 CANCELLED = "cancelled"
@@ -84,7 +84,7 @@ class Record:
         self._accepted_at: float | None = None
         self._first_told_at: float | None = None
         self._ended_at: float | None = None
-        self._methods: dict[str, None] = {}
+        self._by_method: dict[str, MethodStatistics] = {}
         self._usages: dict[tuple[str, int], Statistics] = {}
         """What the worker told at the end of each choice: by prompt and index."""
         self._problem = ""
@@ -115,9 +115,10 @@ class Record:
         self.tokens += event.tokens
         self.drafted += event.drafted
         self.accepted_tokens += event.accepted
-        if event.method != self.method:
-            self.method = event.method
-            self._methods[event.method] = None
+        self.method = event.method
+        known = self._by_method.get(event.method) or MethodStatistics(event.method)
+        drafted, accepted = known.drafted + event.drafted, known.accepted + event.accepted
+        self._by_method[event.method] = MethodStatistics(event.method, drafted=drafted, accepted=accepted)
         if event.why_not_drafted is not None:
             self.why_not_drafted = event.why_not_drafted
         if self.keeps_texts:
@@ -208,11 +209,9 @@ class Record:
         return Statistics(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.tokens,
-            drafted=self.drafted,
-            accepted=self.accepted_tokens,
             decode_seconds=now - first,
             first_token_seconds=first - self._began if self.writes else 0.0,
-            methods=tuple(self._methods),
+            by_method=tuple(self._by_method.values()),
             reason=self.why_not_drafted,
         )
 

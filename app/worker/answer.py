@@ -167,19 +167,12 @@ class Choice:
 
     def _usage_as_told(self, statistics: Statistics, ended_at: float) -> Statistics:
         """What was told, when a stop string or the client ended it before the scheduler did at `ended_at`."""
-        told = self._told
-        late_seconds = ended_at - self._last_told_at if told.steps else statistics.decode_seconds
+        late_seconds = ended_at - self._last_told_at if self._told.by_method else statistics.decode_seconds
         whole = self._usage(statistics)
         return replace(
             whole,
-            completion_tokens=told.generated,
-            drafted=told.drafted,
-            accepted=told.accepted,
-            cycles=told.cycles,
-            steps=told.steps,
-            accepted_per_position=told.accepted_per_position,
+            completion_tokens=self._told.generated,
             decode_seconds=max(0.0, whole.decode_seconds - late_seconds),
-            methods=told.methods,
             by_method=self._methods_as_told(whole.by_method),
         )
 
@@ -187,7 +180,7 @@ class Choice:
         """The counts are those that were told; the seconds, theirs by the share of steps."""
         known = {each.method: each for each in whole}
         told = []
-        for each in self._told.statistics():
+        for each in self._told.by_method:
             all_of_it = known.get(each.method, each)
             share = min(1.0, each.steps / max(1, all_of_it.steps))
             told.append(

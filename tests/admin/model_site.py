@@ -89,9 +89,8 @@ class PacedWorker(FakeWorker):
         used = "draft_model" if method == "auto" else method
         usage = Statistics(prompt_tokens=5, completion_tokens=tokens, decode_seconds=tokens / self.speeds[method])
         if method != "off":
-            told = {"drafted": 4 * tokens, "accepted": 3 * tokens, "cycles": tokens}
             by_method = (MethodStatistics(used, steps=tokens, drafted=4 * tokens, accepted=3 * tokens),)
-            usage = replace(usage, **told, by_method=by_method)
+            usage = replace(usage, by_method=by_method)
         assert drafts <= 16
         yield Finished(id=command.id, index=0, finish_reason="length", usage=usage)
 

@@ -49,14 +49,8 @@ USAGE = Statistics(
     prompt_tokens=5,
     cached_tokens=2,
     completion_tokens=3,
-    drafted=4,
-    accepted=2,
-    cycles=2,
-    steps=3,
-    accepted_per_position=(2, 0),
     prefill_seconds=0.03,
     decode_seconds=0.06,
-    methods=("draft_model", "off"),
     by_method=(
         MethodStatistics("off", steps=1, verify_seconds=0.01),
         MethodStatistics(

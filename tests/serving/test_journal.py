@@ -11,7 +11,7 @@ from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress,
 from app.core.past import Past
 from app.core.reason import NO_REASON, Reason
 from app.core.request import SamplingParameters
-from app.core.step import Statistics
+from app.core.step import MethodStatistics, Statistics
 from app.serving.journal import Journal
 from app.serving.record import Asked, Record
 from app.store.rows import RequestHistory
@@ -127,7 +127,8 @@ async def test_what_the_worker_told_at_the_end_goes_before_what_was_counted() ->
     record.begin(lambda _error: None)
     record.accepted(Accepted(id="r-0", prompt_tokens=40))
     usage = {"prompt_tokens": 40, "completion_tokens": 9, "prefill_seconds": 1.5, "decode_seconds": 3.0}
-    record.finished(finished(**usage, drafted=8, accepted=6, accepted_per_position=(4, 2), cycles=4))
+    methods = (MethodStatistics("dflash", steps=4, drafted=8, accepted=6, accepted_per_position=(4, 2)),)
+    record.finished(finished(**usage, by_method=methods))
     (past,) = journal.recent
     assert past.figures["seconds"]["prefill"] == 1.5
     assert past.figures["seconds"]["decode"] == 3.0
@@ -147,7 +148,8 @@ async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterw
     await journal.flush()
     assert journal.recent[0].figures["usage"]["completion_tokens"] == 3
     for index in range(2):
-        usage = Statistics(cached_tokens=38, completion_tokens=4, drafted=6, accepted=3, cycles=2, decode_seconds=0.5)
+        methods = (MethodStatistics("ngram", steps=2, drafted=6, accepted=3),)
+        usage = Statistics(cached_tokens=38, completion_tokens=4, decode_seconds=0.5, by_method=methods)
         journal.hear(Finished(id="r-0", index=index, finish_reason="cancelled", usage=usage))
     (past,) = journal.recent
     await journal.flush()
