@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from app.core.download import Download
 from app.core.errors import HubProblem, ModelNotFound, PacelineError, StoreUnavailable
-from app.hub.download_state import Configuration
-from app.hub.downloads import Downloads
+from app.hub.downloads import Configuration, Downloads
 from app.hub.hub_files import Hub
 from app.hub.hub_token import HubToken
 from app.hub.partial_folder import read_marker, remove_model

@@ -22,10 +22,8 @@ from rich.progress import (
 
 from app.command.errors import CommandError
 from app.command.server import NoKey, NoServer, Server
-from app.core.download import problem_text
-from app.hub import download_frames as frames
-from app.hub.download_run import DownloadRun, Patience, spawn_child
-from app.hub.download_state import RESERVE_BYTES
+from app.core.download import Download, DownloadJob, problem_text
+from app.hub.download_run import Patience, run_download
 from app.hub.hub_token import HubToken
 from app.hub.repository import checked_repository, checked_revision
 from app.settings import Settings
@@ -99,37 +97,23 @@ def _check(view: dict[str, Any]) -> None:
 
 def _pull_here(settings: Settings, repository: str, revision: str, bar: Bar) -> None:
     """In a process of this command's own."""
-    done, total = 0, 0
 
-    def tell(event: frames.Event) -> None:
-        nonlocal done, total
-        note = ""
-        match event:
-            case frames.Listed(_, total_bytes, done_bytes):
-                done, total = done_bytes, total_bytes
-            case frames.DownloadProgress(done_bytes):
-                done = done_bytes
-            case frames.DownloadWaiting(problem) if not total and problem.startswith("offline"):
-                raise CommandError(_sentence(problem_text(repository, problem)))
-            case frames.DownloadWaiting():
-                note = PHASES["waiting"]
-            case frames.Verifying():
-                note = PHASES["verifying"]
-        bar.move(done, total, note)
+    def tell(download: Download) -> None:
+        if download.problem.startswith("offline") and not download.total_bytes:
+            raise CommandError(_sentence(problem_text(repository, download.problem)))
+        bar.move(download.done_bytes, download.total_bytes, PHASES.get(download.phase, ""))
 
-    job = frames.DownloadJob(
-        repository=repository,
-        revision=revision,
+    job = DownloadJob(
+        download=Download(repository=repository, revision=revision),
         downloads_folder=str(settings.downloads_path),
         token=HubToken(settings.home).read(settings.hub_endpoint),
         endpoint=settings.hub_endpoint,
-        reserve_bytes=RESERVE_BYTES,
     )
     settings.downloads_path.mkdir(parents=True, exist_ok=True)
-    end = asyncio.run(DownloadRun(job, tell, spawn=spawn_child, patience=PATIENCE).run())
-    if isinstance(end, frames.DownloadFailed):
+    end = asyncio.run(run_download(job, tell, patience=PATIENCE))
+    if end.state == "failed":
         raise CommandError(_sentence(problem_text(repository, end.problem)))
-    bar.move(total, total)
+    bar.move(end.done_bytes, end.total_bytes)
 
 
 def _sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A download of one repository as it is kept between starts, and the reasons why one stands still.
+"""A download of one repository, one value for queue, process, store and pages, and the reasons why one stands still.
 
 `problem` of a download is a code of `PROBLEMS`, or a code and a detail joined by ": "; `problem_text` makes it words.
 """
@@ -6,8 +6,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
+Phase = Literal["", "connecting", "downloading", "waiting", "verifying"]
 FINISHED: tuple[State, ...] = ("done", "failed", "cancelled")
+
+RESERVE_BYTES = 1 << 30
+"""Room on the disk that downloads leave to everything else."""
 
 PROBLEMS = {
     "offline": "the Hugging Face Hub cannot be reached: check your network, try again; installed models keep working",
@@ -36,11 +42,13 @@ TRANSIENT = frozenset({"offline", "busy", "hub_error", "stalled", "interrupted",
 class Download:
     """One repository at one commit. Times are Unix seconds."""
 
-    id: int
+    id: int = 0
     repository: str
     revision: str = ""
     """The commit; empty until the hub told it."""
     state: State = "queued"
+    phase: Phase = ""
+    """What it does while it runs; not kept."""
     position: int = 0
     total_bytes: int = 0
     done_bytes: int = 0
@@ -55,6 +63,30 @@ class Download:
     def missing_bytes(self) -> int:
         """What is still to arrive; 0 also while nobody knows."""
         return max(0, self.total_bytes - self.done_bytes)
+
+
+class DownloadJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What a downloading process is told, on its standard input; the token travels nowhere else.
+
+    It answers with the download as it becomes, a line of JSON each time.
+    """
+
+    download: Download
+    downloads_folder: str
+    token: str = ""
+    endpoint: str = ""
+    use_xet: bool = True
+    xet_from_bytes: int = 64 << 20
+    """Smaller files are not worth the handshake of the chunk store."""
+    reserve_bytes: int = RESERVE_BYTES
+    """Room on the disk that must stay free."""
+    streams: int = 3
+    """Files fetched at the same time."""
+    attempts: int = 5
+    """Broken connections in a row, without a byte between them, that end the process."""
+    retry_seconds: float = 1.0
+    read_timeout_seconds: float = 30.0
+    lock_seconds: float = 5.0
 
 
 def problem_text(repository: str, problem: str) -> str:

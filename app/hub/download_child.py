@@ -1,8 +1,8 @@
 """One download in a process of its own: `python -m app.hub.download_child`, started by Paceline and by nobody else.
 
-The job is the first line of standard input, events go to standard output. It may be ended at any moment: what has
-arrived stays, and the next process goes on from there. It ends by itself when its parent does, whose end of standard
-input closes then.
+The job is the first line of standard input, the download as it becomes goes to standard output. It may be ended at any
+moment: what has arrived stays, and the next process goes on from there. It ends by itself when its parent does, whose
+end of standard input closes then.
 """
 
 import errno
@@ -13,24 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
+from app.core.download import Download, DownloadJob
 from app.core.errors import HubProblem, PacelineError
 from app.core.safe_files import printable
-from app.hub.download_frames import (
-    Done,
-    DownloadFailed,
-    DownloadJob,
-    DownloadProgress,
-    DownloadWaiting,
-    Event,
-    Listed,
-    Verifying,
-    read_job,
-)
 from app.hub.hub_files import Broken, Hub, HubErrors, problem_of
 from app.hub.partial_folder import PartialFolder, begun_commit, repository_lock
 from app.hub.repository import RepositoryFile, checked_repository, checked_revision, wanted_files
@@ -73,7 +64,7 @@ LONGEST_WAIT_SECONDS = 20.0
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 RETRIED = frozenset({"offline", "busy", "hub_error"})
 
-Tell = Callable[[Event], None]
+Tell = Callable[[Download], None]
 
 
 class Abandoned(Exception):
@@ -85,35 +76,40 @@ class Fetch:
 
     def __init__(self, job: DownloadJob, tell: Tell) -> None:
         self._job = job
-        self._tell = tell
+        self._listener = tell
         self._hub = Hub(job.endpoint or None, job.token, job.read_timeout_seconds)
         self._downloads = Path(job.downloads_folder)
-        self._repository = checked_repository(job.repository)
+        self._download = replace(job.download, state="running", phase="connecting", problem="")
+        self._repository = checked_repository(job.download.repository)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._done_bytes = 0
         self._told_at = 0.0
         self._no_room: HubProblem | None = None
 
-    def run(self) -> Done:
-        """Raises `HubProblem`, or `OSError` of the disk."""
+    def run(self) -> None:
+        """Tells every change and the good end. Raises `HubProblem`, or `OSError` of the disk."""
         with repository_lock(self._downloads, self._repository, self._job.lock_seconds):
-            revision = checked_revision(self._job.revision) or begun_commit(self._downloads, self._repository)
+            revision = checked_revision(self._download.revision) or begun_commit(self._downloads, self._repository)
             contents = self._hub.contents(self._repository, revision)
             files = wanted_files(self._repository, contents.files)
             self._folder = PartialFolder(self._downloads, self._repository, contents.commit)
             total = sum(file.size_bytes for file in files)
-            if self._folder.is_there(files):
-                self._tell(Listed(contents.commit, total, total))
-                return Done(str(self._folder.target))
-            self._folder.make()
             self._commit = contents.commit
-            self._done_bytes = sum(self._folder.received_bytes(file) for file in files)
-            self._tell(Listed(contents.commit, total, self._done_bytes))
-            self._check_room(total - self._done_bytes)
-            self._fetch_all([file for file in files if not self._folder.is_verified(file)])
-            self._folder.publish(files)
-            return Done(str(self._folder.target))
+            if not self._folder.is_there(files):
+                self._folder.make()
+                self._done_bytes = sum(self._folder.received_bytes(file) for file in files)
+                self._tell(revision=contents.commit, total_bytes=total)
+                self._check_room(total - self._done_bytes)
+                self._fetch_all([file for file in files if not self._folder.is_verified(file)])
+                self._folder.publish(files)
+            self._done_bytes = total
+            place = str(self._folder.target)
+            self._tell(revision=contents.commit, total_bytes=total, state="done", phase="", problem="", folder=place)
+
+    def fail(self, problem: str) -> None:
+        """Tell the bad end."""
+        self._tell(state="failed", phase="", problem=problem)
 
     def _fetch_all(self, files: list[RepositoryFile]) -> None:
         watch = threading.Thread(target=self._watch, daemon=True, name="watch")
@@ -134,7 +130,7 @@ class Fetch:
         for use_xet in (self._job.use_xet, False):
             self._receive(file, use_xet=use_xet)
             received = self._folder.received_bytes(file)
-            if self._folder.verify(file, lambda: self._tell_verifying(file)):
+            if self._folder.verify(file, self._tell_verifying):
                 return
             self._add(-received)
         raise HubProblem("wrong_hash", self._repository, printable(file.name))
@@ -160,7 +156,7 @@ class Fetch:
         """Before the next connection; raises the problem when another one would not help."""
         if problem.reason not in RETRIED or failures >= self._job.attempts:
             raise problem
-        self._tell(DownloadWaiting(problem.problem))
+        self._tell(phase="waiting", problem=problem.problem)
         if self._stop.wait(min(LONGEST_WAIT_SECONDS, self._job.retry_seconds * 2 ** (failures - 1))):
             raise Abandoned
 
@@ -199,6 +195,11 @@ class Fetch:
                 return chunks
         return self._hub.chunks(self._repository, self._commit, file, offset)
 
+    def _tell(self, **changes: Any) -> None:
+        with self._lock:
+            self._download = replace(self._download, done_bytes=self._done_bytes, **changes)
+            self._listener(self._download)
+
     def _add(self, count: int) -> None:
         with self._lock:
             self._done_bytes += count
@@ -209,7 +210,7 @@ class Fetch:
         while not self._stop.wait(TELL_SECONDS):
             done = self._done_bytes
             if done != told:
-                self._tell(DownloadProgress(done))
+                self._tell(phase="downloading", problem="")
                 told = done
             try:
                 self._check_room(0)
@@ -217,14 +218,14 @@ class Fetch:
                 self._no_room = problem
                 self._stop.set()
 
-    def _tell_verifying(self, file: RepositoryFile) -> None:
+    def _tell_verifying(self) -> None:
         """Now and then: a silent process is taken for stalled."""
         with self._lock:
             now = time.monotonic()
             if now - self._told_at < TELL_SECONDS:
                 return
             self._told_at = now
-        self._tell(Verifying(file.name))
+        self._tell(phase="verifying")
 
     def _check_room(self, needed_bytes: int) -> None:
         free = shutil.disk_usage(self._downloads).free
@@ -235,32 +236,29 @@ class Fetch:
 
 def download(job: DownloadJob, tell: Tell) -> None:
     """Do a job and tell its end, whatever it is."""
+    fetch = Fetch(job, tell)
     try:
-        end: Event = Fetch(job, tell).run()
+        fetch.run()
     except HubProblem as problem:
-        end = DownloadFailed(problem.problem)
+        fetch.fail(problem.problem)
     except PacelineError as error:
-        end = DownloadFailed(f"unsafe: {error.message}")
+        fetch.fail(f"unsafe: {error.message}")
     except OSError as error:
-        end = DownloadFailed(
-            "disk_full" if error.errno in NO_ROOM else f"unwritable: {error.strerror or type(error).__name__}"
-        )
-    tell(end)
+        full = error.errno in NO_ROOM
+        fetch.fail("disk_full" if full else f"unwritable: {error.strerror or type(error).__name__}")
 
 
 def serve(read: BinaryIO, write: BinaryIO) -> None:
-    """The job of `read`, its events to `write`; ends the process when `read` closes."""
-    lock = threading.Lock()
+    """The job of `read`, the download as it becomes to `write`; ends the process when `read` closes."""
 
-    def tell(event: Event) -> None:
-        with lock:
-            try:
-                write.write(msgspec.json.encode(event) + b"\n")
-                write.flush()
-            except OSError:  # nobody listens any more
-                os._exit(1)
+    def tell(present: Download) -> None:
+        try:
+            write.write(msgspec.json.encode(present) + b"\n")
+            write.flush()
+        except OSError:  # nobody listens any more
+            os._exit(1)
 
-    job = read_job(read.readline())
+    job = msgspec.json.decode(read.readline(), type=DownloadJob)
     threading.Thread(target=_end_with_parent, args=(read,), daemon=True, name="parent").start()
     download(job, tell)
 

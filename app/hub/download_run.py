@@ -1,31 +1,22 @@
 """One download seen from the server: a process that is watched, restarted when it stalls or ends, and ended on demand.
 
-Cancelling the task that runs `DownloadRun.run` ends the process; what has arrived stays on the disk.
+Cancelling the task that runs `run_download` ends the process; what has arrived stays on the disk.
 """
 
 import asyncio
 import contextlib
 import logging
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 import app
-from app.core.download import TRANSIENT
+from app.core.download import TRANSIENT, Download, DownloadJob
 from app.core.safe_files import printable
-from app.hub.download_frames import (
-    Done,
-    DownloadFailed,
-    DownloadJob,
-    DownloadProgress,
-    DownloadWaiting,
-    Event,
-    read_event,
-)
 
 MAX_LINE_BYTES = 1 << 16
 PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent
@@ -33,24 +24,7 @@ PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent
 _logger = logging.getLogger("paceline.downloads")
 
 
-class Reader(Protocol):
-    """The events of a child, a line each; empty at the end."""
-
-    async def readline(self) -> bytes: ...
-
-
-class DownloadProcess(Protocol):
-    """A downloading process; `asyncio.subprocess.Process` is one."""
-
-    @property
-    def stdout(self) -> Reader | None: ...
-
-    def kill(self) -> None: ...
-
-    async def wait(self) -> int: ...
-
-
-Spawn = Callable[[bytes], Awaitable[DownloadProcess]]
+Spawn = Callable[[bytes], Awaitable[Process]]
 """Starts a process and hands it the job, keeping its standard input open."""
 
 
@@ -63,7 +37,7 @@ class Patience:
     pauses_seconds: tuple[float, ...] = (1, 2, 5, 10, 20, 30, 60, 60, 60)
 
 
-async def spawn_child(job: bytes) -> DownloadProcess:
+async def spawn_child(job: bytes) -> Process:
     """`python -m app.hub.download_child`, in a folder of ours: `-m` imports from the one that it is started in."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -82,64 +56,72 @@ async def spawn_child(job: bytes) -> DownloadProcess:
     return process
 
 
-class DownloadRun:
-    """Process after process until the repository is here or another attempt would not help."""
+_decode = msgspec.json.Decoder(Download).decode
 
-    def __init__(self, job: DownloadJob, tell: Callable[[Event], None], *, spawn: Spawn, patience: Patience) -> None:
-        self._job = job
-        self._tell = tell
-        self._spawn = spawn
-        self._patience = patience
-        self._arrived = False
 
-    async def run(self) -> Done | DownloadFailed:
-        """The end of the download."""
-        fruitless = 0
-        while True:
-            self._arrived = False
-            end = await self._attempt()
-            code = end.problem.partition(":")[0] if isinstance(end, DownloadFailed) else ""
-            if isinstance(end, Done) or code not in TRANSIENT:
-                return end
-            _logger.info("the download of %s ended: %s", printable(self._job.repository), end.problem)
-            if code == "stalled" and self._job.use_xet:
-                self._job = msgspec.structs.replace(self._job, use_xet=False)
-                continue
-            fruitless = 0 if self._arrived else fruitless + 1
-            if fruitless > len(self._patience.pauses_seconds):
-                return end
-            self._tell(DownloadWaiting(end.problem))
-            await asyncio.sleep(self._patience.pauses_seconds[max(0, fruitless - 1)])
+async def run_download(
+    job: DownloadJob, tell: Callable[[Download], None], *, spawn: Spawn = spawn_child, patience: Patience
+) -> Download:
+    """Process after process until the repository is here or another attempt would not help: the download at its end."""
+    fruitless = 0
+    while True:
+        end, has_arrived = await _attempt(job, tell, spawn, patience)
+        code = end.problem.partition(":")[0]
+        if end.state == "done" or code not in TRANSIENT:
+            return end
+        _logger.info("the download of %s ended: %s", printable(end.repository), end.problem)
+        job = msgspec.structs.replace(job, download=end)
+        if code == "stalled" and job.use_xet:
+            job = msgspec.structs.replace(job, use_xet=False)
+            continue
+        fruitless = 0 if has_arrived else fruitless + 1
+        if fruitless > len(patience.pauses_seconds):
+            return end
+        tell(replace(end, state="running", phase="waiting"))
+        await asyncio.sleep(patience.pauses_seconds[max(0, fruitless - 1)])
 
-    async def _attempt(self) -> Done | DownloadFailed:
-        child = await self._spawn(msgspec.json.encode(self._job) + b"\n")
+
+async def _attempt(
+    job: DownloadJob, tell: Callable[[Download], None], spawn: Spawn, patience: Patience
+) -> tuple[Download, bool]:
+    """The end of one process, done or failed, and whether it brought bytes."""
+    present, has_arrived = job.download, False
+
+    def hear(download: Download) -> None:
+        nonlocal present, has_arrived
+        present, has_arrived = download, has_arrived or download.phase == "downloading"
+        if download.state == "running":
+            tell(download)
+
+    child = await spawn(msgspec.json.encode(job) + b"\n")
+    try:
+        problem = await _listen(child, hear, patience)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await asyncio.shield(child.wait())
+    return (replace(present, state="failed", phase="", problem=problem) if problem else present), has_arrived
+
+
+async def _listen(child: Process, hear: Callable[[Download], None], patience: Patience) -> str:
+    """What it tells until it is done or has failed: ""; or why it cannot: a silent process is taken for stalled."""
+    limit = patience.first_byte_seconds
+    while True:
         try:
-            return await self._listen(child)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await asyncio.shield(child.wait())
-
-    async def _listen(self, child: DownloadProcess) -> Done | DownloadFailed:
-        """Its events until the last one; a silent process is taken for stalled."""
-        limit = self._patience.first_byte_seconds
-        while True:
-            try:
-                async with asyncio.timeout(limit):
-                    line = await child.stdout.readline() if child.stdout is not None else b""
-            except TimeoutError:
-                return DownloadFailed("stalled")
-            except ValueError:
-                return DownloadFailed("interrupted: a line without an end")
-            if not line:
-                return DownloadFailed(f"interrupted: exit code {await child.wait()}")
-            try:
-                event = read_event(line)
-            except msgspec.MsgspecError:
-                continue
-            if isinstance(event, Done | DownloadFailed):
-                return event
-            if isinstance(event, DownloadProgress):
-                self._arrived = True
-                limit = self._patience.stall_seconds
-            self._tell(event)
+            async with asyncio.timeout(limit):
+                line = await child.stdout.readline() if child.stdout is not None else b""
+        except TimeoutError:
+            return "stalled"
+        except ValueError:
+            return "interrupted: a line without an end"
+        if not line:
+            return f"interrupted: exit code {await child.wait()}"
+        try:
+            download = _decode(line)
+        except msgspec.MsgspecError:
+            continue
+        hear(download)
+        if download.state != "running":
+            return ""
+        if download.phase == "downloading":
+            limit = patience.stall_seconds

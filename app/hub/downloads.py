@@ -5,36 +5,114 @@ paused. A repository has one download: asking again goes on with it.
 """
 
 import asyncio
-import functools
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
 
-from app.core.download import FINISHED, Download
+from app.core.download import FINISHED, RESERVE_BYTES, Download, DownloadJob, problem_text
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.ports import Clock
-from app.hub.download_frames import (
-    Done,
-    DownloadFailed,
-    DownloadJob,
-    DownloadProgress,
-    DownloadWaiting,
-    Event,
-    Listed,
-    Verifying,
-)
-from app.hub.download_run import DownloadRun, Patience, Spawn, spawn_child
-from app.hub.download_state import Configuration, DownloadStore, Running, in_order, next_waiting, view_of
+from app.hub.download_run import Patience, Spawn, run_download, spawn_child
 from app.hub.partial_folder import forget_partials
 from app.hub.repository import checked_repository, checked_revision
-from app.hub.transfer_rate import TransferRate
 
+RANKS = {"running": 0, "queued": 1, "paused": 2}
+SMOOTHING_SECONDS, SHORTEST_SECONDS = 5.0, 0.5
 SAVE_SECONDS, UNWRITTEN_SECONDS = 1.0, 60.0
 UNWRITTEN = "the list of downloads cannot be written: %s"
 
 _logger = logging.getLogger("paceline.downloads")
+
+
+class DownloadStore(Protocol):
+    """Where downloads are kept. Calls take milliseconds and are made in a thread."""
+
+    def all(self) -> list[Download]:
+        """Every download."""
+        ...
+
+    def add(self, download: Download) -> Download:
+        """Keep a new one; it gets its id here."""
+        ...
+
+    def save(self, downloads: Iterable[Download]) -> None:
+        """Keep their changes in one transaction."""
+        ...
+
+    def delete(self, download_id: int) -> None:
+        """Forget one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What is asked each time a download starts; `job` holds further fields of each `DownloadJob`."""
+
+    folder: Callable[[], Path]
+    parallel: Callable[[], int] = lambda: 1
+    token: Callable[[], str] = lambda: ""
+    endpoint: Callable[[], str] = lambda: ""
+    reserve_bytes: int = RESERVE_BYTES
+    job: dict[str, Any] = field(default_factory=dict)
+
+
+class TransferRate:
+    """How fast bytes arrive, smoothed over some seconds so that a number on a page can be read. Fed with totals."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at = clock()
+        self._bytes: int | None = None
+        self._rate = 0.0
+
+    def note(self, total_bytes: int) -> None:
+        """So many bytes are here now. A total below the last one starts anew."""
+        now = self._clock()
+        if self._bytes is None or total_bytes < self._bytes:
+            self._at, self._bytes = now, total_bytes
+            return
+        passed = now - self._at
+        if passed < SHORTEST_SECONDS:
+            return
+        present = (total_bytes - self._bytes) / passed
+        weight = min(1.0, passed / SMOOTHING_SECONDS) if self._rate else 1.0
+        self._rate += weight * (present - self._rate)
+        self._at, self._bytes = now, total_bytes
+
+    def bytes_per_second(self) -> float:
+        """0 when nothing came for a while."""
+        return self._rate if self._clock() - self._at < 2 * SMOOTHING_SECONDS else 0.0
+
+    def seconds_left(self, missing_bytes: int) -> float | None:
+        """None while nobody can tell."""
+        rate = self.bytes_per_second()
+        return missing_bytes / rate if rate > 0 else None
+
+
+@dataclass(slots=True)
+class Running:
+    """What the server knows of a download only while it runs."""
+
+    task: "asyncio.Task[None]"
+    rate: TransferRate
+
+
+def next_waiting(downloads: Iterable[Download]) -> list[Download]:
+    """Those that wait for their turn, the next one first."""
+    return sorted((each for each in downloads if each.state == "queued"), key=lambda each: (each.position, each.id))
+
+
+def in_order(downloads: Iterable[Download]) -> list[Download]:
+    """As a page lists them: what runs, waits, is paused; then the rest, the latest first."""
+
+    def rank(download: Download) -> tuple[int, float, int]:
+        place = RANKS.get(download.state, len(RANKS))
+        return place, download.position if download.state in RANKS else -download.changed_at, download.id
+
+    return sorted(downloads, key=rank)
 
 
 class Downloads:
@@ -184,31 +262,27 @@ class Downloads:
             return
         room = max(0, self._configuration.parallel() - len(self._running))
         for download in next_waiting(self._downloads.values())[:room]:
-            self._put(download, state="running", problem="")
+            self._put(download, state="running", phase="connecting", problem="")
             task = asyncio.create_task(self._run(download.id), name=f"download {download.id}")
             self._running[download.id] = Running(task, TransferRate(self._clock))
 
     async def _run(self, download_id: int) -> None:
-        hear = functools.partial(self._hear, download_id)
         try:
             job = await self._job(download_id)
-            end = await DownloadRun(job, hear, spawn=self._spawn, patience=self._patience).run()
+            end = await run_download(job, self._hear, spawn=self._spawn, patience=self._patience)
         except Exception as error:  # whatever it is, the queue goes on
-            _logger.exception("the download of %s was interrupted", self._downloads[download_id].repository)
-            end = DownloadFailed(f"interrupted: {getattr(error, 'strerror', None) or type(error).__name__}")
-        if isinstance(end, Done):
-            total = self._downloads[download_id].total_bytes
-            self._finish(download_id, state="done", problem="", folder=end.folder, done_bytes=total)
-        else:
-            self._finish(download_id, state="failed", problem=end.problem)
+            present = self._downloads[download_id]
+            _logger.exception("the download of %s was interrupted", present.repository)
+            problem = f"interrupted: {getattr(error, 'strerror', None) or type(error).__name__}"
+            end = replace(present, state="failed", phase="", problem=problem)
+        self._finish(end)
 
     async def _job(self, download_id: int) -> DownloadJob:
         download = self._downloads[download_id]
         others = (self._downloads[each] for each in self._running if each != download_id)
         promised = sum(other.missing_bytes for other in others)
         return DownloadJob(
-            repository=download.repository,
-            revision=download.revision,
+            download=download,
             downloads_folder=str(self._configuration.folder()),
             token=await asyncio.to_thread(self._configuration.token),
             endpoint=self._configuration.endpoint(),
@@ -216,28 +290,15 @@ class Downloads:
             **(self._configuration.job or {}),
         )
 
-    def _hear(self, download_id: int, event: Event) -> None:
-        download, running = self._downloads[download_id], self._running.get(download_id)
-        if running is None:
-            return
-        match event:
-            case Listed(commit, total, done):
-                self._put(download, revision=commit, total_bytes=total, done_bytes=done)
-                running.rate.note(done)
-            case DownloadProgress(done):
-                running.phase = "downloading"
-                running.rate.note(done)
-                self._put(download, done_bytes=done, problem="")
-            case DownloadWaiting(problem):
-                running.phase = "waiting"
-                self._put(download, problem=problem)
-            case Verifying():
-                running.phase = "verifying"
-                self._tell_change()
+    def _hear(self, download: Download) -> None:
+        running = self._running.get(download.id)
+        if running is not None:
+            running.rate.note(download.done_bytes)
+            self._put(download)
 
-    def _finish(self, download_id: int, **changes: Any) -> None:
-        self._running.pop(download_id, None)
-        download = self._put(self._downloads[download_id], **changes)
+    def _finish(self, download: Download) -> None:
+        self._running.pop(download.id, None)
+        self._put(download)
         _logger.info("the download of %s is %s %s", download.repository, download.state, download.problem)
         if download.state == "done":
             self._arrive(download)
@@ -255,6 +316,7 @@ class Downloads:
         if running is not None:
             running.task.cancel()
             await asyncio.gather(running.task, return_exceptions=True)
+            self._put(self._downloads[download_id], phase="")
 
     async def _settle(self, download_id: int) -> dict[str, Any]:
         """After a command: fill the free places, keep the change, tell the result; `_save_often` tries again."""
@@ -310,4 +372,12 @@ class Downloads:
         return max((each.position for each in self._downloads.values()), default=0)
 
     def _view(self, download: Download) -> dict[str, Any]:
-        return view_of(download, self._running.get(download.id))
+        """The value itself, how fast it is, and its problem in words."""
+        running = self._running.get(download.id)
+        seconds = running.rate.seconds_left(download.missing_bytes) if running is not None else None
+        return asdict(download) | {
+            "bytes_per_second": round(running.rate.bytes_per_second()) if running is not None else 0.0,
+            "seconds_left": None if seconds is None else round(seconds),
+            "problem": download.problem.partition(": ")[0],
+            "problem_text": problem_text(download.repository, download.problem),
+        }

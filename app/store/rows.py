@@ -90,7 +90,7 @@ class DownloadRows:
 
     def add(self, download: Download) -> Download:
         """Keep a new one; it gets its id here."""
-        row = DownloadRow(**{**asdict(download), "id": None})
+        row = _row(download, id=None)
         with self._store.session() as session:
             session.add(row)
             session.flush()
@@ -100,7 +100,7 @@ class DownloadRows:
         """Keep their changes in one transaction."""
         with self._store.session() as session:
             for download in downloads:
-                session.merge(DownloadRow(**asdict(download)))
+                session.merge(_row(download))
 
     def delete(self, download_id: int) -> None:
         """Forget one; forgotten ones are fine."""
@@ -108,6 +108,12 @@ class DownloadRows:
             row = session.get(DownloadRow, download_id)
             if row is not None:
                 session.delete(row)
+
+
+def _row(download: Download, **changes: Any) -> DownloadRow:
+    values = asdict(download) | changes
+    del values["phase"]
+    return DownloadRow(**values)
 
 
 def _download(row: DownloadRow) -> Download:

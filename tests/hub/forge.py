@@ -13,14 +13,13 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from huggingface_hub import file_download, hf_api  # noqa: F401 - warm: a life imports them at its first request
 
 from app.hub import download_child
 from app.hub.download_run import Patience
-from app.hub.download_state import Configuration
-from app.hub.downloads import Downloads
+from app.hub.downloads import Configuration, Downloads
 from app.store.rows import DownloadRows
 from app.store.store import Store
 
@@ -50,7 +49,7 @@ class ForkedChild:
         return os.waitpid(self.pid, 0)[1]
 
 
-async def fork_child(job: bytes) -> ForkedChild:
+async def fork_child(job: bytes) -> asyncio.subprocess.Process:
     """`spawn_child` without a new interpreter."""
     stdin_read, stdin_write = os.pipe()
     stdout_read, stdout_write = os.pipe()
@@ -65,7 +64,7 @@ async def fork_child(job: bytes) -> ForkedChild:
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(stdout_read, "rb"))
-    return ForkedChild(pid, stdin_write, reader)
+    return cast("asyncio.subprocess.Process", ForkedChild(pid, stdin_write, reader))
 
 
 def serve_forked(stdin: int, stdout: int) -> None:

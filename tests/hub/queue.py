@@ -9,8 +9,7 @@ from typing import Any
 
 from app.hub.catalog import FolderCatalog
 from app.hub.download_run import Patience, Spawn, spawn_child
-from app.hub.download_state import Configuration
-from app.hub.downloads import Downloads
+from app.hub.downloads import Configuration, Downloads
 from app.store.rows import DownloadRows
 from app.store.store import Store
 from tests.hub.folders import CONFIG, safetensors, tensors_of, tokenizer

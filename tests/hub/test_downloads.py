@@ -10,7 +10,7 @@ import pytest
 
 from app.core.download import Download
 from app.core.errors import InvalidRequest
-from app.hub.download_run import DownloadProcess, Patience, spawn_child
+from app.hub.download_run import Patience, spawn_child
 from tests.hub.queue import Place, model_files, until, until_state
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
@@ -231,7 +231,7 @@ async def test_cancel_removes_what_arrived_and_the_row_can_go(place: Place, hub:
 async def test_whatever_becomes_of_a_process_the_queue_goes_on(place: Place, hub: StandInHub) -> None:
     hub.add("a/noisy", model_files())
 
-    async def spawn(job: bytes) -> DownloadProcess:
+    async def spawn(job: bytes) -> asyncio.subprocess.Process:
         if b"a/noisy" not in job:
             return await spawn_child(job)
         if not is_noisy:
