@@ -58,9 +58,12 @@ class EventStream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         """Send every frame, each within the write timeout."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for chunk in self._frames:
-            async with asyncio.timeout(self._write_timeout_seconds):
+        now = asyncio.get_running_loop().time
+        async with asyncio.timeout(None) as patience:
+            async for chunk in self._frames:
+                patience.reschedule(now() + self._write_timeout_seconds)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                patience.reschedule(None)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
