@@ -13,7 +13,6 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from app import __version__
 from app.admin import (
-    assets,
     chat_routes,
     connect,
     download_routes,
@@ -35,7 +34,7 @@ from app.admin.download_tools import DownloadTools
 from app.admin.live import LiveFeed
 from app.admin.lockout import SetupToken
 from app.admin.model_tools import ModelTools
-from app.admin.templating import Pages
+from app.admin.templating import Pages, make_static_router, read_assets
 from app.api import chat, completions, control, models
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
@@ -214,13 +213,13 @@ def build(admin: AdminContext) -> FastAPI:
 
 def install_dashboard(app: FastAPI, context: AdminContext) -> None:
     """Every route under `/admin` and `/static`, and the pages of errors; registers the topics of the live feed."""
-    files = assets.read_assets()
+    files = read_assets()
     catalogs = Catalogs(context.serving.settings.home / OWN_CATALOGS)
     pages = Pages(files, catalogs, lambda: context.settings.current)
     app.state.pages = pages
     for router in (
         APIRouter(lifespan=pages.compiling),
-        assets.make_router(files),
+        make_static_router(files),
         live_feed.make_router(context.live),
         *(area.make_router(context, pages) for area in AREAS),
     ):

@@ -4,9 +4,9 @@ The server keeps nothing: the conversation lives here and goes along with each r
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -52,14 +52,6 @@ class ChatOptions:
         return body
 
 
-class ChatServer(Protocol):
-    """What a chat asks of the server."""
-
-    def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
-        """The chunks of a streamed answer; closing the generator ends the request."""
-        ...
-
-
 @dataclass(slots=True)
 class Reply:
     """What came back so far."""
@@ -73,7 +65,7 @@ class Reply:
 class Chat:
     """One conversation."""
 
-    def __init__(self, server: ChatServer, options: ChatOptions, console: Console) -> None:
+    def __init__(self, server: Server, options: ChatOptions, console: Console) -> None:
         self._server = server
         self._options = options
         self._console = console

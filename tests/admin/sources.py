@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.admin.assets import FOLDER as STATIC
+from app.admin.templating import FOLDER as STATIC
 from app.admin.templating import TEMPLATES
 
 APP = STATIC.parent

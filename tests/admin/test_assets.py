@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from app.admin.assets import ASK_AGAIN, FOLDER, KEEP, Asset, Assets, read_assets
+from app.admin.templating import ASK_AGAIN, FOLDER, KEEP, Asset, Assets, read_assets
 from tests.admin.sources import scripts, styles, templates
 from tests.api.fakes import make_site
 

@@ -408,3 +408,16 @@ async def test_pages_of_the_sign_in_have_no_inline_script_and_the_strict_policy(
 )
 def test_a_browser_is_named_by_words_of_ours(sent: str, name: str) -> None:
     assert browser_name(sent) == name
+
+
+async def test_the_key_of_the_servers_file_opens_everything_from_this_computer_and_nothing_from_elsewhere() -> None:
+    site = make_sign_in_site(require_key=True)
+    own = {"authorization": f"Bearer {site.site.app.state.door.own_key}"}
+    near, far = site.browser(**own), site.browser(address=FAR, **own)
+    for path in ("/v1/models", "/admin/api/settings"):
+        assert (await near.get(path)).status_code == 200
+        assert (await far.get(path)).status_code == 401
+        assert (await near.get(path, headers={"x-api-key": "another"})).status_code == 401
+    assert (await near.get("/admin/api/session")).json()["kind"] == "command"
+    refused = await near.patch("/admin/api/settings", json={"port": 70000}, headers={"accept-language": "ko"})
+    assert refused.json()["error"]["message"] == "port: Input should be less than or equal to 65535"
