@@ -7,7 +7,6 @@ what was said with `POST …/turns`, under ids of its own making: it sends again
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
@@ -22,8 +21,8 @@ from app.i18n import Words
 from app.serving.body import read_json
 from app.serving.context import Context
 from app.serving.errors import Rejected, error_object, words_for
-from app.store.conversations import Beginning, Conversations, Turn
-from app.store.tables import ConversationRow, Role
+from app.store.conversations import Beginning, Conversations
+from app.store.tables import ConversationRow, MessageRow, Role
 
 MAX_ID = (1 << 63) - 1
 MAX_TITLE_CHARACTERS = 200
@@ -127,19 +126,10 @@ class NewTurn(PageBody):
     figures: ReplyFigures | None = None
     created_at: float = Field(0, ge=0, le=MAX_TIME)
 
-    def turn(self) -> Turn:
+    def turn(self) -> MessageRow:
         """As the store keeps it."""
         figures = None if self.figures is None else self.figures.model_dump(exclude_unset=True)
-        return Turn(
-            self.id,
-            self.parent,
-            self.role,
-            self.content,
-            self.reasoning,
-            tuple(self.spans),
-            figures,
-            self.created_at,
-        )
+        return MessageRow(turn=self.id, figures=figures, **self.model_dump(exclude={"id", "figures"}))
 
 
 class NewConversation(PageBody):
@@ -252,9 +242,14 @@ def _heading(conversation: ConversationRow) -> dict[str, Any]:
     return conversation.model_dump(exclude={"options"})
 
 
-def _whole(conversation: ConversationRow, turns: Sequence[Turn]) -> dict[str, Any]:
+def _whole(conversation: ConversationRow, turns: Sequence[MessageRow]) -> dict[str, Any]:
     """A whole conversation, as the page reads, exports and imports it."""
-    return {**_heading(conversation), "options": conversation.options, "turns": [asdict(turn) for turn in turns]}
+    return {**_heading(conversation), "options": conversation.options, "turns": [_turn(each) for each in turns]}
+
+
+def _turn(row: MessageRow) -> dict[str, Any]:
+    told = row.model_dump(exclude={"id", "conversation_id", "turn"})
+    return {**told, "id": row.turn, "spans": row.spans or []}
 
 
 def _found(conversation_id: int, look: Callable[[int], Found | None]) -> Found:

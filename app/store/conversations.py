@@ -17,7 +17,7 @@ from sqlmodel import Session, col, select
 
 from app.core.errors import InvalidRequest, StaleVersion
 from app.store.store import Store
-from app.store.tables import ConversationRow, MessageRow, Role
+from app.store.tables import ConversationRow, MessageRow
 
 ESCAPE = "\\"
 
@@ -29,23 +29,6 @@ class Limits:
     conversations: int = 1000
     turns: int = 2000
     characters: int = 4_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One message. `parent` is the turn that it follows, empty for a first one; `created_at` 0 is now.
-
-    `spans`: which characters of a reply a drafter wrote, as (start, end, method).
-    """
-
-    id: str
-    parent: str
-    role: Role
-    content: str
-    reasoning: str = ""
-    spans: tuple[tuple[int, int, str], ...] = ()
-    figures: Mapping[str, Any] | None = None
-    created_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +61,9 @@ class Conversations:
             return session.exec(found).all()
 
     def add(
-        self, conversation_id: int, version: int, turns: Sequence[Turn], beginning: Beginning | None = None
+        self, conversation_id: int, version: int, turns: Sequence[MessageRow], beginning: Beginning | None = None
     ) -> ConversationRow | None:
-        """Add turns to a conversation of this version; with `beginning`, version 0 makes one.
+        """Add turns, which are read and not kept, to a conversation of this version; with `beginning`, 0 makes one.
 
         Raises `StaleVersion` when it has another version, and `InvalidRequest` when a turn follows none that is there
         or something becomes too much; then nothing is added.
@@ -97,13 +80,13 @@ class Conversations:
             self._place(session, row, turns)
             return row
 
-    def find(self, conversation_id: int) -> tuple[ConversationRow, tuple[Turn, ...]] | None:
+    def find(self, conversation_id: int) -> tuple[ConversationRow, Sequence[MessageRow]] | None:
         """One with its turns; a turn comes after the one it follows."""
         if not self._store.exists:
             return None
         with self._store.reading() as session:
             row = session.get(ConversationRow, conversation_id)
-            return None if row is None else (row, tuple(map(_turn, _rows(session, conversation_id))))
+            return None if row is None else (row, _rows(session, conversation_id))
 
     def change(
         self,
@@ -160,7 +143,7 @@ class Conversations:
             version=0,
         )
 
-    def _place(self, session: Session, conversation: ConversationRow, turns: Sequence[Turn]) -> None:
+    def _place(self, session: Session, conversation: ConversationRow, turns: Sequence[MessageRow]) -> None:
         """Add the turns that are new, and complete those that broke off."""
         conversation.changed_at = now = self._clock()
         conversation.version += 1
@@ -170,9 +153,9 @@ class Conversations:
         for turn in turns:
             if turn.parent and turn.parent not in rows:
                 raise InvalidRequest("A turn follows one that is not there.", code="unknown_parent", parameter="turns")
-            row = rows.get(turn.id)
+            row = rows.get(turn.turn)
             if row is None:
-                row = rows[turn.id] = MessageRow(conversation_id=conversation.id, turn=turn.id, created_at=now)
+                row = rows[turn.turn] = MessageRow(conversation_id=conversation.id, turn=turn.turn, created_at=now)
                 _write(row, turn)
             elif _completes(turn, row):
                 _write(row, turn)
@@ -187,7 +170,7 @@ class Conversations:
             raise InvalidRequest(message, code="conversation_too_long", parameter="turns")
 
 
-def _completes(turn: Turn, row: MessageRow) -> bool:
+def _completes(turn: MessageRow, row: MessageRow) -> bool:
     """Whether a turn says more than the row, which broke off: it begins alike."""
     is_longer = len(turn.content) + len(turn.reasoning) > len(row.content) + len(row.reasoning)
     begins_alike = turn.content.startswith(row.content) and turn.reasoning.startswith(row.reasoning)
@@ -208,22 +191,7 @@ def _rows(session: Session, conversation_id: int) -> list[MessageRow]:
     return list(session.exec(wanted.order_by(col(MessageRow.id))))
 
 
-def _write(row: MessageRow, turn: Turn) -> None:
-    row.parent, row.role = turn.parent, turn.role
-    row.content, row.reasoning = turn.content, turn.reasoning
-    row.spans = list(turn.spans)
-    row.figures = None if turn.figures is None else dict(turn.figures)
+def _write(row: MessageRow, turn: MessageRow) -> None:
+    for name in ("parent", "role", "content", "reasoning", "spans", "figures"):
+        setattr(row, name, getattr(turn, name))
     row.created_at = turn.created_at or row.created_at
-
-
-def _turn(row: MessageRow) -> Turn:
-    return Turn(
-        id=row.turn,
-        parent=row.parent,
-        role=row.role,
-        content=row.content,
-        reasoning=row.reasoning,
-        spans=tuple((start, end, method) for start, end, method in row.spans or ()),
-        figures=row.figures,
-        created_at=row.created_at,
-    )

@@ -159,8 +159,8 @@ class MessageRow(SQLModel, table=True):
     role: Role = Field(default="user", sa_type=String)
     content: str = ""
     reasoning: str = ""
-    spans: list[tuple[int, int, str]] | None = _json(nullable=True)
-    """Of a reply: which characters a drafter wrote, as (start, end, method)."""
+    spans: list[Any] | None = _json(nullable=True)
+    """Of a reply: which characters a drafter wrote, as [start, end, method]."""
     figures: dict[str, Any] | None = _json(nullable=True)
     created_at: float = 0.0
 

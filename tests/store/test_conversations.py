@@ -3,24 +3,41 @@
 import itertools
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlmodel import select
 
 from app.core.errors import InvalidRequest, StaleVersion
 from app.store import database
-from app.store.conversations import Beginning, Conversations, Limits, Turn
+from app.store.conversations import Beginning, Conversations, Limits
 from app.store.store import Store
 from app.store.tables import ConversationRow, MessageRow
 
 NUMBER = 7
+
+
+def Turn(  # noqa: N802 - as a value
+    id: str,  # noqa: A002
+    parent: str,
+    role: Any,
+    content: str,
+    reasoning: str = "",
+    spans: Sequence[Any] = (),
+    figures: dict[str, Any] | None = None,
+) -> MessageRow:
+    return MessageRow(
+        turn=id, parent=parent, role=role, content=content, reasoning=reasoning, spans=list(spans), figures=figures
+    )
+
+
 BEGINNING = Beginning("Counting", "demo", {"temperature": 0.5})
 QUESTION = Turn("q1", "", "user", "Count from 1 to 3.")
-REPLY = Turn("a1", "q1", "assistant", "1, 2, 3", "easy", ((0, 4, "ngram"), (4, 7, "draft_model")), {"drafted": 6})
+REPLY = Turn("a1", "q1", "assistant", "1, 2, 3", "easy", [[0, 4, "ngram"], [4, 7, "draft_model"]], {"drafted": 6})
 
 
 @pytest.fixture
@@ -36,17 +53,17 @@ def conversations(store: Store) -> Conversations:
     return Conversations(store, clock=lambda: float(next(ticks)))
 
 
-def found(conversations: Conversations, number: int = NUMBER) -> tuple[ConversationRow, tuple[Turn, ...]]:
+def found(conversations: Conversations, number: int = NUMBER) -> tuple[ConversationRow, Sequence[MessageRow]]:
     conversation = conversations.find(number)
     assert conversation is not None
     return conversation
 
 
 def contents(conversations: Conversations, number: int = NUMBER) -> dict[str, str]:
-    return {turn.id: turn.content for turn in found(conversations, number)[1]}
+    return {turn.turn: turn.content for turn in found(conversations, number)[1]}
 
 
-def begun(conversations: Conversations, *turns: Turn, number: int = NUMBER, title: str = "x") -> int:
+def begun(conversations: Conversations, *turns: MessageRow, number: int = NUMBER, title: str = "x") -> int:
     """A conversation with these turns; the answer is its version."""
     heading = conversations.add(number, 0, turns, Beginning(title, "", {}))
     assert heading is not None
@@ -71,7 +88,7 @@ def test_a_question_that_is_edited_and_a_reply_that_is_made_anew_leave_the_earli
     version = begun(conversations, QUESTION, REPLY)
     again = [Turn("a2", "q1", "assistant", "one"), Turn("q2", "", "user", "edited"), Turn("q3", "a1", "user", "on")]
     assert conversations.add(NUMBER, version, again) is not None
-    assert [(turn.id, turn.parent) for turn in found(conversations)[1]] == [
+    assert [(turn.turn, turn.parent) for turn in found(conversations)[1]] == [
         ("q1", ""), ("a1", "q1"), ("a2", "q1"), ("q2", ""), ("q3", "a1"),
     ]  # fmt: skip
 
@@ -243,10 +260,10 @@ def test_conversations_of_an_earlier_paceline_become_lines_and_go_on(tmp_path: P
     assert "has a new form" in store.start()
     conversations = Conversations(store)
     old, turns = found(conversations, 5)
-    assert [(turn.id, turn.parent, turn.content) for turn in turns] == [
+    assert [(turn.turn, turn.parent, turn.content) for turn in turns] == [
         ("m1", "", "one"), ("m3", "m1", "two"), ("m7", "m3", "three"),
     ]  # fmt: skip
-    assert (turns[1].spans, turns[1].reasoning, turns[1].figures) == (((0, 3, "ngram"),), "hm", {"seed": 4})
+    assert (turns[1].spans, turns[1].reasoning, turns[1].figures) == ([[0, 3, "ngram"]], "hm", {"seed": 4})
     assert [turn.parent for turn in found(conversations, 6)[1]] == [""]
     heading = conversations.add(5, old.version, [Turn("q2", "m7", "assistant", "four")])
     assert heading is not None

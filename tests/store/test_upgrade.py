@@ -71,7 +71,7 @@ def test_conversations_become_lines_of_turns(store: Store) -> None:
     assert conversation is not None
     assert (conversation.title, conversation.options) == ("Counting", {"temperature": 0.5})
     assert [(turn.parent, turn.content) for turn in turns] == [("", "Count from 1 to 3."), ("m1", "1, 2, 3")]
-    assert (turns[1].spans, turns[1].figures) == (((0, 4, "ngram"),), {"seed": 4})
+    assert (turns[1].spans, turns[1].figures) == ([[0, 4, "ngram"]], {"seed": 4})
 
 
 def test_the_command_line_reads_it_at_once(tmp_path: Path) -> None:
