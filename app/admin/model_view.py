@@ -1,6 +1,6 @@
 """Models as the pages show them: what is on disk, what the worker says of it, what is set for it. Reads the disk."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
@@ -9,12 +9,14 @@ from fastapi.responses import HTMLResponse
 from app.admin.context import AdminContext
 from app.admin.room import Footprints
 from app.admin.templating import Pages
-from app.core.errors import ModelNotFound, ModelUnavailable
-from app.core.footprint import cache_families, context_tokens
-from app.core.messages import DraftSpecification, LoadedModel
+from app.core.config_values import context_tokens
+from app.core.errors import ModelNotFound
+from app.core.footprint import cache_families
+from app.core.messages import LoadedModel
 from app.hub.catalog import CatalogModel
 from app.serving.context import Context
 from app.serving.errors import said
+from app.serving.resolver import STATES
 
 
 def render_model(
@@ -36,9 +38,6 @@ def render_model(
         return pages.render("model_missing.html", request, area="models", data={}, status=404, reason=reason)
     shown = {"model": model, "topics": context.live.topics, **(data or {})}
     return pages.render(template, request, area="models", data=shown, model=model, tab=tab, **values)
-
-
-STATES = {"ready": "loaded"}
 
 
 class ModelView:
@@ -72,6 +71,7 @@ class ModelView:
         footprint = self._footprints.describe(self._footprints.main(model))
         progress = self._context.worker.progress.get(model.id)
         looking = looking and loaded is None and model.kind == "main" and not model.problem
+        drafts = () if looking else self._context.resolver.drafts_of(model, loaded)
         return {
             "id": model.id,
             "kind": model.kind,
@@ -96,20 +96,8 @@ class ModelView:
             "is_default": bool(live.default_model) and live.default_model in {model.id, settings.alias},
             "settings": settings.given(),
             "looking": looking,
-            "drafts": [
-                {"id": draft.id, "method": draft.method} for draft in (() if looking else self._drafts(model, loaded))
-            ],
+            "drafts": [{"id": draft.id, "method": draft.method} for draft in drafts],
         }
-
-    def _drafts(self, model: CatalogModel, loaded: LoadedModel | None) -> Sequence[DraftSpecification]:
-        if loaded is not None:
-            return self._context.resolver.loaded_drafts(loaded)
-        if model.kind != "main" or model.problem:
-            return ()
-        try:
-            return self._context.resolver.planned_drafts(model)
-        except ModelUnavailable:
-            return ()
 
 
 def context_of(model: CatalogModel, loaded: LoadedModel | None) -> int:

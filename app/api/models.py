@@ -15,8 +15,8 @@ from app.core.errors import ModelNotFound
 from app.core.messages import DraftSpecification, LoadedModel
 from app.hub.catalog import CatalogModel
 from app.serving.context import Context, context_of
+from app.serving.resolver import STATES
 
-STATES = {"ready": "loaded"}
 All = Annotated[bool, Query(alias="all")]
 
 router = APIRouter()
@@ -58,7 +58,7 @@ def describe(context: Context, model: CatalogModel, loaded: LoadedModel | None, 
     """One entry of the listing."""
     problem = _problem(context, model)
     looking = looking and loaded is None and model.kind == "main" and not model.problem
-    drafts = () if looking else _drafts(context, model, loaded)
+    drafts = () if looking else context.resolver.drafts_of(model, loaded)
     return {
         "id": model.id,
         "object": "model",
@@ -88,9 +88,3 @@ def _state(problem: str, loaded: LoadedModel | None) -> str:
 def drafts_object(drafts: Sequence[DraftSpecification]) -> list[dict[str, str]]:
     """Id and method of each drafter."""
     return [{"id": draft.id, "method": draft.method} for draft in drafts]
-
-
-def _drafts(context: Context, model: CatalogModel, loaded: LoadedModel | None) -> Sequence[DraftSpecification]:
-    if loaded is not None:
-        return context.resolver.loaded_drafts(loaded)
-    return context.resolver.planned_drafts(model) if model.kind == "main" and not model.problem else ()

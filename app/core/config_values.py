@@ -1,6 +1,7 @@
-"""Numbers of a `config.json` that nobody vouches for, each checked when it is read.
+"""Numbers of a `config.json` that nobody vouches for, and the names that families have for them.
 
-Everything here raises `ModelUnavailable` with one line: what is wrong, and the next action.
+`ConfigValues` checks each when it is read and raises `ModelUnavailable` with one line: what is wrong, and the next
+action. `text_number` takes what cannot be used for not told.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,12 @@ from app.core.safe_files import DOWNLOAD_AGAIN
 Config = Mapping[str, Any]
 
 MAX_NUMBER = 1 << 31
+CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length", "n_ctx")
+VOCABULARY_KEYS = ("vocab_size", "padded_vocab_size")
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
+DEFAULT_CONTEXT_TOKENS = 32_768
+"""Context of a model whose config states none."""
 
 
 class ConfigValues:
@@ -72,10 +79,10 @@ class TargetFacts:
     def read(cls, config: Config) -> "TargetFacts":
         values = ConfigValues(text_part(config))
         return cls(
-            hidden_size=values.whole("hidden_size", "n_embd", "d_model", default=0),
-            layers=values.whole("num_hidden_layers", "n_layer", "n_layers", default=0),
-            vocab_size=values.whole("vocab_size", "padded_vocab_size", default=0),
-            context_tokens=values.whole("max_position_embeddings", "max_seq_len", "n_positions", default=0),
+            hidden_size=values.whole(*HIDDEN_KEYS, default=0),
+            layers=values.whole(*LAYER_KEYS, default=0),
+            vocab_size=values.whole(*VOCABULARY_KEYS, default=0),
+            context_tokens=values.whole(*CONTEXT_KEYS, default=0),
             model_type=str(values.get("model_type") or config.get("model_type") or ""),
         )
 
@@ -84,3 +91,19 @@ def text_part(config: Config) -> Config:
     """The settings of the language model: multimodal configs nest them under `text_config`."""
     nested = config.get("text_config")
     return {**config, **nested} if isinstance(nested, dict) else config
+
+
+def text_number(config: Config, *keys: str) -> int:
+    """The first positive whole number under one of `keys`, looked for in the text part of a nested config too."""
+    nested = (config.get(name) for name in ("text_config", "transformer_layer_config", "llm_config"))
+    for part in (config, *(value for value in nested if isinstance(value, dict))):
+        for key in keys:
+            value = part.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 40:
+                return value
+    return 0
+
+
+def context_tokens(config: Config) -> int:
+    """The longest context that a config states, in tokens."""
+    return text_number(text_part(config), *CONTEXT_KEYS) or DEFAULT_CONTEXT_TOKENS

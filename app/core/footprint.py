@@ -11,13 +11,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from app.core.config_values import text_part
+from app.core.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
 from app.core.drafters import FEATURE_METHODS, MTP
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 
-DEFAULT_CONTEXT_TOKENS = 32_768
-"""Context of a model whose config states none."""
 CONTEXT_BUDGET_TOKENS = 16_384
 """Tokens, over all rows together, whose keys and values are set aside when no context length was chosen."""
 GROWTH_STEP_TOKENS = 256
@@ -26,7 +24,6 @@ VERIFY_WIDTH = 17
 """Positions of one row whose logits may exist at once: sixteen drafts and the current token."""
 
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length", "n_ctx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +94,9 @@ def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
     nested = folder.config.get("transformer_layer_config")
     config = {**(nested if isinstance(nested, dict) else {}), **text_part(folder.config), "text_config": None}
     if inside or folder.drafter == MTP.name:
-        layers = _number(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 1
+        layers = text_number(config, "mtp_num_hidden_layers", "num_nextn_predict_layers") or 1
         config["layer_types"] = ["full_attention"] * layers
     return dataclasses.replace(folder, config=config, tensors={} if inside else folder.tensors)
-
-
-def context_tokens(config: Mapping[str, Any]) -> int:
-    """The longest context that a config states, in tokens."""
-    return _number(text_part(config), *_CONTEXT_KEYS) or DEFAULT_CONTEXT_TOKENS
 
 
 def weights_bytes(folder: ModelFolder, *, widen: bool) -> int:
@@ -163,13 +155,13 @@ class _Shape:
             full_layers=full,
             sliding_layers=sliding,
             recurrent_layers=recurrent,
-            window=_number(config, "sliding_window"),
+            window=text_number(config, "sliding_window"),
             position_width=_position_width(config),
             state_size=_state_size(config),
-            heads=_number(config, "num_attention_heads"),
-            hidden=_number(config, "hidden_size", "d_model"),
-            intermediate=max(_number(config, "intermediate_size"), _number(config, "moe_intermediate_size")),
-            vocabulary=_number(config, "vocab_size"),
+            heads=text_number(config, "num_attention_heads"),
+            hidden=text_number(config, *HIDDEN_KEYS),
+            intermediate=max(text_number(config, "intermediate_size"), text_number(config, "moe_intermediate_size")),
+            vocabulary=text_number(config, *VOCABULARY_KEYS),
         )
 
     def cache_bytes(self, budget: int, *, rows: int, item: int) -> int:
@@ -196,48 +188,44 @@ class _Shape:
         return activations + scores + rows * VERIFY_WIDTH * self.vocabulary * 4
 
 
-def _number(config: Mapping[str, Any], *keys: str) -> int:
-    return next((int(value) for key in keys if isinstance(value := config.get(key), int | float)), 0)
-
-
 def _layer_kinds(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """How many layers keep every token, a window of tokens, or a state of fixed size.
 
     A hybrid that does not say which layer is which (parallel heads) counts each layer as both.
     """
-    layers = _number(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    layers = text_number(config, *LAYER_KEYS)
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         full, sliding = kinds.count("full_attention"), kinds.count("sliding_attention")
         return full, sliding, len(kinds) - full - sliding
-    if interval := _number(config, "full_attention_interval"):
+    if interval := text_number(config, "full_attention_interval"):
         return layers // interval, 0, layers - layers // interval
-    if pattern := _number(config, "sliding_window_pattern"):
+    if pattern := text_number(config, "sliding_window_pattern"):
         return layers // pattern, layers - layers // pattern, 0
-    attention = layers if _number(config, "num_attention_heads") else 0
+    attention = layers if text_number(config, "num_attention_heads") else 0
     return attention, 0, layers if _state_size(config) else 0
 
 
 def _position_width(config: Mapping[str, Any]) -> int:
     """Latent attention keeps one compressed vector; the others a key and a value per key-value head."""
-    if rank := _number(config, "kv_lora_rank"):
-        return rank + _number(config, "qk_rope_head_dim")
-    heads = _number(config, "num_attention_heads")
-    dimension = _number(config, "head_dim") or (_number(config, "hidden_size") // heads if heads else 0)
-    return 2 * (_number(config, "num_key_value_heads") or heads) * dimension
+    if rank := text_number(config, "kv_lora_rank"):
+        return rank + text_number(config, "qk_rope_head_dim")
+    heads = text_number(config, "num_attention_heads")
+    dimension = text_number(config, "head_dim") or (text_number(config, "hidden_size") // heads if heads else 0)
+    return 2 * (text_number(config, "num_key_value_heads") or heads) * dimension
 
 
 def _state_size(config: Mapping[str, Any]) -> int:
     """Numbers in one recurrent state: a key-by-value matrix per head (gated delta) or heads × width × state (Mamba),
     and the inputs that the convolution before it still reads."""
-    kernel = _number(config, "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv")
-    values = _number(config, "linear_num_value_heads")
-    if delta := values * _number(config, "linear_key_head_dim"):
-        keys = _number(config, "linear_num_key_heads") * _number(config, "linear_key_head_dim")
-        width = _number(config, "linear_value_head_dim")
+    kernel = text_number(config, "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv")
+    values = text_number(config, "linear_num_value_heads")
+    if delta := values * text_number(config, "linear_key_head_dim"):
+        keys = text_number(config, "linear_num_key_heads") * text_number(config, "linear_key_head_dim")
+        width = text_number(config, "linear_value_head_dim")
         return delta * width + kernel * (2 * keys + values * width)
-    state = _number(config, "mamba_d_state", "state_size", "ssm_state_size")
-    heads = _number(config, "mamba_n_heads", "mamba_num_heads") or _number(config, "num_heads")
-    inner = heads * (_number(config, "mamba_d_head", "mamba_head_dim") or _number(config, "head_dim"))
-    inner = inner or (_number(config, "intermediate_size") if state else 0)
-    return inner * state + kernel * (inner + 2 * state * _number(config, "mamba_n_groups", "n_groups"))
+    state = text_number(config, "mamba_d_state", "state_size", "ssm_state_size")
+    heads = text_number(config, "mamba_n_heads", "mamba_num_heads") or text_number(config, "num_heads")
+    inner = heads * (text_number(config, "mamba_d_head", "mamba_head_dim") or text_number(config, "head_dim"))
+    inner = inner or (text_number(config, "intermediate_size") if state else 0)
+    return inner * state + kernel * (inner + 2 * state * text_number(config, "mamba_n_groups", "n_groups"))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.core.config_values import CONTEXT_KEYS, VOCABULARY_KEYS, text_number
 from app.core.drafters import drafter_method
 from app.core.errors import DiskUnavailable, ModelUnavailable
 from app.core.safe_files import (
@@ -88,17 +89,6 @@ def inspect_folder(path: Path) -> ModelFolder:
     raise ModelUnavailable(f'model "{printable(path.name)}": {reason}')
 
 
-def text_number(config: Mapping[str, Any], *keys: str) -> int:
-    """The first positive whole number under one of `keys`, looked for in the text part of a nested config too."""
-    nested = (config.get(name) for name in ("text_config", "transformer_layer_config", "llm_config"))
-    for part in (config, *(value for value in nested if isinstance(value, dict))):
-        for key in keys:
-            value = part.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 40:
-                return value
-    return 0
-
-
 def _inspect(root: Path) -> ModelFolder:
     if not root.is_dir():
         raise ModelUnavailable("it is not a folder; give the folder that holds config.json")
@@ -131,10 +121,8 @@ def _inspect(root: Path) -> ModelFolder:
         weight_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
         parameter_count=_parameter_count(config, tensors),
         bits=_bits(config, tensors),
-        max_position_embeddings=text_number(
-            config, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"
-        ),
-        vocab_size=text_number(config, "vocab_size", "padded_vocab_size"),
+        max_position_embeddings=text_number(config, *CONTEXT_KEYS),
+        vocab_size=text_number(config, *VOCABULARY_KEYS),
         has_chat_template=_has_chat_template(root, files),
     )
 
@@ -225,7 +213,7 @@ def _check_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -
                     f"its config.json asks for more than its weights hold ({key}: {min(count, 10**12):,}, "
                     f"{len(tensors):,} tensors); {DOWNLOAD_AGAIN}"
                 )
-    if (vocabulary := text_number(config, "vocab_size", "padded_vocab_size")) > rows:
+    if (vocabulary := text_number(config, *VOCABULARY_KEYS)) > rows:
         raise ModelUnavailable(
             f"its config.json states {vocabulary:,} tokens, its weights hold {rows:,} rows; {DOWNLOAD_AGAIN}"
         )

@@ -17,11 +17,10 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_model
 
-from app.core.config_values import text_part
+from app.core.config_values import context_tokens, text_part
 from app.core.drafters import FEATURE_METHODS, check_drafter
 from app.core.drafters.mtp import head_tensors
 from app.core.errors import ModelUnavailable
-from app.core.footprint import context_tokens
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 from app.core.tokenizer_file import Tokenizer, TokenizerCache

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from app.core.config_values import CONTEXT_KEYS, text_number
 from app.core.drafters import drafter_method
 from app.core.errors import HubProblem
-from app.core.model_folder import text_number
 from app.core.safe_files import printable
 from app.hub.hub_files import Broken, Contents, Hub, HubErrors
 from app.hub.repository import RepositoryFile, wanted_files
@@ -131,7 +131,7 @@ def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details
         method=method,
         model_type=printable(model_type),
         bits=text_number(quantisation if isinstance(quantisation, dict) else {}, "bits"),
-        context=text_number(config, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+        context=text_number(config, *CONTEXT_KEYS),
         loadable=bool(method) or is_loadable(model_type),
     )
 

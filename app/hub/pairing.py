@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal
 
+from app.core.config_values import VOCABULARY_KEYS, text_number
 from app.core.drafters import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_drafter, read_drafter
 from app.core.drafters.config import FULL, SLIDING, check_tensors
 from app.core.errors import ModelUnavailable
 from app.core.footprint import Footprint, cache_families, drafter_footprint
 from app.core.messages import DraftSpecification, ModelSpecification
-from app.core.model_folder import text_number
 from app.core.tokenizer_file import Tokenizer
 from app.hub.catalog import CatalogModel
 
@@ -130,7 +130,7 @@ def _refusal(main: CatalogModel, draft: CatalogModel) -> str:
     if draft.size_bytes > main.size_bytes:
         sizes = f"{_megabytes(draft.size_bytes)} against {_megabytes(main.size_bytes)}"
         return f"it is larger than the main model ({sizes}); choose a smaller one"
-    return main.tokenizer.misfit(draft.tokenizer, text_number(draft.config, "vocab_size", "padded_vocab_size"))
+    return main.tokenizer.misfit(draft.tokenizer, text_number(draft.config, *VOCABULARY_KEYS))
 
 
 def _misfit(main: CatalogModel, draft: CatalogModel) -> str:

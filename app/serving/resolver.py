@@ -6,9 +6,9 @@ model, or the best one that fits. Everything here may read the disk: call it in 
 
 import msgspec
 
+from app.core.config_values import context_tokens
 from app.core.drafters import DRAFT_METHODS, DRAFT_MODEL, MTP, OFF, TEXT_METHODS
 from app.core.errors import InvalidRequest, ModelUnavailable, SpeculationUnavailable
-from app.core.footprint import context_tokens
 from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
 from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel, FolderCatalog
@@ -17,6 +17,8 @@ from app.serving.live_settings import LiveSettings
 from app.worker.client import WorkerClient
 
 MAX_LISTED = 20
+STATES = {"ready": "loaded"}
+"""What a state of the worker is called outside; the others keep their names."""
 TURNED_OFF = "the draft model is turned off for this request"
 
 
@@ -148,6 +150,17 @@ class Resolver:
         """The drafters that a request without a wish of its own would get."""
         last = self._last.get(main.id)
         return last.drafts if last is not None and self._is_loaded(last) else self._chooser.choose(main).found.drafts
+
+    def drafts_of(self, model: CatalogModel, loaded: LoadedModel | None) -> tuple[DraftSpecification, ...]:
+        """The drafters that a model is loaded with, else those that it would get; none where that cannot be told."""
+        if loaded is not None:
+            return self.loaded_drafts(loaded)
+        if model.kind != "main" or model.problem:
+            return ()
+        try:
+            return self.planned_drafts(model)
+        except ModelUnavailable:  # a folder that cannot be read for the moment
+            return ()
 
     def loaded_drafts(self, loaded: LoadedModel) -> tuple[DraftSpecification, ...]:
         """The drafters of a model that the worker holds."""

@@ -16,9 +16,8 @@ from jinja2 import TemplateError
 from mlx_lm import chat_templates, tokenizer_utils, tool_parsers
 from transformers import AutoTokenizer
 
+from app.core.config_values import VOCABULARY_KEYS, context_tokens, text_number
 from app.core.errors import InvalidRequest, ModelUnavailable, context_overflow
-from app.core.footprint import context_tokens
-from app.core.model_folder import text_number
 from app.core.prompt_size import check_bytes, text_bytes
 from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
 from app.text.detokenizer import TokenTable
@@ -83,7 +82,7 @@ class TextModel:
             return cls(
                 tokenizer,
                 stop_token_ids=frozenset(stops),
-                vocabulary_size=text_number(config, "vocab_size", "padded_vocab_size") or len(tokenizer),
+                vocabulary_size=text_number(config, *VOCABULARY_KEYS) or len(tokenizer),
                 max_context_tokens=context_tokens(config),
                 begin=begin,
             )

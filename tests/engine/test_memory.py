@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.core import footprint
+from app.core.config_values import DEFAULT_CONTEXT_TOKENS, context_tokens
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import inspect_folder
@@ -112,9 +113,9 @@ def test_latent_attention_keeps_one_compressed_vector() -> None:
 
 
 def test_the_context_comes_from_the_config_also_from_a_nested_one() -> None:
-    assert footprint.context_tokens({"max_position_embeddings": 4096}) == 4096
-    assert footprint.context_tokens({"text_config": {"max_position_embeddings": 100}, "model_type": "x"}) == 100
-    assert footprint.context_tokens({}) == footprint.DEFAULT_CONTEXT_TOKENS
+    assert context_tokens({"max_position_embeddings": 4096}) == 4096
+    assert context_tokens({"text_config": {"max_position_embeddings": 100}, "model_type": "x"}) == 100
+    assert context_tokens({}) == DEFAULT_CONTEXT_TOKENS
 
 
 def test_a_missing_folder_is_unavailable(tmp_path: Path) -> None:

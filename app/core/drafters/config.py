@@ -12,15 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from app.core.config_values import Config, ConfigValues, TargetFacts
+from app.core.config_values import DEFAULT_CONTEXT_TOKENS, Config, ConfigValues, TargetFacts
 from app.core.errors import ModelUnavailable
 from app.core.safe_files import DOWNLOAD_AGAIN, TensorInfo, printable
 from app.core.tokenizer_file import Tokenizer
 
 FINAL = -1
 FULL, SLIDING = "full_attention", "sliding_attention"
-CONTEXT_TOKENS = 32_768
-"""Context of a drafter whose config and target state none."""
 CHOOSE_ANOTHER = "choose another one"
 NUMBERS = frozenset({"F16", "BF16", "F32"})
 INTEGERS = frozenset({"I32", "I64"})
@@ -136,7 +134,7 @@ def shape_of(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
         "rope_traditional": values.get("is_neox_style", "rope_is_neox_style") is False,
         "partial_rotary_factor": rope.real("partial_rotary_factor", values.real("partial_rotary_factor", 1.0)),
         "max_position_embeddings": values.whole(
-            "max_position_embeddings", default=target.context_tokens or CONTEXT_TOKENS
+            "max_position_embeddings", default=target.context_tokens or DEFAULT_CONTEXT_TOKENS
         ),
         "attention_bias": values.flag("attention_bias"),
         "vocab_size": rows,
