@@ -71,38 +71,30 @@ class Meter:
         self._told_at[choice] = now
 
 
-async def answer(
-    request: Request,
-    context: Context,
-    commands: Sequence[Generate],
-    renderer: Renderer,
-    *,
-    stream: bool,
-    include_usage: bool,
-) -> Response:
+async def answer(request: Request, commands: Sequence[Generate], renderer: Renderer, *, stream: bool) -> Response:
     """Run `commands` and answer with what `renderer` makes of them. Raises what the worker refused."""
     _check_choices(commands)
-    identity = identity_of(request)
+    context, identity = context_of(request), identity_of(request)
     commands = [msgspec.structs.replace(each, owner=identity.owner) for each in commands]
     path, key_name = request.url.path, identity.name
     asked = Asked(id=renderer.id, endpoint=path, commands=commands, key_name=key_name, is_streamed=stream)
     record = context.journal.open(asked)
-    told = context.worker.open(commands, hear=Meter(context, record).hear)
+    events = context.worker.open(commands, hear=Meter(context, record).hear)
 
     def close() -> None:
-        told.close()
+        events.close()
         record.close()
-        context.activity.leave(told)
+        context.activity.leave(events)
 
     try:
-        context.activity.enter(told)
-        record.begin(told.fail)
-        _check_prompts(told, commands)
+        context.activity.enter(events)
+        record.begin(events.fail)
+        _check_prompts(events, commands)
         if stream:
-            await unless_client_leaves(request, told.wait_accepted(context.keep_alive_seconds))
-            frames = _frames(context, told, renderer, include_usage=include_usage, words=words_for(request))
+            await unless_client_leaves(request, events.wait_accepted(context.keep_alive_seconds))
+            frames = _frames(context, events, renderer, words_for(request))
             return _streamed(request, renderer.id, frames, close)
-        choices = await unless_client_leaves(request, _collect(told, sum(each.n for each in commands)))
+        choices = await unless_client_leaves(request, _collect(events, sum(each.n for each in commands)))
     except BaseException:
         close()
         raise
@@ -134,13 +126,13 @@ def _check_choices(commands: Sequence[Generate]) -> None:
         raise InvalidRequest(message, code="too_many_choices", parameter="n")
 
 
-def _check_prompts(told: RequestStream, commands: Sequence[Generate]) -> None:
+def _check_prompts(events: RequestStream, commands: Sequence[Generate]) -> None:
     """End the request for a prompt that cannot fit, before the worker sees it."""
     try:
         for command in commands:
             check_prompt(command)
     except InvalidRequest as error:
-        told.fail(error)
+        events.fail(error)
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
@@ -162,32 +154,32 @@ async def _wait_disconnect(request: Request) -> None:
         pass
 
 
-async def _collect(told: RequestStream, choices: int) -> list[FinishedChoice]:
+async def _collect(events: RequestStream, choices: int) -> list[FinishedChoice]:
     outcomes = [FinishedChoice() for _ in range(choices)]
-    while (event := await told.next()) is not None:
+    while (event := await events.next()) is not None:
         if not isinstance(event, Accepted):
-            outcomes[told.choice(event)].take(event)
+            outcomes[events.choice(event)].take(event)
     return outcomes
 
 
 async def _frames(
-    context: Context, told: RequestStream, renderer: Renderer, *, include_usage: bool, words: Words | None
+    context: Context, events: RequestStream, renderer: Renderer, words: Words | None
 ) -> AsyncGenerator[bytes, None]:
     usages: dict[int, Statistics] = {}
     try:
         for opening in renderer.opening():
             yield frame(opening)
-        while told.running:
-            event = await told.next(context.keep_alive_seconds)
+        while events.running:
+            event = await events.next(context.keep_alive_seconds)
             if event is None:
-                yield comment(_waiting_for(context, told.model_id))
+                yield comment(_waiting_for(context, events.model_id))
             elif not isinstance(event, Accepted):
-                choice = told.choice(event)
+                choice = events.choice(event)
                 if isinstance(event, Finished):
                     usages[choice] = event.usage
                 if (chunk := renderer.chunk(choice, event)) is not None:
                     yield frame(chunk)
-        if include_usage:
+        if renderer.include_usage:
             yield frame(renderer.usage([usages[choice] for choice in sorted(usages)]))
         yield DONE
     except PacelineError as error:

@@ -17,7 +17,7 @@ from app.api.answer import answer
 from app.api.commands import Plan, max_tokens, plan
 from app.api.rendering import ChatRenderer
 from app.api.schemas import MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens
-from app.core.messages import Generate
+from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES, Generate
 from app.serving.body import read_json
 from app.serving.context import context_of
 
@@ -26,17 +26,7 @@ MAX_TOOLS = 128
 MAX_TOOL_SCHEMA_BYTES = 64 * 1024
 MAX_TOOL_SCHEMA_DEPTH = 32
 MAX_PATTERN_CHARACTERS = 2048
-MAX_TEMPLATE_ARGUMENTS = 32
 ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-# fmt: off
-SERVER_CONTROLS = frozenset({
-    "messages", "conversation", "conversations", "tools", "documents", "chat_template", "tokenize",
-    "add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
-    "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "bos_token", "eos_token", "pad_token",
-    "unk_token", "raise_exception", "strftime_now",
-})
-# fmt: on
-"""Names that the server or the template engine sets; a client must not."""
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -159,7 +149,7 @@ class ChatBody(GenerationBody):
     @classmethod
     def _check_arguments(cls, arguments: dict[str, Any] | None) -> dict[str, Any] | None:
         for name in arguments or ():
-            if ARGUMENT_NAME.fullmatch(name) is None or name in SERVER_CONTROLS:
+            if ARGUMENT_NAME.fullmatch(name) is None or name in SERVER_NAMES:
                 raise ValueError("a name is not allowed: it is malformed or set by the server")
         return arguments
 
@@ -182,13 +172,10 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
-    context = context_of(request)
     body = await read_json(request, ChatBody)
-    planned = await plan(context, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    planned = await plan(context_of(request), body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     command = chat_command(body, planned)
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    renderer = ChatRenderer(command.id, planned, n=command.n, include_usage=include_usage)
-    return await answer(request, context, [command], renderer, stream=bool(body.stream), include_usage=include_usage)
+    return await answer(request, [command], ChatRenderer(command.id, planned, body), stream=bool(body.stream))
 
 
 def chat_command(body: ChatBody, planned: Plan) -> Generate:

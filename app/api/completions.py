@@ -68,17 +68,15 @@ def _is_tokens(value: Any) -> bool:
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts."""
-    context = context_of(request)
     body = await read_json(request, CompletionBody)
-    planned = await plan(context, body, top_logprobs=body.logprobs)
+    planned = await plan(context_of(request), body, top_logprobs=body.logprobs)
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     commands = [
         completion_command(body, planned, f"{completion_id}-{position}", prompt)
         for position, prompt in enumerate(body.prompt)
     ]
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    renderer = CompletionRenderer(completion_id, planned, n=body.n or 1, include_usage=include_usage)
-    return await answer(request, context, commands, renderer, stream=bool(body.stream), include_usage=include_usage)
+    renderer = CompletionRenderer(completion_id, planned, body)
+    return await answer(request, commands, renderer, stream=bool(body.stream))
 
 
 def completion_command(body: CompletionBody, planned: Plan, command_id: str, prompt: Prompt) -> Generate:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.api.commands import Plan
+from app.api.schemas import GenerationBody
 from app.core.messages import Delta, Finished, TokenText
 from app.core.step import Statistics
 from app.serving.figures import add_usages, speculation_object, timings_object
@@ -35,15 +36,18 @@ class FinishedChoice:
 
 
 class Renderer:
-    """The objects of one answer with `n` choices for each prompt; a subclass says what a choice looks like."""
+    """The objects of one answer; a subclass says what a choice looks like."""
 
     whole_name: str
     chunk_name: str
 
-    def __init__(self, request_id: str, planned: Plan, *, n: int, include_usage: bool) -> None:
+    def __init__(self, request_id: str, planned: Plan, body: GenerationBody) -> None:
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
         self.id = request_id
         """What the client is told."""
-        self.n = n
+        self.n = body.n or 1
+        self.include_usage = include_usage
+        """Whether a stream ends with the usage of all choices."""
         self.wants_logprobs = planned.sampling.top_logprobs is not None
         self._planned = planned
         self._base = {"id": request_id, "created": int(time.time()), "model": planned.model.id}
@@ -72,10 +76,10 @@ class Renderer:
         total = add_usages(usages, choices_per_prompt=self.n)
         return self._base | {"object": self.chunk_name, "choices": [], "usage": usage_object(total)}
 
-    def whole(self, told: Sequence[FinishedChoice]) -> dict[str, Any]:
+    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         """The answer in one piece."""
-        total = add_usages([each.usage for each in told], choices_per_prompt=self.n)
-        choices = [self.whole_choice(index, each) for index, each in enumerate(told)]
+        total = add_usages([each.usage for each in finished], choices_per_prompt=self.n)
+        choices = [self.whole_choice(index, each) for index, each in enumerate(finished)]
         named = self._base | {"object": self.whole_name, "choices": choices, "usage": usage_object(total)}
         return named | self._numbers(total)
 
@@ -87,7 +91,7 @@ class Renderer:
         """The `logprobs` of the next tokens of a choice."""
         raise NotImplementedError
 
-    def whole_choice(self, index: int, told: FinishedChoice) -> dict[str, Any]:
+    def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
         """One choice of the answer in one piece."""
         raise NotImplementedError
 
@@ -117,12 +121,12 @@ class ChatRenderer(Renderer):
     def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:  # noqa: ARG002 - all are alike
         return {"content": [_chat_token(token) for token in tokens], "refusal": None}
 
-    def whole_choice(self, index: int, told: FinishedChoice) -> dict[str, Any]:
+    def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": told.text, "refusal": None},
-            "logprobs": self.logprobs(index, told.logprobs) if self.wants_logprobs else None,
-            "finish_reason": told.finish_reason,
+            "message": {"role": "assistant", "content": finished.text, "refusal": None},
+            "logprobs": self.logprobs(index, finished.logprobs) if self.wants_logprobs else None,
+            "finish_reason": finished.finish_reason,
         }
 
 
@@ -131,8 +135,8 @@ class CompletionRenderer(Renderer):
 
     whole_name = chunk_name = "text_completion"
 
-    def __init__(self, request_id: str, planned: Plan, *, n: int, include_usage: bool) -> None:
-        super().__init__(request_id, planned, n=n, include_usage=include_usage)
+    def __init__(self, request_id: str, planned: Plan, body: GenerationBody) -> None:
+        super().__init__(request_id, planned, body)
         self._offsets: dict[int, int] = {}
 
     def piece(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
@@ -151,9 +155,9 @@ class CompletionRenderer(Renderer):
             "text_offset": offsets,
         }
 
-    def whole_choice(self, index: int, told: FinishedChoice) -> dict[str, Any]:
-        logprobs = self.logprobs(index, told.logprobs) if self.wants_logprobs else None
-        return self.piece(index, told.text, told.finish_reason) | {"logprobs": logprobs}
+    def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
+        logprobs = self.logprobs(index, finished.logprobs) if self.wants_logprobs else None
+        return self.piece(index, finished.text, finished.finish_reason) | {"logprobs": logprobs}
 
 
 def usage_object(usage: Statistics) -> dict[str, Any]:

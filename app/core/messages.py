@@ -19,6 +19,16 @@ from app.core.step import Statistics, TokenEvent
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MEASUREMENT = "measurement"
 """The owner of requests that only measure: hundreds of them, which the log tells in detail only when it is asked to."""
+MAX_TEMPLATE_ARGUMENTS = 32
+# fmt: off
+SERVER_NAMES = frozenset({
+    "add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "conversation", "conversations",
+    "cycler", "dict", "documents", "eos_token", "joiner", "loop", "max_length", "messages", "namespace", "pad_token",
+    "padding", "raise_exception", "range", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self",
+    "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation", "unk_token",
+})
+# fmt: on
+"""What the server or the template engine sets in a chat template; the arguments of a request must not."""
 
 
 class DraftSpecification(msgspec.Struct, frozen=True):

@@ -2,15 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
-from app.core.errors import ModelUnavailable, PacelineError, QueueFull
-
-
-class Failable(Protocol):
-    """An open request that can be ended with an error."""
-
-    def fail(self, error: PacelineError) -> None: ...
+from app.core.errors import ModelUnavailable, QueueFull
+from app.worker.client import RequestStream
 
 
 class Activity:
@@ -18,7 +12,7 @@ class Activity:
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
-        self._open: set[Failable] = set()
+        self._open: set[RequestStream] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._busy = asyncio.Event()
@@ -34,14 +28,14 @@ class Activity:
         if len(self._open) >= self._limit():
             raise QueueFull("Too many requests are open: try again in a moment.", retry_after_seconds=1)
 
-    def enter(self, request: Failable) -> None:
+    def enter(self, request: RequestStream) -> None:
         """Count `request` as open until `leave`. Raises as `check_open` does."""
         self.check_open()
         self._open.add(request)
         self._idle.clear()
         self._busy.set()
 
-    def leave(self, request: Failable) -> None:
+    def leave(self, request: RequestStream) -> None:
         """`request` ended; a second call does nothing."""
         self._open.discard(request)
         if not self._open:

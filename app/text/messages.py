@@ -9,17 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from app.core.errors import InvalidRequest
+from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES
 
-MAX_ARGUMENTS = 32
 MAX_ARGUMENT_CHARACTERS = 4096
-# fmt: off
-SERVER_NAMES = frozenset({
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "cycler", "dict",
-    "documents", "joiner", "loop", "max_length", "messages", "namespace", "padding", "raise_exception", "range",
-    "return_assistant_tokens_mask", "return_dict", "return_tensors", "self", "strftime_now", "tokenize",
-    "tokenizer_kwargs", "tools", "truncation",
-})
-# fmt: on
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 WRITTEN_NULLS = ("None", "null")
 
@@ -87,8 +79,8 @@ def checked_arguments(arguments: Mapping[str, Any], reserved: Iterable[str] = ()
 
     Raises `InvalidRequest` (see CVE-2025-62426: such arguments must not switch off what the server decides).
     """
-    if len(arguments) > MAX_ARGUMENTS:
-        raise _invalid(f"template_arguments may hold at most {MAX_ARGUMENTS} names")
+    if len(arguments) > MAX_TEMPLATE_ARGUMENTS:
+        raise _invalid(f"template_arguments may hold at most {MAX_TEMPLATE_ARGUMENTS} names")
     for name, value in arguments.items():
         if not (isinstance(name, str) and name.isidentifier() and len(name) <= 64) or name.startswith("_"):
             raise _invalid("a name in template_arguments is not a plain identifier")
