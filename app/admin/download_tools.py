@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from app.core.download import Download
 from app.core.errors import HubProblem, ModelNotFound, PacelineError, StoreUnavailable
 from app.hub.downloads import Configuration, Downloads
-from app.hub.hub_files import Hub
-from app.hub.hub_token import HubToken
+from app.hub.hub_files import Hub, HubToken
 from app.hub.partial_folder import read_marker, remove_model
 from app.serving.context import Context
 from app.serving.errors import Rejected

@@ -5,16 +5,15 @@ Ctrl-C pauses either; the same command goes on where it was. What is downloaded 
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -24,8 +23,7 @@ from app.command.errors import CommandError
 from app.command.server import NoKey, NoServer, Server
 from app.core.download import Download, DownloadJob, problem_text
 from app.hub.download_run import Patience, run_download
-from app.hub.hub_token import HubToken
-from app.hub.repository import checked_repository, checked_revision
+from app.hub.hub_files import HubToken, checked_repository, checked_revision
 from app.settings import Settings
 
 ASK_SECONDS = 0.5
@@ -33,28 +31,18 @@ PATIENCE = Patience(pauses_seconds=(1, 2, 5, 10, 20))
 """Shorter than the server's: somebody looks on."""
 PHASES = {"waiting": "connection lost, retrying", "verifying": "checking", "queued": "queued"}
 
-
-class Bar:
-    """One download on the screen."""
-
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress = progress
-        self._task = task
-
-    def move(self, done_bytes: int, total_bytes: int, note: str = "") -> None:
-        """So many bytes are here."""
-        self._progress.update(self._task, completed=done_bytes, total=total_bytes or None, note=note)
+Show = Callable[[Download], None]
 
 
 def pull_model(settings: Settings, repository: str, revision: str, screen: Console) -> None:
     """Download and say where it is. Raises `CommandError`, or `KeyboardInterrupt` once it is paused."""
     repository, revision = checked_repository(repository), checked_revision(revision)
     try:
-        with _bar(repository, screen) as bar:
+        with _bar(repository, screen) as show:
             try:
-                _pull_there(settings, repository, revision, bar)
+                _pull_there(settings, repository, revision, show)
             except (NoServer, NoKey):
-                _pull_here(settings, repository, revision, bar)
+                _pull_here(settings, repository, revision, show)
     except KeyboardInterrupt:
         screen.print("Paused. Run the command again to resume.", highlight=False)
         raise
@@ -62,46 +50,47 @@ def pull_model(settings: Settings, repository: str, revision: str, screen: Conso
 
 
 @contextmanager
-def _bar(repository: str, screen: Console) -> Iterator[Bar]:
+def _bar(repository: str, screen: Console) -> Iterator[Show]:
     columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
     name = TextColumn("{task.description}", markup=False)
     with Progress(name, BarColumn(), *columns, console=screen) as progress:
-        yield Bar(progress, progress.add_task(repository, total=None, note=""))
+        task = progress.add_task(repository, total=None, note="")
+
+        def show(download: Download) -> None:
+            note = PHASES.get(download.phase or download.state, "")
+            progress.update(task, completed=download.done_bytes, total=download.total_bytes or None, note=note)
+
+        yield show
 
 
-def _pull_there(settings: Settings, repository: str, revision: str, bar: Bar) -> None:
+def _pull_there(settings: Settings, repository: str, revision: str, show: Show) -> None:
     """In the server's queue."""
     server = Server(settings)
     view = server.add_download(repository, revision)
     number = int(view["id"])
     try:
         while view.get("state") in {"queued", "running"}:
-            note = PHASES.get(view["phase"] or view["state"], "")
-            bar.move(view["done_bytes"], view["total_bytes"], note)
+            show(msgspec.convert(view, Download))
             time.sleep(ASK_SECONDS)
             view = server.download(number)
     except KeyboardInterrupt:
         server.pause_download(number)
         raise
-    _check(view)
-    bar.move(view["done_bytes"], view["total_bytes"])
-
-
-def _check(view: dict[str, Any]) -> None:
     state = view.get("state", "removed")
     if state == "failed":
         raise CommandError(_sentence(view["problem_text"]))
     if state != "done":
         raise CommandError(f"The download is {state}: changed on the dashboard. Run the command again to resume.")
+    show(msgspec.convert(view, Download))
 
 
-def _pull_here(settings: Settings, repository: str, revision: str, bar: Bar) -> None:
+def _pull_here(settings: Settings, repository: str, revision: str, show: Show) -> None:
     """In a process of this command's own."""
 
     def tell(download: Download) -> None:
         if download.problem.startswith("offline") and not download.total_bytes:
             raise CommandError(_sentence(problem_text(repository, download.problem)))
-        bar.move(download.done_bytes, download.total_bytes, PHASES.get(download.phase, ""))
+        show(download)
 
     job = DownloadJob(
         download=Download(repository=repository, revision=revision),
@@ -113,7 +102,7 @@ def _pull_here(settings: Settings, repository: str, revision: str, bar: Bar) -> 
     end = asyncio.run(run_download(job, tell, patience=PATIENCE))
     if end.state == "failed":
         raise CommandError(_sentence(problem_text(repository, end.problem)))
-    bar.move(end.done_bytes, end.total_bytes)
+    show(end)
 
 
 def _sentence(text: str) -> str:

@@ -22,9 +22,17 @@ import msgspec
 from app.core.download import Download, DownloadJob
 from app.core.errors import HubProblem, PacelineError
 from app.core.safe_files import printable
-from app.hub.hub_files import Broken, Hub, HubErrors, problem_of
+from app.hub.hub_files import (
+    Broken,
+    Hub,
+    HubErrors,
+    RepositoryFile,
+    checked_repository,
+    checked_revision,
+    problem_of,
+    wanted_files,
+)
 from app.hub.partial_folder import PartialFolder, begun_commit, repository_lock
-from app.hub.repository import RepositoryFile, checked_repository, checked_revision, wanted_files
 
 try:
     import hf_xet  # type: ignore[import-untyped]

@@ -16,8 +16,8 @@ from app.core.download import FINISHED, RESERVE_BYTES, Download, DownloadJob, pr
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.ports import Clock
 from app.hub.download_run import Patience, Spawn, run_download, spawn_child
+from app.hub.hub_files import checked_repository, checked_revision
 from app.hub.partial_folder import forget_partials
-from app.hub.repository import checked_repository, checked_revision
 
 RANKS = {"running": 0, "queued": 1, "paused": 2}
 SMOOTHING_SECONDS, SHORTEST_SECONDS = 5.0, 0.5

@@ -1,17 +1,25 @@
-"""The hub as downloads and searches see it: what a repository holds, and the bytes of one file from an offset on.
+"""The hub as downloads and searches see it: what a repository holds, the bytes of a file from an offset on, the token.
 
 Built on huggingface_hub, of which a part is imported when it is first used: a server that starts does not wait for it.
 A stored token that the hub no longer accepts is left out when the repository is public. The token goes to the hub's own
 host only: redirects to another one are followed without it.
+
+Only data that a model folder needs is fetched, and only from the top level: weights in subfolders are other formats of
+the same model. A path that tries to leave its folder condemns the whole repository.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import httpx2
 import huggingface_hub
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -21,8 +29,84 @@ from huggingface_hub.errors import (
 )
 
 from app import __version__
-from app.core.errors import HubProblem
-from app.hub.repository import COMMIT, RepositoryFile
+from app.core.errors import HubProblem, InvalidRequest
+from app.core.safe_files import printable
+
+ALLOWED_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken")
+REPOSITORY = re.compile(r"\b[\w.-]{1,96}\b/\b[\w.-]{1,96}\b", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@ -]{0,199}")
+MAX_FILES = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryFile:
+    """One file to fetch. `sha256` is known for large files, `blob_id` (git's SHA-1) for the others."""
+
+    name: str
+    size_bytes: int
+    sha256: str = ""
+    blob_id: str = ""
+
+
+def checked_repository(text: str) -> str:
+    """`organisation/name` out of what a person typed or pasted. Raises `InvalidRequest`."""
+    name = re.sub(r"^https?://[^/]+/", "", text.strip()).removesuffix("/")
+    if REPOSITORY.fullmatch(name) is None or ".." in name or "--" in name or name.endswith(".git"):
+        raise InvalidRequest(
+            f'"{printable(text)}" is no name of a repository: give organisation/name', parameter="repository"
+        )
+    return name
+
+
+def checked_revision(text: str) -> str:
+    """A branch, tag or commit; empty stands for the main branch. Raises `InvalidRequest`."""
+    if text and (REVISION.fullmatch(text) is None or ".." in text):
+        raise InvalidRequest(f'"{printable(text)}" is no revision: give a branch, tag or commit', parameter="revision")
+    return text
+
+
+def wanted_files(repository: str, files: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:
+    """The files to fetch, small ones first. Raises `HubProblem` for a repository that is unsafe or has no weights."""
+    every = list(files)
+    for file in every:
+        check_path(repository, file)
+    kept = [file for file in every if "/" not in file.name and _is_wanted(file.name)]
+    weights = [file for file in kept if file.name.endswith(".safetensors")]
+    loaded = [file for file in weights if file.name.startswith("model")] or weights
+    if not weights:
+        raise HubProblem("empty", repository)
+    if len(kept) > MAX_FILES:
+        raise HubProblem("unsafe", repository, f"{len(kept)} files")
+    chosen = [file for file in kept if file not in weights or file in loaded]
+    _check_unique(repository, chosen)
+    return tuple(sorted(chosen, key=lambda file: (file.size_bytes, file.name)))
+
+
+def check_path(repository: str, file: RepositoryFile) -> None:
+    """Raises `HubProblem` when the path could lead out of its folder or hides something from a person."""
+    parts = file.name.split("/")
+    escapes = "\\" in file.name or not file.name.isprintable() or any(part in {"", ".", ".."} for part in parts)
+    if escapes or re.match(r"[A-Za-z]:", file.name) or file.size_bytes < 0:
+        raise HubProblem("unsafe", repository, printable(file.name))
+
+
+def _is_wanted(name: str) -> bool:
+    return name.endswith(ALLOWED_SUFFIXES) and FILE_NAME.fullmatch(name) is not None
+
+
+def _check_unique(repository: str, files: Iterable[RepositoryFile]) -> None:
+    """Two names that differ by case only are one file on a Mac's disk."""
+    seen: set[str] = set()
+    for file in files:
+        if file.name.casefold() in seen:
+            raise HubProblem("unsafe", repository, printable(file.name))
+        seen.add(file.name.casefold())
+        if not (SHA256.fullmatch(file.sha256) or COMMIT.fullmatch(file.blob_id)):
+            raise HubProblem("unsafe", repository, f"{printable(file.name)} has no hash")
+
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
@@ -202,3 +286,63 @@ def _file(sibling: Any) -> RepositoryFile:
         sha256=str(large.sha256) if large is not None else "",
         blob_id=str(sibling.blob_id or "") if large is None else "",
     )
+
+
+STORED_NAME = "hub_token"
+TOKEN = re.compile(r"[A-Za-z0-9_.\-]{8,256}")
+
+Origin = Literal["paceline", "hugging_face", "none"]
+
+
+class HubToken:
+    """The token in a file of one `PACELINE_HOME` for nobody else, or where Hugging Face's own tools keep theirs.
+
+    It is told to the hub that it was stored for and to no other, so that changing the hub's address does not tell it to
+    a stranger. An empty `endpoint` is the public hub, or what HF_ENDPOINT says.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / STORED_NAME
+
+    def read(self, endpoint: str) -> str:
+        """The token to use there; empty for none."""
+        return self._stored(endpoint) or _found(endpoint)
+
+    def origin(self, endpoint: str) -> Origin:
+        """Where the token for there comes from."""
+        if self._stored(endpoint):
+            return "paceline"
+        return "hugging_face" if _found(endpoint) else "none"
+
+    def write(self, token: str, endpoint: str) -> None:
+        """Keep a token for there; an empty one removes it. Raises `InvalidRequest`, which never quotes it."""
+        token = token.strip()
+        if not token:
+            self._path.unlink(missing_ok=True)
+            return
+        if TOKEN.fullmatch(token) is None:
+            raise InvalidRequest("That is no token: copy one whole from the hub's settings page.", parameter="token")
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = self._path.with_name(f".{STORED_NAME}.{uuid.uuid4().hex}")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{token}\n{_address(endpoint)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._path)
+
+    def _stored(self, endpoint: str) -> str:
+        try:
+            token, _, address = self._path.read_text("ascii").strip().partition("\n")
+        except (OSError, ValueError):
+            return ""
+        return token if TOKEN.fullmatch(token) and address == _address(endpoint) else ""
+
+
+def _found(endpoint: str) -> str:
+    """The token of Hugging Face's own tools, which is for the hub that they use."""
+    return (huggingface_hub.get_token() or "") if _address(endpoint) in {"", _address(constants.ENDPOINT)} else ""
+
+
+def _address(endpoint: str) -> str:
+    return endpoint.rstrip("/")

@@ -17,8 +17,7 @@ from app.core.config_values import CONTEXT_KEYS, text_number
 from app.core.drafters import drafter_method
 from app.core.errors import HubProblem
 from app.core.safe_files import printable
-from app.hub.hub_files import Broken, Contents, Hub, HubErrors
-from app.hub.repository import RepositoryFile, wanted_files
+from app.hub.hub_files import Broken, Contents, Hub, HubErrors, RepositoryFile, wanted_files
 
 OTHER_NAMES = {
     "mistral": "llama",

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import msgspec
 
 from app.core.errors import HubProblem
-from app.hub.repository import COMMIT, RepositoryFile
+from app.hub.hub_files import COMMIT, RepositoryFile
 
 PARTIAL = ".partial"
 MARKER = ".paceline.json"

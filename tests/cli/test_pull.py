@@ -47,7 +47,8 @@ def folder_of(environment: Mapping[str, str]) -> Path:
 
 
 def view(state: str, **more: Any) -> dict[str, Any]:
-    return {"id": 3, "state": state, "phase": "", "done_bytes": 5, "total_bytes": 10, "problem_text": "", **more}
+    row = {"id": 3, "repository": ID, "state": state, "phase": "", "done_bytes": 5, "total_bytes": 10}
+    return {**row, "problem_text": "", **more}
 
 
 def test_without_a_server_it_downloads_itself(alone: Mapping[str, str]) -> None:

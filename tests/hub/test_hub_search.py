@@ -9,9 +9,8 @@ import pytest
 from huggingface_hub import HfFileMetadata
 
 from app.core.errors import HubProblem, InvalidRequest
-from app.hub.hub_files import Hub
+from app.hub.hub_files import ALLOWED_SUFFIXES, Hub, checked_repository, checked_revision
 from app.hub.hub_search import inspect_repository, search
-from app.hub.repository import ALLOWED_SUFFIXES, checked_repository, checked_revision
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from app.hub.catalog import CatalogModel
+from app.hub.hub_files import checked_repository
 from app.hub.published import FEATURE_DRAFTERS, PAIRS, SIZES_GB, SMALL_MODELS, published_for, recommended
-from app.hub.repository import checked_repository
 
 GB = 1_000_000_000
 
