@@ -50,11 +50,10 @@ from app.serving.choosing import Measured
 from app.serving.context import Context
 from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate
-from app.serving.idle import IdleLimit
 from app.serving.journal import Journal
 from app.serving.live_settings import BEYOND_LOOPBACK, OWN_CATALOGS, LiveSettings, Situation
 from app.serving.logs import LogRing, WorkerLines, open_outlets, set_log_level
-from app.serving.resolver import Resolver
+from app.serving.resolver import IdleLimit, Resolver
 from app.serving.server import (
     AddressError,
     DrainingServer,

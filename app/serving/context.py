@@ -7,11 +7,10 @@ from fastapi import Request
 
 from app.core.ports import Clock
 from app.serving.activity import Activity
-from app.serving.idle import IdleLimit
 from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
 from app.serving.measurements import Measurements
-from app.serving.resolver import Resolver
+from app.serving.resolver import IdleLimit, Resolver
 from app.serving.sse import KeptFrames
 from app.settings import Settings
 from app.worker.client import WorkerClient

@@ -27,9 +27,8 @@ from app.hub.catalog import FolderCatalog, default_catalog
 from app.main import admin_context, build, measured_in
 from app.serving.activity import Activity
 from app.serving.context import Context
-from app.serving.idle import IdleLimit
 from app.serving.live_settings import LiveSettings
-from app.serving.resolver import Resolver
+from app.serving.resolver import IdleLimit, Resolver
 from app.settings import Settings
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store

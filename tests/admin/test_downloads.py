@@ -21,9 +21,8 @@ from app.hub.hub_search import FoundRepository, search
 from app.main import admin_context, build
 from app.serving.activity import Activity
 from app.serving.context import Context
-from app.serving.idle import IdleLimit
 from app.serving.live_settings import LiveSettings
-from app.serving.resolver import Resolver
+from app.serving.resolver import IdleLimit, Resolver
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
 from tests.api.fakes import FakeKeeper, FakePairings, FakeWorker

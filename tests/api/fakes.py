@@ -35,9 +35,8 @@ from app.main import admin_context, build
 from app.model_settings import ModelSettings
 from app.serving.activity import Activity
 from app.serving.context import Context
-from app.serving.idle import IdleLimit
 from app.serving.live_settings import LiveSettings
-from app.serving.resolver import Resolver
+from app.serving.resolver import IdleLimit, Resolver
 from app.serving.server import DeadlineProtocol, DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
