@@ -4,12 +4,18 @@ import asyncio
 
 import pytest
 
-from app.core.errors import InvalidRequest, PacelineError, QueueFull
+from app.core.errors import InvalidRequest, PacelineError, QueueFull, WorkerGone
 from app.core.messages import Accepted, Delta, Finished, Generate, Heartbeat, LoadProgress, ModelSpecification
+from app.worker.client import RequestStream
 from tests.worker.serving import ask, collect, serving, until
 
 SLOW = ModelSpecification(id="slow", path="/models/slow")
 FAST = ModelSpecification(id="fast", path="/models/fast")
+
+
+async def exhaust(stream: RequestStream) -> None:
+    while stream.running:
+        await stream.next()
 
 
 def cancelled(event: object) -> bool:
@@ -93,6 +99,50 @@ def test_a_reader_that_does_not_read_is_cancelled_and_told() -> None:
             with pytest.raises(PacelineError) as caught:
                 await anext(stream)
             assert caught.value.code == "client_too_slow"
+
+    asyncio.run(scenario())
+
+
+def test_prompts_of_one_request_share_a_queue_and_an_end() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, client):
+            heard: list[object] = []
+            stream = client.open(
+                [ask("words 2", request_id="a", n=2), ask("words 2", request_id="b", n=2)], hear=heard.append
+            )
+            await stream.wait_accepted(10)
+            events = []
+            while stream.running:
+                events.append(await stream.next(10))
+            assert heard == events
+            told = [event for event in events if isinstance(event, Delta | Finished)]
+            assert sorted({stream.choice(event) for event in told}) == [0, 1, 2, 3]
+            assert sum(isinstance(event, Finished) for event in told) == 4
+            assert await stream.next(0.01) is None
+            stream.close()
+
+            stream = client.open(
+                [ask("forever", request_id="a"), ask("fail QueueFull", request_id="b")], hear=heard.append
+            )
+            gone = asyncio.create_task(until(client, cancelled))
+            with pytest.raises(QueueFull, match="as asked"):
+                await exhaust(stream)
+            assert isinstance(heard[-1], QueueFull)
+            assert getattr(await gone, "id", "") == "a"
+            assert not client.in_flight
+
+    asyncio.run(scenario())
+
+
+def test_waiting_for_an_event_ends_in_time() -> None:
+    async def scenario() -> None:
+        async with serving("--never-ready", ready_seconds=0.5) as (_, client):
+            stream = client.open([ask("words 1")])
+            await stream.wait_accepted(0.05)
+            assert await stream.next(0.05) is None
+            assert stream.running
+            with pytest.raises(WorkerGone):
+                await stream.wait_accepted(10)
 
     asyncio.run(scenario())
 
