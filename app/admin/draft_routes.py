@@ -26,6 +26,7 @@ from app.model_settings import SPECULATION, Id
 from app.serving.body import read_json
 from app.serving.sweep.report import Figures, best_by_drafter
 
+SHOWN = ("method", "id", "origin", "size_bytes", "tokens", "token_difference", "refusal", "is_usual", "rollback")
 Best = Mapping[tuple[str, str], Figures]
 GIVEN = ("environment", "command line")
 DECIDED_ELSEWHERE = ("drafts", "speculative_config", "num_draft_tokens", "policy", "acceptance")
@@ -83,17 +84,9 @@ class DraftView:
         measured = best.get(key)
         return {
             "key": f"{candidate.method}:{candidate.id}",
-            "method": candidate.method,
-            "id": candidate.id,
-            "origin": candidate.origin,
-            "size_bytes": candidate.size_bytes,
-            "tokens": candidate.tokens,
-            "token_difference": candidate.token_difference,
-            "refusal": candidate.refusal,
-            "is_usual": candidate.is_usual,
+            **{name: getattr(candidate, name) for name in SHOWN},
             "extra": sizes(candidate.footprint),
             "has_room": self._has_room(main, candidate.footprint),
-            "rollback": list(candidate.rollback),
             "measured": msgspec.to_builtins(measured),
             "in_use": key in used,
         }

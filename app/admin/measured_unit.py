@@ -1,7 +1,7 @@
 """Which unit is measured: a main model with those drafters that were named, or with the best one of every method."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,7 @@ from app.core.drafters import DRAFT_METHODS
 from app.core.errors import InsufficientMemory, SpeculationUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.hub.catalog import CatalogModel
-from app.hub.pairing import Candidate, Speedups, candidates_for, rank, with_measured
+from app.hub.pairing import Candidate, Speedups, candidates_for, rank
 from app.serving.resolver import Resolver
 
 
@@ -36,7 +36,7 @@ class UnitChooser:
         widen = self._footprints.room.widen
         specification = self._footprints.specification(main)
         found = candidates_for(main, self._resolver.models(), specification, widen=widen)
-        return rank(with_measured(each, speedups) for each in found)
+        return rank(replace(each, measured=speedups.get((each.method, each.id))) for each in found)
 
     def choose(self, model_id: str, drafts: Sequence[str] | None, speedups: Speedups) -> MeasuredUnit:
         """The unit with `drafts`, or with the best drafter of each method; any method may run, batches too.

@@ -8,7 +8,7 @@ a model could have here, with what each would take. Headers, configs and tokeniz
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -217,11 +217,6 @@ def candidates_for(
 def rank(candidates: Iterable[Candidate]) -> list[Candidate]:
     """By `precedence`."""
     return sorted(candidates, key=_place)
-
-
-def with_measured(candidate: Candidate, speedups: Speedups) -> Candidate:
-    """The candidate with what was measured of it, by method and id."""
-    return replace(candidate, measured=speedups.get((candidate.method, candidate.id)))
 
 
 def _place(candidate: Candidate) -> tuple[Any, ...]:

@@ -115,15 +115,7 @@ class Chooser:
         """The drafters that a request names. Raises ModelNotFound and SpeculationUnavailable."""
         drafts: dict[str, DraftSpecification] = {}
         for id_ in ids:
-            try:
-                draft = self._drafter(main, id_)
-            except ModelNotFound as error:
-                raise ModelNotFound(error.message, parameter="draft_model") from None
-            problem = self._misfit(main, draft) or _taken(drafts, draft)
-            if problem:
-                message = f"{draft.id} cannot draft for {main.id}: {problem}"
-                raise SpeculationUnavailable(message, parameter="draft_model")
-            drafts[draft.method] = _specification(draft)
+            self._add(drafts, main, id_)
         return FoundDrafters(tuple(drafts.values()))
 
     def chosen(self, main: CatalogModel, ids: Sequence[str], chooser: str) -> FoundDrafters:
@@ -132,15 +124,11 @@ class Chooser:
         reasons: list[str] = []
         for id_ in ids:
             try:
-                draft = self._drafter(main, id_)
+                self._add(drafts, main, id_)
             except ModelNotFound as error:
                 reasons.append(f"{chooser} names {id_} for {main.id}: {error.message}")
-                continue
-            problem = self._misfit(main, draft) or _taken(drafts, draft)
-            if problem:
-                reasons.append(f"{draft.id} cannot draft for {main.id}: {problem}")
-            else:
-                drafts[draft.method] = _specification(draft)
+            except SpeculationUnavailable as error:
+                reasons.append(error.message)
         return FoundDrafters(tuple(drafts.values()), "; ".join(reasons))
 
     def best(self, main: CatalogModel, methods: Collection[str], *, by_measured: bool = True) -> FoundDrafters:
@@ -221,6 +209,17 @@ class Chooser:
             | {"prompt_lookup_min": config.prompt_lookup_min, "prompt_lookup_max": config.prompt_lookup_max}
         )
         return told, _allowed(found, methods)
+
+    def _add(self, drafts: dict[str, DraftSpecification], main: CatalogModel, id_: str) -> None:
+        """Add the drafter of that id under its method. Raises ModelNotFound and SpeculationUnavailable."""
+        try:
+            draft = self._drafter(main, id_)
+        except ModelNotFound as error:
+            raise ModelNotFound(error.message, parameter="draft_model") from None
+        if problem := self._misfit(main, draft) or _taken(drafts, draft):
+            message = f"{draft.id} cannot draft for {main.id}: {problem}"
+            raise SpeculationUnavailable(message, parameter="draft_model")
+        drafts[draft.method] = _specification(draft)
 
     def _drafter(self, main: CatalogModel, id_: str) -> CatalogModel:
         """The drafter of that id; a main model's own id means the multi-token head in its checkpoint."""

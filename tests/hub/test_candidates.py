@@ -8,7 +8,7 @@ import pytest
 from app.core.footprint import unit_footprint
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
-from app.hub.pairing import Candidate, candidates_for, rank, with_measured
+from app.hub.pairing import Candidate, candidates_for, rank
 from tests.hub.folders import write_model
 
 
@@ -101,6 +101,6 @@ def test_what_was_measured_to_pay_comes_first_and_what_does_not_fit_last() -> No
         Candidate(method="dflash", id="new"),
     ]
     speedups = {("draft_model", "slow"): 0.8, ("draft_model", "quick"): 1.7, ("draft_model", "refused"): 9.0}
-    ranked = rank(with_measured(each, speedups) for each in candidates)
+    ranked = rank(replace(each, measured=speedups.get((each.method, each.id))) for each in candidates)
     assert [each.id or each.method for each in ranked] == ["quick", "new", "ngram", "stranger", "slow", "refused"]
     assert [each.measured for each in ranked[:2]] == [1.7, None]
