@@ -26,7 +26,7 @@ from rich.text import Text
 
 from app.command.errors import CommandError
 from app.command.plot import as_svg
-from app.command.server import NoKey, NoServer, Server
+from app.command.server import NoKey, NoServer, Server, running_server
 from app.serving.sweep.grid import GOVERNOR, PLAIN, Cell
 from app.serving.sweep.report import Figures, Report, doubt_text, report_of
 from app.settings import Settings
@@ -80,7 +80,7 @@ def _begun(wishes: Wishes, settings: Settings, screen: Console) -> Iterator[Serv
         "grid": "full",
     }
     with ExitStack() as stack:
-        server = Server(settings)
+        server = running_server(settings) or Server(settings)
         try:
             server.begin_measurement(asked)
         except (NoServer, NoKey) as error:

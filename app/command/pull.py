@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from app.command.errors import CommandError
-from app.command.server import NoKey, NoServer, Server
+from app.command.server import NoKey, NoServer, Server, running_server
 from app.core.download import Download, DownloadJob, problem_text
 from app.hub.download_run import Patience, run_download
 from app.hub.hub_files import HubToken, checked_repository, checked_revision
@@ -65,7 +65,7 @@ def _bar(repository: str, screen: Console) -> Iterator[Show]:
 
 def _pull_there(settings: Settings, repository: str, revision: str, show: Show) -> None:
     """In the server's queue."""
-    server = Server(settings)
+    server = running_server(settings) or Server(settings)
     view = server.add_download(repository, revision)
     number = int(view["id"])
     try:

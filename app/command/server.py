@@ -127,7 +127,7 @@ class Server:
     def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         """The chunks of a streamed chat answer; closing the generator ends the request."""
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        with self._told_errors(), self._asked("POST", "/v1/chat/completions", asked) as response:
+        with self._explained_errors(), self._asked("POST", "/v1/chat/completions", asked) as response:
             for line in response:
                 if line.strip() == b"data: [DONE]":
                     return
@@ -139,7 +139,7 @@ class Server:
             raise HTTPException("it ended early")
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        with self._told_errors(), self._asked(method, path, body) as response:
+        with self._explained_errors(), self._asked(method, path, body) as response:
             answer = json.loads(response.read())
         return answer if isinstance(answer, dict) else {}
 
@@ -173,7 +173,7 @@ class Server:
             raise CommandError(_message(body) or f"{self.address} answered {response.status}; is it Paceline?")
 
     @contextmanager
-    def _told_errors(self) -> Iterator[None]:
+    def _explained_errors(self) -> Iterator[None]:
         try:
             yield
         except (HTTPException, OSError) as error:

@@ -48,7 +48,7 @@ class Store:
     @property
     def exists(self) -> bool:
         """Whether anything was ever kept. Raises `StoreUnavailable` where nobody may look."""
-        with self._told():
+        with self._explained():
             return database.is_there(self.path)
 
     @contextmanager
@@ -58,7 +58,7 @@ class Store:
         `vital` is what protects somebody: it must succeed on a full disk, too, so it gets the room that is kept in
         reserve, and leaves nothing in the journal alone, whose damaged end SQLite drops silently.
         """
-        with self._room() if vital else contextlib.nullcontext(), self._told():
+        with self._room() if vital else contextlib.nullcontext(), self._explained():
             with Session(self._opened(), expire_on_commit=False) as session, session.begin():
                 yield session
             if vital:
@@ -67,13 +67,13 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """One moment of the store; nothing that is done to the rows is kept."""
-        with self._told(), Session(self._opened(), expire_on_commit=False, autoflush=False) as session:
+        with self._explained(), Session(self._opened(), expire_on_commit=False, autoflush=False) as session:
             session.connection(execution_options={"reading": True})
             yield session
 
     def start(self) -> str:
         """Open the file for a server. The answer says what was done about it, for people; empty: nothing."""
-        with self._told(), self._lock:
+        with self._explained(), self._lock:
             self.close()
             narrowed = NARROWED if database.is_writable_by_others(self.path.parent) else ""
             said, self._engine = self._open(repair=True)
@@ -81,7 +81,7 @@ class Store:
 
     def check(self) -> None:
         """Raise `StoreUnavailable` unless the file is sound, or not there, and its folder ours; changes nothing."""
-        with self._told():
+        with self._explained():
             database.check_owner(self.path)
             database.examine(self.path)
 
@@ -104,7 +104,7 @@ class Store:
             engine.dispose()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         """Whatever we, SQLite, the disk or a value in the file say about it becomes `StoreUnavailable`."""
         try:
             yield

@@ -9,6 +9,7 @@ import pytest
 
 from app.command.bench import measured
 from app.command.server import Server
+from app.core.server_file import RunningServer, written_server
 from app.serving.sweep.report import report_object
 from app.settings import Settings
 from app.store.rows import KeptMeasurements, StoredSettings
@@ -72,6 +73,19 @@ def test_a_running_server_measures_and_applies_what_was_listed(
     asked = [(method, path) for method, path, _, _ in fake.requests]
     assert asked[0] == ("POST", MEASUREMENTS)
     assert (("POST", f"{MEASUREMENTS}/7/apply") in asked) == apply == ("Stored for big" in result.stdout)
+
+
+def test_the_server_of_the_home_lets_the_command_in_by_its_file(
+    environment: Mapping[str, str], fake: FakeServer
+) -> None:
+    fake.answers |= {MEASUREMENTS: (202, {}), OF_BIG: (200, ended(kept_row()))}
+    fake.answers["/admin/api/session"] = (200, {"kind": "command"})
+    home = Path(environment["PACELINE_HOME"])
+    home.mkdir()
+    with written_server(home, RunningServer("127.0.0.1", fake.port, "own-key")):
+        assert run({**environment, "PACELINE_PORT": "1"}, "bench", "big").exit_code == 0
+    assert {authorization for *_, authorization in fake.requests} == {"Bearer own-key"}
+    assert not (home / "server.json").exists(), "the file of the server goes with it"
 
 
 def test_what_could_not_be_measured_is_one_line(environment: Mapping[str, str], fake: FakeServer) -> None:
