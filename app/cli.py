@@ -82,7 +82,7 @@ def serve(
     acceptance: Acceptance = None,
 ) -> None:
     """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
-    from app.command.given import given
+    from app.command.server import given
     from app.main import run
 
     with told_errors():
@@ -116,8 +116,8 @@ def serve(
 @application.command()
 def ls(*, as_json: Json = False) -> None:
     """List the models on disk: kind, size, context, matching drafter and problems. Needs no server."""
-    from app.command.given import given
     from app.command.listing import at_a_glance, disk_table, models_on_disk, rows_as_json
+    from app.command.server import given
 
     with told_errors():
         settings = given()
@@ -128,9 +128,8 @@ def ls(*, as_json: Json = False) -> None:
 @application.command()
 def ps(*, as_json: Json = False) -> None:
     """Show loaded models: state, memory, methods, running and queued requests."""
-    from app.command.given import stored_choices
     from app.command.loaded import loaded_table
-    from app.command.server import Server
+    from app.command.server import Server, stored_choices
 
     settings = _asking()
     with told_errors():
@@ -284,7 +283,7 @@ def config(
 ) -> None:
     """Show and change settings of the server or of one model. Each says when a running server applies it."""
     from app.command.config import change, row, rows, table, text_of
-    from app.command.given import given
+    from app.command.server import given
 
     if (action != "list") != bool(name) or (action == "set") != (value is not None):
         fail("use `config list`, `config get NAME`, `config set NAME VALUE` or `config unset NAME`")
@@ -304,7 +303,7 @@ def config(
 def doctor(*, as_json: Json = False) -> None:
     """Check this computer and suggest fixes; exits with 1 if something keeps Paceline from working."""
     from app.command.doctor import examine, findings_as_json, findings_table, has_failed
-    from app.command.given import given
+    from app.command.server import given
 
     with told_errors():
         findings = examine(given())
@@ -314,7 +313,7 @@ def doctor(*, as_json: Json = False) -> None:
 
 def _settings() -> "Settings":
     """The settings of the environment, and what is stored where it says nothing."""
-    from app.command.given import given
+    from app.command.server import given
 
     with told_errors():
         return _live(given()).current
@@ -330,7 +329,7 @@ def _live(settings: "Settings") -> "LiveSettings":
 
 def _asking() -> "Settings":
     """The settings for a command that only asks the server: it glances at the store, and opens it if it must."""
-    from app.command.given import given, known
+    from app.command.server import given, known
 
     with told_errors():
         return known(given()) or _settings()

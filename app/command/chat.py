@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from app.command.errors import CommandError
-from app.command.figures import share_text
+from app.command.loaded import share_text
 from app.command.server import NoServer, Server
 
 with contextlib.suppress(ImportError):

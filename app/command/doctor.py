@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from app.command.config import opened
-from app.command.figures import bytes_text
 from app.command.listing import models_on_disk
+from app.command.loaded import bytes_text
 from app.command.server import address_of
 from app.core.errors import StoreUnavailable
 from app.serving.live_settings import LiveSettings

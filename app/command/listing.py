@@ -8,9 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.command.errors import CommandError
-from app.command.figures import bytes_text, count_text
-from app.command.given import choices_in
-from app.command.loaded import choice_text, columns_table, unbroken
+from app.command.loaded import bytes_text, choice_text, columns_table, count_text, unbroken
 from app.hub import pairing
 from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.model_settings import ModelSettings
@@ -44,7 +42,7 @@ class Row:
 def at_a_glance(settings: Settings) -> LiveSettings | None:
     """What is given and what is stored, to be read only; None where the store has to be opened to tell."""
     stored = glance(settings.home / FILE_NAME)
-    return None if stored is None else LiveSettings(settings, stored=stored.settings, models=choices_in(stored))
+    return None if stored is None else LiveSettings(settings, stored=stored.settings, models=stored.models)
 
 
 def models_on_disk(live: LiveSettings) -> list[Row]:

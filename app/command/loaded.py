@@ -1,4 +1,4 @@
-"""`ps` and `load`: what the server has in memory, as it tells over HTTP."""
+"""`ps` and `load`: what the server has in memory, as it tells over HTTP; and tables and numbers as people read them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from app.command.figures import bytes_text
 from app.model_settings import SPECULATION, ModelSettings
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, ModelSettings]) -> RenderableType:
@@ -101,3 +102,24 @@ def unbroken(table: Table) -> Table:
         words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
         column.min_width = max(map(cell_len, words), default=0)
     return table
+
+
+def bytes_text(size: float) -> str:
+    """1536000 -> "1.5 MB"; decimal units, as disks and models are sold."""
+    power = 0
+    while size >= 1000 and power < len(_UNITS) - 1:
+        size /= 1000
+        power += 1
+    return f"{size:.0f} {_UNITS[power]}" if power == 0 or size >= 100 else f"{size:.1f} {_UNITS[power]}"
+
+
+def count_text(count: int) -> str:
+    """131072 -> "128k"; below a thousand and unround numbers stay as they are."""
+    if count >= 1024 and count % 1024 == 0:
+        return f"{count // 1024}k"
+    return f"{count:,}" if count else "–"
+
+
+def share_text(part: float, whole: float) -> str:
+    """3 of 4 -> "75 %"."""
+    return f"{100 * part / whole:.0f} %" if whole else "–"

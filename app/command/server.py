@@ -1,20 +1,55 @@
-"""The local Paceline server as the command line sees it: a few calls over HTTP, errors that tell the next action.
+"""The local Paceline server as the command line sees it: where it is, and a few calls over HTTP with errors that tell
+the next action.
 
-By the standard library's client: another one takes longer to import than the whole call.
+Where it is, its words, the environment and the store tell: that is glanced at, without its libraries. The calls go by
+the standard library's client: another one takes longer to import than the whole call.
 """
 
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from pydantic import SecretStr
 
 from app.command.errors import CommandError
+from app.core.errors import InvalidSetting
 from app.core.server_file import read_server
-from app.settings import Settings
+from app.model_settings import ModelSettings
+from app.settings import Settings, read_settings
+from app.store.glance import FILE_NAME, glance
+
+
+def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **words: Any) -> Settings:
+    """What the environment says, and over it the command line. Raises `InvalidSetting`."""
+    settings = read_settings(**{name: value for name, value in words.items() if value is not None})
+    extra: dict[str, Any] = {}
+    if model_dirs:
+        extra["model_dirs"] = (*(folder.expanduser().absolute() for folder in model_dirs), *settings.model_dirs)
+    if drafts:
+        extra["drafts"] = {**settings.drafts, **read_settings(drafts=",".join(drafts)).drafts}
+    return settings.with_command_line(**extra)
+
+
+def known(settings: Settings) -> Settings | None:
+    """What is given, what is stored, and defaults; None where the store has to be opened to tell."""
+    stored = glance(settings.home / FILE_NAME)
+    if stored is None:
+        return None
+    try:
+        return settings.over(stored.settings)
+    except (InvalidSetting, AttributeError):  # a stored value that means nothing (any more)
+        return None
+
+
+def stored_choices(settings: Settings) -> dict[str, ModelSettings]:
+    """What is stored for each model that something is stored for."""
+    stored = glance(settings.home / FILE_NAME)
+    return stored.models if stored is not None else {}
+
 
 CONNECT_SECONDS = 3.0
 BAD_REQUEST, UNAUTHORIZED = 400, 401

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from app.model_settings import ModelSettings
+
 FILE_NAME = "paceline.sqlite3"
 WAIT_SECONDS = 1.0
 LOCKED_DOWN = "locked_down"
@@ -18,10 +20,10 @@ LOCKED_DOWN = "locked_down"
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """Plain JSON values, by name of the setting, and by id of the model."""
+    """Settings as plain JSON values, by name, and what is set for each model that something is set for."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    models: dict[str, ModelSettings] = field(default_factory=dict)
     measurements: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """What was measured of each model, the latest first."""
 
@@ -42,8 +44,8 @@ def glance(path: Path) -> Glance | None:
             measurements.setdefault(name, []).append(json.loads(results))
         return Glance(
             {name: json.loads(value) for name, value in settings if value is not None},
-            {name: json.loads(values) for name, values in models},
+            {name: ModelSettings.read(json.loads(values)) for name, values in models},
             measurements,
         )
-    except (OSError, sqlite3.Error, ValueError, TypeError):
+    except (OSError, sqlite3.Error, ValueError, TypeError, AttributeError):
         return None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.command.given import given
+from app.command.server import given
 from app.core.errors import InvalidSetting
 from app.settings import Settings, describe_settings, read_settings
 
