@@ -22,6 +22,10 @@ from app.model_settings import ModelSettings
 from app.settings import Settings, read_settings
 from app.store.glance import FILE_NAME, glance
 
+CONNECT_SECONDS = 3.0
+BAD_REQUEST, UNAUTHORIZED = 400, 401
+UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to compare with, not to bind
+
 
 def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **words: Any) -> Settings:
     """What the environment says, and over it the command line. Raises `InvalidSetting`."""
@@ -49,11 +53,6 @@ def stored_choices(settings: Settings) -> dict[str, ModelSettings]:
     """What is stored for each model that something is stored for."""
     stored = glance(settings.home / FILE_NAME)
     return stored.models if stored is not None else {}
-
-
-CONNECT_SECONDS = 3.0
-BAD_REQUEST, UNAUTHORIZED = 400, 401
-UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to compare with, not to bind
 
 
 class NoServer(CommandError):
