@@ -4,6 +4,7 @@ Labels come from bounded sets only: route templates, ids of models in the catalo
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -37,7 +38,8 @@ class Measurements:
             )
         }
         self._first_token = self._histogram("time_to_first_token_seconds", "From the request to its first token.")
-        self._between_tokens = self._histogram("time_between_tokens_seconds", "Between two tokens of one choice.")
+        between = self._histogram("time_between_tokens_seconds", "Between two tokens of one choice.")
+        self._between = cache(between.labels)  # asked for every token: finding a series costs more than adding to it
         self._steps = Histogram(
             "paceline_step_seconds", "Duration of one worker step.", buckets=SECONDS, registry=registry
         )
@@ -78,7 +80,7 @@ class Measurements:
         if first:
             self._first_token.labels(model).observe(seconds)
         else:
-            self._between_tokens.labels(model).observe(seconds / max(tokens, 1))
+            self._between(model).observe(seconds / max(tokens, 1))
 
     def finished(self, model: str, usage: Statistics, cached_tokens: int) -> None:
         """One choice ended; `cached_tokens` of its prompt are counted with the first choice of a prompt."""
