@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from app.core.drafters import NGRAM, TEXT_METHODS
 from app.core.messages import ModelSpecification
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Setting
 
@@ -260,7 +261,7 @@ def choice_of(setting: Setting, drafters: Mapping[str, str], *, rows: int = 1) -
 def _fixed(methods: list[str], length: int | None, drafters: Mapping[str, str]) -> dict[str, Any]:
     named = [drafters[method] for method in methods if method in drafters]
     choice = {"methods": methods, "num_draft_tokens": length, **({"drafts": named} if named else {})}
-    return choice if "ngram" in methods else {**choice, "prompt_lookup_min": None, "prompt_lookup_max": None}
+    return choice if NGRAM.name in methods else {**choice, "prompt_lookup_min": None, "prompt_lookup_max": None}
 
 
 def drafting_of(given: Mapping[str, Any], unit: ModelSpecification | None) -> dict[str, Any]:
@@ -333,7 +334,7 @@ def _best_of(results: Mapping[str, Any]) -> dict[tuple[str, str], Figures]:
     for each in alone.settings if alone is not None else ():
         drafters = _drafters(results)
         key = (each.method, drafters.get(each.method, ""))
-        if each.num_draft_tokens and (each.method == "ngram" or key[1]):
+        if each.num_draft_tokens and (each.method in TEXT_METHODS or key[1]):
             found[key] = max(found.get(key, each), each, key=lambda figures: figures.ratio)
     return found
 
