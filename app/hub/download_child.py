@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -44,23 +43,14 @@ class XetFailed(Exception):
     """The chunk store did not deliver."""
 
 
-def xet_chunks(
-    hub: Hub, repository: str, commit: str, file: RepositoryFile, offset: int, *, from_bytes: int
-) -> Iterator[tuple[int, bytes]] | None:
-    """The bytes of a file as (position, bytes); None where it is not in the store or this computer has no client."""
-    if hf_xet is None or file.size_bytes < from_bytes:
-        return None
-    found, headers = hub.stored(repository, commit, file)
-    return None if found is None else _stream(found, headers, file.size_bytes, offset)
-
-
-def _stream(found: Any, headers: dict[str, str], size: int, offset: int) -> Iterator[tuple[int, bytes]]:
+def _stored_chunks(stored: Any, headers: dict[str, str], size: int, offset: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a file of the chunk store as (position, bytes), by hf_xet's own stream: `xet_get` starts at 0."""
     position = offset
     try:
         group = hf_xet.XetSession().new_download_stream_group(
-            token_refresh_url=found.refresh_route, token_refresh_headers=headers
+            token_refresh_url=stored.refresh_route, token_refresh_headers=headers
         )
-        for chunk in group.download_stream(hf_xet.XetFileInfo(found.file_hash, size), start=offset, end=size):
+        for chunk in group.download_stream(hf_xet.XetFileInfo(stored.file_hash, size), start=offset, end=size):
             yield position, bytes(chunk)
             position += len(chunk)
     except (OSError, RuntimeError, ValueError, TypeError) as error:
@@ -92,7 +82,7 @@ class Fetch:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._done_bytes = 0
-        self._told_at = 0.0
+        self._is_verifying = False
         self._no_room: HubProblem | None = None
 
     def run(self) -> None:
@@ -138,7 +128,7 @@ class Fetch:
         for use_xet in (self._job.use_xet, False):
             self._receive(file, use_xet=use_xet)
             received = self._folder.received_bytes(file)
-            if self._folder.verify(file, self._tell_verifying):
+            if self._folder.verify(file, self._note_verifying):
                 return
             self._add(-received)
         raise HubProblem("wrong_hash", self._repository, printable(file.name))
@@ -195,12 +185,10 @@ class Fetch:
         return 0
 
     def _chunks(self, file: RepositoryFile, offset: int, *, use_xet: bool) -> Iterator[tuple[int, bytes]]:
-        if use_xet:
-            chunks = xet_chunks(
-                self._hub, self._repository, self._commit, file, offset, from_bytes=self._job.xet_from_bytes
-            )
-            if chunks is not None:
-                return chunks
+        if use_xet and hf_xet is not None and file.size_bytes >= self._job.xet_from_bytes:
+            stored, headers = self._hub.stored(self._repository, self._commit, file)
+            if stored is not None:
+                return _stored_chunks(stored, headers, file.size_bytes, offset)
         return self._hub.chunks(self._repository, self._commit, file, offset)
 
     def _tell(self, **changes: Any) -> None:
@@ -213,27 +201,24 @@ class Fetch:
             self._done_bytes += count
 
     def _watch(self) -> None:
-        """Tell how far it is, and look at the disk, a few times a second."""
+        """Tell how far it is, and look at the disk, a few times a second: a silent process is taken for stalled."""
         told = self._done_bytes
         while not self._stop.wait(TELL_SECONDS):
             done = self._done_bytes
             if done != told:
                 self._tell(phase="downloading", problem="")
                 told = done
+            elif self._is_verifying:
+                self._tell(phase="verifying")
+            self._is_verifying = False
             try:
                 self._check_room(0)
             except HubProblem as problem:
                 self._no_room = problem
                 self._stop.set()
 
-    def _tell_verifying(self) -> None:
-        """Now and then: a silent process is taken for stalled."""
-        with self._lock:
-            now = time.monotonic()
-            if now - self._told_at < TELL_SECONDS:
-                return
-            self._told_at = now
-        self._tell(phase="verifying")
+    def _note_verifying(self) -> None:
+        self._is_verifying = True
 
     def _check_room(self, needed_bytes: int) -> None:
         free = shutil.disk_usage(self._downloads).free

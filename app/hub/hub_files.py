@@ -33,6 +33,8 @@ from app.core.errors import HubProblem, InvalidRequest
 from app.core.safe_files import printable
 
 ALLOWED_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken")
+ADDRESS = re.compile(r"^https?://[^/]+/")
+"""What goes when somebody pastes the page of a repository."""
 REPOSITORY = re.compile(r"\b[\w.-]{1,96}\b/\b[\w.-]{1,96}\b", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
@@ -53,7 +55,7 @@ class RepositoryFile:
 
 def checked_repository(text: str) -> str:
     """`organisation/name` out of what a person typed or pasted. Raises `InvalidRequest`."""
-    name = re.sub(r"^https?://[^/]+/", "", text.strip()).removesuffix("/")
+    name = ADDRESS.sub("", text.strip()).removesuffix("/")
     if REPOSITORY.fullmatch(name) is None or ".." in name or "--" in name or name.endswith(".git"):
         raise InvalidRequest(
             f'"{printable(text)}" is no name of a repository: give organisation/name', parameter="repository"

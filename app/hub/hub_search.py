@@ -5,7 +5,6 @@ MLX repositories come first, then others whose architecture mlx-lm knows. Raises
 
 import functools
 import importlib.util
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from app.core.config_values import CONTEXT_KEYS, text_number
 from app.core.drafters import drafter_method
 from app.core.errors import HubProblem
 from app.core.safe_files import printable
-from app.hub.hub_files import Broken, Contents, Hub, HubErrors, RepositoryFile, wanted_files
+from app.hub.hub_files import ADDRESS, Broken, Contents, Hub, HubErrors, RepositoryFile, wanted_files
 
 OTHER_NAMES = {
     "mistral": "llama",
@@ -53,8 +52,6 @@ PAGE = 30
 MAX_QUERY = 200
 MAX_CONFIG_BYTES = 1 << 20
 SHOWN_TAGS = 6
-ADDRESS = re.compile(r"^https?://[^/]+/")
-"""What is left of it when somebody pastes the page of a repository."""
 
 
 @dataclass(frozen=True, slots=True)
