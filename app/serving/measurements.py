@@ -39,7 +39,7 @@ class Measurements:
         }
         self._first_token = self._histogram("time_to_first_token_seconds", "From the request to its first token.")
         between = self._histogram("time_between_tokens_seconds", "Between two tokens of one choice.")
-        self._between = cache(between.labels)  # asked for every token: finding a series costs more than adding to it
+        self._between, self._generated = cache(between.labels), cache(self._tokens["generated_tokens"].labels)
         self._steps = Histogram(
             "paceline_step_seconds", "Duration of one worker step.", buckets=SECONDS, registry=registry
         )
@@ -75,8 +75,11 @@ class Measurements:
         self._tokens["prompt_tokens"].labels(model).inc(prompt_tokens)
 
     def emitted(self, model: str, tokens: int, *, first: bool, seconds: float) -> None:
-        """`tokens` were told `seconds` after the request (`first`) or after the choice's previous ones."""
-        self._tokens["generated_tokens"].labels(model).inc(tokens)
+        """`tokens` were told `seconds` after the request (`first`) or after the choice's previous ones.
+
+        Finding a series costs more than adding to it, so those of each token are found once.
+        """
+        self._generated(model).inc(tokens)
         if first:
             self._first_token.labels(model).observe(seconds)
         else:

@@ -12,6 +12,8 @@ import msgspec
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from app.core.alarm import Alarm
+
 DONE = b"data: [DONE]\n\n"
 COMMENT = "paceline.comment"
 """Where the state of a connection holds bytes that may be written between the frames, while it streams."""
@@ -58,12 +60,15 @@ class EventStream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         """Send every frame, each within the write timeout."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        now = asyncio.get_running_loop().time
         async with asyncio.timeout(None) as patience:
-            async for chunk in self._frames:
-                patience.reschedule(now() + self._write_timeout_seconds)
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                patience.reschedule(None)
+            alarm = Alarm(lambda: patience.reschedule(0))
+            try:
+                async for chunk in self._frames:
+                    alarm.set(self._write_timeout_seconds)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    alarm.put_off()
+            finally:
+                alarm.close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

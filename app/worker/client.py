@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, get_args
 
+from app.core.alarm import Alarm
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
     Accepted,
@@ -75,6 +76,8 @@ class RequestStream:
         self._events: deque[StreamEvent] = deque()
         self._error: PacelineError | None = None
         self._changed = asyncio.Event()
+        self._alarm = Alarm(self._wake_late)
+        self._late = False
         self._closed = False
 
     @property
@@ -147,24 +150,21 @@ class RequestStream:
         if not self.ended:
             self._cancel_open()
         self._closed = True
+        self._alarm.close()
 
     async def _wait(self, condition: Callable[[], bool], seconds: float | None) -> None:
-        """Until it holds, or for so long; `asyncio.timeout` would cost more than all else that a token costs here."""
-        late = False
+        """Until it holds, or for so long."""
+        self._late = False
+        if seconds is not None:
+            self._alarm.set(seconds)
+        while not condition() and not self._late:
+            self._changed.clear()
+            await self._changed.wait()
+        self._alarm.put_off()
 
-        def ring() -> None:
-            nonlocal late
-            late = True
-            self._changed.set()
-
-        alarm = None if seconds is None else asyncio.get_running_loop().call_later(seconds, ring)
-        try:
-            while not condition() and not late:
-                self._changed.clear()
-                await self._changed.wait()
-        finally:
-            if alarm is not None:
-                alarm.cancel()
+    def _wake_late(self) -> None:
+        self._late = True
+        self._changed.set()
 
     def _cancel_open(self) -> None:
         for request_id in tuple(self._open_choices):

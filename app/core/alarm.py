@@ -1,0 +1,51 @@
+"""A timer that is set and put off for every token: the event loop hears of it only when it is due."""
+
+import asyncio
+from collections.abc import Callable
+
+
+class Alarm:
+    """Calls `ring` once the time it was last set to has come. A timer object for each token would cost more than the
+    token; this one looks again when it is due.
+    """
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._loop = asyncio.get_running_loop()
+        self._due_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float) -> None:
+        """Ring in so many seconds, whatever was said before."""
+        self._due_at = due_at = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > due_at:
+            self._wait_until(due_at)
+
+    def put_off(self) -> None:
+        """Do not ring until it is set again."""
+        self._due_at = None
+
+    def close(self) -> None:
+        """Never ring, and keep nothing alive."""
+        self._due_at, self._ring = None, _silence
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait_until(self, due_at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due_at, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._due_at is None:
+            return
+        if self._loop.time() < self._due_at:
+            self._wait_until(self._due_at)
+        else:
+            self._due_at = None
+            self._ring()
+
+
+def _silence() -> None: ...
