@@ -126,7 +126,8 @@ class Costs:
         for time_of in range(2):
             result = self._step(texts, method, drafts, drafts + 1)
             if time_of and result.width > 1:
-                self._add((method, rows, result.width - 1), result.seconds - result.draft_seconds, result.draft_seconds)
+                drafting = result.parts.draft_seconds if result.parts else 0.0
+                self._add((method, rows, result.width - 1), result.seconds - drafting, drafting)
         self._end(texts)
 
     def measure_plain(self, rows: int) -> None:
@@ -141,7 +142,8 @@ class Costs:
         """Drafting one token of a text that the drafter has not read."""
         for length in (TEXT_TOKENS, LONG_TEXT_TOKENS):
             texts = self._texts(1, length)
-            seconds = self._step(texts, method, 1, 2).draft_seconds
+            parts = self._step(texts, method, 1, 2).parts
+            seconds = parts.draft_seconds if parts else 0.0
             self._end(texts)
             self.reading.setdefault(method, {}).setdefault(length, []).append(seconds)
 

@@ -112,11 +112,8 @@ class StepResult:
     """By sequence id and method, of those that can tell for nothing; without tokens where they find nothing."""
     seconds: float = 0.0
     width: int = 1
-    timed: bool = False
-    """Whether the drafts of this step were waited for: only then the seconds of its parts are known."""
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    rewind_seconds: float = 0.0
+    parts: "Parts | None" = None
+    """Of a step whose drafts were waited for: only then they are known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,60 +6,115 @@ host. A launched forward belongs to its rows: whatever is planned next, its toke
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp
 from typing import Any
 
 import mlx.core as mx
 
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
-from app.core.step import DecodeRow, RowOutcome
+from app.core.step import DecodeRow, DecodeStep, Parts, RowOutcome, StepResult, TokenLogprobs
 from app.engine.acceptance import MODES, accept
 from app.engine.drafters import Outcome, Proposal
 from app.engine.drafters.registry import Drafters
-from app.engine.launch import Launched, Scores, feed, score
-from app.engine.rectangle import last_of, padded
-from app.engine.runner import AloneRunner, Runner
+from app.engine.runner import AloneRunner, Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
 
 
-class Stopwatch:
-    """Of one step; the seconds stay 0 unless it is `timed` and drafts. Each call ends a part."""
+@dataclass(frozen=True)
+class Scores:
+    """Raw log probabilities of a forward: `chosen` [rows, slots]; in `top` the likeliest ids and their values [rows,
+    slots, k], if somebody wants any."""
 
-    def __init__(self, *, timed: bool = False) -> None:
-        self._timed = timed
-        self._since = time.perf_counter()
-        self.timed = False
-        """Whether drafts were waited for."""
-        self.draft_seconds = 0.0
-        self.verify_seconds = 0.0
-        self.rewind_seconds = 0.0
+    chosen: mx.array
+    top: tuple[mx.array, ...] = ()
 
-    def drafted(self, arrays: Sequence[mx.array]) -> None:
-        """The drafts are under way."""
-        if self._timed:
-            mx.eval(arrays)
-            self.draft_seconds = self._lap()
-            self.timed = True
+    def arrays(self) -> list[mx.array]:
+        return [self.chosen, *self.top]
 
-    def launched(self) -> None:
-        """The verify forward is built. On the CPU its launch already waits for most of it."""
-        self._lap()
+    def rows(self, index: mx.array) -> "Scores":
+        return Scores(self.chosen[index], tuple(each[index] for each in self.top))
 
-    def verified(self) -> None:
-        """What it drew was read."""
-        if self.timed:
-            self.verify_seconds = self._lap()
+    @cached_property
+    def _chosen(self) -> Any:
+        """As numbers; waits for the device."""
+        return self.chosen.tolist()
 
-    def rewound(self, cached: Callable[[], Sequence[mx.array]]) -> None:
-        """The caches, whose arrays are `cached()`, hold what stayed."""
-        if self.timed:
-            mx.eval(cached())
-            self.rewind_seconds = self._lap()
+    def confidences(self, row: int, count: int) -> tuple[float, ...]:
+        """Probabilities of what was chosen in the first `count` slots of a row."""
+        return tuple(map(exp, self._chosen[row][:count]))
 
-    def _lap(self) -> float:
-        now = time.perf_counter()
-        seconds, self._since = now - self._since, now
-        return seconds
+    def read(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
+        """Values of the first `count` slots of a row with its `top` likeliest tokens; waits for the device."""
+        chosen = self._chosen[row][:count]
+        if not self.top:
+            return tuple(map(TokenLogprobs, chosen))
+        likeliest: list[Any] = [each[row, :count, :top].tolist() for each in self.top]
+        return tuple(
+            TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
+            for logprob, ids, values in zip(chosen, *likeliest, strict=True)
+        )
+
+    def read_all(self) -> tuple[TokenLogprobs, ...]:
+        """Everything of a forward of one row."""
+        count, top = self.chosen.shape[1], self.top[0].shape[2] if self.top else 0
+        return self.read(0, count, top)
+
+
+def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
+    """Log softmax (nat) of float32 `logits` [rows, slots, vocabulary] at `drawn` [rows, slots] and its `top` best."""
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = (mx.take_along_axis(logits, drawn[..., None], axis=-1) - total)[..., 0]
+    if top == 0:
+        return Scores(chosen)
+    best = mx.argpartition(-logits, kth=top - 1, axis=-1)[..., :top]
+    values = mx.take_along_axis(logits, best, axis=-1) - total
+    order = mx.argsort(-values, axis=-1)
+    return Scores(chosen, (mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)))
+
+
+@dataclass(frozen=True)
+class Launched:
+    """int32 `tokens` [rows], one per row of `sequence_ids`. The device begins with them at once."""
+
+    sequence_ids: tuple[str, ...]
+    tokens: mx.array
+    scores: Scores
+
+    def __post_init__(self) -> None:
+        mx.async_eval(self.tokens, *self.scores.arrays())
+
+    def only(self, wanted: Sequence[str]) -> "Launched | None":
+        """The same launch without the rows that are not wanted; None when none is left."""
+        keep = [index for index, name in enumerate(self.sequence_ids) if name in wanted]
+        if len(keep) == len(self.sequence_ids):
+            return self
+        if not keep:
+            return None
+        index = mx.array(keep)
+        return Launched(
+            tuple(self.sequence_ids[row] for row in keep),
+            self.tokens[index],
+            self.scores.rows(index),
+        )
+
+
+def feed(rows: Sequence[DecodeRow], launched: Launched | None) -> tuple[mx.array, list[int]]:
+    """int32 [rows, width] of what each row feeds next, right-padded, and each row's real width.
+
+    A row in `launched` feeds its token that the host has not read; the others feed `tokens[computed:]`.
+    """
+    if launched is not None and launched.sequence_ids == tuple(row.sequence_id for row in rows):
+        return launched.tokens[:, None], [1] * len(rows)
+    pending = {} if launched is None else {name: index for index, name in enumerate(launched.sequence_ids)}
+    known = [[0] if row.sequence_id in pending else list(row.tokens[row.computed :]) for row in rows]
+    fed = padded(known)
+    for index, row in enumerate(rows):
+        if launched is not None and row.sequence_id in pending:
+            fed[index, 0] = launched.tokens[pending[row.sequence_id]]
+    return fed, [len(tokens) for tokens in known]
 
 
 class Decoder:
@@ -76,26 +131,38 @@ class Decoder:
         self.drafters = drafters
         self.requests = requests
         self.ahead: Launched | None = None
-        self.watch = Stopwatch()
-        """Where the seconds of the last step went."""
+        self._times: list[float] | None = None
+        """Of a step whose parts are to be timed: its begin, and the end of each part so far."""
 
     def forget(self, request_id: str) -> None:
         """The row is over; what was launched for the others stays."""
         self.ahead = self.ahead and self.ahead.only([name for name in self.ahead.sequence_ids if name != request_id])
 
-    def decode(self, rows: Sequence[DecodeRow], *, timed: bool = False) -> tuple[tuple[RowOutcome, ...], int]:
-        """Outcomes and forward width."""
-        self.watch = Stopwatch(timed=timed)
-        by_id = {row.sequence_id: row for row in rows}
+    def decode(self, plan: DecodeStep) -> StepResult:
+        """Run one step, or read the one that is under way."""
+        self._times = [time.perf_counter()] if plan.timed else None
+        by_id = {row.sequence_id: row for row in plan.rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         if self.ahead is not None and any(row.sequence_id in self.ahead.sequence_ids for row in rows):
-            return self._plain(rows, (NO_REASON,) * len(rows)), 1
+            return StepResult(self._plain(rows, (NO_REASON,) * len(rows)))
         for row in rows:
             self.runner.caches.table.check(row.sequence_id, row.computed)
         proposal = self._propose(rows)
         if proposal.tokens is None:
-            return self._plain(rows, proposal.reasons), max(len(row.tokens) - row.computed for row in rows)
-        return self._verify(rows, proposal, proposal.tokens), 1 + max(proposal.counts)
+            width = max(len(row.tokens) - row.computed for row in rows)
+            return StepResult(self._plain(rows, proposal.reasons), width=width)
+        outcomes = self._verify(rows, proposal, proposal.tokens)
+        parts = None
+        if self._times is not None:
+            began, drafted, launched, verified, rewound = self._times
+            parts = Parts(drafted - began, verified - launched, rewound - verified)
+        return StepResult(outcomes, width=1 + max(proposal.counts), parts=parts)
+
+    def _end_part(self, arrays: Callable[[], Sequence[mx.array]] = list) -> None:
+        """Of a step whose parts are timed, once its `arrays` are there."""
+        if self._times is not None:
+            mx.eval(arrays())
+            self._times.append(time.perf_counter())
 
     def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
         """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first."""
@@ -155,7 +222,7 @@ class Decoder:
         proposal = _merged(len(rows), proposals)
         if proposal.tokens is not None:
             mx.async_eval(proposal.tokens)  # the device drafts while the host builds the verify forward
-            self.watch.drafted([proposal.tokens])
+            self._end_part(lambda: [proposal.tokens])
         return proposal
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
@@ -175,14 +242,14 @@ class Decoder:
         drawn, accepted = accept(drafts, adjusted, sampled, proposal.counts, draft_logits=draft_logits)
         scores = self._scores(logits, drawn, rows)
         packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
-        self.watch.launched()
+        self._end_part()  # on the CPU the launch already waits for most of the forward
         mx.async_eval(packed, *scores.arrays())
         read: Any = packed.tolist()
-        self.watch.verified()
+        self._end_part()
         counts = [values[-1] for values in read]
         kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, proposal.counts, counts))
-        self.watch.rewound(self._cached)
+        self._end_part(self._cached)
         return tuple(
             self._outcome(row, read[place][: counts[place] + 1], scores, place, kept[place], drafted, reason)
             for place, (row, drafted, reason) in enumerate(zip(rows, proposal.counts, proposal.reasons, strict=True))

@@ -11,15 +11,13 @@ import mlx.core as mx
 from app.core.ports import EngineLimits
 from app.core.reason import Reason
 from app.core.request import Request
-from app.core.step import DecodeStep, PrefillRow, PrefillStep, StepCost, StepPlan, StepResult
-from app.engine.decoding import Decoder
+from app.core.step import PrefillRow, PrefillStep, StepCost, StepPlan, StepResult
+from app.engine.decoding import Decoder, Scores, score
 from app.engine.drafters import Outcome
 from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
-from app.engine.launch import Scores, score
 from app.engine.prefix_cache import PrefixCache
-from app.engine.rectangle import padded
 from app.engine.rollback import UnknownCacheError
-from app.engine.runner import AloneRunner, Runner, StateRow
+from app.engine.runner import AloneRunner, Runner, StateRow, padded
 from app.engine.unit import LoadedUnit
 
 
@@ -118,7 +116,7 @@ class Engine:
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         try:
-            result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decode(plan)
+            result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decoder.decode(plan)
             emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
             names = {row.sequence_id: row.tokens for row in plan.rows}
             offers = {name: self.drafters.offers(name, tokens, emitted.get(name, ())) for name, tokens in names.items()}
@@ -126,18 +124,6 @@ class Engine:
             self._reset()
             raise
         return replace(result, offers=offers, seconds=time.perf_counter() - started)
-
-    def _decode(self, plan: DecodeStep) -> StepResult:
-        outcomes, width = self._decoder.decode(plan.rows, timed=plan.timed)
-        watch = self._decoder.watch
-        return StepResult(
-            outcomes=outcomes,
-            width=width,
-            timed=watch.timed,
-            draft_seconds=watch.draft_seconds,
-            verify_seconds=watch.verify_seconds,
-            rewind_seconds=watch.rewind_seconds,
-        )
 
     def _prefill(self, rows: Sequence[PrefillRow]) -> StepResult:
         """One forward over pieces of prompts."""

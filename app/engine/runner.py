@@ -14,11 +14,32 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from app.engine.lanes import Selection, SlotTable
 from app.engine.layers import Taps
-from app.engine.recording import Recording, attach, recording, replay
-from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
+from app.engine.rollback import (
+    MARGIN_TOKENS,
+    Caches,
+    Recording,
+    UnknownCacheError,
+    attach,
+    make_caches,
+    recording,
+    replay,
+)
 
 StateRow = tuple[tuple[mx.array, ...], ...]
 """The recurrent states of one row, by layer."""
+
+
+def padded(rows: Sequence[Sequence[int]], width: int = 0) -> mx.array:
+    """int32 [rows, width] of token ids; `width` is at least the longest row's."""
+    width = max(width, *(len(row) for row in rows))
+    return mx.array([[*row, *[0] * (width - len(row))] for row in rows], dtype=mx.int32)
+
+
+def last_of(values: mx.array, widths: Sequence[int]) -> mx.array:
+    """[rows, 1, size]: of `values` [rows, width, size] what stands at the last real place of each row."""
+    if values.shape[1] == 1:
+        return values
+    return mx.take_along_axis(values, mx.array(list(widths), dtype=mx.int32)[:, None, None] - 1, axis=1)
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,8 @@ class _Sequence:
             drafted = result.outcomes[0].drafted if result.outcomes else 0
             if not drafted:
                 return
-            yield StepCost(method, 1, drafted, result.seconds - result.draft_seconds, result.draft_seconds)
+            draft_seconds = result.parts.draft_seconds if result.parts else 0.0
+            yield StepCost(method, 1, drafted, result.seconds - draft_seconds, draft_seconds)
 
     def _run_plain(self) -> Iterator[StepCost | None]:
         """A run of plain steps: the first one builds up the pace, the last one launches nothing ahead."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
 from app.core.ports import Clock, EngineLimits
-from app.core.reason import NO_REASON, Reason
+from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
@@ -59,7 +59,8 @@ class WaitingQueue:
         """Join the owner's line, one of those that `rows` rows serve. Raises `QueueFull` when `limit` wait in it."""
         owner = sequence.request.owner
         if len(self._lines.get(owner, ())) >= self._limit:
-            seconds = self._retry_after_seconds(rows)
+            # While the line is full all rows are busy, so one of them becomes free every service time / rows.
+            seconds = min(LONGEST_RETRY_SECONDS, max(1, math.ceil(self._service_seconds / rows)))
             raise QueueFull(
                 f"{self._limit} requests are waiting already; try again in {seconds} s",
                 retry_after_seconds=seconds,
@@ -91,10 +92,6 @@ class WaitingQueue:
         """A request ran for `seconds` from admission to its natural end: what the next retry hint is made of."""
         weight = 0.25 if self._service_seconds else 1.0
         self._service_seconds += weight * (seconds - self._service_seconds)
-
-    def _retry_after_seconds(self, rows: int) -> int:
-        # While the line is full all rows are busy, so one of them becomes free every service time / rows.
-        return min(LONGEST_RETRY_SECONDS, max(1, math.ceil(self._service_seconds / rows)))
 
 
 SCORED_CHUNK_TOKENS = 128
@@ -345,24 +342,16 @@ class Scheduler:
         sequence = self._active.get(outcome.sequence_id)
         if sequence is None or row is None:
             return []
-        if not sequence.can_take(outcome):
+        # At least the last token is always still to be fed.
+        if not 0 <= outcome.computed < len(sequence.tokens) + len(outcome.emitted):
             return self.fail(outcome.sequence_id, impossible(outcome.computed, len(sequence.tokens)))
-        gain = sequence.take(outcome, self._limits.max_context_tokens, parts)
         refusal = self._note_refusal(sequence, outcome, row)
-        if gain.told and sequence.first_token_at is None:
+        event = sequence.take(outcome, self._limits.max_context_tokens, parts, refusal)
+        if event.tokens and sequence.first_token_at is None:
             sequence.first_token_at = self._clock()
-        event = TokenEvent(
-            request_id=outcome.sequence_id,
-            tokens=outcome.emitted[: gain.told],
-            drafted=gain.drafted,
-            accepted=min(gain.accepted, gain.told),
-            method=outcome.method if gain.drafted else "off",
-            why_not_drafted=NO_REASON if gain.drafted else refusal,
-            logprobs=outcome.logprobs[: gain.told],
-        )
-        if gain.finish_reason:
-            return [self._end(sequence, gain.finish_reason, kept=sequence.cached_prefix(), event=event)]
-        return [event] if gain.kept else []
+        if event.finish_reason:
+            return [self._end(sequence, event.finish_reason, kept=sequence.cached_prefix(), event=event)]
+        return [event] if outcome.emitted else []
 
     def _note_refusal(self, sequence: Sequence, outcome: RowOutcome, row: DecodeRow) -> Reason:
         """Count why a step did not draft; the answer is the reason."""

@@ -4,11 +4,66 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
-from app.core.step import Decision, FinishReason, Offer, Parts, RowOutcome, Statistics
-from app.scheduler.costs import Average
+from app.core.step import Decision, FinishReason, MethodStatistics, Offer, Parts, RowOutcome, Statistics, TokenEvent
+from app.scheduler.costs import PLAIN, Average
 from app.scheduler.estimates import Drafting, DraftObservation, Kind
-from app.scheduler.stats import Counters, Refusals
+
+NO_PARTS = Parts()
+
+
+@dataclass(slots=True)
+class Counters:
+    """Steps, drafts and acceptances, added up one decode step of one row at a time.
+
+    A stop token counts as generated, as vLLM and mlx-lm count it, although it is never told. Drafts behind the end of
+    a sequence count nowhere: nobody asked for them.
+    """
+
+    generated: int = 0
+    _by_method: dict[str, MethodStatistics] = field(default_factory=dict)
+
+    def count_step(self, *, kept: int, drafted: int, accepted: int, method: str, parts: Parts = NO_PARTS) -> None:
+        """Add one decode step that gained `kept` tokens, the first `accepted` of them out of `drafted` drafts."""
+        self.generated += kept
+        name = method if drafted else PLAIN
+        known = self._by_method.get(name) or MethodStatistics(name)
+        self._by_method[name] = known.after(drafted, accepted, parts)
+
+    @property
+    def by_method(self) -> tuple[MethodStatistics, ...]:
+        """In order of first use; `off` counts the steps without drafts."""
+        return tuple(self._by_method.values())
+
+    @property
+    def has_drafted(self) -> bool:
+        """Whether a step verified at least one draft."""
+        return bool(self._by_method.keys() - {PLAIN})
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Why decode steps of one sequence ran without drafts, by code; values may change, the last ones are kept.
+
+    A *firm* reason means that drafting was not allowed: it is told even when other steps drafted. The others (no
+    n-gram matched, one token was left) belong to drafting and are told only when nothing was ever drafted.
+    """
+
+    _counts: dict[str, int] = field(default_factory=dict)
+    _last: dict[str, Reason] = field(default_factory=dict)
+    _firm: set[str] = field(default_factory=set)
+
+    def add(self, reason: Reason, *, firm: bool) -> None:
+        self._counts[reason.code] = self._counts.get(reason.code, 0) + 1
+        self._last[reason.code] = reason
+        if firm:
+            self._firm.add(reason.code)
+
+    def main(self, *, has_drafted: bool) -> Reason:
+        """The reason that held for most steps; none when every step was allowed to draft and some did."""
+        codes = [code for code in self._counts if code in self._firm or not has_drafted]
+        return self._last[max(codes, key=self._counts.__getitem__)] if codes else NO_REASON
 
 
 class _Followed(NamedTuple):
@@ -52,17 +107,6 @@ USUAL_ANSWER_TOKENS = 1024
 """An answer that may be longer is expected to end here."""
 CONFIDENCE_TOKENS = 5
 """What all former tokens together count for at most in the confidence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """What a sequence keeps of one outcome: `kept` tokens, of which the first `told` are for the client."""
-
-    kept: int
-    told: int
-    drafted: int
-    accepted: int
-    finish_reason: FinishReason | None
 
 
 @dataclass(slots=True)
@@ -115,12 +159,13 @@ class Sequence:
         """How many tokens may still be emitted."""
         return min(self.request.max_tokens - self.counters.generated, max_context_tokens - len(self.tokens))
 
-    def can_take(self, outcome: RowOutcome) -> bool:
-        """Whether the engine's answer is possible: at least the last token is always still to be fed."""
-        return 0 <= outcome.computed < len(self.tokens) + len(outcome.emitted)
+    def take(
+        self, outcome: RowOutcome, max_context_tokens: int, parts: Parts, refusal: Reason = NO_REASON
+    ) -> TokenEvent:
+        """Append the emitted tokens one by one up to the end, if it is among them; what lies behind it never was.
 
-    def take(self, outcome: RowOutcome, max_context_tokens: int, parts: Parts) -> Gain:
-        """Append the emitted tokens one by one up to the end, if it is among them; what lies behind it never was."""
+        The answer is what the client is told of it, but for statistics; `refusal`: why nothing was drafted.
+        """
         remaining = self.remaining(max_context_tokens)
         kept, finish_reason = 0, None
         for token in outcome.emitted:
@@ -135,17 +180,20 @@ class Sequence:
         self.computed = min(outcome.computed, len(self.tokens))
         for each in outcome.confidences[:kept]:
             self.confidence.learn(each, CONFIDENCE_TOKENS)
-        gain = Gain(
-            kept=kept,
-            told=kept - (finish_reason is FinishReason.STOP),
-            drafted=min(outcome.drafted, kept) if finish_reason else outcome.drafted,
-            accepted=min(outcome.accepted, kept),
+        drafted = min(outcome.drafted, kept) if finish_reason else outcome.drafted
+        accepted = min(outcome.accepted, kept)
+        self.counters.count_step(kept=kept, drafted=drafted, accepted=accepted, method=outcome.method, parts=parts)
+        told = kept - (finish_reason is FinishReason.STOP)
+        return TokenEvent(
+            request_id=self.request.id,
+            tokens=outcome.emitted[:told],
+            drafted=drafted,
+            accepted=min(accepted, told),
+            method=outcome.method if drafted else PLAIN,
+            why_not_drafted=NO_REASON if drafted else refusal,
+            logprobs=outcome.logprobs[:told],
             finish_reason=finish_reason,
         )
-        self.counters.count_step(
-            kept=kept, drafted=gain.drafted, accepted=gain.accepted, method=outcome.method, parts=parts
-        )
-        return gain
 
     def cached_prefix(self) -> tuple[int, ...]:
         """The tokens whose keys and values the cache holds, a stop token included; nothing behind the end."""

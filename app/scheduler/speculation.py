@@ -11,7 +11,6 @@ from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from app.scheduler.sequence import Sequence
-from app.scheduler.stats import Splitter
 
 POLICIES = ("single", "auto", "off")
 
@@ -37,6 +36,27 @@ def allowed_methods(
 
 def _refused(code: str, **values: str) -> DraftChoice:
     return DraftChoice(refusal=Reason(code, values))
+
+
+class Splitter:
+    """Steps are taken apart now and then; the others are split as the last one of their method was."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, tuple[float, float]] = {}
+
+    def split(self, result: StepResult, method: str, draft_seconds: float) -> Parts:
+        """The parts of a step; `draft_seconds` is what its drafting usually takes."""
+        if method == PLAIN:
+            return Parts(verify_seconds=result.seconds)
+        if result.parts:
+            rest = result.seconds - result.parts.draft_seconds
+            if rest > 0:
+                self._shares[method] = result.parts.verify_seconds / rest, result.parts.rewind_seconds / rest
+            return result.parts
+        drafting = min(draft_seconds, result.seconds)
+        verify, rewind = self._shares.get(method, (1.0, 0.0))
+        rest = result.seconds - drafting
+        return Parts(drafting, verify * rest, rewind * rest)
 
 
 class Speculation:
@@ -146,7 +166,7 @@ def _observation(
         rows=len(drafts),
         width=result.width,
         seconds=result.seconds,
-        draft_seconds=result.draft_seconds if result.timed else None,
+        draft_seconds=result.parts.draft_seconds if result.parts else None,
         drafts=tuple(drafts),
         typical=typical,
         context_tokens=max((len(row.tokens) for row in planned.values()), default=0),

@@ -24,7 +24,7 @@ from app.core.messages import (
 from app.core.reason import NO_REASON
 from app.core.request import Request
 from app.core.step import FinishReason, MethodStatistics, Statistics, TokenEvent, TokenLogprobs
-from app.scheduler.stats import Counters
+from app.scheduler.sequence import Counters
 from app.text.detokenizer import TextChunk
 from app.worker.texts import Prompt
 

@@ -10,7 +10,7 @@ from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.ports import EngineLimits
 from app.core.request import Request
-from app.core.step import DRAFT_LENGTHS, DecodeStep, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
+from app.core.step import DRAFT_LENGTHS, DecodeStep, Parts, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
 from app.engine import memory
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit
@@ -70,7 +70,7 @@ class TimedEngine:
         kept = 0 if self.carries and drafted else 1
         self.cached += kept
         outcome = RowOutcome(REQUEST_ID, (1,), self.cached, drafted, 0, method=row.method)
-        return StepResult((outcome,), seconds=seconds, width=1 + drafted, timed=drafted > 0, draft_seconds=drafting)
+        return StepResult((outcome,), seconds=seconds, width=1 + drafted, parts=Parts(drafting) if drafted else None)
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         assert (request_id, tuple(tokens)) == (REQUEST_ID, ())

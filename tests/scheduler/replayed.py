@@ -21,6 +21,7 @@ from app.core.step import (
     DecodeRow,
     DecodeStep,
     Offer,
+    Parts,
     PrefillRow,
     PrefillStep,
     RowOutcome,
@@ -184,9 +185,7 @@ class TraceEngine:
             outcomes,
             seconds=told_drafting + rest,
             width=1 + max(drafted),
-            timed=timed,
-            draft_seconds=told_drafting if timed else 0.0,
-            verify_seconds=rest if timed else 0.0,
+            parts=Parts(told_drafting, rest) if timed else None,
         )
 
     def _drafted(self, row: DecodeRow) -> int:

@@ -238,8 +238,8 @@ def test_seconds_of_timed_steps_are_told_and_stand_for_the_others() -> None:
         (row,) = plan.rows
         end = len(row.tokens) + 2
         outcome = RowOutcome("a", (1, 2, 3), end, row.num_draft_tokens, 2, method="draft_model")
-        parts = {"draft_seconds": 0.25, "verify_seconds": 0.5, "rewind_seconds": 0.125} if plan.timed else {}
-        scheduler.commit(StepResult((outcome,), seconds=1.0, width=5, timed=plan.timed, **parts))
+        parts = Parts(0.25, 0.5, 0.125) if plan.timed else None
+        scheduler.commit(StepResult((outcome,), seconds=1.0, width=5, parts=parts))
     (end_event,) = scheduler.cancel("a")
     (drafts,) = end_event.statistics.by_method
     assert (drafts.method, drafts.steps, drafts.drafted, drafts.accepted) == ("draft_model", 8, 32, 16)

@@ -15,9 +15,8 @@ from app.core.reason import NO_REASON, Reason
 from app.core.step import DecodeRow
 from app.engine.acceptance import fit_vocabulary
 from app.engine.drafters import Drafter, Outcome, Proposal
-from app.engine.rectangle import last_of, padded
 from app.engine.rollback import UnknownCacheError
-from app.engine.runner import Runner
+from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import SampledRow, adjust, draw
 from app.engine.unit import LoadedUnit
 

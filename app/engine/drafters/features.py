@@ -24,8 +24,7 @@ from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, Outcome
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.layers import Target
-from app.engine.rectangle import padded
-from app.engine.runner import Runner
+from app.engine.runner import Runner, padded
 from app.engine.sampling import SampledRow
 from app.engine.unit import LoadedUnit
 

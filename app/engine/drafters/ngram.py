@@ -12,7 +12,7 @@ from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.drafters import Drafter, Proposal
-from app.engine.rectangle import padded
+from app.engine.runner import padded
 from app.engine.sampling import SampledRow
 from app.engine.unit import LoadedUnit
 
