@@ -67,7 +67,6 @@ from app.store.accounts import Accounts
 from app.store.rows import KeptMeasurements, RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
-from app.worker.supervisor import Supervisor
 
 ROUTERS = (chat, completions, models, control)
 """The endpoints."""
@@ -279,11 +278,11 @@ async def _serve(
 ) -> None:
     """`said` is what was done about the store: it belongs in the log too."""
     settings = live.current
-    supervisor = Supervisor(
+    worker = WorkerClient(
         memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs", on_line=lines.take
     )
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
-    app = compose(live, store, WorkerClient(supervisor), catalog, lines.ring)
+    app = compose(live, store, worker, catalog, lines.ring)
     port = listener.getsockname()[1]
     url = address_url(settings.host, port)
 
@@ -308,12 +307,12 @@ async def _serve(
         drain_seconds=settings.drain_seconds,
         on_started=started,
     )
-    await supervisor.start()
+    await worker.start()
     try:
         with written_server(settings.home, RunningServer(settings.host, port, app.state.door.own_key)):
             await server.serve(sockets=[listener])
     finally:
-        await supervisor.stop()
+        await worker.stop()
 
 
 def _open_browser(address: str) -> None:

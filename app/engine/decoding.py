@@ -220,9 +220,9 @@ class Decoder:
                 sampled = [self._sampled(rows[index], salt=self._salt) for index in members]
                 proposals.append((members, drafter.propose([rows[index] for index in members], sampled)))
         proposal = _merged(len(rows), proposals)
-        if proposal.tokens is not None:
-            mx.async_eval(proposal.tokens)  # the device drafts while the host builds the verify forward
-            self._end_part(lambda: [proposal.tokens])
+        if (drafts := proposal.tokens) is not None:
+            mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
+            self._end_part(lambda: [drafts])
         return proposal
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:

@@ -97,9 +97,3 @@ def footprint(spec: ModelSpecification) -> Footprint:
     Raises ModelUnavailable for a broken folder.
     """
     return unit_footprint(spec, widen=computes_in_float32())
-
-
-def estimate(spec: ModelSpecification, *, float32: bool | None = None) -> int:
-    """Bytes that the unit of `spec` may hold while it serves; `float32`: whether weights are widened, None asks the
-    device. Raises ModelUnavailable for a broken folder."""
-    return unit_footprint(spec, widen=computes_in_float32() if float32 is None else float32).total_bytes

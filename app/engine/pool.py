@@ -10,76 +10,146 @@ A lease ends with `release`, or by itself when `LoadFailed` tells that the load 
 
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Protocol
 
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable, PacelineError
 from app.core.footprint import Footprint
-from app.core.messages import LoadedModel, ModelSpecification
-from app.core.ports import Clock
+from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
+from app.core.ports import Clock, EnginePort
+from app.core.step import StepCost
 from app.engine import memory
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
-from app.engine.resident import (
-    Evicted,
-    Loaded,
-    LoadFailed,
-    LoadSteps,
-    PooledEngine,
-    PoolEvent,
-    Progress,
-    Resident,
-    same_unit,
-)
-from app.engine.unit import LoadedUnit
+from app.engine.unit import LoadedUnit, same_unit
 from app.engine.warm_up import CostFiles, WarmUpSteps
 
 RETRY_AFTER_SECONDS = 5
 """When to come back for memory or a draft that running requests hold."""
+DEFAULT_IDLE_SECONDS = 3600.0
+
+_logger = logging.getLogger(__name__)
 
 
-def check_room(
-    model_id: str, needed: int, *, ceiling_bytes: int, others: Collection[Resident], pinned: Collection[str]
-) -> None:
-    """Refuse what cannot fit even with every idle unit gone; told apart is whether waiting helps."""
-    needs = f"{model_id} needs {_gigabytes(needed)}"
-    ceiling = f"the ceiling is {_gigabytes(ceiling_bytes)}"
-    if needed > ceiling_bytes:
-        raise InsufficientMemory(f"{needs}, {ceiling}: choose a smaller model or raise {memory.LIMIT_VARIABLE}")
-    held = sum(entry.working_bytes for entry in others if entry.spec.id in pinned)
-    if held + needed > ceiling_bytes:
-        reason = f"{ceiling} and pinned models hold {_gigabytes(held)}"
-        raise InsufficientMemory(f"{needs}, {reason}: unpin one or raise {memory.LIMIT_VARIABLE}")
-    held += sum(entry.working_bytes for entry in others if entry.leases and entry.spec.id not in pinned)
-    if held + needed > ceiling_bytes:
-        reason = f"{ceiling} and models in use hold {_gigabytes(held)}"
-        message = f"{needs}, {reason}: retry when their requests have finished"
-        raise InsufficientMemory(message, retry_after_seconds=RETRY_AFTER_SECONDS)
+class PooledEngine(EnginePort, Protocol):
+    """What the pool asks of an engine beyond stepping: its bytes, and to let go of them."""
+
+    measured: Sequence[StepCost]
+
+    @property
+    def cache_bytes(self) -> int: ...
+    @property
+    def prefix_cache_bytes(self) -> int: ...
+    @property
+    def cache_families(self) -> tuple[str, ...]: ...
+    def drop_prefix_cache(self) -> None: ...
+    def bound_prefix_cache(self, limit_bytes: int) -> None: ...
+    def close(self) -> None: ...
 
 
-def never_fits(tokens: int, needed: int, held: int, ceiling_bytes: int) -> str:
-    """Why a request is refused for good, and what to do."""
-    left = max(0, ceiling_bytes - held)
-    return (
-        f"prompt and expected answer are {tokens} tokens, whose keys and values take {_gigabytes(needed)}; beside the "
-        f"weights {_gigabytes(left)} of {_gigabytes(ceiling_bytes)} are left: shorten the prompt, lower max_tokens or "
-        f"raise {memory.LIMIT_VARIABLE}"
-    )
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The model can step; `seconds` since its load was asked for."""
+
+    model_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The load ended without a model, and every lease on it with it: do not release; the next `acquire` tries again."""
+
+    model_id: str
+    error: PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """An idle engine is closed and gone. No lease ends with it: nobody held one."""
+
+    model_id: str
+
+
+PoolEvent = LoadProgress | Loaded | LoadFailed | Evicted
+LoadSteps = Generator[tuple[str, float], None, LoadedUnit]
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """One model that is loading (`steps` is set; its engine warms up last) or ready (`engine` is set)."""
+
+    spec: ModelSpecification
+    footprint: Footprint
+    started: float
+    last_used: float
+    rows_bytes: int = 0
+    """What the caches of its rows were promised."""
+    steps: Generator[tuple[str, float], None, None] | None = None
+    leases: int = 0
+    unit: LoadedUnit | None = None
+    engine: PooledEngine | None = None
+
+    @property
+    def ready_engine(self) -> PooledEngine | None:
+        """The engine once the load is over."""
+        return self.engine if self.steps is None else None
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.footprint.fixed_bytes + max(self.footprint.cache_bytes, self.rows_bytes)
+
+    @property
+    def prefix_bytes(self) -> int:
+        return self.engine.prefix_cache_bytes if self.engine else 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the caches of its rows really take."""
+        return self.engine.cache_bytes if self.engine else 0
+
+    @property
+    def row_bytes_held(self) -> int:
+        """What its rows were promised, or have."""
+        return max(self.rows_bytes, self.cache_bytes)
+
+    @property
+    def working_bytes(self) -> int:
+        """The reservation, or what is really there when caches outgrew it."""
+        return max(self.reserved_bytes, (self.unit.weights_bytes if self.unit else 0) + self.cache_bytes)
+
+    def close(self) -> None:
+        """Abandon the load or close the engine; afterwards nothing here refers to an array."""
+        steps, engine, self.steps, self.engine, self.unit = self.steps, self.engine, None, None, None
+        if steps is not None:
+            steps.close()
+        if engine is not None:
+            engine.close()
+
+    def describe(self, *, pinned: bool, idle_seconds: float) -> LoadedModel:
+        """The state of this model; running and waiting requests are the scheduler's to fill in."""
+        engine, unit = self.engine, self.unit
+        return LoadedModel(
+            id=self.spec.id,
+            state="loading" if self.ready_engine is None else "ready",
+            draft_ids=tuple(draft.id for draft in self.spec.drafts),
+            weights_bytes=unit.weights_bytes if unit else 0,
+            cache_bytes=self.cache_bytes,
+            prefix_cache_bytes=self.prefix_bytes,
+            cache_families=engine.cache_families if engine else (),
+            methods=engine.limits.drafters if engine else (),
+            unavailable=dict(engine.limits.unavailable) if engine else {},
+            longest_drafts=dict(engine.limits.longest_drafts) if engine else {},
+            max_context_tokens=engine.limits.max_context_tokens if engine else 0,
+            pinned=pinned,
+            idle_seconds=idle_seconds,
+            leases=self.leases,
+        )
 
 
 def _gigabytes(size: int) -> str:
     return f"{size / memory.GIGABYTE:.1f} GB" if size >= memory.GIGABYTE // 2 else f"{size / 10**6:.0f} MB"
-
-
-__all__ = ["EnginePool", "Evicted", "LoadFailed", "Loaded", "PoolEvent", "PooledEngine", "Progress", "open_pool"]
-
-DEFAULT_IDLE_SECONDS = 3600.0
-
-logger = logging.getLogger(__name__)
-
-
-def _keep_cold(_engine: PooledEngine, _spec: ModelSpecification) -> WarmUpSteps:
-    yield from ()
-    return ()
 
 
 class EnginePool:
@@ -92,7 +162,7 @@ class EnginePool:
         load: Callable[[ModelSpecification], LoadSteps],
         open_engine: Callable[[LoadedUnit], PooledEngine],
         estimate: Callable[[ModelSpecification], Footprint],
-        warm_up: Callable[[PooledEngine, ModelSpecification], WarmUpSteps] = _keep_cold,
+        warm_up: Callable[[PooledEngine, ModelSpecification], WarmUpSteps] | None = None,
         default_idle_seconds: float | None = DEFAULT_IDLE_SECONDS,
         clock: Clock = time.monotonic,
         reclaim: Callable[[], None] = memory.release,
@@ -155,7 +225,13 @@ class EnginePool:
         held = entry.footprint.fixed_bytes + sum(other.working_bytes for other in others)
         needed = tokens * entry.footprint.position_bytes
         if held + needed > self._ceiling_bytes:
-            raise InvalidRequest(never_fits(tokens, needed, held, self._ceiling_bytes), code="context_length_exceeded")
+            left = f"{_gigabytes(max(0, self._ceiling_bytes - held))} of {_gigabytes(self._ceiling_bytes)}"
+            message = (
+                f"prompt and expected answer are {tokens} tokens, whose keys and values take {_gigabytes(needed)}; "
+                f"beside the weights {left} are left: shorten the prompt, lower max_tokens or raise "
+                f"{memory.LIMIT_VARIABLE}"
+            )
+            raise InvalidRequest(message, code="context_length_exceeded")
 
     def reserve(self, model_id: str, lengths: Sequence[int]) -> bool:
         """Promise the rows of a model memory for so many tokens each; False: wait until other rows have ended.
@@ -200,9 +276,10 @@ class EnginePool:
 
         An eviction is told before the load that asked for it begins, so that whoever keeps the engine lets go first.
         """
-        if (model_id := self.next_load) and not self._events:
+        entry = self._entries.get(self.next_load)
+        if entry is not None and entry.steps is not None and not self._events:
             self._tidy()
-            self._advance(self._entries[model_id])
+            self._advance(entry, entry.steps)
         events, self._events = self._events, []
         return events
 
@@ -238,7 +315,8 @@ class EnginePool:
         self._tidy()
         before, self._events = self._events, []
         for entry in self._victims():
-            if (limit := self._idle_limit(entry)) is not None and self._idle_for(entry) >= limit:
+            limit = self._idle_seconds.get(entry.spec.id, self._default_idle_seconds)
+            if limit is not None and self._idle_for(entry) >= limit:
                 self._evict(entry)
         self._make_room(0)
         if self._events:
@@ -270,8 +348,7 @@ class EnginePool:
         """Make room and begin the load; an idle unit of the same id with another specification makes way."""
         footprint = self._estimate(spec)
         needed = footprint.total_bytes
-        others = [entry for name, entry in self._entries.items() if name != spec.id]
-        check_room(spec.id, needed, ceiling_bytes=self._ceiling_bytes, others=others, pinned=self._pinned)
+        self._check_room(spec.id, needed)
         if (old := self._entries.get(spec.id)) is not None:
             self._evict(old)
         self._make_room(needed)
@@ -281,16 +358,35 @@ class EnginePool:
         entry.steps = self._steps(entry)
         return entry
 
+    def _check_room(self, model_id: str, needed: int) -> None:
+        """Refuse what cannot fit even with every idle unit gone; told apart is whether waiting helps."""
+        needs, limit = f"{model_id} needs {_gigabytes(needed)}", self._ceiling_bytes
+        ceiling = f"the ceiling is {_gigabytes(limit)}"
+        if needed > limit:
+            raise InsufficientMemory(f"{needs}, {ceiling}: choose a smaller model or raise {memory.LIMIT_VARIABLE}")
+        others = {name: entry for name, entry in self._entries.items() if name != model_id}
+        held = sum(entry.working_bytes for name, entry in others.items() if name in self._pinned)
+        if held + needed > limit:
+            reason = f"{ceiling} and pinned models hold {_gigabytes(held)}"
+            raise InsufficientMemory(f"{needs}, {reason}: unpin one or raise {memory.LIMIT_VARIABLE}")
+        held += sum(each.working_bytes for name, each in others.items() if each.leases and name not in self._pinned)
+        if held + needed > limit:
+            message = (
+                f"{needs}, {ceiling} and models in use hold {_gigabytes(held)}: retry when their requests have finished"
+            )
+            raise InsufficientMemory(message, retry_after_seconds=RETRY_AFTER_SECONDS)
+
     def _steps(self, entry: Resident) -> Generator[tuple[str, float], None, None]:
         """A whole load: read the weights, open the engine, warm it up."""
         entry.unit = yield from self._load(entry.spec)
         entry.engine = self._open_engine(entry.unit)
-        entry.engine.measured = yield from self._warm_up(entry.engine, entry.spec)
+        if self._warm_up is not None:
+            entry.engine.measured = yield from self._warm_up(entry.engine, entry.spec)
         self._reclaim()
 
     def _make_room(self, needed: int) -> None:
         """Until `needed` bytes fit: drop prefix caches, then evict idle units, the least recently used first."""
-        for entry in sorted(self._entries.values(), key=_last_used):
+        for entry in sorted(self._entries.values(), key=attrgetter("last_used")):
             if entry.engine is not None and self.accounted_bytes + needed > self._ceiling_bytes:
                 entry.engine.drop_prefix_cache()
         for entry in self._victims():
@@ -300,7 +396,7 @@ class EnginePool:
     def _victims(self) -> list[Resident]:
         """What may be evicted, the least recently used first. A load that nobody waits for is among them."""
         free = (entry for name, entry in self._entries.items() if not entry.leases and name not in self._pinned)
-        return sorted(free, key=_last_used)
+        return sorted(free, key=attrgetter("last_used"))
 
     def _evict(self, entry: Resident) -> None:
         del self._entries[entry.spec.id]
@@ -314,26 +410,22 @@ class EnginePool:
             self._untidy = False
             self._reclaim()
 
-    def _advance(self, entry: Resident) -> None:
+    def _advance(self, entry: Resident, steps: Generator[tuple[str, float], None, None]) -> None:
         """One slice. Whatever a load raises ends that load only; the loop and the other models live on."""
+        model_id = entry.spec.id
         try:
-            self._events.append(self._next_event(entry))
+            phase, fraction = next(steps)
+            self._events.append(LoadProgress(model_id=model_id, phase=phase, fraction=fraction))
+        except StopIteration:
+            entry.steps = None
+            entry.last_used = self._clock()
+            self._events.append(Loaded(model_id, entry.last_used - entry.started))
         except PacelineError as error:
             self._fail(entry, error)
         except Exception as error:
-            logger.exception("loading %s failed", entry.spec.id)
-            message = f"{entry.spec.id} cannot be loaded: {type(error).__name__}: {error}; `paceline doctor` checks it"
+            _logger.exception("loading %s failed", model_id)
+            message = f"{model_id} cannot be loaded: {type(error).__name__}: {error}; `paceline doctor` checks it"
             self._fail(entry, ModelUnavailable(message))
-
-    def _next_event(self, entry: Resident) -> PoolEvent:
-        if entry.steps is None:
-            raise ModelUnavailable(f"{entry.spec.id} is not loading")
-        slice_done = next(entry.steps, None)
-        if slice_done is not None:
-            return Progress(entry.spec.id, *slice_done)
-        entry.steps = None
-        entry.last_used = self._clock()
-        return Loaded(entry.spec.id, entry.last_used - entry.started)
 
     def _fail(self, entry: Resident, error: PacelineError) -> None:
         """End a load. The error travels on without its traceback, whose frames would keep the weights alive."""
@@ -346,9 +438,6 @@ class EnginePool:
     def _idle_for(self, entry: Resident) -> float:
         return 0.0 if entry.leases else self._clock() - entry.last_used
 
-    def _idle_limit(self, entry: Resident) -> float | None:
-        return self._idle_seconds.get(entry.spec.id, self._default_idle_seconds)
-
 
 def open_pool(ceiling_bytes: int | None = None, *, costs: CostFiles | None = None) -> EnginePool:
     """The pool of this machine: real folders, real engines. Raises InvalidRequest when the limit set is no size."""
@@ -359,7 +448,3 @@ def open_pool(ceiling_bytes: int | None = None, *, costs: CostFiles | None = Non
         estimate=memory.footprint,
         warm_up=(costs or CostFiles(None, ())).warm_up,
     )
-
-
-def _last_used(entry: Resident) -> float:
-    return entry.last_used

@@ -10,6 +10,16 @@ from app.core.drafters import DRAFT_MODEL
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 
+NOT_THE_UNITS = frozenset(
+    {"policy", "num_draft_tokens", "queue_limit", "draft_unavailable", "context_tokens", "longest_token_bytes"}
+)
+"""Of a specification: what an open engine does not depend on; whatever is not named here is the unit's."""
+
+
+def same_unit(old: ModelSpecification, new: ModelSpecification) -> bool:
+    """Whether an engine opened for `old` serves `new`: only what the scheduler or the server alone reads may differ."""
+    return all(getattr(old, name) == getattr(new, name) for name in old.__struct_fields__ if name not in NOT_THE_UNITS)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:

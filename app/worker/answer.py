@@ -15,6 +15,7 @@ from app.core.messages import (
     Event,
     Finished,
     Generate,
+    LoopCommand,
     Submission,
     TokenText,
     choice_id,
@@ -26,9 +27,7 @@ from app.core.request import Request
 from app.core.step import FinishReason, MethodStatistics, Statistics, TokenEvent, TokenLogprobs
 from app.scheduler.sequence import Counters
 from app.text.detokenizer import TextChunk
-from app.worker.texts import Prompt
-
-Send = Callable[[Event], None]
+from app.worker.texts import Prompt, Reading, Unread
 
 _SEEDS = 1 << 64
 _NO_LIMIT = (1 << 31) - 1
@@ -195,39 +194,55 @@ class Choice:
 
 
 class Answer:
-    """What its client is told goes to `send`, which choices the scheduler must end to `withdraw`.
+    """It begins when its prompt was read. What its client is told goes to `send`, what the loop is asked to `post`."""
 
-    Raises InvalidRequest when it cannot begin.
-    """
+    _prompt: Prompt
+    """Once it has begun."""
 
     def __init__(
         self,
         command: Generate,
-        prompt: Prompt,
+        prompt: Reading,
         received_at: float,
         *,
-        send: Send,
-        withdraw: Callable[[Cancel], None],
+        send: Callable[[Event], None],
+        post: Callable[[LoopCommand], None],
     ) -> None:
         self._command = command
-        self._prompt = prompt.tokens
-        self._table = prompt.table
+        self.reading = prompt
+        self._received_at = received_at
         self._send = send
-        self._withdraw = withdraw
-        _check_tokens(command, prompt)
-        self._choices = [Choice(command, index, prompt, received_at) for index in range(command.n)]
+        self._post = post
         self._level = logging.DEBUG if command.owner == MEASUREMENT else logging.INFO
-        for choice in self._choices if command.max_tokens == 0 else ():
-            choice.close("length")  # the one token that is drawn is told to nobody
-        self._failed = False
+        self._choices: list[Choice] = []
+        """None before it begins."""
+        self._over = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether its prompt was read."""
+        return bool(self._choices)
 
     @property
     def ended(self) -> bool:
         """Whether the client has been told the end of everything."""
-        return self._failed or all(choice.ended for choice in self._choices)
+        return self._over or (self.begun and all(choice.ended for choice in self._choices))
 
-    def submission(self) -> Submission:
-        """What the loop is asked for: choice i draws with seed + i."""
+    def begin(self, prompt: Prompt | Unread) -> None:
+        """Its prompt was read: ask the loop for the rest. Raises InvalidRequest for what the model cannot run."""
+        command = self._command
+        if isinstance(prompt, Unread):
+            self.fail(prompt.error)
+            return
+        _check_tokens(command, prompt)
+        self._prompt = prompt
+        self._choices = [Choice(command, index, prompt, self._received_at) for index in range(command.n)]
+        for choice in self._choices if command.max_tokens == 0 else ():
+            choice.close("length")  # the one token that is drawn is told to nobody
+        self._post(self._submission())
+
+    def _submission(self) -> Submission:
+        """Choice i draws with seed + i."""
         command = self._command
         most = _NO_LIMIT if command.max_tokens is None else max(1, command.max_tokens)
         # Who asks for the scores of a prompt and of one token counts on that token, even if it ends the text.
@@ -236,9 +251,9 @@ class Answer:
             Request(
                 id=choice_id(command.id, index),
                 owner=command.owner,
-                prompt_tokens=self._prompt,
+                prompt_tokens=self._prompt.tokens,
                 max_tokens=most,
-                stop_token_ids=frozenset() if ignore_end else self._table.stop_token_ids,
+                stop_token_ids=frozenset() if ignore_end else self._prompt.table.stop_token_ids,
                 sampling=msgspec.structs.replace(command.sampling, seed=(command.sampling.seed + index) % _SEEDS),
                 speculation=command.speculation,
                 scores_prompt=self._scores_prompt,
@@ -251,7 +266,7 @@ class Answer:
         """The request is accepted: from here on the client streams."""
         for choice in self._choices:
             choice.queued_at = at
-        self._send(Accepted(id=self._command.id, prompt_tokens=len(self._prompt)))
+        self._send(Accepted(id=self._command.id, prompt_tokens=len(self._prompt.tokens)))
         if self._command.echo:
             text = self._prompt_text()
             for choice in self._choices:
@@ -271,7 +286,7 @@ class Answer:
             return
         messages = choice.feed(event, at)
         if choice.closing and not was_closing and not choice.ended:
-            self._withdraw(Cancel(id=choice.id))
+            self._post(Cancel(id=choice.id))
         for message in messages:
             if isinstance(message, Finished):
                 _logger.log(self._level, "%s", describe(self._command.model.id, message))
@@ -281,31 +296,37 @@ class Answer:
         """End everything with one error."""
         if self.ended:
             return
-        self._withdraw_open()
-        self._failed = True
+        self._withdraw()
+        self._over = True
         _logger.log(self._level, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
         self._send(failed_frame(self._command.id, error))
 
     def cancel(self) -> None:
         """The client left: every open choice ends at what was told."""
+        self._withdraw()
         for choice in self._choices:
             choice.close("cancelled")
-        self._withdraw_open()
+        if not self.begun:
+            self._over = True
+            for index in range(self._command.n):
+                self._send(Finished(id=self._command.id, index=index, finish_reason="cancelled", usage=Statistics()))
 
     @property
     def _scores_prompt(self) -> bool:
         return self._command.echo and self._command.sampling.top_logprobs is not None
 
-    def _withdraw_open(self) -> None:
-        """The choices that the scheduler may still be working on for us."""
+    def _withdraw(self) -> None:
+        """What is still read for us, and the choices that the scheduler may still be working on."""
+        self.reading.cancel()
         for choice in self._choices:
             if not choice.ended:
-                self._withdraw(Cancel(id=choice.id))
+                self._post(Cancel(id=choice.id))
 
     def _prompt_text(self) -> str:
         if self._command.text is not None:
             return self._command.text
-        return b"".join(self._table.token_text(token)[1] for token in self._prompt).decode("utf-8", "replace")
+        table, tokens = self._prompt.table, self._prompt.tokens
+        return b"".join(table.token_text(token)[1] for token in tokens).decode("utf-8", "replace")
 
 
 def describe(model_id: str, finished: Finished) -> str:

@@ -1,16 +1,19 @@
-"""Frames over the inherited socketpair: four bytes of length (big endian), then one msgpack struct. No pickle.
+"""What server and worker share: frames over the inherited socketpair, and the note of the model the worker is at.
 
-Both processes use this file. `FrameDecoder` is free of I/O; `ServerChannel` is the asyncio end (commands out, events
-in), `WorkerChannel` the blocking end (events out under a lock, commands in on a reader thread). A frame over
-`MAX_FRAME_BYTES` or one that is no message ends the channel: the supervisor restarts what cannot be understood.
+A frame is four bytes of length (big endian), then one msgpack struct. No pickle. `FrameDecoder` is free of I/O;
+`ServerChannel` is the asyncio end (commands out, events in), `WorkerChannel` the blocking end (events out under a lock,
+commands in on a reader thread). A frame over `MAX_FRAME_BYTES` or one that is no message ends the channel: the
+supervisor restarts what cannot be understood.
 """
 
 import asyncio
 import logging
+import mmap
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, cast
 
 import msgspec
@@ -21,6 +24,7 @@ from app.core.messages import MAX_FRAME_BYTES, Command, Event, Failed, Generate
 MAX_BACKLOG_BYTES: Final = 2 * MAX_FRAME_BYTES
 """Commands that the worker has not read yet; above it new requests are refused."""
 READ_BYTES: Final = 256 * 1024
+NOTE_BYTES: Final = mmap.PAGESIZE
 
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -211,3 +215,34 @@ class WorkerChannel:
         except _NOT_A_MESSAGE:
             raise error from None
         self.send(Failed(id=request_id, error="InvalidRequest", message=str(error), code="invalid_request"))
+
+
+class CrashNote:
+    """The model that the worker's MLX thread is at, on a page of a file that both processes hold.
+
+    The worker writes it and the server reads it once the worker has ended or hangs: a frame could still be on its way
+    when the process dies. Without a descriptor the page is this process's own.
+    """
+
+    def __init__(self, descriptor: int = -1) -> None:
+        self._page = mmap.mmap(descriptor, NOTE_BYTES)
+
+    @property
+    def model_id(self) -> str:
+        """Empty when the worker is at none."""
+        (length,) = _LENGTH.unpack_from(self._page)
+        return self._page[_LENGTH.size : _LENGTH.size + length].decode("utf-8", "replace")
+
+    @contextmanager
+    def on(self, model_id: str) -> Iterator[None]:
+        """Whatever happens to the process within is this model's doing."""
+        self._write(model_id)
+        try:
+            yield
+        finally:
+            self._write("")
+
+    def _write(self, model_id: str) -> None:
+        name = model_id.encode()[: NOTE_BYTES - _LENGTH.size]
+        self._page[_LENGTH.size : _LENGTH.size + len(name)] = name
+        self._page[: _LENGTH.size] = _LENGTH.pack(len(name))  # last: a half-written name is never read

@@ -6,73 +6,19 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import app
-from app.core.messages import Command, Event
-from app.worker.channel import ServerChannel
-from app.worker.recovery import new_note, read_note
+from app.core.messages import Event
+from app.core.reason import Reason
+from app.worker.channel import NOTE_BYTES, CrashNote, ServerChannel
 
 MAX_LINE_BYTES = 64 * 1024
 LAST_WORDS_SECONDS = 1.0
 """What is left in the pipe gets this long once the child has ended."""
-
-
-class StderrPipe:
-    """`write_end` is for the child; then `listen` or `give_up`, and `close` once the child has ended.
-
-    Without `on_line` there is no pipe: the child writes where we do.
-    """
-
-    def __init__(self, on_line: Callable[[str], None] | None) -> None:
-        self._on_line = on_line or (lambda _line: None)
-        self._read_end: int | None = None
-        self.write_end: int | None = None
-        if on_line is not None:
-            self._read_end, self.write_end = os.pipe()
-        self._task: asyncio.Task[None] | None = None
-
-    def listen(self) -> None:
-        """The child has its end: let go of ours, and hand over its lines from now on."""
-        if self._read_end is not None and self.write_end is not None:
-            os.close(self.write_end)
-            self._task = asyncio.create_task(self._run(self._read_end), name="stderr of the worker")
-
-    def give_up(self) -> None:
-        """There will be no child."""
-        for end in (self._read_end, self.write_end):
-            if end is not None:
-                os.close(end)
-
-    async def close(self) -> None:
-        """Hand over the last words, then stop listening."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=LAST_WORDS_SECONDS)
-            self._task.cancel()
-
-    async def _run(self, read_end: int) -> None:
-        """An endless line comes in pieces."""
-        stream = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb")
-        )
-        rest = b""
-        try:
-            while chunk := await stream.read(MAX_LINE_BYTES):
-                *lines, rest = (rest + chunk).split(b"\n")
-                if len(rest) >= MAX_LINE_BYTES:
-                    lines, rest = [*lines, rest], b""
-                for line in lines:
-                    self._on_line(line.decode("utf-8", "replace"))
-            if rest:
-                self._on_line(rest.decode("utf-8", "replace"))
-        finally:
-            transport.close()
-
-
 WORKER_COMMAND = (sys.executable, "-m", "app.worker.process")
 PACKAGE_PARENT = Path(app.__file__).resolve().parent.parent
 
@@ -88,6 +34,14 @@ _SET = {
 }
 _SECRET_ENDINGS = ("TOKEN", "_KEY", "SECRET", "PASSWORD")
 _DROPPED = frozenset({"MLX_LM_TRUST_REMOTE_CODE"})
+_SIGNALS: dict[int, Reason] = {
+    signal.SIGKILL: Reason("exit_killed"),
+    signal.SIGABRT: Reason("exit_aborted"),
+    signal.SIGSEGV: Reason("exit_segfault"),
+    signal.SIGBUS: Reason("exit_bus"),
+    signal.SIGILL: Reason("exit_illegal"),
+    signal.SIGTERM: Reason("exit_terminated"),
+}
 
 
 def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -101,13 +55,19 @@ def worker_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 class Child:
-    """The process and its channel. `end` leaves neither it nor its group behind."""
+    """The process, its channel and its note. `end` leaves neither it nor its group behind."""
 
-    def __init__(self, process: Process, channel: ServerChannel, pipe: StderrPipe, note: IO[bytes]) -> None:
+    def __init__(
+        self, process: Process, channel: ServerChannel, note: CrashNote, listening: asyncio.Task[None] | None
+    ) -> None:
         self._process = process
-        self._channel = channel
-        self._pipe = pipe
         self._note = note
+        self._listening = listening
+        self._channel = channel
+        self.process_id = process.pid
+        """Also of its session and group."""
+        self.send = channel.send
+        """Queue one command; see `ServerChannel.send`."""
 
     @classmethod
     async def spawn(
@@ -118,46 +78,39 @@ class Child:
         on_close: Callable[[str], None],
         on_line: Callable[[str], None] | None = None,
     ) -> "Child":
-        """Start `command --channel-fd N --note-fd M` in its own session; `on_line` hears its stderr. Raises OSError."""
-        with contextlib.ExitStack() as undo:
-            note = new_note()
-            undo.callback(note.close)
+        """Start `command --channel-fd N --note-fd M` in its own session; `on_line` hears its stderr, which is ours
+        without it. Raises OSError."""
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as handed_over:
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
-            pipe = StderrPipe(on_line)
-            with theirs, contextlib.ExitStack() as unheard:
-                unheard.callback(pipe.give_up)
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    *("--channel-fd", str(theirs.fileno()), "--note-fd", str(note.fileno())),
-                    stdin=DEVNULL,
-                    stdout=DEVNULL,
-                    stderr=pipe.write_end,
-                    cwd=PACKAGE_PARENT,
-                    env=worker_environment(os.environ),
-                    pass_fds=(theirs.fileno(), note.fileno()),
-                    start_new_session=True,
-                )
-                unheard.pop_all()
+            handed_over.enter_context(theirs)
+            note = handed_over.enter_context(tempfile.TemporaryFile())
+            note.truncate(NOTE_BYTES)
+            listening, stderr = None, None
+            if on_line is not None:
+                read_end, stderr = os.pipe()
+                handed_over.callback(os.close, stderr)
+                listening = asyncio.create_task(_hand_over_lines(read_end, on_line), name="stderr of the worker")
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                *("--channel-fd", str(theirs.fileno()), "--note-fd", str(note.fileno())),
+                stdin=DEVNULL,
+                stdout=DEVNULL,
+                stderr=stderr,
+                cwd=PACKAGE_PARENT,
+                env=worker_environment(os.environ),
+                pass_fds=(theirs.fileno(), note.fileno()),
+                start_new_session=True,
+            )
             undo.callback(process.kill)
-            pipe.listen()
             channel = await ServerChannel.open(ours, on_event, on_close)
             undo.pop_all()
-        return cls(process, channel, pipe, note)
-
-    @property
-    def process_id(self) -> int:
-        """The process id, also of its session and group."""
-        return self._process.pid
+            return cls(process, channel, CrashNote(note.fileno()), listening)
 
     @property
     def at(self) -> str:
-        """The id of the model that the worker is at, or was when it ended; empty for none. Ask before `end`."""
-        return read_note(self._note)
-
-    def send(self, command: Command) -> None:
-        """Queue one command; see `ServerChannel.send`."""
-        self._channel.send(command)
+        """The id of the model that the worker is at, or was when it ended; empty for none."""
+        return self._note.model_id
 
     async def wait(self, seconds: float) -> int | None:
         """The exit code once it has ended (negative: minus the signal), None when it lives on after `seconds`."""
@@ -165,22 +118,62 @@ class Child:
             return await asyncio.wait_for(self._process.wait(), seconds)
         return None
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send `number` to the process, if it is still there."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
-
     async def end(self, *steps: tuple[signal.Signals, float]) -> int:
         """Send each signal and wait its seconds; then SIGKILL to the whole group. The answer is the exit code."""
         for number, seconds in steps:
             if self._process.returncode is None:
-                self.send_signal(number)
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(number)
                 await self.wait(seconds)
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         code = await self._process.wait()
         self._channel.close()
-        await self._pipe.close()
-        self._note.close()
+        if self._listening is not None:
+            await asyncio.wait({self._listening}, timeout=LAST_WORDS_SECONDS)
+            self._listening.cancel()
         return code
+
+
+async def _hand_over_lines(read_end: int, on_line: Callable[[str], None]) -> None:
+    """Until nobody has the other end of the pipe; an endless line comes in pieces.
+
+    The pipe is ours and not asyncio's, for which a process is not over while a child of its own holds its stderr.
+    """
+    stream = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(read_end, "rb")
+    )
+    rest = b""
+    try:
+        while chunk := await stream.read(MAX_LINE_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) >= MAX_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                on_line(line.decode("utf-8", "replace"))
+        if rest:
+            on_line(rest.decode("utf-8", "replace"))
+    finally:
+        transport.close()
+
+
+def exit_name(code: int | None) -> str:
+    """An exit code (negative: minus the signal; None: it had to be killed) by its number, or the name of the signal."""
+    if code is not None and code >= 0:
+        return str(code)
+    number = signal.SIGKILL if code is None else -code
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def describe_exit(code: int | None) -> Reason:
+    """Why a process ended, from its exit code as `exit_name` has it."""
+    if code is None:
+        return Reason("exit_stuck")
+    if code >= 0:
+        return Reason("exit_code", {"code": code}) if code else Reason("exit_clean")
+    return _SIGNALS.get(-code) or Reason("exit_signal", {"name": exit_name(code)})

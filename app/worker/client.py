@@ -9,12 +9,11 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, get_args
 
 from app.core.alarm import Alarm
-from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError, WorkerGone
+from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
     Accepted,
     Cancel,
@@ -171,79 +170,32 @@ class RequestStream:
             self._cancel(request_id)
 
 
-class WorkerClient:
-    """One per server process; attaches itself to `link`."""
+class WorkerClient(Supervisor):
+    """One per server process; `options` are those of its `Supervisor`."""
 
     def __init__(
-        self, link: Supervisor, *, buffer_events: int = BUFFER_EVENTS, ready_seconds: float = READY_SECONDS
+        self, *, buffer_events: int = BUFFER_EVENTS, ready_seconds: float = READY_SECONDS, **options: Any
     ) -> None:
-        self._link = link
+        super().__init__(**options)
         self._buffer_events = buffer_events
         self._ready_seconds = ready_seconds
         self._streams: dict[str, RequestStream] = {}
         """By the id of each prompt whose end the worker has not told."""
         self._sending: set[asyncio.Task[None]] = set()
-        self._answers: dict[str, tuple[str, asyncio.Future[ModelLoaded | ModelUnloaded]]] = {}
+        self._answers: dict[str, tuple[str, asyncio.Future[Any]]] = {}
+        """Of loads and unloads, by their id, with the model's."""
         self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in get_args(Event)}
-        self._progress: dict[str, LoadProgress] = {}
+        self.progress: dict[str, LoadProgress] = {}
+        """Model id -> the last progress of a load that is under way."""
         self.snapshot = Snapshot()
         self.ready_info: Ready | None = None
-        link.attach(handle=self._handle, worker_gone=self._worker_gone, in_flight=lambda: self.in_flight)
-
-    # --- state ----------------------------------------------------------------------------------------------
-
-    @property
-    def ready(self) -> bool:
-        """Whether a worker runs and takes requests."""
-        return self._link.ready
-
-    @property
-    def draining(self) -> bool:
-        """Whether the worker finishes what runs before another one takes its place."""
-        return self._link.draining
-
-    @property
-    def restarts(self) -> int:
-        """How often the worker was started again."""
-        return self._link.restarts
-
-    @property
-    def last_exit(self) -> Reason:
-        """Why the last worker ended; none when none has."""
-        return self._link.last_exit
-
-    @property
-    def quarantined(self) -> Mapping[str, Reason]:
-        """Model id -> why it is kept from running."""
-        return self._link.quarantined
-
-    @property
-    def progress(self) -> Mapping[str, LoadProgress]:
-        """Model id -> the last progress of a load that is under way."""
-        return MappingProxyType(self._progress)
 
     @property
     def in_flight(self) -> frozenset[str]:
-        """The models of which an answer of the worker is waited for."""
         return frozenset(
             [stream.model_id for stream in self._streams.values()]
             + [model_id for model_id, future in self._answers.values() if not future.done()]
         )
-
-    @property
-    def retry_after_seconds(self) -> int:
-        """When a worker should be ready for who asks again then."""
-        return self._link.retry_after_seconds
-
-    def release_quarantine(self, model_id: str) -> None:
-        """Let a model run again. Raises InvalidRequest when it is not quarantined."""
-        if not self._link.release_quarantine(model_id):
-            message = f"{model_id} is not quarantined: `paceline ps` names the models that are."
-            raise InvalidRequest(message, code="not_quarantined", parameter="model")
-
-    def renew(self, drain_seconds: float = 0.0) -> None:
-        """Replace the worker once its running requests have finished, or after so many seconds."""
-        self._link.renew(drain_seconds)
 
     def subscribe(self, listener: Callable[[Any], None], *kinds: type[Event]) -> Callable[[], None]:
         """Call `listener` with every event of these kinds (none given: of all), also with a `Failed` for each request
@@ -292,7 +244,7 @@ class WorkerClient:
             await self._prepare(stream.model_id)
             for command in commands:
                 if not stream.ended:
-                    self._link.send(command)
+                    self.send(command)
                     self._streams[command.id] = stream
         except PacelineError as error:
             stream.fail(error)
@@ -307,56 +259,52 @@ class WorkerClient:
     async def load(self, model: ModelSpecification) -> ModelLoaded:
         """Load a unit and keep it; cancelling the caller cancels the load. Raises the PacelineError that ended it."""
         await self._prepare(model.id)
-        request_id = f"load-{secrets.token_hex(8)}"
-        answer = await self._ask(LoadModel(id=request_id, model=model), request_id, model.id)
-        if not isinstance(answer, ModelLoaded):
-            raise PacelineError("The worker answered a load with something else.")
-        return answer
+        loaded: ModelLoaded = await self._ask(LoadModel(id=f"load-{secrets.token_hex(8)}", model=model), model.id)
+        return loaded
 
     def keep(self, model_id: str, *, pinned: bool | None, idle_seconds: float | None) -> None:
         """Say how long a model stays, if a worker runs; None: as it was. Loads nothing."""
         with contextlib.suppress(WorkerGone):
-            self._link.send(KeepModel(model_id=model_id, pinned=pinned, idle_seconds=idle_seconds))
+            self.send(KeepModel(model_id=model_id, pinned=pinned, idle_seconds=idle_seconds))
 
     async def unload(self, model_id: str) -> None:
         """Unload a unit. Raises ModelUnavailable while requests use it."""
         await self._prepare(None)
-        request_id = f"unload-{secrets.token_hex(8)}"
-        await self._ask(UnloadModel(id=request_id, model_id=model_id), request_id, model_id)
+        await self._ask(UnloadModel(id=f"unload-{secrets.token_hex(8)}", model_id=model_id), model_id)
 
     async def _prepare(self, model_id: str | None) -> None:
         """Raises when the model may not run or no worker is there in time."""
-        if not self._link.ready and not await self._link.wait_ready(self._ready_seconds):
-            seconds = self._link.retry_after_seconds
+        if not self.ready and not await self.wait_ready(self._ready_seconds):
+            seconds = self.retry_after_seconds
             message = f"The model worker is not running ({self.last_exit or 'it starts'}); try again in {seconds} s."
             raise WorkerGone(message, retry_after_seconds=seconds)
-        reason = self._link.quarantined.get(model_id) if model_id is not None else None
+        reason = self.quarantined.get(model_id) if model_id is not None else None
         if reason is not None:
             raise ModelUnavailable(
                 f"{model_id} is quarantined: {reason}, or at once after `paceline release {model_id}`.",
                 code="model_quarantined",
             )
 
-    async def _ask(self, command: LoadModel | UnloadModel, request_id: str, model_id: str) -> Event:
-        future: asyncio.Future[ModelLoaded | ModelUnloaded] = asyncio.get_running_loop().create_future()
-        self._link.send(command)
-        self._answers[request_id] = (model_id, future)
+    async def _ask(self, command: LoadModel | UnloadModel, model_id: str) -> Any:
+        """What the worker answers. Raises the PacelineError that it answers instead, and when it dies."""
+        future = asyncio.get_running_loop().create_future()
+        self.send(command)
+        self._answers[command.id] = model_id, future
         try:
             return await future
         except asyncio.CancelledError:
-            self._cancel(request_id)
+            self._cancel(command.id)
             raise
         finally:
-            self._answers.pop(request_id, None)
+            self._answers.pop(command.id, None)
 
     def _cancel(self, request_id: str) -> None:
         with contextlib.suppress(WorkerGone):
-            self._link.send(Cancel(id=request_id))
+            self.send(Cancel(id=request_id))
 
     # --- what the supervisor tells ----------------------------------------------------------------------------
 
-    def _handle(self, event: Event) -> None:
-        """One event of the worker; called by the supervisor."""
+    def _hear(self, event: Event) -> None:
         match event:
             case Accepted() | Delta() | Finished():
                 self._put(event)
@@ -369,23 +317,22 @@ class WorkerClient:
                 if future is not None and not future.done():
                     future.set_result(event)
             case LoadProgress():
-                self._progress.pop(event.model_id, None)
+                self.progress.pop(event.model_id, None)
                 if event.phase not in LOAD_ENDED:
-                    self._progress[event.model_id] = event
+                    self.progress[event.model_id] = event
             case Ready():
                 self.ready_info = event
         self._publish(event)
 
-    def _worker_gone(self, cause: str) -> None:
-        """Fail everything in flight; called by the supervisor."""
+    def _hear_end(self, cause: Reason) -> None:
         message = (
             f"The model worker ended while the request ran: {cause}. It is being restarted; send the request again."
         )
         for request_id in (*self._streams, *self._answers):
-            error = WorkerGone(message, retry_after_seconds=self._link.retry_after_seconds)
+            error = WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
-        self._progress.clear()
+        self.progress.clear()
         self.snapshot = Snapshot()
         self.ready_info = None
 

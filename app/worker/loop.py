@@ -8,7 +8,7 @@ for it.
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -20,7 +20,6 @@ from app.core.messages import (
     Halt,
     Heartbeat,
     KeepModel,
-    LoadedModel,
     LoadModel,
     LoadProgress,
     LoopCommand,
@@ -34,8 +33,8 @@ from app.core.messages import (
     short_text,
 )
 from app.core.ports import Clock
-from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent, Progress
-from app.worker.recovery import CrashNote
+from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent
+from app.worker.channel import CrashNote
 from app.worker.served_model import KeepCosts, OpenScheduler, ServedModel
 
 HEARTBEAT_SECONDS = 1.0
@@ -58,8 +57,8 @@ class Loop:
         open_scheduler: OpenScheduler,
         deliver: Callable[[Delivery], None],
         send: Callable[[Event], None],
-        keep_costs: KeepCosts = lambda _spec, _costs: None,
-        crash_note: CrashNote | None = None,
+        keep_costs: KeepCosts,
+        crash_note: CrashNote,
         clock: Clock = time.monotonic,
     ) -> None:
         self._pool = pool
@@ -67,11 +66,10 @@ class Loop:
         self._deliver = deliver
         self._send = send
         self._keep_costs = keep_costs
-        self._crash_note = crash_note or CrashNote()
+        self._crash_note = crash_note
         self._clock = clock
         self._inbox: queue.SimpleQueue[LoopCommand] = queue.SimpleQueue()
         self._served: dict[str, ServedModel] = {}
-        self._loads: dict[str, LoadModel] = {}
         self._halted = False
         self._moved = True
         self._next_house_work = self._next_remembering = self._next_beat = self._steps_told_at = clock()
@@ -103,7 +101,8 @@ class Loop:
                 began = self._clock()
                 with self._crash_note.on(model_id):
                     self._moved |= served.step()
-                self._stepped(self._clock() - began)
+                self._steps.append(self._clock() - began)
+                self._beat_if_due()
                 self._read_commands(0.0)
         self._keep_house()
         self._beat_if_due()
@@ -127,61 +126,58 @@ class Loop:
             return
 
     def _obey(self, command: LoopCommand) -> None:
+        self._moved = True
         match command:
-            case Submission():
-                self._submit(command)
-            case LoadModel():
-                self._load(command)
+            case Submission() | LoadModel():
+                with self._crash_note.on(command.model.id):
+                    self._attempt(command, lambda: self._join(command), f"{command.model.id} cannot be loaded")
+            case UnloadModel():
+                self._attempt(command, lambda: self._unload(command), f"{command.model_id} cannot be unloaded")
             case KeepModel():
                 self._keep(command)
-            case UnloadModel():
-                self._unload(command)
             case Cancel():
-                self._cancel(command.id)
+                for served in self._served.values():
+                    served.withdraw(command.id)
             case Halt():
                 self._halted = True
-        self._moved = True
 
-    def _submit(self, submission: Submission) -> None:
-        model_id = submission.model.id
-        served = self._served.get(model_id)
-        line = served.line_of(submission.requests[0].owner) if served is not None else 0
-        if line >= submission.model.queue_limit:
-            message = f"{line} requests wait for {model_id} to be loaded; try again in a moment"
-            self._deliver(Refused(submission.id, QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)))
-            return
-        with self._crash_note.on(model_id):
-            error = self._attempt(lambda: self._lease(submission), f"{model_id} cannot be loaded")
-        if error is not None:
-            self._deliver(Refused(submission.id, error))
-            return
-        served = served or self._serve(model_id)
-        served.join(submission)
-        if (engine := self._pool.engine(model_id)) is not None:
-            served.open(engine)
-
-    def _lease(self, submission: Submission) -> None:
-        """One lease for each choice, or none."""
-        taken = 0
+    def _attempt(self, command: Submission | LoadModel | UnloadModel, obey: Callable[[], None], what: str) -> None:
+        """Whoever sent the command is told the error, if obeying it raises one."""
+        refusal = None
         try:
-            for _ in submission.requests:
-                self._pool.acquire(submission.model)
-                taken += 1
-        except Exception:
-            for _ in range(taken):
-                self._pool.release(submission.model.id)
-            raise
+            obey()
+        except PacelineError as error:
+            refusal = error
+        except Exception as error:
+            _logger.exception("%s", what)
+            refusal = PacelineError(f"{what}: {short_text(error)}")
+        if refusal is not None and isinstance(command, Submission):
+            self._deliver(Refused(command.id, refusal))
+        elif refusal is not None:
+            self._send(failed_frame(command.id, refusal))
 
-    def _load(self, command: LoadModel) -> None:
-        model_id = command.model.id
-        with self._crash_note.on(model_id):
-            error = self._attempt(lambda: self._pool.acquire(command.model), f"{model_id} cannot be loaded")
-        if error is not None:
-            self._send(failed_frame(command.id, error))
-            return
-        self._loads[command.id] = command
-        if self._pool.engine(model_id) is not None:
-            self._answer_loads(model_id, 0.0)
+    def _join(self, command: Submission | LoadModel) -> None:
+        """Wait for the engine, with one lease for each choice or for the load, if it is not there yet."""
+        model_id, leases = command.model.id, 1
+        if isinstance(command, Submission):
+            leases = len(command.requests)
+            served = self._served.get(model_id)
+            line = served.line_of(command.requests[0].owner) if served is not None else 0
+            if line >= command.model.queue_limit:
+                message = f"{line} requests wait for {model_id} to be loaded; try again in a moment"
+                raise QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)
+        for _ in range(leases):
+            self._pool.acquire(command.model)
+        served = self._serve(model_id)
+        served.join(command)
+        if (engine := self._pool.engine(model_id)) is not None and (loads := served.open(engine)):
+            self._answer(loads, 0.0)
+
+    def _answer(self, loads: Iterable[LoadModel], seconds: float) -> None:
+        """Tell who asked for a load that it is there."""
+        self._show()
+        for load in loads:
+            self._send(ModelLoaded(id=load.id, model_id=load.model.id, seconds=seconds))
 
     def _keep(self, command: KeepModel) -> None:
         if command.pinned is not None:
@@ -191,100 +187,51 @@ class Loop:
         self._show()
 
     def _unload(self, command: UnloadModel) -> None:
-        model_id = command.model_id
-        error = self._attempt(lambda: self._pool.unload(model_id), f"{model_id} cannot be unloaded")
-        if error is not None:
-            self._send(failed_frame(command.id, error))
-            return
+        self._pool.unload(command.model_id)
         self._show()
-        self._send(ModelUnloaded(id=command.id, model_id=model_id))
-
-    def _cancel(self, request_id: str) -> None:
-        """End a choice, or stop waiting for a load; the load itself ends when nobody else waits for it."""
-        command = self._loads.pop(request_id, None)
-        if command is None:
-            for each in self._served.values():
-                each.withdraw(request_id)
-            return
-        model_id = command.model.id
-        self._pool.release(model_id)
-        served = self._served.get(model_id)
-        if not (served and served.busy) and not any(load.model.id == model_id for load in self._loads.values()):
-            self._pool.cancel_load(model_id)
-
-    def _attempt(self, work: Callable[[], None], what: str) -> PacelineError | None:
-        """Do `work`; the answer is the error to tell, if it raised."""
-        try:
-            work()
-        except PacelineError as error:
-            return error
-        except Exception as error:
-            _logger.exception("%s", what)
-            return PacelineError(f"{what}: {short_text(error)}")
-        return None
+        self._send(ModelUnloaded(id=command.id, model_id=command.model_id))
 
     # --- models -----------------------------------------------------------------------------------------------
 
     def _serve(self, model_id: str) -> ServedModel:
-        self._served[model_id] = served = ServedModel(
-            open_scheduler=self._open_scheduler,
-            deliver=self._deliver,
-            pool=self._pool,
-            model_id=model_id,
-            clock=self._clock,
-        )
-        return served
+        if model_id not in self._served:
+            self._served[model_id] = ServedModel(
+                open_scheduler=self._open_scheduler,
+                deliver=self._deliver,
+                keep_costs=self._keep_costs,
+                pool=self._pool,
+                model_id=model_id,
+                clock=self._clock,
+            )
+        return self._served[model_id]
 
     def _hear(self, event: PoolEvent) -> None:
         """What the pool told about one model."""
-        model_id = event.model_id
-        served = self._served.get(model_id)
+        model_id, served = event.model_id, self._serve(event.model_id)
         match event:
-            case Progress():
-                self._send(LoadProgress(model_id=model_id, phase=event.phase, fraction=event.fraction))
+            case LoadProgress():
+                self._send(event)
             case Loaded():
                 self._send(LoadProgress(model_id=model_id, phase="ready", fraction=1.0))
-                if served is not None and (engine := self._pool.engine(model_id)) is not None:
-                    served.open(engine)
-                self._answer_loads(model_id, event.seconds)
+                engine = self._pool.engine(model_id)
+                self._answer(served.open(engine) if engine is not None else (), event.seconds)
             case LoadFailed():
                 self._send(LoadProgress(model_id=model_id, phase="failed", fraction=0.0))
-                if served is not None:
-                    served.close(event.error)
-                for command in self._take_loads(model_id):
-                    self._send(failed_frame(command.id, event.error))
-                self._show()
+                for load in served.close(event.error):
+                    self._send(failed_frame(load.id, event.error))
             case Evicted():
-                if served is not None:
-                    served.keep_costs(self._keep_costs)
-                    served.detach()
-                    if not served.busy:
-                        del self._served[model_id]
-                self._show()
-
-    def _answer_loads(self, model_id: str, seconds: float) -> None:
-        commands = self._take_loads(model_id)
-        for _ in commands:
-            self._pool.release(model_id)
-        self._show()
-        for command in commands:
-            self._send(ModelLoaded(id=command.id, model_id=model_id, seconds=seconds))
-
-    def _take_loads(self, model_id: str) -> list[LoadModel]:
-        taken = [command for command in self._loads.values() if command.model.id == model_id]
-        for command in taken:
-            del self._loads[command.id]
-        return taken
+                served.keep_costs()
+                served.detach()
+        if isinstance(event, LoadFailed | Evicted):
+            if not served.busy:
+                del self._served[model_id]
+            self._show()
 
     # --- heartbeats: a loop that is stuck is silent, and the supervisor notices ---------------------------------
 
-    def _stepped(self, seconds: float) -> None:
-        self._steps.append(seconds)
-        if self._clock() >= min(self._next_beat, self._steps_told_at + STEPS_TOLD_SECONDS):
-            self._beat()
-
     def _beat_if_due(self) -> None:
-        if self._clock() >= self._next_beat:
+        due = min(self._next_beat, self._steps_told_at + STEPS_TOLD_SECONDS) if self._steps else self._next_beat
+        if self._clock() >= due:
             self._beat()
 
     def _show(self) -> None:
@@ -303,7 +250,11 @@ class Loop:
 
     def _changed_snapshot(self) -> Snapshot | None:
         active, cached, peak = self._pool.memory()
-        snapshot = Snapshot(models=self._models(), active_bytes=active, cached_bytes=cached, peak_bytes=peak)
+        models = tuple(
+            served.describe(model) if (served := self._served.get(model.id)) else model
+            for model in self._pool.snapshot()
+        )
+        snapshot = Snapshot(models=models, active_bytes=active, cached_bytes=cached, peak_bytes=peak)
         if self._shown is not None and _timeless(snapshot) == _timeless(self._shown):
             return None
         self._shown = snapshot
@@ -326,22 +277,11 @@ class Loop:
         """Keep what steps cost, for the next load."""
         self._next_remembering = self._clock() + REMEMBER_SECONDS
         for served in self._served.values():
-            served.keep_costs(self._keep_costs)
+            served.keep_costs()
 
     def _busy(self) -> bool:
         """Whether anybody waits for a step or a load."""
         return self._pool.loading or any(served.busy for served in self._served.values())
-
-    def _models(self) -> tuple[LoadedModel, ...]:
-        """The pool's models, with the requests that they have."""
-        models = []
-        for model in self._pool.snapshot():
-            served = self._served.get(model.id)
-            if served is not None:
-                now = {"running": served.running, "waiting": served.waiting, "reading": served.reading}
-                model = msgspec.structs.replace(model, **now)  # noqa: PLW2901 - the same model, with its requests
-            models.append(model)
-        return tuple(models)
 
 
 def _timeless(snapshot: Snapshot) -> Snapshot:

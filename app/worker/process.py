@@ -32,9 +32,8 @@ from app.core.request import SpeculationRequest
 from app.engine import memory
 from app.engine.warm_up import CostFiles
 from app.scheduler.scheduler import Scheduler
-from app.worker.channel import WorkerChannel
+from app.worker.channel import CrashNote, WorkerChannel
 from app.worker.loop import Loop
-from app.worker.recovery import CrashNote
 from app.worker.text_thread import TextThread
 from app.worker.texts import Texts
 
@@ -90,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, crash_note: CrashNote) -> None:
     texts = Texts()
-    text_thread = TextThread(read=texts.read, send=channel.send)
+    text_thread = TextThread(read=texts.read, send=channel.send, post=lambda each: loop.post(each))  # noqa: PLW0108 - it comes next
     loop = Loop(
         pool=open_pool(ceiling_bytes, costs=costs),
         open_scheduler=open_scheduler,
@@ -99,7 +98,6 @@ def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, 
         keep_costs=costs.keep,
         crash_note=crash_note,
     )
-    text_thread.connect(loop.post)
 
     def terminate(_number: int, _frame: FrameType | None) -> None:
         text_thread.receive(Shutdown(drain_seconds=TERMINATE_DRAIN_SECONDS))

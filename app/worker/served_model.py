@@ -1,14 +1,27 @@
-"""One model as the loop serves it: its scheduler, the submissions that wait for its engine, and who holds a lease.
+"""One model as the loop serves it: its scheduler, who waits for its engine, and who holds a lease.
 
 Whatever scheduler or engine do, it tells exactly one end for each choice and gives back exactly one lease for
-it: `open` is the record of choices that have not ended, and nothing is told about any other.
+it: `_open` is the record of choices that have not ended, and nothing is told about any other.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import msgspec
 
 from app.core.errors import PacelineError
-from app.core.messages import Delivery, ModelSpecification, Queued, Refused, StepEvents, Submission, short_text
+from app.core.messages import (
+    Delivery,
+    LoadedModel,
+    LoadModel,
+    ModelSpecification,
+    Queued,
+    Refused,
+    StepEvents,
+    Submission,
+    short_text,
+)
 from app.core.ports import Clock, EnginePort
 from app.core.step import FinishReason, StepCost, StepPlan, TokenEvent
 from app.engine.pool import EnginePool
@@ -29,44 +42,38 @@ class ServedModel:
         *,
         open_scheduler: OpenScheduler,
         deliver: Callable[[Delivery], None],
+        keep_costs: KeepCosts,
         pool: EnginePool,
         model_id: str,
         clock: Clock,
     ) -> None:
         self._open_scheduler = open_scheduler
         self._deliver = deliver
+        self._keep_costs = keep_costs
         self._pool = pool
         self._model_id = model_id
         self._clock = clock
         self._specification: ModelSpecification | None = None
         self._engine: EnginePort | None = None
         self._scheduler: Scheduler | None = None
-        self._submissions: list[Submission] = []
+        self._line: list[Submission | LoadModel] = []
+        """Who waits for the engine."""
         self._open: set[str] = set()
 
-    @property
-    def line(self) -> int:
-        """Choices that wait for the engine."""
-        return sum(len(submission.requests) for submission in self._submissions)
-
     def line_of(self, owner: str) -> int:
-        """Those of one owner."""
-        return sum(request.owner == owner for submission in self._submissions for request in submission.requests)
+        """Choices of one owner that wait for the engine."""
+        return sum(request.owner == owner for each in self._submissions for request in each.requests)
 
     @property
     def waiting(self) -> int:
         """Choices that have no row yet."""
-        return self.line + (self._scheduler.waiting if self._scheduler else 0)
+        line = sum(len(each.requests) for each in self._submissions)
+        return line + (self._scheduler.waiting if self._scheduler else 0)
 
     @property
     def running(self) -> int:
         """Choices that hold a row."""
         return self._scheduler.running if self._scheduler else 0
-
-    @property
-    def reading(self) -> dict[str, int]:
-        """Choices that have a row and no token yet: how much of their prompt is in the cache."""
-        return self._scheduler.reading if self._scheduler else {}
 
     @property
     def has_work(self) -> bool:
@@ -76,38 +83,54 @@ class ServedModel:
     @property
     def busy(self) -> bool:
         """Whether anybody waits for a step, or for its engine."""
-        return bool(self._open or self._submissions)
+        return bool(self._open or self._line)
 
-    def keep_costs(self, keep: KeepCosts) -> None:
+    @property
+    def _submissions(self) -> list[Submission]:
+        return [each for each in self._line if isinstance(each, Submission)]
+
+    def describe(self, model: LoadedModel) -> LoadedModel:
+        """The pool's account of the model, with its requests."""
+        reading = self._scheduler.reading if self._scheduler else {}
+        return msgspec.structs.replace(model, running=self.running, waiting=self.waiting, reading=reading)
+
+    def keep_costs(self) -> None:
         """Hand over what steps cost here, for the next load; only while nobody waits for a step."""
         if self._scheduler is None or self._specification is None or self.busy:
             return
         try:
-            keep(self._specification, self._scheduler.costs)
+            self._keep_costs(self._specification, self._scheduler.costs)
         except Exception:
             _logger.exception("the costs could not be kept")
 
-    def join(self, submission: Submission) -> None:
-        """Wait for the engine; the caller has taken one lease for each choice."""
-        self._submissions.append(submission)
+    def join(self, command: Submission | LoadModel) -> None:
+        """Wait for the engine; the caller has taken one lease for each choice, or for the load."""
+        self._line.append(command)
 
-    def open(self, engine: EnginePort) -> None:
-        """The engine is there: queue what waits for it, in order."""
-        submissions, self._submissions = self._submissions, []
-        for submission in submissions:
+    def open(self, engine: EnginePort) -> list[LoadModel]:
+        """The engine is there: queue what waits for it, in order. The answer is who asked for nothing else."""
+        line, self._line = self._line, []
+        for each in line:
+            if isinstance(each, LoadModel):
+                self._release()
+                continue
             try:
-                self._queue(submission, engine)
+                self._queue(each, engine)
             except PacelineError as error:
-                self._refuse(submission, error)
+                self._refuse(each, error)
             except Exception as error:
-                _logger.exception("could not queue %s", submission.id)
-                self._refuse(submission, PacelineError(f"The request could not be queued: {short_text(error)}"))
+                _logger.exception("could not queue %s", each.id)
+                self._refuse(each, PacelineError(f"The request could not be queued: {short_text(error)}"))
+        return [each for each in line if isinstance(each, LoadModel)]
 
-    def close(self, error: PacelineError) -> None:
-        """The engine will not come, and the leases on it are gone: refuse everybody who waits for it."""
-        submissions, self._submissions = self._submissions, []
-        for submission in submissions:
-            self._deliver(Refused(submission.id, error))
+    def close(self, error: PacelineError) -> list[LoadModel]:
+        """The engine will not come, and the leases on it are gone: refuse every choice that waits for it. The answer is
+        who asked for nothing else."""
+        line, self._line = self._line, []
+        for each in line:
+            if isinstance(each, Submission):
+                self._deliver(Refused(each.id, error))
+        return [each for each in line if isinstance(each, LoadModel)]
 
     def detach(self) -> None:
         """The engine was evicted: keep nothing of it alive. Nobody has a row in an evicted engine."""
@@ -115,10 +138,21 @@ class ServedModel:
             self._engine = self._scheduler = None
 
     def withdraw(self, request_id: str) -> None:
-        """Cancel one choice, wherever it is; one that ended is fine."""
-        for position, submission in enumerate(self._submissions):
-            if any(request.id == request_id for request in submission.requests):
-                self._drop(position, request_id)
+        """Cancel one choice or load, wherever it is; one that ended is fine."""
+        for place, each in enumerate(self._line):
+            if isinstance(each, LoadModel):
+                if each.id == request_id:
+                    del self._line[place]
+                    self._release()
+                    if not self.busy:  # the load ends when nobody else waits for it
+                        self._pool.cancel_load(self._model_id)
+                    return
+            elif any(request.id == request_id for request in each.requests):
+                left = tuple(request for request in each.requests if request.id != request_id)
+                self._line[place : place + 1] = [replace(each, requests=left)] if left else []
+                self._release()
+                end = TokenEvent(request_id, finish_reason=FinishReason.CANCELLED)
+                self._deliver(StepEvents((end,), self._clock()))
                 return
         if request_id in self._open and self._scheduler is not None:
             try:
@@ -142,7 +176,11 @@ class ServedModel:
                 events += scheduler.commit(engine.step(plan))
         except Exception as error:
             _logger.exception("a step failed")
-            events += self._fail_running(scheduler, error)
+            try:
+                events += scheduler.fail_running(short_text(error))
+            except Exception as second:
+                _logger.exception("the scheduler could not fail its requests")
+                events += self._fail_all(second)
         self._settle(events)
         return plan is not None or bool(events)
 
@@ -177,17 +215,6 @@ class ServedModel:
         for _ in submission.requests:
             self._release()
 
-    def _drop(self, position: int, request_id: str) -> None:
-        """End one choice of a submission that still waits."""
-        submission = self._submissions[position]
-        left = tuple(request for request in submission.requests if request.id != request_id)
-        if left:
-            self._submissions[position] = Submission(submission.id, submission.model, left)
-        else:
-            del self._submissions[position]
-        self._release()
-        self._deliver(StepEvents((TokenEvent(request_id, finish_reason=FinishReason.CANCELLED),), self._clock()))
-
     def _admit(self, scheduler: Scheduler, engine: EnginePort) -> list[TokenEvent]:
         """Give rows to whom they are free for; whom the engine cannot take fails alone."""
         events: list[TokenEvent] = []
@@ -203,13 +230,6 @@ class ServedModel:
             else:
                 scheduler.admitted(request.id, cached_tokens)
         return events
-
-    def _fail_running(self, scheduler: Scheduler, error: Exception) -> list[TokenEvent]:
-        try:
-            return scheduler.fail_running(short_text(error))
-        except Exception as second:
-            _logger.exception("the scheduler could not fail its requests")
-            return self._fail_all(second)
 
     def _fail_all(self, error: Exception) -> list[TokenEvent]:
         """The scheduler itself is broken: end everything it had; the next submission opens a new one."""

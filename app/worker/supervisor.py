@@ -1,7 +1,8 @@
 """Keeps one worker process alive: spawns it, watches its heartbeat, tells its end, restarts it, blames models.
 
 Runs in the server process on asyncio. One task owns the child from spawn to the last wait, so that neither a crash
-nor `stop` nor a cancelled caller leaves an orphan. The client attaches itself for the events.
+nor `stop` nor a cancelled caller leaves an orphan. What is learned from the end of a worker (the pause before the next
+one, who is to blame) is pure: time comes in as numbers.
 """
 
 import asyncio
@@ -12,56 +13,16 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.core.errors import WorkerGone
+from app.core.errors import InvalidRequest, WorkerGone
 from app.core.messages import Command, Event, Heartbeat, Ready, Shutdown
 from app.core.ports import Clock
 from app.core.reason import NO_REASON, Reason
-from app.worker.child import WORKER_COMMAND, Child
-from app.worker.recovery import Backoff, CrashLog, describe_exit, exit_name, to_blame
+from app.worker.child import WORKER_COMMAND, Child, describe_exit, exit_name
 
 _KEPT_STEPS = 512
-
-
-class Watchdog:
-    """The silence of one worker, in seconds of attentive watching."""
-
-    def __init__(self, silence_seconds: float, step_factor: float, look_limit_seconds: float) -> None:
-        self._silence_seconds = silence_seconds
-        self._step_factor = step_factor
-        self._look_limit_seconds = look_limit_seconds
-        self._steps: deque[float] = deque(maxlen=_KEPT_STEPS)
-        self._silent_seconds = 0.0
-        self._pending = False
-        self._heard = True
-
-    @property
-    def allowed_seconds(self) -> float:
-        """How long the worker may be silent while work is pending."""
-        if not self._steps:
-            return self._silence_seconds
-        ordered = sorted(self._steps)
-        slowest = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
-        return max(self._silence_seconds, self._step_factor * slowest)
-
-    def beat(self, heartbeat: Heartbeat) -> None:
-        """The worker is alive."""
-        self._heard = True
-        self._pending = heartbeat.pending
-        self._steps.extend(seconds for seconds in heartbeat.step_seconds if seconds > 0)
-
-    def look(self, elapsed_seconds: float, *, in_flight: bool) -> bool:
-        """True when the worker hangs. `in_flight`: the server itself waits for an answer."""
-        if self._heard or not (self._pending or in_flight):
-            self._heard = False
-            self._silent_seconds = 0.0
-            return False
-        self._silent_seconds += min(elapsed_seconds, self._look_limit_seconds)
-        return self._silent_seconds > self.allowed_seconds
-
-
 _logger = logging.getLogger("paceline.supervisor")
 
 
@@ -86,8 +47,105 @@ class Timing:
     stop_seconds: float = 5.0
 
 
+DEFAULT_TIMING = Timing()
+
+
+class Watchdog:
+    """The silence of one worker, in seconds of attentive watching."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._steps: deque[float] = deque(maxlen=_KEPT_STEPS)
+        self._silent_seconds = 0.0
+        self._pending = False
+        self._heard = True
+
+    @property
+    def allowed_seconds(self) -> float:
+        """How long the worker may be silent while work is pending."""
+        ordered = sorted(self._steps)
+        slowest = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] if ordered else 0.0
+        return max(self._timing.silence_seconds, self._timing.step_factor * slowest)
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """The worker is alive."""
+        self._heard = True
+        self._pending = heartbeat.pending
+        self._steps.extend(seconds for seconds in heartbeat.step_seconds if seconds > 0)
+
+    def look(self, elapsed_seconds: float, *, in_flight: bool) -> bool:
+        """True when the worker hangs. `in_flight`: the server itself waits for an answer."""
+        if self._heard or not (self._pending or in_flight):
+            self._heard = False
+            self._silent_seconds = 0.0
+            return False
+        self._silent_seconds += min(elapsed_seconds, 2 * self._timing.look_seconds)  # more: the server itself slept
+        return self._silent_seconds > self.allowed_seconds
+
+
+class Backoff:
+    """Pauses between restarts in seconds: none after a steady life, then first, 2 × first … up to the longest."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._next_seconds = 0.0
+
+    def pause_seconds(self, lived_seconds: float) -> float:
+        """The pause after a life of `lived_seconds`."""
+        pause = 0.0 if lived_seconds >= self._timing.steady_seconds else self._next_seconds
+        longer = max(self._timing.first_pause_seconds, pause * 2)
+        self._next_seconds = min(self._timing.longest_pause_seconds, longer)
+        return pause
+
+
+def to_blame(code: int | None, at: str, in_flight: frozenset[str]) -> str:
+    """The model whose doing the end of a worker was, or nobody's (empty).
+
+    `at` is what the worker was at. SIGKILL and SIGTERM come from outside (a person, the system that is out of memory):
+    they count only against a model that had the worker to itself.
+    """
+    from_outside = code is not None and -code in (signal.SIGKILL, signal.SIGTERM)
+    return "" if from_outside and in_flight - {at} else at
+
+
+class CrashLog:
+    """Counts crashes by model: enough of them within the window quarantine it, until it is released or time is up."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._crashes: deque[tuple[float, str]] = deque()
+        self._quarantined: dict[str, tuple[float, Reason]] = {}
+
+    def quarantined(self, now_seconds: float) -> Mapping[str, Reason]:
+        """Model id -> why it is not loaded now."""
+        self._quarantined = {name: kept for name, kept in self._quarantined.items() if kept[0] > now_seconds}
+        return {
+            name: replace(why, values={**why.values, "again": max(1, round((until - now_seconds) / 60))})
+            for name, (until, why) in self._quarantined.items()
+        }
+
+    def record(self, now_seconds: float, model_id: str, cause: Reason) -> bool:
+        """One crash that was the doing of `model_id`; True when it is quarantined for it."""
+        self._crashes.append((now_seconds, model_id))
+        window_seconds, count = self._timing.crash_window_seconds, self._timing.crash_limit
+        while self._crashes[0][0] < now_seconds - window_seconds:
+            self._crashes.popleft()
+        if sum(name == model_id for _, name in self._crashes) < count:
+            return False
+        self.release(model_id)
+        why = Reason("quarantined", {"count": count, "minutes": window_seconds / 60, "cause": str(cause)})
+        self._quarantined[model_id] = now_seconds + self._timing.quarantine_seconds, why
+        return True
+
+    def release(self, model_id: str) -> bool:
+        """Let a model run again, with a clean record; False when it was not quarantined."""
+        self._crashes = deque(crash for crash in self._crashes if crash[1] != model_id)
+        return self._quarantined.pop(model_id, None) is not None
+
+
 class Supervisor:
-    """One worker at a time, for ever, until `stop`."""
+    """One worker at a time, for ever, until `stop`. Who speaks to it is a subclass, which overrides `in_flight`,
+    `_hear` and `_hear_end`; none of them may raise."""
 
     def __init__(
         self,
@@ -96,44 +154,60 @@ class Supervisor:
         memory_ceiling_bytes: int | None = None,
         costs_folder: Path | None = None,
         on_line: Callable[[str], None] | None = None,
-        timing: Timing | None = None,
+        timing: Timing = DEFAULT_TIMING,
         clock: Clock = time.monotonic,
     ) -> None:
         ceiling = () if memory_ceiling_bytes is None else ("--memory-ceiling-bytes", str(memory_ceiling_bytes))
         costs = () if costs_folder is None else ("--costs-folder", str(costs_folder))
         self._command = (*command, *ceiling, *costs)
-        self._timing = timing or Timing()
+        self._timing = timing
         self._clock = clock
         self._on_line = on_line
-        self._crashes = CrashLog(
-            self._timing.crash_limit, self._timing.crash_window_seconds, self._timing.quarantine_seconds
-        )
-        self._backoff = Backoff(
-            self._timing.first_pause_seconds, self._timing.longest_pause_seconds, self._timing.steady_seconds
-        )
-        self._tell_event: Callable[[Event], None] = lambda _event: None
-        self._tell_end: Callable[[str], None] = lambda _cause: None
-        self._in_flight: Callable[[], frozenset[str]] = frozenset
+        self._crashes = CrashLog(timing)
+        self._backoff = Backoff(timing)
+        self._watchdog = Watchdog(timing)
         self._task: asyncio.Task[None] | None = None
         self._child: Child | None = None
-        self._watchdog = self._new_watchdog()
         self._wake = asyncio.Event()
         self._ready = asyncio.Event()
         self._closed: Reason | None = None
         self._greeted = False
+        self._stopping = False
         self._drain_seconds: float | None = None
-        self._renew_seconds: float | None = None
+        """Of a worker that is to end, for a stop or for the next one: how long what runs may take."""
         self._began = clock()
         self._lost_at = self._pause_seconds = 0.0
         self._usual_start_seconds = 2.0
         self._waiting = 0
         self.restarts = 0
+        """How often the worker was started again."""
         self.last_exit = NO_REASON
+        """Why the last worker ended; none when none has."""
+
+    # --- for a subclass ---------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> frozenset[str]:
+        """The models of which an answer of the worker is waited for."""
+        return frozenset()
+
+    def _hear(self, event: Event) -> None:
+        """One event of the worker, in order."""
+
+    def _hear_end(self, cause: Reason) -> None:
+        """The worker is gone: nothing that was in flight will be answered."""
+
+    # --- state ------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         """Whether a worker has said `Ready`, lives and is not being stopped or renewed."""
-        return self._ready.is_set() and self._drain_seconds is None and not self.draining
+        return self._ready.is_set() and self._drain_seconds is None
+
+    @property
+    def draining(self) -> bool:
+        """Whether the worker finishes what runs, and another one takes its place."""
+        return self._drain_seconds is not None and not self._stopping
 
     @property
     def process_id(self) -> int | None:
@@ -152,20 +226,13 @@ class Supervisor:
         pause = self._pause_left(self._timing.awaited_pause_seconds)
         return math.ceil(max(1.0, pause + self._usual_start_seconds - started))
 
-    def release_quarantine(self, model_id: str) -> bool:
-        """Let a model run again; False when it was not quarantined."""
-        return self._crashes.release(model_id)
+    # --- what it is asked -------------------------------------------------------------------------------------
 
-    def attach(
-        self,
-        *,
-        handle: Callable[[Event], None],
-        worker_gone: Callable[[str], None],
-        in_flight: Callable[[], frozenset[str]],
-    ) -> None:
-        """Before `start`: who hears each event in order and, at once, why the worker ended; and who knows for which
-        models an answer is waited for. None of them may raise."""
-        self._tell_event, self._tell_end, self._in_flight = handle, worker_gone, in_flight
+    def release_quarantine(self, model_id: str) -> None:
+        """Let a model run again. Raises InvalidRequest when it is not quarantined."""
+        if not self._crashes.release(model_id):
+            message = f"{model_id} is not quarantined: `paceline ps` names the models that are."
+            raise InvalidRequest(message, code="not_quarantined", parameter="model")
 
     async def start(self) -> None:
         """Begin; returns at once, `wait_ready` tells when the worker can be used."""
@@ -174,7 +241,7 @@ class Supervisor:
 
     async def wait_ready(self, seconds: float) -> bool:
         """Whether a worker is ready within `seconds`; at once False after `stop`."""
-        if self._drain_seconds is None:
+        if not self._stopping:
             self._waiting += 1
             self._wake.set()  # a long pause ends sooner for who waits
             try:
@@ -184,22 +251,16 @@ class Supervisor:
                 self._waiting -= 1
         return self.ready
 
-    @property
-    def draining(self) -> bool:
-        """Whether the worker finishes what runs, and another one takes its place."""
-        return self._renew_seconds is not None
-
     def renew(self, drain_seconds: float = 0.0) -> None:
         """Let running requests finish for `drain_seconds`, then start another worker at once; nobody is blamed.
 
         Who asks meanwhile waits for the new one. A second call cuts the first one's patience short.
         """
-        if self._drain_seconds is not None:
-            return
-        self._hurry()
-        self._renew_seconds = drain_seconds
-        self._ready.clear()
-        self._wake.set()
+        if not self._stopping:
+            self._hurry()
+            self._drain_seconds = drain_seconds
+            self._ready.clear()
+            self._wake.set()
 
     def send(self, command: Command) -> None:
         """Queue a command. Raises WorkerGone without a ready worker, and what `ServerChannel.send` raises."""
@@ -210,34 +271,40 @@ class Supervisor:
 
     async def stop(self, drain_seconds: float = 0.0) -> None:
         """Let running requests finish for `drain_seconds`, then end the worker for certain. Safe to call twice."""
-        if self._drain_seconds is None:
+        if not self._stopping:
             self._hurry()
-            self._drain_seconds = drain_seconds
+            self._stopping, self._drain_seconds = True, drain_seconds
         self._wake.set()
         self._ready.set()  # whoever waits looks again and learns that it is over
         if self._task is not None:
             await asyncio.shield(self._task)
 
+    def _hurry(self) -> None:
+        """A worker that drains already has drained long enough: the second Shutdown means now."""
+        if self.draining and self._greeted and self._child is not None:
+            self._child.send(Shutdown())
+
+    # --- the one task -----------------------------------------------------------------------------------------
+
     async def _run(self) -> None:
-        while self._drain_seconds is None:
+        while not self._stopping:
+            self._drain_seconds = None
             self._began = self._clock()
             try:
                 await self._live()
             except Exception as error:
                 _logger.exception("the supervisor stumbled")
                 self._lose(Reason("exit_unwatched", {"detail": str(error)}), "")
-            if self._drain_seconds is not None:
-                break
-            self.restarts += 1
-            await self._pause()
-            self._renew_seconds = None
+            if not self._stopping:
+                self.restarts += 1
+                await self._pause()
 
     async def _live(self) -> None:
         """One worker from spawn to its end."""
         self._closed = None
         self._greeted = False
         self._wake.clear()
-        self._watchdog = self._new_watchdog()
+        self._watchdog = Watchdog(self._timing)
         try:
             self._child = child = await Child.spawn(
                 self._command, on_event=self._handle, on_close=self._handle_close, on_line=self._on_line
@@ -247,25 +314,23 @@ class Supervisor:
             return
         try:
             hung = await self._watch()
-            if self._drain_seconds is not None:
-                await self._drain(child, self._drain_seconds, "exit_stopped")
-            elif self._renew_seconds is not None and self._closed is None:
-                await self._drain(child, self._renew_seconds, "exit_restarted")
+            if self._drain_seconds is not None and (self._stopping or self._closed is None):
+                await self._drain(child, self._drain_seconds, "exit_stopped" if self._stopping else "exit_restarted")
             elif hung:
                 self._lose(hung, child.at)
                 await child.end((signal.SIGABRT, self._timing.abort_seconds))
             else:
                 code = await child.wait(self._timing.reap_seconds)
-                self._lose(self._closed or describe_exit(code), to_blame(code, child.at, self._in_flight()))
+                self._lose(self._closed or describe_exit(code), to_blame(code, child.at, self.in_flight))
         finally:
             self._ready.clear()
             self._child = None
             await child.end()
 
     async def _watch(self) -> Reason:
-        """Return when the channel closed or `stop` was called, or why the worker counts as hung."""
+        """Return when the channel closed or the worker is to end, or why it counts as hung."""
         looked = self._clock()
-        while self._closed is None and self._drain_seconds is None and self._renew_seconds is None:
+        while self._closed is None and self._drain_seconds is None:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._timing.look_seconds)
@@ -274,7 +339,7 @@ class Supervisor:
             if not self.ready:
                 if now - self._began > self._timing.start_seconds:
                     return Reason("exit_not_ready", {"seconds": self._timing.start_seconds})
-            elif self._watchdog.look(now - looked, in_flight=bool(self._in_flight())):
+            elif self._watchdog.look(now - looked, in_flight=bool(self.in_flight)):
                 return Reason("exit_hung", {"seconds": self._watchdog.allowed_seconds})
             looked = now
         return NO_REASON
@@ -290,28 +355,22 @@ class Supervisor:
             code = await child.end(*steps)
         self._ready.clear()
         self.last_exit = Reason(why, {"code": exit_name(code)})
-        self._tell_end(str(self.last_exit))
-
-    def _hurry(self) -> None:
-        """A worker that drains already has drained long enough: the second Shutdown means now."""
-        if self.draining and self._greeted and self._child is not None:
-            self._child.send(Shutdown())
+        self._hear_end(self.last_exit)
 
     def _lose(self, cause: Reason, blamed: str) -> None:
         """The worker is gone: tell everyone first, then learn from it. `blamed`: the model whose doing it was."""
         now = self._clock()
         self._ready.clear()
-        self._closed = cause
-        self.last_exit = cause
+        self._closed = self.last_exit = cause
         _logger.error("the worker is gone: %s", cause)
         self._lost_at, self._pause_seconds = now, self._backoff.pause_seconds(now - self._began)
-        self._tell_end(str(cause))
+        self._hear_end(cause)
         if blamed and self._crashes.record(now, blamed, cause):
             _logger.error("quarantined %s: %s", blamed, self._crashes.quarantined(now)[blamed])
 
     async def _pause(self) -> None:
         """Wait before the next start, which comes sooner while somebody waits for it."""
-        while self._drain_seconds is None and not self.draining:
+        while self._drain_seconds is None:
             left = self._pause_left(self._timing.awaited_pause_seconds if self._waiting else math.inf)
             if left <= 0:
                 return
@@ -327,17 +386,14 @@ class Supervisor:
             return  # the last words of a worker that was given up
         if isinstance(event, Heartbeat):
             self._watchdog.beat(event)
-        self._tell_event(event)
+        self._hear(event)
         if isinstance(event, Ready):
             self._greeted = True
             self._usual_start_seconds = self._clock() - self._began
-            if not self.draining:
+            if self._drain_seconds is None:
                 self._ready.set()
 
     def _handle_close(self, reason: str) -> None:
         if self._closed is None:
             self._closed = Reason("exit_channel", {"detail": reason}) if reason else NO_REASON
         self._wake.set()
-
-    def _new_watchdog(self) -> Watchdog:
-        return Watchdog(self._timing.silence_seconds, self._timing.step_factor, 2 * self._timing.look_seconds)

@@ -17,7 +17,6 @@ from app.core.messages import (
     Command,
     Delivery,
     Event,
-    Finished,
     Generate,
     Halt,
     KeepModel,
@@ -34,24 +33,14 @@ from app.core.messages import (
     short_text,
 )
 from app.core.ports import Clock
-from app.core.step import Statistics
 from app.worker.answer import Answer, check_command
-from app.worker.texts import Reading, Unread
+from app.worker.texts import Reading
 
 BACKLOG_LIMIT = 1024
 """Prompts that are not read yet; above it new requests are refused."""
 DELIVERY_LIMIT = 4096
 
 _logger = logging.getLogger("paceline.text")
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request whose prompt is being read."""
-
-    command: Generate
-    received_at: float
-    prompt: Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +51,17 @@ class _Read:
 
 
 class TextThread:
-    """`run` ends after a Shutdown, when everybody has been told the end; then the loop is told to halt."""
+    """`run` ends after a Shutdown, when everybody has been told the end; then the loop is told to halt.
+
+    `read` begins to read a prompt, `send` speaks to the server, `post` to the MLX thread.
+    """
 
     def __init__(
         self,
         *,
         read: Callable[[Generate], Reading],
         send: Callable[[Event], None],
+        post: Callable[[LoopCommand], None],
         clock: Clock = time.monotonic,
         backlog_limit: int = BACKLOG_LIMIT,
     ) -> None:
@@ -76,17 +69,12 @@ class TextThread:
         self._send = send
         self._clock = clock
         self._backlog_limit = backlog_limit
-        self._post: Callable[[LoopCommand], None] = _nowhere
+        self._post = post
         self._inbox: queue.SimpleQueue[tuple[Command | Delivery | _Read, float]] = queue.SimpleQueue()
         self._room = threading.Semaphore(DELIVERY_LIMIT)
-        self._readings: dict[str, _Asked] = {}
         self._answers: dict[str, Answer] = {}
         self._drain_until: float | None = None
         self._streamed_seconds = 0.0
-
-    def connect(self, post: Callable[[LoopCommand], None]) -> None:
-        """Say where commands for the MLX thread go, before anything runs."""
-        self._post = post
 
     # --- called by other threads ------------------------------------------------------------------------------
 
@@ -125,7 +113,7 @@ class TextThread:
             self._hear(item)
             self._streamed_seconds += self._clock() - began
         elif isinstance(item, _Read):
-            self._begin(item.id)
+            self._with_answer(item.id, self._begin)
         else:
             self._obey(item, at)
 
@@ -133,9 +121,9 @@ class TextThread:
         match command:
             case Generate():
                 self._generate(command, received_at)
-            case Cancel():
-                self._cancel(command)
-            case LoadModel() | KeepModel() | UnloadModel():
+            case Cancel() if command.id in self._answers:
+                self._with_answer(command.id, Answer.cancel)
+            case Cancel() | LoadModel() | KeepModel() | UnloadModel():
                 self._post(command)
             case Shutdown():
                 again = self._drain_until is not None  # the second one means now
@@ -145,47 +133,20 @@ class TextThread:
         try:
             if self._drain_until is not None:
                 raise WorkerGone("The server is stopping.", code="stopping", retry_after_seconds=5)
-            if len(self._readings) >= self._backlog_limit:
+            if sum(not answer.begun for answer in self._answers.values()) >= self._backlog_limit:
                 raise QueueFull("Too many requests wait to be read; try again.", retry_after_seconds=1)
             check_command(command)
             prompt = self._read(command)
         except PacelineError as error:
             self._send(failed_frame(command.id, error))
             return
-        self._readings[command.id] = _Asked(command, received_at, prompt)
+        self._answers[command.id] = Answer(command, prompt, received_at, send=self._send, post=self._post)
         prompt.add_done_callback(lambda _: self._inbox.put((_Read(command.id), 0.0)))
 
-    def _begin(self, request_id: str) -> None:
-        """Its prompt was read; the client may have left since."""
-        reading = self._readings.pop(request_id, None)
-        if reading is None:
-            return
-        try:
-            prompt = reading.prompt.result()
-            self._tell_work(prompt.seconds)
-            if isinstance(prompt, Unread):
-                self._send(failed_frame(request_id, prompt.error))
-                return
-            answer = Answer(reading.command, prompt, reading.received_at, send=self._send, withdraw=self._post)
-        except PacelineError as error:
-            self._send(failed_frame(request_id, error))
-        except Exception as error:
-            _logger.exception("could not read %s", request_id)
-            self._send(failed_frame(request_id, PacelineError(f"The prompt could not be read: {short_text(error)}")))
-        else:
-            self._answers[request_id] = answer
-            self._post(answer.submission())
-
-    def _cancel(self, command: Cancel) -> None:
-        reading = self._readings.pop(command.id, None)
-        if reading is not None:
-            reading.prompt.cancel()
-            for index in range(reading.command.n):
-                self._send(Finished(id=command.id, index=index, finish_reason="cancelled", usage=Statistics()))
-        elif command.id in self._answers:
-            self._with_answer(command.id, lambda answer: answer.cancel())
-        else:
-            self._post(command)
+    def _begin(self, answer: Answer) -> None:
+        prompt = answer.reading.result()
+        self._tell_work(prompt.seconds)
+        answer.begin(prompt)
 
     def _hear(self, delivery: Delivery) -> None:
         match delivery:
@@ -205,6 +166,8 @@ class TextThread:
             return
         try:
             react(answer)
+        except PacelineError as error:
+            answer.fail(error)
         except Exception as error:
             _logger.exception("could not tell %s", request_id)
             answer.fail(PacelineError(f"The answer could not be told: {short_text(error)}"))
@@ -222,19 +185,10 @@ class TextThread:
         """Whether a Shutdown was asked and nobody waits any more; at its deadline nobody may."""
         if self._drain_until is None:
             return False
-        waited_for = self._answers or self._readings or not self._inbox.empty()
-        if waited_for and self._clock() < self._drain_until:
+        if (self._answers or not self._inbox.empty()) and self._clock() < self._drain_until:
             return False
         error = WorkerGone("The server is stopping.", code="stopping", retry_after_seconds=5)
-        for request_id, reading in self._readings.items():
-            reading.prompt.cancel()
-            self._send(failed_frame(request_id, error))
-        self._readings.clear()
         for answer in self._answers.values():
             answer.fail(error)
         self._answers.clear()
         return True
-
-
-def _nowhere(command: LoopCommand) -> None:
-    raise RuntimeError(f"nobody takes commands yet: {command}")

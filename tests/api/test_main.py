@@ -34,9 +34,8 @@ from app.settings import Settings
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
-from app.worker.supervisor import Supervisor
 from app.hub.catalog import FolderCatalog
-create_app(Settings(), WorkerClient(Supervisor()), FolderCatalog(()))
+create_app(Settings(), WorkerClient(), FolderCatalog(()))
 print(time.process_time() - began)
 print([name for name in ("mlx", "mlx_lm", "transformers", "torch", "numpy") if name in sys.modules])
 """

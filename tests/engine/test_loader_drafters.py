@@ -74,7 +74,7 @@ def test_several_drafters_are_one_unit(tmp_path: Path) -> None:
     assert sizes == [BYTE_VOCABULARY_SIZE, DRAFT_TOKENS, BYTE_VOCABULARY_SIZE]
     modules = (unit.target, *(draft.model for draft in unit.drafts))
     weights = sum(value.nbytes for module in modules for _, value in tree_flatten(module.parameters()))
-    assert unit.weights_bytes == weights <= memory.estimate(spec)
+    assert unit.weights_bytes == weights <= memory.footprint(spec).total_bytes
     assert set(open_engine(unit).limits.drafters) >= {"dflash", "eagle3", "draft_model", "ngram"}
 
 
@@ -120,7 +120,7 @@ def test_a_head_is_loaded_from_its_folder_or_from_inside_the_checkpoint(tmp_path
     parts = [dict(tree_flatten(each.drafts[0].model.parameters())) for each in (unit, loaded)]
     assert parts[0].keys() == parts[1].keys()
     assert all(mx.array_equal(value, parts[1][name]) for name, value in parts[0].items())
-    assert loaded.weights_bytes == unit.weights_bytes <= memory.estimate(spec)
+    assert loaded.weights_bytes == unit.weights_bytes <= memory.footprint(spec).total_bytes
     assert "mtp" in open_engine(loaded).limits.drafters
 
 

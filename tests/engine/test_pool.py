@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable
-from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
+from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, ModelSpecification
 from app.engine import memory
-from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress
+from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed
 from app.engine.unit import LoadedUnit
 from tests.engine.pool_world import SIZES, FakeEngine, World, drain, ready, specification
 
@@ -21,9 +21,9 @@ def test_a_load_is_told_slice_by_slice_and_shared_by_its_waiters(world: World) -
     for _ in range(3):
         pool.acquire(specification("a"))
     assert pool.engine("a") is None
-    assert pool.advance() == [Progress("a", "weights", 0.5)]
+    assert pool.advance() == [LoadProgress(model_id="a", phase="weights", fraction=0.5)]
     world.now = 2.0
-    assert drain(pool) == [Progress("a", "weights", 1.0), Loaded("a", 2.0)]
+    assert drain(pool) == [LoadProgress(model_id="a", phase="weights", fraction=1.0), Loaded("a", 2.0)]
     assert world.loads == ["a"]
     assert pool.snapshot()[0].leases == 3
     assert pool.engine("a") is not None

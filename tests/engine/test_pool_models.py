@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from app.core.errors import InsufficientMemory, PacelineError
-from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.messages import DraftSpecification, LoadProgress, ModelSpecification
 from app.core.request import Request
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine import memory
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
-from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress, open_pool
+from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, open_pool
 from tests.engine.pool_world import drain
 from tests.tiny import write_tiny_model
 
@@ -91,12 +91,12 @@ def test_what_a_model_really_takes_stays_within_its_estimate(folders: Callable[.
     pool.acquire(spec)
     drain(pool)
     use(pool, "qwen3")
-    assert 0 < memory.active() - idle <= memory.estimate(spec) == pool.accounted_bytes
+    assert 0 < memory.active() - idle <= memory.footprint(spec).total_bytes == pool.accounted_bytes
 
 
 def test_real_models_make_way_for_one_another(folders: Callable[..., ModelSpecification]) -> None:
     first, second = folders("qwen3"), folders("llama")
-    ceiling = max(memory.estimate(first), memory.estimate(second)) + 1
+    ceiling = max(memory.footprint(first).total_bytes, memory.footprint(second).total_bytes) + 1
     memory.release()
     idle = memory.active()
     pool = open_pool(ceiling)
@@ -114,7 +114,7 @@ def test_an_evicted_engine_that_somebody_keeps_is_freed_before_the_next_load(
     folders: Callable[..., ModelSpecification],
 ) -> None:
     first, second = folders("qwen3"), folders("llama")
-    ceiling = max(memory.estimate(first), memory.estimate(second)) + 1
+    ceiling = max(memory.footprint(first).total_bytes, memory.footprint(second).total_bytes) + 1
     memory.release()
     idle = memory.active()
     pool = open_pool(ceiling)
@@ -125,7 +125,7 @@ def test_an_evicted_engine_that_somebody_keeps_is_freed_before_the_next_load(
     pool.acquire(second)
     assert pool.advance() == [Evicted("qwen3")]
     del kept
-    assert isinstance(pool.advance()[0], Progress)
+    assert isinstance(pool.advance()[0], LoadProgress)
     assert memory.active() - idle < 256
     assert memory.cached() == 0
 
@@ -162,5 +162,5 @@ def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., M
 def test_the_ceiling_reaches_the_real_pool(folders: Callable[..., ModelSpecification]) -> None:
     spec = folders("qwen3")
     with pytest.raises(InsufficientMemory, match=r"the ceiling is 0 MB: choose a smaller model"):
-        open_pool(memory.estimate(spec) - 1).acquire(spec)
-    open_pool(memory.estimate(spec)).acquire(spec)
+        open_pool(memory.footprint(spec).total_bytes - 1).acquire(spec)
+    open_pool(memory.footprint(spec).total_bytes).acquire(spec)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import ModelUnavailable
-from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.messages import DraftSpecification, LoadProgress, ModelSpecification
 from app.core.ports import EngineLimits
 from app.core.request import Request
 from app.core.step import DRAFT_LENGTHS, DecodeStep, Parts, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
 from app.engine import memory
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit
-from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, Progress
+from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed
 from app.engine.warm_up import PHASE, REQUEST_ID, warm_up
 from app.scheduler.costs import CostTable
 from tests.engine.pool_world import SIZES, World, drain, specification
@@ -170,7 +170,10 @@ def test_a_model_is_ready_when_it_is_warm_and_its_engine_knows_the_costs() -> No
         assert pool.engine("a") is None
         assert pool.snapshot()[0].state == "loading"
         told += pool.advance()
-    assert told[-3:-1] == [Progress("a", PHASE, 0.0), Progress("a", PHASE, 0.5)]
+    assert told[-3:-1] == [
+        LoadProgress(model_id="a", phase=PHASE, fraction=0.0),
+        LoadProgress(model_id="a", phase=PHASE, fraction=0.5),
+    ]
     engine = pool.engine("a")
     assert engine is not None
     assert engine.measured == (StepCost("off", 1, 0, 0.5),)
@@ -225,7 +228,7 @@ def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family
     pool.acquire(spec)
     events = drain(pool)
     assert isinstance(events[-1], Loaded), events
-    assert sum(isinstance(event, Progress) and event.phase == PHASE for event in events) > 20
+    assert sum(isinstance(event, LoadProgress) and event.phase == PHASE for event in events) > 20
     engine = pool.engine(family)
     assert isinstance(engine, Engine)
     assert (engine.cache_bytes, engine.prefix_cache_bytes) == (0, 0)

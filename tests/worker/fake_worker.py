@@ -35,8 +35,7 @@ from app.core.messages import (
     UnloadModel,
 )
 from app.core.step import Statistics
-from app.worker.channel import WorkerChannel
-from app.worker.recovery import CrashNote
+from app.worker.channel import CrashNote, WorkerChannel
 
 BEAT_SECONDS = 0.05
 

@@ -5,11 +5,11 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
-from app.core.messages import Generate, LoadedModel, ModelSpecification
+from app.core.messages import Generate, LoadedModel, LoadProgress, ModelSpecification
 from app.core.ports import Clock, EngineLimits
 from app.core.request import Request, SpeculationRequest
 from app.core.step import DecodeRow, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult, TokenEvent, TokenLogprobs
-from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent, Progress
+from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TokenTable
 from app.worker.texts import Prompt, Reading, Unread
@@ -150,7 +150,7 @@ class FakePool:
         for model_id, (spec, slices) in () if self.held else tuple(self.loads.items())[:1]:
             if slices < 2:
                 self.loads[model_id] = (spec, slices + 1)
-                self.events.append(Progress(model_id, "weights", (slices + 1) / 3))
+                self.events.append(LoadProgress(model_id=model_id, phase="weights", fraction=(slices + 1) / 3))
             elif spec.path.endswith("/broken"):
                 self._fail(model_id, ModelUnavailable("the folder is broken"))
             else:

@@ -12,9 +12,11 @@ from app.core.messages import (
     Finished,
     Generate,
     Heartbeat,
+    LoopCommand,
     ModelSpecification,
 )
 from app.core.ports import EnginePort
+from app.worker.channel import CrashNote
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread
 from tests.worker.fakes import BreakableScheduler, FakeEngine, FakePool, fake_read
@@ -31,16 +33,19 @@ class Pair:
         self.pool = FakePool(make_engine=make_engine)
         self.schedulers: list[BreakableScheduler] = []
         read = options.pop("read", fake_read)
-        self.text_thread = TextThread(read=read, send=self.events.append, clock=self.clock, **options)
+        self.text_thread = TextThread(read=read, send=self.events.append, post=self.post, clock=self.clock, **options)
         self.loop = Loop(
             pool=self.pool,
             open_scheduler=self.open_scheduler,
             deliver=self.text_thread.deliver,
             send=self.events.append,
             keep_costs=keep_costs,
+            crash_note=CrashNote(),
             clock=self.clock,
         )
-        self.text_thread.connect(self.loop.post)
+
+    def post(self, command: LoopCommand) -> None:
+        self.loop.post(command)
 
     def clock(self) -> float:
         return self.now

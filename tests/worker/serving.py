@@ -1,4 +1,4 @@
-"""A supervisor and its client around the fake worker, for tests of the server's side."""
+"""A client around the fake worker, for tests of the server's side."""
 
 import asyncio
 import sys
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from app.core.messages import Event, Generate, ModelSpecification
 from app.worker.client import StreamEvent, WorkerClient
-from app.worker.supervisor import Supervisor, Timing
+from app.worker.supervisor import Timing
 
 DEADLINE_SECONDS = 40.0
 QUICK = Timing(
@@ -52,14 +52,15 @@ async def until(client: WorkerClient, wanted: Callable[[Event], bool]) -> Event:
 @asynccontextmanager
 async def serving(
     *flags: str, timing: Timing = QUICK, buffer_events: int = 4096, ready_seconds: float = DEADLINE_SECONDS
-) -> AsyncIterator[tuple[Supervisor, WorkerClient]]:
-    supervisor = Supervisor(command=fake_command(*flags), timing=timing)
-    client = WorkerClient(supervisor, buffer_events=buffer_events, ready_seconds=ready_seconds)
-    await supervisor.start()
+) -> AsyncIterator[WorkerClient]:
+    client = WorkerClient(
+        command=fake_command(*flags), timing=timing, buffer_events=buffer_events, ready_seconds=ready_seconds
+    )
+    await client.start()
     try:
-        yield supervisor, client
+        yield client
     finally:
-        await supervisor.stop()
+        await client.stop()
 
 
 class Stopwatch:

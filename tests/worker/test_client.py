@@ -24,7 +24,7 @@ def cancelled(event: object) -> bool:
 
 def test_streams_loads_and_snapshot() -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             events = await collect(client, ask("words 3", n=2))
             assert isinstance(events[0], Accepted)
             assert [event.text for event in events if isinstance(event, Delta) and event.index == 1] == [
@@ -48,7 +48,7 @@ def test_streams_loads_and_snapshot() -> None:
 
 def test_the_error_that_a_frame_names_is_raised() -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             with pytest.raises(QueueFull, match="as asked") as caught:
                 await collect(client, ask("fail QueueFull"))
             assert caught.value.code == "asked"
@@ -64,7 +64,7 @@ def test_the_error_that_a_frame_names_is_raised() -> None:
 @pytest.mark.parametrize("way", ["aclose", "cancel"])
 def test_leaving_early_cancels_in_the_worker(way: str) -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             stream = client.generate(ask("forever"))
             assert isinstance(await anext(stream), Accepted)
             gone = asyncio.create_task(until(client, cancelled))
@@ -90,7 +90,7 @@ def test_leaving_early_cancels_in_the_worker(way: str) -> None:
 
 def test_a_reader_that_does_not_read_is_cancelled_and_told() -> None:
     async def scenario() -> None:
-        async with serving(buffer_events=10) as (_, client):
+        async with serving(buffer_events=10) as client:
             stream = client.generate(ask("forever"))
             await anext(stream)
             await until(client, cancelled)
@@ -105,7 +105,7 @@ def test_a_reader_that_does_not_read_is_cancelled_and_told() -> None:
 
 def test_prompts_of_one_request_share_a_queue_and_an_end() -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             heard: list[object] = []
             stream = client.open(
                 [ask("words 2", request_id="a", n=2), ask("words 2", request_id="b", n=2)], hear=heard.append
@@ -136,7 +136,7 @@ def test_prompts_of_one_request_share_a_queue_and_an_end() -> None:
 
 def test_waiting_for_an_event_ends_in_time() -> None:
     async def scenario() -> None:
-        async with serving("--never-ready", ready_seconds=0.5) as (_, client):
+        async with serving("--never-ready", ready_seconds=0.5) as client:
             stream = client.open([ask("words 1")])
             await stream.wait_accepted(0.05)
             assert await stream.next(0.05) is None
@@ -149,7 +149,7 @@ def test_waiting_for_an_event_ends_in_time() -> None:
 
 def test_a_cancelled_load_is_cancelled_in_the_worker() -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             loading = asyncio.create_task(client.load(SLOW))
             await until(client, lambda event: isinstance(event, LoadProgress))
             assert client.progress["slow"].fraction == 0.5
@@ -166,7 +166,7 @@ def test_a_cancelled_load_is_cancelled_in_the_worker() -> None:
 
 def test_a_failing_listener_disturbs_nobody_and_a_used_id_is_refused() -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
 
             def broken(event: object) -> None:
                 raise RuntimeError("a broken page")

@@ -97,7 +97,7 @@ def test_nothing_in_a_folder_runs_while_its_model_is_listed_paired_loaded_and_an
 
     async def scenario() -> list[str]:
         texts = []
-        async with working() as (_, client):
+        async with working() as client:
             for folder in (clean, models / "main"):
                 drafts = (DraftSpecification("draft", str(models / "draft")),) if folder != clean else ()
                 model = ModelSpecification(id=folder.name, path=str(folder), drafts=drafts)

@@ -15,7 +15,6 @@ from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
 from app.core.messages import Accepted, Delta, DraftSpecification, Finished, Generate, LoadProgress, ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.client import StreamEvent, WorkerClient
-from app.worker.supervisor import Supervisor
 from tests.tiny import write_tiny_model
 from tests.worker.serving import QUICK, Stopwatch, collect, until
 
@@ -40,14 +39,14 @@ def generate(folder: Path, request_id: str = "r", *, model: str = "main", **chan
 
 
 @asynccontextmanager
-async def working(costs_folder: Path | None = None) -> AsyncIterator[tuple[Supervisor, WorkerClient]]:
-    supervisor = Supervisor(costs_folder=costs_folder, timing=dataclasses.replace(QUICK, stop_seconds=5.0))
-    client = WorkerClient(supervisor, ready_seconds=START_SECONDS)
-    await supervisor.start()
+async def working(costs_folder: Path | None = None) -> AsyncIterator[WorkerClient]:
+    timing = dataclasses.replace(QUICK, stop_seconds=5.0)
+    client = WorkerClient(costs_folder=costs_folder, timing=timing, ready_seconds=START_SECONDS)
+    await client.start()
     try:
-        yield supervisor, client
+        yield client
     finally:
-        await supervisor.stop(5.0)
+        await client.stop(5.0)
 
 
 def with_model_id(command: Generate, model_id: str) -> Generate:
@@ -66,13 +65,13 @@ def finished(events: list[StreamEvent]) -> Finished:
 
 def test_a_life_of_the_worker(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> None:
-        async with working() as (supervisor, client):
+        async with working() as client:
             await load_and_ask(client, folder)
             await ask_badly(client, folder)
             await ask_together(client, folder)
             await ask_for_scores(client, folder)
             await leave_early(client, folder)
-            await terminate(supervisor, client, folder)
+            await terminate(client, folder)
 
     asyncio.run(scenario())
     log = capfd.readouterr().err
@@ -163,22 +162,22 @@ async def leave_early(client: WorkerClient, folder: Path) -> None:
     assert not client.in_flight
 
 
-async def terminate(supervisor: Supervisor, client: WorkerClient, folder: Path) -> None:
+async def terminate(client: WorkerClient, folder: Path) -> None:
     """SIGINT is the parent's to handle; SIGTERM lets what runs finish, then the worker exits by itself."""
-    assert supervisor.process_id is not None
-    os.kill(supervisor.process_id, signal.SIGINT)
+    assert client.process_id is not None
+    os.kill(client.process_id, signal.SIGINT)
     running = asyncio.create_task(collect(client, generate(folder, "last", max_tokens=300)))
     await until(client, lambda event: isinstance(event, Delta))
-    os.kill(supervisor.process_id, signal.SIGTERM)
+    os.kill(client.process_id, signal.SIGTERM)
     assert finished(await running).finish_reason in {"length", "stop"}
-    while supervisor.restarts == 0:
-        await supervisor.wait_ready(0.05)
-    assert "code 0" in str(supervisor.last_exit)
+    while client.restarts == 0:
+        await client.wait_ready(0.05)
+    assert "code 0" in str(client.last_exit)
 
 
 def test_a_load_warms_up_and_what_it_measured_is_kept(folder: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with working(tmp_path / "costs") as (_, client):
+        async with working(tmp_path / "costs") as client:
             phases: list[str] = []
             client.subscribe(lambda event: phases.append(event.phase) if isinstance(event, LoadProgress) else None)
             await client.load(generate(folder, draft=True).model)
@@ -195,21 +194,21 @@ def test_a_load_warms_up_and_what_it_measured_is_kept(folder: Path, tmp_path: Pa
 
 def test_kill_mid_stream_is_told_and_healed(folder: Path) -> None:
     async def scenario() -> None:
-        async with working() as (supervisor, client):
+        async with working() as client:
             tasks = [
                 asyncio.create_task(collect(client, generate(folder, f"r{number}", max_tokens=None)))
                 for number in range(3)
             ]
             await until(client, lambda event: isinstance(event, Delta))
-            assert supervisor.process_id is not None
+            assert client.process_id is not None
             watch = Stopwatch()
-            os.kill(supervisor.process_id, signal.SIGKILL)
+            os.kill(client.process_id, signal.SIGKILL)
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert watch.seconds <= 2
             assert all(isinstance(result, WorkerGone) for result in results)
             assert finished(await collect(client, generate(folder))).finish_reason == "length"
             assert watch.seconds <= START_SECONDS
-            await supervisor.stop(5.0)
-            assert "code 0" in str(supervisor.last_exit)
+            await client.stop(5.0)
+            assert "code 0" in str(client.last_exit)
 
     asyncio.run(scenario())

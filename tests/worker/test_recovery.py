@@ -3,6 +3,8 @@
 import signal
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,10 +12,12 @@ from hypothesis import strategies as some
 
 from app.core.messages import Heartbeat
 from app.core.reason import Reason
-from app.worker.recovery import Backoff, CrashLog, CrashNote, describe_exit, new_note, read_note, to_blame
-from app.worker.supervisor import Watchdog
+from app.worker.channel import NOTE_BYTES, CrashNote
+from app.worker.child import describe_exit
+from app.worker.supervisor import Backoff, CrashLog, Timing, Watchdog, to_blame
 
 CRASH = Reason("exit_aborted")
+QUARANTINE = Timing(crash_limit=3, crash_window_seconds=300.0, quarantine_seconds=600.0)
 MODELS = some.sampled_from("abc")
 
 
@@ -34,14 +38,14 @@ def test_exits_are_readable(code: int | None, words: str) -> None:
 
 
 def test_the_first_restart_is_at_once_and_pauses_double_up_to_the_limit() -> None:
-    backoff = Backoff(1.0, 60.0, steady_seconds=60.0)
+    backoff = Backoff(Timing(first_pause_seconds=1.0, longest_pause_seconds=60.0, steady_seconds=60.0))
     assert [backoff.pause_seconds(0.1) for _ in range(9)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert backoff.pause_seconds(61.0) == 0
     assert backoff.pause_seconds(0.1) == 1
 
 
 def test_only_crashes_within_the_window_count() -> None:
-    log = CrashLog(3, 300.0, 600.0)
+    log = CrashLog(QUARANTINE)
     assert not any(log.record(at, "a", CRASH) for at in (0.0, 200.0, 400.0))
     assert log.record(450.0, "a", CRASH)
 
@@ -60,7 +64,7 @@ def test_a_kill_from_outside_counts_only_against_a_model_that_had_the_worker_to_
 
 
 def test_a_quarantine_tells_when_it_ends_and_ends_then() -> None:
-    log = CrashLog(1, 300.0, 600.0)
+    log = CrashLog(replace(QUARANTINE, crash_limit=1))
     assert log.record(0.0, "a", CRASH)
     assert "see the log; it may run again in 10 min" in str(log.quarantined(1.0)["a"])
     assert "in 1 min" in str(log.quarantined(590.0)["a"])
@@ -70,7 +74,7 @@ def test_a_quarantine_tells_when_it_ends_and_ends_then() -> None:
 
 @given(some.lists(some.tuples(some.floats(min_value=0, max_value=100), MODELS), max_size=30))
 def test_blame_needs_three_crashes_of_that_model(crashes: list[tuple[float, str]]) -> None:
-    log, now, seen = CrashLog(3, 300.0, 600.0), 0.0, dict.fromkeys("abc", 0)
+    log, now, seen = CrashLog(QUARANTINE), 0.0, dict.fromkeys("abc", 0)
     for later, model in crashes:
         now += later
         seen[model] += 1
@@ -82,19 +86,21 @@ def test_blame_needs_three_crashes_of_that_model(crashes: list[tuple[float, str]
 
 
 def test_a_note_outlives_the_process_that_wrote_it() -> None:
-    note = new_note()
-    assert read_note(note) == ""
-    begin = "import os; from app.worker.recovery import CrashNote"
-    script = f"{begin}\nwith CrashNote({note.fileno()}).on('model/ü'): os.abort()"
-    subprocess.run([sys.executable, "-c", script], pass_fds=(note.fileno(),), check=False)
-    assert read_note(note) == "model/ü"
-    with CrashNote(note.fileno()).on("x" * 10_000):
-        assert set(read_note(note)) == {"x"}
-    assert read_note(note) == ""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(NOTE_BYTES)
+        note = CrashNote(file.fileno())
+        assert note.model_id == ""
+        begin = "import os; from app.worker.channel import CrashNote"
+        script = f"{begin}\nwith CrashNote({file.fileno()}).on('model/ü'): os.abort()"
+        subprocess.run([sys.executable, "-c", script], pass_fds=(file.fileno(),), check=False)
+        assert note.model_id == "model/ü"
+        with CrashNote(file.fileno()).on("x" * 10_000):
+            assert set(note.model_id) == {"x"}
+        assert note.model_id == ""
 
 
 def test_silence_counts_only_while_work_is_pending() -> None:
-    watchdog = Watchdog(silence_seconds=3.0, step_factor=10.0, look_limit_seconds=2.0)
+    watchdog = Watchdog(Timing(silence_seconds=3.0, step_factor=10.0, look_seconds=1.0))
     assert not any(watchdog.look(1.0, in_flight=False) for _ in range(100))
     assert [watchdog.look(1.0, in_flight=True) for _ in range(4)] == [False, False, False, True]
     watchdog.beat(Heartbeat(pending=True))
@@ -102,7 +108,7 @@ def test_silence_counts_only_while_work_is_pending() -> None:
 
 
 def test_slow_steps_and_a_stopped_server_are_forgiven() -> None:
-    watchdog = Watchdog(silence_seconds=3.0, step_factor=10.0, look_limit_seconds=2.0)
+    watchdog = Watchdog(Timing(silence_seconds=3.0, step_factor=10.0, look_seconds=1.0))
     assert not watchdog.look(3600.0, in_flight=True)  # the server slept: that is not the worker's silence
     for _ in range(100):
         watchdog.beat(Heartbeat(pending=True, step_seconds=(1.0,)))

@@ -14,7 +14,7 @@ from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError, Wor
 from app.core.messages import Accepted, Delta, Failed, Finished, Heartbeat, Ready
 from app.worker.child import PACKAGE_PARENT, worker_environment
 from app.worker.client import WorkerClient
-from app.worker.supervisor import Supervisor, Timing
+from app.worker.supervisor import Timing
 from tests.worker.serving import DEADLINE_SECONDS, QUICK, Stopwatch, ask, collect, serving, until
 
 IMPATIENT = dataclasses.replace(QUICK, silence_seconds=1.5)
@@ -29,7 +29,7 @@ async def lost(client: WorkerClient, text: str, *, request_id: str = "r", model_
 
 def test_a_worker_serves_in_its_own_session_offline_and_without_secrets() -> None:
     async def scenario() -> None:
-        async with serving() as (supervisor, client):
+        async with serving() as client:
             events = await collect(client, ask("environment"))
             lines = [event.text for event in events if isinstance(event, Delta)]
             assert "HF_HUB_OFFLINE=1" in lines
@@ -37,7 +37,7 @@ def test_a_worker_serves_in_its_own_session_offline_and_without_secrets() -> Non
             assert "session=True" in lines
             assert f"cwd={PACKAGE_PARENT}" in lines
             assert client.ready_info is not None
-            assert client.ready_info.process_id == supervisor.process_id
+            assert client.ready_info.process_id == client.process_id
 
     asyncio.run(scenario())
 
@@ -51,14 +51,14 @@ def test_secrets_do_not_reach_the_worker() -> None:
 
 def test_kill_mid_stream_tells_every_client_and_the_next_request_is_fine() -> None:
     async def scenario() -> None:
-        async with serving() as (supervisor, client):
+        async with serving() as client:
             failures: list[str] = []
             client.subscribe(lambda event: failures.append(event.id) if isinstance(event, Failed) else None)
             tasks = [asyncio.create_task(lost(client, "forever", request_id=f"r{n}")) for n in range(8)]
             await until(client, lambda event: isinstance(event, Delta) and event.id == "r7")
-            assert supervisor.process_id is not None
+            assert client.process_id is not None
             watch = Stopwatch()
-            os.kill(supervisor.process_id, signal.SIGKILL)
+            os.kill(client.process_id, signal.SIGKILL)
             errors = await asyncio.gather(*tasks)
             assert watch.seconds <= 2
             assert all("SIGKILL" in error.message for error in errors)
@@ -75,7 +75,7 @@ def test_kill_mid_stream_tells_every_client_and_the_next_request_is_fine() -> No
 @pytest.mark.parametrize(("text", "cause"), [("kill", "SIGKILL"), ("exit 3", "code 3"), ("garbage", "not understood")])
 def test_every_way_to_die_has_a_readable_cause(text: str, cause: str) -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             error = await lost(client, text)
             assert cause in error.message
             assert error.retry_after_seconds is not None
@@ -86,9 +86,9 @@ def test_every_way_to_die_has_a_readable_cause(text: str, cause: str) -> None:
 
 def test_a_stopped_worker_counts_as_hung_and_is_replaced() -> None:
     async def scenario() -> None:
-        async with serving(timing=IMPATIENT) as (supervisor, client):
-            await supervisor.wait_ready(DEADLINE_SECONDS)
-            old = supervisor.process_id
+        async with serving(timing=IMPATIENT) as client:
+            await client.wait_ready(DEADLINE_SECONDS)
+            old = client.process_id
             watch = Stopwatch()
             error = await lost(client, "stop")
             assert "hung" in error.message
@@ -96,19 +96,19 @@ def test_a_stopped_worker_counts_as_hung_and_is_replaced() -> None:
             assert await collect(client, ask("words 1"))
             assert old is not None
             assert not psutil.pid_exists(old)
-            assert supervisor.process_id != old
+            assert client.process_id != old
 
     asyncio.run(scenario())
 
 
 def test_silence_without_pending_work_is_no_hang_and_heartbeats_keep_a_slow_answer_alive() -> None:
     async def scenario() -> None:
-        async with serving(timing=IMPATIENT) as (supervisor, client):
+        async with serving(timing=IMPATIENT) as client:
             silent = asyncio.create_task(collect(client, ask("silent")))
             watch = Stopwatch()
             while watch.seconds < 1.5 * IMPATIENT.silence_seconds:
                 await until(client, lambda event: isinstance(event, Heartbeat))
-            assert supervisor.restarts == 0
+            assert client.restarts == 0
             silent.cancel()
 
     asyncio.run(scenario())
@@ -116,7 +116,7 @@ def test_silence_without_pending_work_is_no_hang_and_heartbeats_keep_a_slow_answ
 
 def test_three_crashes_quarantine_the_model_and_only_it() -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             for number in range(3):
                 assert client.quarantined == {}
                 await lost(client, "kill", request_id=f"r{number}", model_id="bad")
@@ -134,7 +134,7 @@ def test_three_crashes_quarantine_the_model_and_only_it() -> None:
 
 def test_hostile_models_never_quarantine_a_busy_good_one() -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             for number in range(3):
                 for hostile in ("bad", "worse", "worst"):
                     good = asyncio.create_task(lost(client, "forever", request_id="good", model_id="good"))
@@ -149,7 +149,7 @@ def test_hostile_models_never_quarantine_a_busy_good_one() -> None:
 
 def test_kills_from_outside_blame_nobody_while_several_models_run() -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             for number in range(4):
                 other = asyncio.create_task(lost(client, "forever", request_id="other", model_id="other"))
                 await until(client, lambda event: isinstance(event, Delta))
@@ -166,10 +166,10 @@ def test_after_many_crashes_clients_hear_the_true_wait_and_a_request_shortens_it
     async def scenario() -> None:
         patient = dataclasses.replace(QUICK, first_pause_seconds=40.0, longest_pause_seconds=64.0, crash_limit=9)
         timing = dataclasses.replace(patient, awaited_pause_seconds=1.0)
-        async with serving(timing=timing, ready_seconds=0.05) as (supervisor, client):
-            assert await supervisor.wait_ready(DEADLINE_SECONDS)
+        async with serving(timing=timing, ready_seconds=0.05) as client:
+            assert await client.wait_ready(DEADLINE_SECONDS)
             assert (await lost(client, "abort")).retry_after_seconds in range(1, 4)  # the first restart is at once
-            assert await supervisor.wait_ready(DEADLINE_SECONDS)
+            assert await client.wait_ready(DEADLINE_SECONDS)
             watch = Stopwatch()
             error = await lost(client, "abort")
             assert error.retry_after_seconds is not None
@@ -177,7 +177,7 @@ def test_after_many_crashes_clients_hear_the_true_wait_and_a_request_shortens_it
                 await collect(client, ask("words 1"))
             assert refused.value.retry_after_seconds in {error.retry_after_seconds, error.retry_after_seconds - 1}
             assert str(refused.value.retry_after_seconds) in refused.value.message
-            assert await supervisor.wait_ready(DEADLINE_SECONDS)
+            assert await client.wait_ready(DEADLINE_SECONDS)
             assert 1.0 <= watch.seconds < 15.0
 
     asyncio.run(scenario())
@@ -185,11 +185,11 @@ def test_after_many_crashes_clients_hear_the_true_wait_and_a_request_shortens_it
 
 def test_a_worker_that_never_starts_is_reported_and_tried_again() -> None:
     async def scenario() -> None:
-        async with serving("--crash", ready_seconds=0.1) as (supervisor, client):
+        async with serving("--crash", ready_seconds=0.1) as client:
             with pytest.raises(WorkerGone, match="not running"):
                 await collect(client, ask("words 1"))
-            while supervisor.restarts < 3:
-                assert not await supervisor.wait_ready(0.05)
+            while client.restarts < 3:
+                assert not await client.wait_ready(0.05)
             assert "code 7" in str(client.last_exit)
 
     asyncio.run(scenario())
@@ -198,9 +198,9 @@ def test_a_worker_that_never_starts_is_reported_and_tried_again() -> None:
 def test_a_worker_that_is_never_ready_is_replaced() -> None:
     async def scenario() -> None:
         timing = Timing(start_seconds=0.3, look_seconds=0.05, abort_seconds=0.1, stop_seconds=0.3)
-        async with serving("--never-ready", timing=timing, ready_seconds=0.1) as (supervisor, client):
-            while supervisor.restarts == 0:
-                assert not await supervisor.wait_ready(0.05)
+        async with serving("--never-ready", timing=timing, ready_seconds=0.1) as client:
+            while client.restarts == 0:
+                assert not await client.wait_ready(0.05)
             assert "did not become ready" in str(client.last_exit)
 
     asyncio.run(scenario())
@@ -208,26 +208,26 @@ def test_a_worker_that_is_never_ready_is_replaced() -> None:
 
 def test_a_command_that_cannot_be_spawned_is_an_error_not_a_crash() -> None:
     async def scenario() -> None:
-        supervisor = Supervisor(command=("/nonexistent/python",), timing=QUICK)
-        await supervisor.start()
-        while supervisor.restarts == 0:
-            assert not await supervisor.wait_ready(0.02)
-        assert "could not be started" in str(supervisor.last_exit)
-        await supervisor.stop()
+        client = WorkerClient(command=("/nonexistent/python",), timing=QUICK)
+        await client.start()
+        while client.restarts == 0:
+            assert not await client.wait_ready(0.02)
+        assert "could not be started" in str(client.last_exit)
+        await client.stop()
 
     asyncio.run(scenario())
 
 
 def test_stop_drains_running_requests_and_refuses_new_ones() -> None:
     async def scenario() -> None:
-        async with serving() as (supervisor, client):
+        async with serving() as client:
             held = asyncio.create_task(collect(client, ask("hold")))
             await until(client, lambda event: isinstance(event, Accepted))
-            stopping = asyncio.create_task(supervisor.stop(5.0))
+            stopping = asyncio.create_task(client.stop(5.0))
             events = await held
             assert isinstance(events[-1], Finished)
             await stopping
-            assert "code 0" in str(supervisor.last_exit)
+            assert "code 0" in str(client.last_exit)
             with pytest.raises(WorkerGone):
                 await collect(client, ask("words 1"))
 
@@ -236,12 +236,12 @@ def test_stop_drains_running_requests_and_refuses_new_ones() -> None:
 
 def test_stop_ends_a_deaf_worker_too_and_fails_what_is_left() -> None:
     async def scenario() -> None:
-        async with serving("--deaf") as (supervisor, client):
+        async with serving("--deaf") as client:
             task = asyncio.create_task(lost(client, "silent"))
             await until(client, lambda event: isinstance(event, Accepted))
-            process_id = supervisor.process_id
+            process_id = client.process_id
             assert process_id is not None
-            await supervisor.stop(0.0)
+            await client.stop(0.0)
             assert not psutil.pid_exists(process_id)
             assert "stopped with the server" in (await task).message
 
@@ -250,9 +250,9 @@ def test_stop_ends_a_deaf_worker_too_and_fails_what_is_left() -> None:
 
 def test_stop_before_ready_and_twice_leaves_nobody_behind() -> None:
     async def scenario() -> None:
-        async with serving() as (supervisor, _):
-            await asyncio.gather(supervisor.stop(), supervisor.stop())
-            assert supervisor.process_id is None
+        async with serving() as client:
+            await asyncio.gather(client.stop(), client.stop())
+            assert client.process_id is None
         assert not [child for child in psutil.Process().children() if "fake_worker" in " ".join(child.cmdline())]
 
     asyncio.run(scenario())
@@ -263,10 +263,10 @@ import asyncio
 from tests.worker.serving import ask, serving
 
 async def main():
-    async with serving() as (supervisor, client):
+    async with serving() as client:
         stream = client.generate(ask("forever"))
         await anext(stream)
-        print(supervisor.process_id, flush=True)
+        print(client.process_id, flush=True)
         async for _ in stream:
             pass
 
@@ -287,7 +287,7 @@ def test_the_worker_dies_with_its_parent() -> None:
 
 def test_ready_is_told_once_per_life() -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             first = await until(client, lambda event: isinstance(event, Ready))
             await lost(client, "kill")
             second = await until(client, lambda event: isinstance(event, Ready))
@@ -300,16 +300,16 @@ def test_ready_is_told_once_per_life() -> None:
 
 def test_a_renewed_worker_finishes_what_runs_and_whoever_asks_meanwhile_gets_the_next_one() -> None:
     async def scenario() -> None:
-        async with serving() as (supervisor, client):
+        async with serving() as client:
             held = asyncio.create_task(collect(client, ask("hold")))
             await until(client, lambda event: isinstance(event, Accepted))
-            old = supervisor.process_id
+            old = client.process_id
             client.renew(5.0)
             assert (client.draining, client.ready) == (True, False)
             asked = asyncio.create_task(collect(client, ask("words 1", request_id="next")))
             assert isinstance((await held)[-1], Finished)
             assert isinstance((await asked)[-1], Finished)
-            assert supervisor.process_id != old
+            assert client.process_id != old
             assert (client.draining, client.ready, client.restarts) == (False, True, 1)
             assert "code 0" in str(client.last_exit)
             assert client.quarantined == {}
@@ -319,7 +319,7 @@ def test_a_renewed_worker_finishes_what_runs_and_whoever_asks_meanwhile_gets_the
 
 def test_a_renewal_without_patience_ends_what_runs_and_blames_no_model() -> None:
     async def scenario() -> None:
-        async with serving() as (_, client):
+        async with serving() as client:
             for number in range(3):
                 running = asyncio.create_task(lost(client, "forever", request_id=f"r{number}"))
                 await until(client, lambda event: isinstance(event, Delta))
@@ -333,7 +333,7 @@ def test_a_renewal_without_patience_ends_what_runs_and_blames_no_model() -> None
 
 def test_a_second_renewal_and_a_stop_cut_a_drain_short() -> None:
     async def scenario() -> None:
-        async with serving() as (supervisor, client):
+        async with serving() as client:
             running = asyncio.create_task(lost(client, "forever"))
             await until(client, lambda event: isinstance(event, Delta))
             client.renew(3600.0)
@@ -342,7 +342,7 @@ def test_a_second_renewal_and_a_stop_cut_a_drain_short() -> None:
             running = asyncio.create_task(lost(client, "forever", request_id="s"))
             await until(client, lambda event: isinstance(event, Delta) and event.id == "s")
             client.renew(3600.0)
-            await supervisor.stop()
+            await client.stop()
             await running
 
     asyncio.run(scenario())

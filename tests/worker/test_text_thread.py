@@ -6,10 +6,21 @@ from pathlib import Path
 import pytest
 
 from app.core.errors import error_class
-from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Failed, Generate, Shutdown, TextWork
+from app.core.messages import (
+    MEASUREMENT,
+    Accepted,
+    Cancel,
+    Delta,
+    Failed,
+    Generate,
+    LoopCommand,
+    Shutdown,
+    Submission,
+    TextWork,
+)
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.answer import Answer, describe
-from app.worker.texts import Prompt, Reading
+from app.worker.texts import Reading
 from tests.worker.fakes import FakeEngine, fake_read
 from tests.worker.pair import Pair
 
@@ -38,9 +49,10 @@ def test_a_request_is_accepted_streamed_and_finished_once(pair: Pair) -> None:
 
 def test_choices_draw_with_their_own_seeds_and_end_on_their_own(pair: Pair) -> None:
     command = pair.ask(n=3, sampling=SamplingParameters(seed=41))
-    prompt = fake_read(command).result()
-    assert isinstance(prompt, Prompt)
-    submission = Answer(command, prompt, 0.0, send=print, withdraw=print).submission()
+    posted: list[LoopCommand] = []
+    Answer(command, fake_read(command), 0.0, send=print, post=posted.append).begin(fake_read(command).result())
+    (submission,) = posted
+    assert isinstance(submission, Submission)
     assert [request.sampling.seed for request in submission.requests] == [41, 42, 43]
     pair.say(command)
     pair.settle()
