@@ -14,12 +14,15 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
 from app import __version__
@@ -112,6 +115,7 @@ class Pages:
         self._catalogs = catalogs
         self._settings = settings
         self._script_keys = frozenset(key for text in assets.scripts().values() for key in QUOTED_KEY.findall(text))
+        self._script_words = cache(self._for_scripts)
         self._templates = make_templates(assets)
         self._templates.globals.update(version=__version__)
 
@@ -133,7 +137,7 @@ class Pages:
             data=data,
             languages=self._catalogs.names,
             theme=next((theme for theme in themes if theme in THEMES), "system"),
-            script_words=self._for_scripts(words.entries),
+            script_words=self._script_words(words.language),
             **values,
         )
         return HTMLResponse(page, status, headers={"content-security-policy": POLICY, "cache-control": "no-store"})
@@ -154,13 +158,14 @@ class Pages:
         for name in self._templates.list_templates():
             self._templates.get_template(name)
 
-    def _for_scripts(self, entries: Mapping[str, str]) -> dict[str, str]:
-        """What the scripts name, with every plural form of it, and what the methods are called."""
-        return {
+    def _for_scripts(self, language: str) -> Markup:
+        """JSON of what the scripts name, with every plural form of it, and of what the methods are called."""
+        named = {
             key: words
-            for key, words in entries.items()
+            for key, words in self._catalogs.words(language).entries.items()
             if key in self._script_keys or _without_form(key) in self._script_keys or key.startswith("method.")
         }
+        return htmlsafe_json_dumps(named)
 
 
 def _without_form(key: str) -> str:
