@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import sys
@@ -17,8 +18,6 @@ from app.admin import (
     connect,
     download_routes,
     draft_routes,
-    log_routes,
-    measure_routes,
     model_routes,
     overview,
     request_routes,
@@ -28,11 +27,13 @@ from app.admin import (
 from app.admin import (
     live as live_feed,
 )
-from app.admin.context import AdminContext
+from app.admin.context import DASHBOARD, AdminContext
 from app.admin.download_tools import DownloadTools
 from app.admin.live import LiveFeed
-from app.admin.lockout import SetupToken
-from app.admin.model_tools import ModelTools
+from app.admin.loading import Loading
+from app.admin.lockout import Lockout, SetupToken
+from app.admin.measuring import Measuring
+from app.admin.model_view import ModelView
 from app.admin.templating import Pages, make_static_router, read_assets
 from app.api import chat, completions, control, models
 from app.core import descriptors
@@ -64,6 +65,7 @@ from app.serving.server import (
 from app.serving.sweep.report import speedups
 from app.settings import Settings
 from app.store.accounts import Accounts
+from app.store.conversations import Conversations
 from app.store.rows import KeptMeasurements, RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
@@ -75,15 +77,13 @@ AREAS = (
     settings_routes,
     model_routes,
     draft_routes,
-    measure_routes,
     chat_routes,
     download_routes,
     request_routes,
-    log_routes,
     connect,
     session_routes,
 )
-"""The dashboard: modules with a `make_router`."""
+"""The dashboard: modules with a `router`; `TOPICS` are what their pages hear of live."""
 EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
 UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
@@ -129,17 +129,27 @@ def measured_in(store: Store) -> Measured:
 
 
 def admin_context(context: Context, store: Store, logs: LogRing | None = None) -> AdminContext:
-    """What the dashboard needs besides; each area adds its own."""
-    models = ModelTools.of(context, store)
+    """What the dashboard needs besides."""
+    kept, models = KeptMeasurements(store), ModelView(context)
+    measuring = Measuring(context, models, kept)
+    loading = Loading(context, models, measuring, source=DASHBOARD)
+    catalogs = Catalogs(context.settings.home / OWN_CATALOGS)
     return AdminContext(
         serving=context,
         store=store,
         settings=context.live,
+        pages=Pages(read_assets(), catalogs, lambda: context.settings),
         live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
         setup=SetupToken(context.clock),
+        lockout=Lockout(context.clock),
         models=models,
-        downloads=DownloadTools.of(context, store, models.attaching.arrived),
+        loading=loading,
+        measuring=measuring,
+        kept=kept,
+        history=RequestHistory(store),
+        conversations=Conversations(store),
+        downloads=DownloadTools.of(context, store, loading.arrived),
         logs=logs or LogRing(),
     )
 
@@ -163,7 +173,7 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
         context.worker.subscribe(context.idle.hear, LoadProgress),
         context.worker.subscribe(admin.pace.hear, Delta),
         context.worker.subscribe(context.journal.hear, LoadProgress, Finished),
-        context.worker.subscribe(admin.models.loading.hear, Heartbeat),
+        context.worker.subscribe(admin.loading.hear, Heartbeat),
     ]
     feelers = (context.idle.feel, context.journal.feel, admin.downloads.queue.fill)
     unsubscribes += [context.live.subscribe(feel) for feel in feelers]
@@ -171,7 +181,8 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     await admin.downloads.start()
     yield
     await admin.downloads.stop()
-    await admin.models.close()
+    await admin.loading.close()
+    await admin.measuring.close()
     journalling.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await journalling
@@ -207,19 +218,16 @@ def build(admin: AdminContext) -> FastAPI:
     return app
 
 
-def install_dashboard(app: FastAPI, context: AdminContext) -> None:
+def install_dashboard(app: FastAPI, admin: AdminContext) -> None:
     """Every route under `/admin` and `/static`, and the pages of errors; registers the topics of the live feed."""
-    files = read_assets()
-    catalogs = Catalogs(context.serving.settings.home / OWN_CATALOGS)
-    pages = Pages(files, catalogs, lambda: context.settings.current)
-    app.state.pages = pages
-    for router in (
-        APIRouter(lifespan=pages.compiling),
-        make_static_router(files),
-        live_feed.make_router(context.live),
-        *(area.make_router(context, pages) for area in AREAS),
-    ):
-        app.include_router(router)
+    app.state.pages = admin.pages
+    app.include_router(APIRouter(lifespan=admin.pages.compiling))
+    app.include_router(make_static_router(admin.pages.assets))
+    app.include_router(live_feed.make_router(admin.live))
+    for area in AREAS:
+        app.include_router(area.router)
+        for name, read in getattr(area, "TOPICS", {}).items():
+            admin.live.topic(name, functools.partial(read, admin))
 
 
 Announce = Callable[[str, str, LiveSettings, FolderCatalog], None]

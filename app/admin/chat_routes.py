@@ -6,24 +6,22 @@ what was said with `POST …/turns`, under ids of its own making: it sends again
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.admin.context import AdminContext
-from app.admin.templating import Pages
+from app.admin.context import Admin
 from app.core.drafters import TEXT_METHODS
 from app.core.errors import StaleVersion
-from app.i18n import Words
 from app.serving.body import read_json
-from app.serving.context import Context
 from app.serving.errors import Rejected, error_object, words_for
 from app.store.conversations import Beginning, Conversations
 from app.store.tables import ConversationRow, MessageRow, Role
 
+CONVERSATIONS = "/admin/api/conversations"
 MAX_ID = (1 << 63) - 1
 MAX_TITLE_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 1_000_000
@@ -39,7 +37,7 @@ ModelId = Annotated[str, Field(max_length=300)]
 Span = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[str, Field(max_length=60)]]
 Count = Annotated[float, Field(ge=0)]
 TurnId = Annotated[str, Field(pattern=r"^[a-z0-9]{1,40}$")]
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 class PageBody(BaseModel):
@@ -152,89 +150,81 @@ class NewTurns(PageBody):
     begin: NewConversation | None = None
 
 
-def make_router(context: AdminContext, pages: Pages) -> APIRouter:
-    """The page and its JSON routes."""
-    router = APIRouter()
-    conversations = Conversations(context.store)
-    context.live.topic("conversations", lambda: {"revision": conversations.revision})
-    _add_page(router, context, pages)
-    _add_replies(router, context.serving)
-    _add_all(router, conversations)
-    _add_one(router, conversations)
-    return router
+router = APIRouter()
 
 
-def _add_page(router: APIRouter, context: AdminContext, pages: Pages) -> None:
-    @router.get("/admin/chat", response_class=HTMLResponse)
-    async def get_chat(request: Request) -> HTMLResponse:
-        """The page; its script asks for conversations and models."""
-        data = {"model": context.settings.current.default_model, "text_methods": TEXT_METHODS}
-        return pages.render("chat.html", request, area="chat", data=data)
+@router.get("/admin/chat", response_class=HTMLResponse)
+async def get_chat(request: Request, admin: Admin) -> HTMLResponse:
+    """The page; its script asks for conversations and models."""
+    data = {"model": admin.settings.current.default_model, "text_methods": TEXT_METHODS}
+    return admin.pages.render("chat.html", request, area="chat", data=data)
 
 
-def _add_replies(router: APIRouter, context: Context) -> None:
-    @router.get("/admin/api/replies/{request_id}")
-    async def follow_reply(request_id: str) -> Response:
-        """The stream of a reply from its beginning, for the page that asked for it and was loaded anew."""
-        kept = context.replies.get(request_id)
-        if kept is None:
-            raise Rejected(404, "This request does not run any more.", "not_running")
-        return kept.response(context.write_timeout_seconds)
+@router.get("/admin/api/replies/{request_id}")
+async def follow_reply(admin: Admin, request_id: str) -> Response:
+    """The stream of a reply from its beginning, for the page that asked for it and was loaded anew."""
+    kept = admin.serving.replies.get(request_id)
+    if kept is None:
+        raise Rejected(404, "This request does not run any more.", "not_running")
+    return kept.response(admin.serving.write_timeout_seconds)
 
 
-def _add_all(router: APIRouter, conversations: Conversations) -> None:
-    @router.get("/admin/api/conversations")
-    def list_conversations(search: Annotated[str, Query(max_length=MAX_TITLE_CHARACTERS)] = "") -> dict[str, Any]:
-        """Headings, the latest first; with `search` those whose title or messages contain it."""
-        return {"conversations": [_heading(each) for each in conversations.list(search.strip())]}
-
-    @router.delete("/admin/api/conversations")
-    def delete_conversations() -> dict[str, Any]:
-        """Forget all of them."""
-        return {"deleted": conversations.delete_all()}
+@router.get(CONVERSATIONS)
+def list_conversations(
+    admin: Admin, search: Annotated[str, Query(max_length=MAX_TITLE_CHARACTERS)] = ""
+) -> dict[str, Any]:
+    """Headings, the latest first; with `search` those whose title or messages contain it."""
+    return {"conversations": [_heading(each) for each in admin.conversations.list(search.strip())]}
 
 
-def _add_one(router: APIRouter, conversations: Conversations) -> None:
-    path = "/admin/api/conversations/{conversation_id}"
-
-    @router.get(path)
-    def get_conversation(conversation_id: int) -> dict[str, Any]:
-        """One with its turns."""
-        return _whole(*_found(conversation_id, conversations.find))
-
-    @router.patch(path)
-    async def change_conversation(request: Request, conversation_id: int) -> dict[str, Any]:
-        """Rename one, or keep its model and options."""
-        asked = await read_json(request, ConversationChange)
-        options = None if asked.options is None else asked.options.model_dump(exclude_none=True)
-
-        def change(number: int) -> Any:
-            return conversations.change(number, title=asked.title, model_id=asked.model, options=options)
-
-        return _heading(await asyncio.to_thread(_found, conversation_id, change))
-
-    @router.delete(path)
-    def delete_conversation(conversation_id: int) -> dict[str, Any]:
-        """Forget one."""
-        _found(conversation_id, lambda number: conversations.delete(number) or None)
-        return {"deleted": 1}
-
-    @router.post(path + "/turns")
-    async def add_turns(request: Request, conversation_id: int) -> Response:
-        """Keep turns; 409 with what is there when somebody else wrote since."""
-        asked = await read_json(request, NewTurns)
-        return await asyncio.to_thread(_answer_turns, conversations, conversation_id, asked, words_for(request))
+@router.delete(CONVERSATIONS)
+def delete_conversations(admin: Admin) -> dict[str, Any]:
+    """Forget all of them."""
+    return {"deleted": admin.conversations.delete_all()}
 
 
-def _answer_turns(conversations: Conversations, conversation_id: int, asked: NewTurns, words: Words | None) -> Response:
-    turns = [each.turn() for each in asked.turns]
-    beginning = None if asked.begin is None else asked.begin.beginning()
-    try:
-        added = _found(conversation_id, lambda number: conversations.add(number, asked.version, turns, beginning))
-        return JSONResponse(_heading(added))
-    except StaleVersion as error:
-        present = _whole(*_found(conversation_id, conversations.find))
-        return JSONResponse({**error_object(error, words), "conversation": present}, error.status)
+@router.get(CONVERSATIONS + "/{conversation_id}")
+def get_conversation(admin: Admin, conversation_id: int) -> dict[str, Any]:
+    """One with its turns."""
+    return _whole(admin.conversations, conversation_id)
+
+
+@router.patch(CONVERSATIONS + "/{conversation_id}")
+async def change_conversation(request: Request, admin: Admin, conversation_id: int) -> dict[str, Any]:
+    """Rename one, or keep its model and options."""
+    asked = await read_json(request, ConversationChange)
+    options = None if asked.options is None else asked.options.model_dump(exclude_none=True)
+
+    def change(number: int) -> Any:
+        return admin.conversations.change(number, title=asked.title, model_id=asked.model, options=options)
+
+    return _heading(await asyncio.to_thread(_existing, conversation_id, change))
+
+
+@router.delete(CONVERSATIONS + "/{conversation_id}")
+def delete_conversation(admin: Admin, conversation_id: int) -> dict[str, Any]:
+    """Forget one."""
+    _existing(conversation_id, lambda number: admin.conversations.delete(number) or None)
+    return {"deleted": 1}
+
+
+@router.post(CONVERSATIONS + "/{conversation_id}/turns")
+async def add_turns(request: Request, admin: Admin, conversation_id: int) -> Response:
+    """Keep turns; 409 with what is there when somebody else wrote since."""
+    asked = await read_json(request, NewTurns)
+    conversations, words = admin.conversations, words_for(request)
+
+    def keep() -> Response:
+        turns = [each.turn() for each in asked.turns]
+        beginning = None if asked.begin is None else asked.begin.beginning()
+        try:
+            kept = _existing(conversation_id, lambda number: conversations.add(number, asked.version, turns, beginning))
+            return JSONResponse(_heading(kept))
+        except StaleVersion as error:
+            present = {"conversation": _whole(conversations, conversation_id)}
+            return JSONResponse(error_object(error, words) | present, error.status)
+
+    return await asyncio.to_thread(keep)
 
 
 def _heading(conversation: ConversationRow) -> dict[str, Any]:
@@ -242,19 +232,22 @@ def _heading(conversation: ConversationRow) -> dict[str, Any]:
     return conversation.model_dump(exclude={"options"})
 
 
-def _whole(conversation: ConversationRow, turns: Sequence[MessageRow]) -> dict[str, Any]:
-    """A whole conversation, as the page reads, exports and imports it."""
-    return {**_heading(conversation), "options": conversation.options, "turns": [_turn(each) for each in turns]}
+def _whole(conversations: Conversations, conversation_id: int) -> dict[str, Any]:
+    """A whole conversation, as the page reads, exports and imports it. Raises `Rejected` when it is gone."""
+    conversation, rows = _existing(conversation_id, conversations.find)
+    turns = [
+        {**row.model_dump(exclude={"id", "conversation_id", "turn"}), "id": row.turn, "spans": row.spans or []}
+        for row in rows
+    ]
+    return {**_heading(conversation), "options": conversation.options, "turns": turns}
 
 
-def _turn(row: MessageRow) -> dict[str, Any]:
-    told = row.model_dump(exclude={"id", "conversation_id", "turn"})
-    return {**told, "id": row.turn, "spans": row.spans or []}
-
-
-def _found(conversation_id: int, look: Callable[[int], Found | None]) -> Found:
-    """What `look` finds; a conversation that is gone is HTTP 404."""
-    found = look(conversation_id) if 0 < conversation_id <= MAX_ID else None
-    if found is None:
+def _existing(conversation_id: int, look: Callable[[int], Value | None]) -> Value:
+    """What `look` finds. Raises `Rejected` (404) for a conversation that is gone."""
+    value = look(conversation_id) if 0 < conversation_id <= MAX_ID else None
+    if value is None:
         raise Rejected(404, "This conversation was deleted.", "conversation_not_found")
-    return found
+    return value
+
+
+TOPICS = {"conversations": lambda admin: {"revision": admin.conversations.revision}}

@@ -15,14 +15,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from app.admin.context import AdminContext
-from app.admin.templating import Pages
-from app.hub.catalog import CatalogModel
+from app.admin.context import Admin, AdminContext
 
 FOLDER = Path(__file__).parent / "clients"
 KEY_VARIABLE = "PACELINE_API_KEY"
 DEFAULT_CONTEXT_TOKENS = 8192
 NO_MODEL = "MODEL"
+
+router = APIRouter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,40 +85,35 @@ def _code() -> Environment:
     return code
 
 
-def make_router(context: AdminContext, pages: Pages) -> APIRouter:
-    """The page and the same as JSON."""
-    router = APIRouter()
-
-    @router.get("/admin/connect", response_class=HTMLResponse)
-    def get_connect(request: Request, model: str = "") -> HTMLResponse:
-        """The page for the address that the browser used, and for one of the models."""
-        target, models = _target(context, request, model)
-        snippets = [(each, each.write(target)) for each in SNIPPETS]
-        return pages.render(
-            "connect.html", request, area="connect", data={}, target=target, models=models, snippets=snippets
-        )
-
-    @router.get("/admin/api/connect")
-    def get_snippets(request: Request, model: str = "") -> dict[str, Any]:
-        """Address, models and code."""
-        target, models = _target(context, request, model)
-        return {
-            "base_url": target.base_url,
-            "model": target.model,
-            "models": models,
-            "needs_key": target.has_key,
-            "snippets": [
-                {"id": each.id, "name": each.name, "place": each.place, "code": each.write(target)} for each in SNIPPETS
-            ],
-        }
-
-    return router
+@router.get("/admin/connect", response_class=HTMLResponse)
+def get_connect(request: Request, admin: Admin, model: str = "") -> HTMLResponse:
+    """The page for the address that the browser used, and for one of the models."""
+    target, models = _target(admin, request, model)
+    snippets = [(each, each.write(target)) for each in SNIPPETS]
+    return admin.pages.render(
+        "connect.html", request, area="connect", data={}, target=target, models=models, snippets=snippets
+    )
 
 
-def _target(context: AdminContext, request: Request, wanted: str) -> tuple[ClientTarget, list[str]]:
+@router.get("/admin/api/connect")
+def get_snippets(request: Request, admin: Admin, model: str = "") -> dict[str, Any]:
+    """Address, models and code."""
+    target, models = _target(admin, request, model)
+    return {
+        "base_url": target.base_url,
+        "model": target.model,
+        "models": models,
+        "needs_key": target.has_key,
+        "snippets": [
+            {"id": each.id, "name": each.name, "place": each.place, "code": each.write(target)} for each in SNIPPETS
+        ],
+    }
+
+
+def _target(admin: AdminContext, request: Request, wanted: str) -> tuple[ClientTarget, list[str]]:
     """What the code is written for, and the names to choose from, those in memory first."""
-    resolver = context.serving.resolver
-    loaded, first = resolver.loaded(), context.settings.current.default_model
+    resolver = admin.serving.resolver
+    loaded, first = resolver.loaded(), admin.settings.current.default_model
     usable = {each.id: each for each in resolver.models() if each.kind == "main" and not each.problem}
     names = sorted(usable, key=lambda name: (name != first, name not in loaded))
     name = wanted if wanted in usable else next(iter(names), NO_MODEL)
@@ -126,10 +121,6 @@ def _target(context: AdminContext, request: Request, wanted: str) -> tuple[Clien
         base_url=f"{request.url.scheme}://{request.headers['host']}/v1",
         model=name,
         has_key=request.app.state.door.is_closed,
-        context_tokens=_context_tokens(usable.get(name)),
+        context_tokens=(name in usable and usable[name].context) or DEFAULT_CONTEXT_TOKENS,
     )
     return target, names
-
-
-def _context_tokens(model: CatalogModel | None) -> int:
-    return model.context if model is not None and model.context else DEFAULT_CONTEXT_TOKENS

@@ -1,17 +1,28 @@
-"""What the areas of the dashboard share: made once by `create_app`; each area adds the field of its part."""
+"""What the routes of the dashboard share: made once by `admin_context` in `app/main.py`, a parameter of each route."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from app.admin.download_tools import DownloadTools
 from app.admin.live import LiveFeed
-from app.admin.lockout import SetupToken
-from app.admin.model_tools import ModelTools
+from app.admin.loading import Loading
+from app.admin.lockout import Lockout, SetupToken
+from app.admin.measuring import Measuring
+from app.admin.model_view import ModelView
+from app.admin.templating import Pages
 from app.serving.context import Context
 from app.serving.live_settings import LiveSettings
 from app.serving.logs import LogRing
 from app.serving.pace import Pace
 from app.store.accounts import Accounts
+from app.store.conversations import Conversations
+from app.store.rows import KeptMeasurements, RequestHistory
 from app.store.store import Store
+
+DASHBOARD = "dashboard"
+"""Who changed a setting that was changed with a button."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +32,28 @@ class AdminContext:
     serving: Context
     store: Store
     settings: LiveSettings
+    pages: Pages
     live: LiveFeed
     accounts: Accounts
     setup: SetupToken
-    models: ModelTools
+    lockout: Lockout
+    models: ModelView
+    loading: Loading
+    measuring: Measuring
+    kept: KeptMeasurements
+    history: RequestHistory
+    conversations: Conversations
     downloads: DownloadTools
     logs: LogRing
     pace: Pace = field(default_factory=Pace)
+    loaded_drafts: dict[tuple[str, tuple[str, ...]], list[dict[str, str]]] = field(default_factory=dict)
+    """The drafters of what is in memory, by model and ids of drafters: the disk is read once for each."""
+
+
+async def admin_of(request: Request) -> AdminContext:
+    """The context of the application that serves `request`."""
+    context: AdminContext = request.app.state.admin
+    return context
+
+
+Admin = Annotated[AdminContext, Depends(admin_of)]

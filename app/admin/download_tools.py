@@ -44,9 +44,6 @@ class DownloadTools:
         """Over one server's settings and store; `arrived` hears of each download once its model is listed."""
         live, token = context.live, HubToken(context.settings.home)
 
-        def endpoint() -> str:
-            return live.current.hub_endpoint
-
         def list_and_tell(download: Download) -> None:
             context.resolver.refresh()
             arrived(download)
@@ -54,11 +51,11 @@ class DownloadTools:
         configuration = Configuration(
             folder=lambda: live.current.downloads_path,
             parallel=lambda: live.current.parallel_downloads,
-            token=lambda: token.read(endpoint()),
-            endpoint=endpoint,
+            token=lambda: token.read(live.current.hub_endpoint),
+            endpoint=lambda: live.current.hub_endpoint,
         )
         queue = Downloads(DownloadRows(store), configuration, arrived=list_and_tell)
-        return cls(queue=queue, token=token, folder=lambda: live.current.downloads_path, endpoint=endpoint)
+        return cls(queue=queue, token=token, folder=configuration.folder, endpoint=configuration.endpoint)
 
     async def start(self) -> None:
         """Go on with what ran when the server ended."""

@@ -1,122 +1,42 @@
-"""`/admin/drafts/{id}`: the draft picker of one model, and the calls behind it."""
+"""`/admin/drafts/{id}`: the draft picker of one model. `/admin/pays/{id}`: does drafting pay? Measure, see, apply.
+
+Topics: `drafting`, what was drafted and accepted since the server started; `measuring`.
+"""
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
-from app.admin.context import AdminContext
-from app.admin.measured_unit import refusal_of
-from app.admin.model_view import ModelView, render_model
-from app.admin.room import sizes
-from app.admin.templating import Pages
+from app.admin.context import DASHBOARD, Admin, AdminContext
+from app.admin.measuring import Wish
+from app.admin.model_routes import render_model
+from app.admin.model_view import sizes
 from app.core.drafters import TEXT_METHODS
-from app.core.errors import SpeculationUnavailable
+from app.core.errors import InvalidRequest
 from app.core.footprint import Footprint
-from app.core.messages import DraftSpecification, LoadedModel
+from app.core.messages import LoadedModel
 from app.core.reason import NO_REASON, Reason, reason_object
 from app.hub.catalog import CatalogModel
 from app.hub.pairing import Candidate
-from app.hub.published import Published, published_for
+from app.hub.published import published_for
 from app.model_settings import SPECULATION, Id
 from app.serving.body import read_json
-from app.serving.sweep.report import Figures, best_by_drafter
+from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object
+from app.store.tables import BenchmarkRow
 
 SHOWN = ("method", "id", "origin", "size_bytes", "tokens", "token_difference", "refusal", "is_usual", "rollback")
-Best = Mapping[tuple[str, str], Figures]
 GIVEN = ("environment", "command line")
 DECIDED_ELSEWHERE = ("drafts", "speculative_config", "num_draft_tokens", "policy", "acceptance")
 """Settings of the server that go before what is chosen for a model, where environment or command line give them."""
+MEASUREMENT = "measurement"
+"""Who changed a setting that a measurement recommended."""
 
-
-class DraftView:
-    """Describes what may draft for a model."""
-
-    def __init__(self, context: AdminContext, models: ModelView) -> None:
-        self._context = context
-        self._models = models
-
-    def describe(self, model_id: str) -> dict[str, Any]:
-        """Everything the page needs. Raises ModelNotFound; a drafter, or a broken model, has no candidates."""
-        serving, tools = self._context.serving, self._context.models
-        main = serving.resolver.find(model_id)
-        loaded = serving.resolver.loaded().get(main.id)
-        usable = main.kind == "main" and not main.problem
-        best = best_by_drafter(row.results for row in tools.kept.of(main.id)) if usable else {}
-        candidates = tools.units.candidates(main, {key: each.ratio for key, each in best.items()}) if usable else []
-        used = self._used(main, loaded) if usable else set()
-        settings = self._context.settings
-        return {
-            "model": self._models.describe(main, loaded),
-            "choice": {name: settings.model(main.id).given().get(name) for name in SPECULATION},
-            "usual": {"policy": settings.current.policy, "acceptance": settings.current.acceptance},
-            "elsewhere": [name for name in DECIDED_ELSEWHERE if settings.origin(name) in GIVEN],
-            "ceiling_bytes": tools.footprints.room.ceiling_bytes,
-            "methods": list(loaded.methods) if loaded else [],
-            "candidates": [
-                {**self._candidate(main, each, best, used), "unavailable": reason_object(_unavailable(each, loaded))}
-                for each in candidates
-            ],
-            "published": self._published(main, {each.id for each in candidates}) if usable else [],
-            "counts": serving.measurements.drafting(main.id),
-        }
-
-    def _used(self, main: CatalogModel, loaded: LoadedModel | None) -> set[tuple[str, str]]:
-        """Method and id of what drafts for the model now, or would if it were loaded."""
-        resolver = self._context.serving.resolver
-        unit = resolver.last(main.id) if loaded is not None else None
-        planned = unit or resolver.planned(main)
-        drafts: Sequence[DraftSpecification] = planned.drafts if loaded is None else resolver.loaded_drafts(loaded)
-        if planned.policy == "off":
-            return set()
-        may = loaded.methods if loaded is not None and loaded.state == "ready" else planned.methods
-        used = {(draft.method, draft.id) for draft in drafts} | {(name, "") for name in TEXT_METHODS}
-        return {each for each in used if not may or each[0] in may}
-
-    def _candidate(
-        self, main: CatalogModel, candidate: Candidate, best: Best, used: set[tuple[str, str]]
-    ) -> dict[str, Any]:
-        key = (candidate.method, candidate.id)
-        measured = best.get(key)
-        return {
-            "key": f"{candidate.method}:{candidate.id}",
-            **{name: getattr(candidate, name) for name in SHOWN},
-            "extra": sizes(candidate.footprint),
-            "has_room": self._has_room(main, candidate.footprint),
-            "measured": msgspec.to_builtins(measured),
-            "in_use": key in used,
-        }
-
-    def _has_room(self, main: CatalogModel, extra: Footprint) -> bool:
-        footprints = self._context.models.footprints
-        alone = footprints.main(main)
-        return alone is None or footprints.room.holds(alone + extra)
-
-    def _published(self, main: CatalogModel, here: set[str]) -> list[dict[str, Any]]:
-        return [self._offer(main, each) for each in published_for(main) if each.repository not in here]
-
-    def _offer(self, main: CatalogModel, published: Published) -> dict[str, Any]:
-        """A drafter on the hub; how much memory it takes is told roughly, by its size."""
-        return {
-            "method": published.method,
-            "repository": published.repository,
-            "size_bytes": published.size_bytes,
-            "has_room": self._has_room(main, Footprint(weights_bytes=published.size_bytes)),
-        }
-
-
-def _unavailable(candidate: Candidate, loaded: LoadedModel | None) -> Reason:
-    """Why a drafter that is in memory cannot run; what is not there, or on its way, may yet."""
-    if loaded is None or loaded.state != "ready" or candidate.id not in {*loaded.draft_ids, ""}:
-        return NO_REASON
-    return loaded.unavailable.get(candidate.method, NO_REASON)
-
-
-SOURCE = "dashboard"
+router = APIRouter()
 
 
 class ChoiceBody(BaseModel):
@@ -139,55 +59,212 @@ class AttachBody(BaseModel):
     measure: bool = True
 
 
-def make_router(context: AdminContext, pages: Pages) -> APIRouter:
-    """The page and its JSON routes."""
-    models = ModelView(context.serving, context.models.footprints)
-    view = DraftView(context, models)
-    context.live.topic("drafting", lambda: _drafting(context))
-    router = APIRouter()
+class ApplyBody(BaseModel):
+    """What to keep of a measurement: its recommendation, or one setting that was measured with so many requests at once
+    (`off`, `auto`, a method)."""
 
-    @router.get("/admin/drafts/{model_id:path}", response_class=HTMLResponse)
-    def get_drafts_page(request: Request, model_id: str) -> HTMLResponse:
-        """The picker; its script asks for the candidates, since tokenizers are compared."""
-        return render_model(context, pages, request, model_id, template="drafts.html", tab="drafts")
-
-    @router.post("/admin/api/drafts/attach")
-    async def attach_draft(request: Request) -> dict[str, Any]:
-        """Choose a drafter, load the model with it, and begin to measure."""
-        body = await read_json(request, AttachBody)
-        model = await asyncio.to_thread(context.serving.resolver.main, body.model)
-        return await context.models.attaching.attach(model.id, body.draft, measure=body.measure)
-
-    @router.get("/admin/api/drafts/{model_id:path}")
-    def get_drafts(model_id: str) -> dict[str, Any]:
-        """Every candidate, ranked."""
-        return view.describe(model_id)
-
-    @router.put("/admin/api/drafts/{model_id:path}")
-    async def put_drafts(request: Request, model_id: str) -> dict[str, Any]:
-        """Choose drafters, methods, length, acceptance and policy at once; a loaded model gets them when it is free."""
-        body = await read_json(request, ChoiceBody)
-        main = await asyncio.to_thread(_choose, context, model_id, body)
-        return {"model": main.id, "became": await context.models.loading.renew(main.id)}
-
-    return router
+    method: str | None = Field(None, max_length=40)
+    num_draft_tokens: int | None = Field(None, ge=1, le=64)
+    rows: int = Field(1, ge=1, le=64)
 
 
-def _drafting(context: AdminContext) -> dict[str, Any]:
-    """What was drafted and accepted by each loaded model since the server started."""
-    serving = context.serving
+@router.get("/admin/drafts/{model_id:path}", response_class=HTMLResponse)
+def get_drafts_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse:
+    """The picker; its script asks for the candidates, since tokenizers are compared."""
+    return render_model(admin, request, model_id, tab="drafts")
+
+
+@router.post("/admin/api/drafts/attach")
+async def attach_draft(request: Request, admin: Admin) -> dict[str, Any]:
+    """Choose a drafter, load the model with it, and begin to measure."""
+    body = await read_json(request, AttachBody)
+    model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
+    return await admin.loading.attach(model.id, body.draft, measure=body.measure)
+
+
+@router.get("/admin/api/drafts/{model_id:path}")
+def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
+    """Every candidate, ranked; a drafter, or a broken model, has none."""
+    resolver = admin.serving.resolver
+    main = resolver.find(model_id)
+    loaded = resolver.loaded().get(main.id)
+    candidates, published = [], []
+    if main.kind == "main" and not main.problem:
+        best = best_by_drafter(row.results for row in admin.kept.of(main.id))
+        used = _used(admin, main, loaded)
+        for each in admin.models.candidates(main, {key: figures.ratio for key, figures in best.items()}):
+            key = each.method, each.id
+            candidates.append(_candidate(admin, main, each, best.get(key), loaded) | {"in_use": key in used})
+        here = {each["id"] for each in candidates}
+        published = [
+            {
+                "method": each.method,
+                "repository": each.repository,
+                "size_bytes": each.size_bytes,
+                # how much memory it takes is told roughly, by its size
+                "has_room": admin.models.has_room(main, Footprint(weights_bytes=each.size_bytes)),
+            }
+            for each in published_for(main)
+            if each.repository not in here
+        ]
+    current = admin.settings.current
+    return {
+        "model": admin.models.describe(main),
+        "choice": {name: admin.settings.model(main.id).given().get(name) for name in SPECULATION},
+        "usual": {"policy": current.policy, "acceptance": current.acceptance},
+        "elsewhere": decided_elsewhere(admin),
+        "ceiling_bytes": admin.models.ceiling_bytes,
+        "methods": list(loaded.methods) if loaded else [],
+        "candidates": candidates,
+        "published": published,
+        "counts": admin.serving.measurements.drafting(main.id),
+    }
+
+
+@router.put("/admin/api/drafts/{model_id:path}")
+async def put_drafts(request: Request, admin: Admin, model_id: str) -> dict[str, Any]:
+    """Choose drafters, methods, length, acceptance and policy at once; a loaded model gets them when it is free."""
+    body = await read_json(request, ChoiceBody)
+
+    def choose() -> str:
+        main = admin.serving.resolver.main(model_id)
+        if body.drafts:
+            admin.models.check_room(main, admin.models.named(main, admin.models.candidates(main), body.drafts))
+        values = body.model_dump()
+        admin.settings.change_model(main.id, {name: values[name] for name in SPECULATION}, DASHBOARD)
+        return main.id
+
+    model = await asyncio.to_thread(choose)
+    return {"model": model, "became": await admin.loading.renew(model)}
+
+
+def _used(admin: AdminContext, main: CatalogModel, loaded: LoadedModel | None) -> set[tuple[str, str]]:
+    """Method and id of what drafts for the model now, or would if it were loaded."""
+    resolver = admin.serving.resolver
+    planned = (resolver.last(main.id) if loaded is not None else None) or resolver.planned(main)
+    drafts = planned.drafts if loaded is None else resolver.loaded_drafts(loaded)
+    if planned.policy == "off":
+        return set()
+    may = loaded.methods if loaded is not None and loaded.state == "ready" else planned.methods
+    used = {(draft.method, draft.id) for draft in drafts} | {(name, "") for name in TEXT_METHODS}
+    return {each for each in used if not may or each[0] in may}
+
+
+def _candidate(
+    admin: AdminContext, main: CatalogModel, candidate: Candidate, measured: Figures | None, loaded: LoadedModel | None
+) -> dict[str, Any]:
+    return {
+        "key": f"{candidate.method}:{candidate.id}",
+        **{name: getattr(candidate, name) for name in SHOWN},
+        "extra": sizes(candidate.footprint),
+        "has_room": admin.models.has_room(main, candidate.footprint),
+        "measured": msgspec.to_builtins(measured),
+        "unavailable": reason_object(_unavailable(candidate, loaded)),
+    }
+
+
+def _unavailable(candidate: Candidate, loaded: LoadedModel | None) -> Reason:
+    """Why a drafter that is in memory cannot run; what is not there, or on its way, may yet."""
+    if loaded is None or loaded.state != "ready" or candidate.id not in {*loaded.draft_ids, ""}:
+        return NO_REASON
+    return loaded.unavailable.get(candidate.method, NO_REASON)
+
+
+def decided_elsewhere(admin: AdminContext) -> list[str]:
+    """Those settings of the server that go before what is chosen for a model."""
+    return [name for name in DECIDED_ELSEWHERE if admin.settings.origin(name) in GIVEN]
+
+
+# --- measurements -----------------------------------------------------------------------------------------------
+
+
+@router.get("/admin/pays/{model_id:path}", response_class=HTMLResponse)
+def get_pays_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse:
+    """The page; its script asks for what was measured."""
+    return render_model(admin, request, model_id, tab="pays")
+
+
+@router.post("/admin/api/measurements", status_code=202)
+async def begin_measurement(request: Request, admin: Admin) -> dict[str, Any]:
+    """Measure in the background; one at a time."""
+    wish = await read_json(request, Wish)
+    main = await asyncio.to_thread(admin.serving.resolver.main, wish.model)
+    admin.measuring.begin(wish.model_copy(update={"model": main.id}))
+    return admin.measuring.view()
+
+
+@router.delete("/admin/api/measurements/current")
+async def stop_measurement(admin: Admin) -> dict[str, Any]:
+    """End what is being measured; what is known by then is kept."""
+    return {"stopping": admin.measuring.stop()}
+
+
+@router.get("/admin/api/measurements")
+def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
+    """What was measured, of one model or of all, the latest first; and what is being measured."""
+    model_id = admin.serving.resolver.find(model).id if model else ""
+    current = drafting_now(admin, model_id) if model_id else None
+    rows = [
+        {
+            **row.model_dump(include={"id", "model_id", "created_at", "versions", "machine", "results"}),
+            "report": report_object(row.results, current),
+        }
+        for row in admin.kept.of(model_id)
+    ]
+    return {"measurements": rows, "elsewhere": decided_elsewhere(admin), **admin.measuring.view()}
+
+
+@router.post("/admin/api/measurements/{number}/apply")
+async def apply_measurement(request: Request, admin: Admin, number: int) -> dict[str, Any]:
+    """Set what was recommended, or one measured setting, for the model; a loaded one gets it when it is free."""
+    body = await read_json(request, ApplyBody)
+    row = await asyncio.to_thread(admin.kept.find, number)
+    if row is None:
+        raise HTTPException(404)
+    changes = await asyncio.to_thread(_apply, admin, row, body)
+    became = await admin.loading.renew(row.model_id)
+    return {"model": row.model_id, "changes": changes, "became": became}
+
+
+@router.delete("/admin/api/measurements/{number}")
+def delete_measurement(admin: Admin, number: int) -> dict[str, Any]:
+    """Forget one."""
+    if not admin.kept.delete(number):
+        raise HTTPException(404)
+    return {"deleted": number}
+
+
+def drafting_now(admin: AdminContext, model_id: str) -> dict[str, Any]:
+    """How a model drafts now, as `changes_to` compares it; empty for one that cannot draft. Reads the disk.
+
+    A recommendation names its drafter where only this measurement chose it: it holds when the results are deleted.
+    """
+    resolver = admin.serving.resolver
+    main = resolver.find(model_id)
+    unit = resolver.planned(main, by_measured=False) if main.kind == "main" and not main.problem else None
+    return drafting_of(admin.settings.model(model_id).given(), unit)
+
+
+def _apply(admin: AdminContext, row: BenchmarkRow, body: ApplyBody) -> list[dict[str, Any]]:
+    """Change what the page listed, and nothing else. Raises InvalidRequest where nothing would change."""
+    report = report_object(row.results, drafting_now(admin, row.model_id))
+    changes = report["advice"]["changes"]
+    if body.method is not None:
+        wanted = (body.method, body.num_draft_tokens or 0)
+        settings = [each for cell in report["cells"] if cell["rows"] == body.rows for each in cell["settings"]]
+        measured = [each for each in settings if (each["method"], each["num_draft_tokens"]) == wanted]
+        if not measured:
+            raise InvalidRequest("This measurement had no such setting.", parameter="method")
+        changes = measured[0]["changes"]
+    elif not changes:
+        raise InvalidRequest(f"This measurement recommends no change: {report['text']}.", parameter="method")
+    admin.settings.change_model(row.model_id, {each["name"]: each["new"] for each in changes}, MEASUREMENT)
+    return list(changes)
+
+
+def _drafting(admin: AdminContext) -> dict[str, Any]:
+    serving = admin.serving
     return {model.id: serving.measurements.drafting(model.id) for model in serving.worker.snapshot.models}
 
 
-def _choose(context: AdminContext, model_id: str, body: ChoiceBody) -> CatalogModel:
-    """Store a choice. Raises InvalidSetting, and SpeculationUnavailable for a drafter that does not fit."""
-    main = context.serving.resolver.main(model_id)
-    if body.drafts:
-        fits = {each.id: each for each in context.models.units.candidates(main, {}) if each.id}
-        for name in body.drafts:
-            if name not in fits or not fits[name].fits:
-                raise SpeculationUnavailable(refusal_of(main, name, fits.get(name)), parameter="drafts")
-        context.models.units.check_room(main, *(fits[name] for name in body.drafts))
-    values = body.model_dump()
-    context.settings.change_model(main.id, {name: values[name] for name in SPECULATION}, SOURCE)
-    return main
+TOPICS = {"drafting": _drafting, "measuring": lambda admin: admin.measuring.view()}

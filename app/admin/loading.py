@@ -1,18 +1,22 @@
 """Models into memory and out of it, on somebody's word: a load goes on when the page that asked for it is left.
 
-Every method belongs to the event loop; what reads the disk runs in a thread.
+A drafter that joins a model is chosen, the model is loaded with it, and what it brings is measured; a download that
+names the model it is to draft for does the same by itself once it has arrived. Every method belongs to the event loop;
+what reads the disk runs in a thread.
 """
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Coroutine
 from typing import Any, Literal
 
+from app.admin.measuring import Measuring, Wish
+from app.admin.model_view import ModelView
+from app.core.download import Download
 from app.core.errors import ModelUnavailable, PacelineError
 from app.core.messages import Event, Heartbeat, ModelLoaded
-from app.serving.activity import Activity
-from app.serving.resolver import Resolver
-from app.worker.client import WorkerClient
+from app.serving.context import Context
 
 Reloaded = Literal["loaded", "in_use", "not_loaded"]
 """What became of a model whose settings changed: it has them now; as soon as no request uses it; when it is loaded."""
@@ -21,16 +25,20 @@ logger = logging.getLogger(__name__)
 
 
 class Loading:
-    """Loads for one server."""
+    """Loads for one server. `source` is who changes the settings of a model that a drafter joins."""
 
-    def __init__(self, worker: WorkerClient, resolver: Resolver, activity: Activity) -> None:
-        self._worker = worker
-        self._resolver = resolver
-        self._activity = activity
+    def __init__(self, context: Context, models: ModelView, measuring: Measuring, *, source: str) -> None:
+        self._settings = context.live
+        self._worker = context.worker
+        self._resolver = context.resolver
+        self._activity = context.activity
+        self._models = models
+        self._measuring = measuring
+        self._source = source
         self._tasks: dict[str, asyncio.Task[ModelLoaded]] = {}
         self._waiting: set[str] = set()
         """Models whose change waits for the end of their requests."""
-        self._renewals: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     def hear(self, event: Event) -> None:
         """One event of the worker, on the event loop: a change that waited comes when its model is idle."""
@@ -39,9 +47,19 @@ class Loading:
         in_use = {model.id for model in event.snapshot.models if model.leases}
         for model_id in self._waiting - in_use:
             self._waiting.discard(model_id)
-            task = asyncio.get_running_loop().create_task(self._renew_at_last(model_id))
-            self._renewals.add(task)
-            task.add_done_callback(self._renewals.discard)
+            self._begin(self.renew(model_id), f"what changed for {model_id} could not be loaded")
+
+    def arrived(self, download: Download) -> None:
+        """A download is done: attach it when it was asked for as a drafter."""
+        if download.drafts_for:
+            failed = f"{download.repository} was not attached to {download.drafts_for}"
+            self._begin(self._attach_arrived(download), failed)
+
+    async def close(self) -> None:
+        """The server ends: leave what waits."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     async def load(self, model_id: str) -> dict[str, Any]:
         """Load a model with the drafters that are chosen for it; a second call waits for the same load."""
@@ -93,11 +111,54 @@ class Loading:
         self._resolver.adopt(unit)
         return "loaded"
 
-    async def _renew_at_last(self, model_id: str) -> None:
-        try:
-            await self.renew(model_id)
-        except PacelineError as error:
-            logger.warning("what changed for %s could not be loaded: %s", model_id, error.message)
+    async def attach(self, model_id: str, draft_id: str, *, measure: bool = True) -> dict[str, Any]:
+        """Choose a drafter that is here; `measuring` says whether its measurement has begun.
+
+        Raises ModelNotFound, SpeculationUnavailable, InsufficientMemory, and what a load raises.
+        """
+        drafts = await asyncio.to_thread(self._choose, model_id, draft_id)
+        became = await self.renew(model_id)
+        if became == "not_loaded":
+            await self.load(model_id)
+        begins = measure and not self._measuring.active
+        if begins:
+            self._measuring.begin(Wish(model=model_id, drafts=drafts, grid="one", minutes=1.0))
+        return {"model": model_id, "drafts": drafts, "became": became, "measuring": begins}
+
+    async def _attach_arrived(self, download: Download) -> None:
+        while self._measuring.active:
+            await self._measuring.wait()
+        await self.attach(download.drafts_for, download.repository)
+
+    def _choose(self, model_id: str, draft_id: str) -> list[str]:
+        """Store the choice: the new drafter, and of those chosen before the ones with other methods."""
+        main = self._resolver.main(model_id)
+        candidates = self._models.candidates(main)
+        (wanted,) = self._models.named(main, candidates, [draft_id], parameter="draft")
+        self._models.check_room(main, [wanted])
+        stored = self._settings.model(main.id)
+        stay = {each.id for each in candidates if each.id != draft_id and each.method != wanted.method}
+        drafts = [draft_id, *(name for name in stored.drafts or () if name in stay)]
+        changes: dict[str, Any] = {"drafts": tuple(drafts)}
+        if stored.policy == "off":
+            changes["policy"] = None
+        if stored.methods is not None and wanted.method not in stored.methods:
+            changes |= {"methods": None, "num_draft_tokens": None}
+        self._settings.change_model(main.id, changes, self._source)
+        return drafts
+
+    def _begin(self, work: Coroutine[Any, Any, Any], failed: str) -> None:
+        """Do something that nobody waits for; the log says when it failed."""
+
+        async def run() -> None:
+            try:
+                await work
+            except PacelineError as error:
+                logger.warning("%s: %s", failed, error.message)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _ended(self, model_id: str, task: asyncio.Task[ModelLoaded]) -> None:
         self._tasks.pop(model_id, None)

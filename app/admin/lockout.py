@@ -6,6 +6,7 @@ that many at once gain nothing; attempts during a pause do not prolong it. Only 
 Whoever sits at this computer is held back by the own mistakes alone.
 """
 
+import asyncio
 import hashlib
 import ipaddress
 import math
@@ -41,6 +42,8 @@ class Lockout:
         self._clock = clock
         self._altogether = _Tally()
         self._by_address: OrderedDict[str, _Tally] = OrderedDict()
+        self.guessing = asyncio.Lock()
+        """Guesses wait here for each other, not in the threads that everybody needs."""
 
     def begin(self, address: str) -> None:
         """Count an attempt. Raises `Rejected` (429) when it comes too early."""
@@ -106,6 +109,8 @@ class SetupToken:
         self._clock = clock
         self._digest = b""
         self._ends_at = 0.0
+        self.in_use = asyncio.Lock()
+        """One set-up at a time."""
 
     def issue(self) -> str:
         """A new token in the place of the last one."""

@@ -9,27 +9,28 @@ method belongs to the event loop.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from pydantic import BaseModel, Field
 
-from app.admin.measured_unit import MeasuredUnit, UnitChooser
-from app.core.errors import PacelineError
-from app.core.messages import LoadedModel, ModelSpecification
-from app.core.ports import Clock
+from app.admin.model_view import ModelView
+from app.core.drafters import DRAFT_METHODS
+from app.core.errors import PacelineError, SpeculationUnavailable
+from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
+from app.hub.catalog import CatalogModel
+from app.hub.pairing import Candidate
 from app.model_settings import Id
-from app.serving.activity import Activity
+from app.serving.context import Context
 from app.serving.errors import Rejected
-from app.serving.resolver import Resolver
 from app.serving.sweep.grid import GRIDS, LENGTHS, TASKS, TOKENS, Grid, cells
 from app.serving.sweep.machine import describe_machine, describe_versions
 from app.serving.sweep.report import report_object, report_of, speedups
 from app.serving.sweep.turns import Ask, Budget, MeasuredTurn, Sweep, turns
 from app.serving.sweep.worker_side import WorkerSide
 from app.store.rows import KeptMeasurements
-from app.worker.client import WorkerClient
 
 SOURCE = "dashboard"
 Phase = Literal["loading", "measuring", "paused", "restoring"]
@@ -96,6 +97,15 @@ class MeasurementEnd:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredUnit:
+    """What is loaded for a measurement, and why some drafters are not with it."""
+
+    specification: ModelSpecification
+    chats: bool
+    left_out: tuple[str, ...] = ()
+
+
 class Stopped(Exception):
     """Somebody stopped the measurement."""
 
@@ -103,22 +113,13 @@ class Stopped(Exception):
 class Measuring:
     """The one who measures."""
 
-    def __init__(
-        self,
-        *,
-        worker: WorkerClient,
-        resolver: Resolver,
-        activity: Activity,
-        units: UnitChooser,
-        kept: KeptMeasurements,
-        clock: Clock,
-    ) -> None:
-        self._worker = worker
-        self._resolver = resolver
-        self._activity = activity
-        self._units = units
+    def __init__(self, context: Context, models: ModelView, kept: KeptMeasurements) -> None:
+        self._worker = context.worker
+        self._resolver = context.resolver
+        self._activity = context.activity
+        self._clock = context.clock
+        self._models = models
         self._kept = kept
-        self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._job: MeasurementJob | None = None
         self.last: MeasurementEnd | None = None
@@ -130,9 +131,7 @@ class Measuring:
 
     def view(self) -> dict[str, Any]:
         """The live topic `measuring`."""
-        last = self.last
-        ended = None if last is None else {name: getattr(last, name) for name in MeasurementEnd.__slots__}
-        return {"active": self._job.view() if self._job is not None else None, "last": ended}
+        return {"active": self._job and self._job.view(), "last": self.last and asdict(self.last)}
 
     def begin(self, wish: Wish) -> None:
         """Start in the background. Raises `Rejected` while another one runs, ModelUnavailable when the server ends."""
@@ -188,18 +187,54 @@ class Measuring:
         except Stopped:
             job.sweep.interrupted = True
         finally:
-            if not self._is_cancelled():
+            if self._task is not None and not self._task.cancelling():
                 job.phase, job.ask = "restoring", None
                 await self._restore(unit.specification.id, before)
         number = await asyncio.to_thread(self._keep, job, unit)
         return MeasurementEnd(unit.specification.id, "stopped" if job.sweep.interrupted else "done", number)
 
     def _choose(self, wish: Wish) -> MeasuredUnit:
-        measured = speedups(row.results for row in self._kept.of(wish.model))
-        return self._units.choose(wish.model, wish.drafts, measured)
+        """The unit with the drafters of the wish, or with the best one of each method; any method may run, batches too.
 
-    def _is_cancelled(self) -> bool:
-        return self._task is not None and self._task.cancelling() > 0
+        Raises InsufficientMemory for a model that is too large by itself, and what resolver and candidates raise.
+        """
+        main = self._resolver.main(wish.model)
+        self._models.check_room(main)
+        alone = self._models.footprint(main)
+        chosen: list[Candidate] = []
+        left_out = []
+        for each in self._wanted(main, wish.drafts):
+            if alone is not None and not self._models.holds(alone + each.footprint):
+                left_out.append(f"{each.id}: no room for it beside the others")
+                continue
+            alone = alone and alone + each.footprint
+            chosen.append(each)
+        paths = {main.id: main.path} | {each.id: each.path for each in self._resolver.models() if each.id != main.id}
+        specification = msgspec.structs.replace(
+            self._resolver.planned(main),
+            drafts=tuple(DraftSpecification(each.id, str(paths[each.id]), each.method) for each in chosen),
+            draft_unavailable="",
+            policy="auto",
+            methods=(),
+            num_draft_tokens=None,
+        )
+        return MeasuredUnit(specification, main.has_chat_template, tuple(left_out))
+
+    def _wanted(self, main: CatalogModel, drafts: Sequence[str] | None) -> list[Candidate]:
+        """One drafter of each method: those that are named; else the first that fits, less those whose name says that
+        they are for another model. Raises SpeculationUnavailable."""
+        candidates = self._models.candidates(main, speedups(row.results for row in self._kept.of(main.id)))
+        if drafts is None:
+            usual = [each for each in candidates if each.fits and (each.is_usual or each.measured is not None)]
+        else:
+            usual = self._models.named(main, candidates, drafts)
+        by_method: dict[str, Candidate] = {}
+        for each in usual:
+            other = by_method.setdefault(each.method, each)
+            if drafts is not None and other is not each:
+                message = f"{other.id} and {each.id} both draft by {each.method}: measure one after the other"
+                raise SpeculationUnavailable(message, parameter="drafts")
+        return [by_method[method] for method in DRAFT_METHODS if method in by_method]
 
     def _loaded_unit(self, model_id: str) -> ModelSpecification | None:
         """What is in memory now, to be put back."""

@@ -4,19 +4,21 @@ What is set for a model is read and written at `/admin/api/models/{id}/settings`
 """
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
-from app.admin.context import AdminContext
-from app.admin.model_view import ModelView, render_model
-from app.admin.settings_routes import OPTION_WORDS, drafters
-from app.admin.templating import Pages
+from app.admin.context import DASHBOARD, Admin, AdminContext
+from app.admin.settings_routes import OPTION_WORDS, sound_models
 from app.core.drafters import METHOD_NAMES
+from app.core.errors import ModelNotFound
 from app.serving.body import read_json
 from app.serving.described import describe_model
+from app.serving.errors import said
 
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model_settings.replies", (
@@ -29,8 +31,8 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     )),
 )  # fmt: skip
 
-
-SOURCE = "dashboard"
+TABS = {"settings": "model.html", "drafts": "drafts.html", "pays": "pays.html"}
+"""The pages of one model, by the tabs that lead to them."""
 
 
 class ModelBody(BaseModel):
@@ -39,94 +41,100 @@ class ModelBody(BaseModel):
     model: str = Field(min_length=1, max_length=500)
 
 
-def make_router(context: AdminContext, pages: Pages) -> APIRouter:
-    """The pages and their JSON routes."""
-    view = ModelView(context.serving, context.models.footprints)
-    router = APIRouter()
-    _add_pages(router, context, pages)
-    _add_memory_routes(router, context, view)
-    _add_choices(router, context)
-    return router
+router = APIRouter()
 
 
-def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
-    @router.get("/admin/models", response_class=HTMLResponse)
-    async def get_models_page(request: Request) -> HTMLResponse:
-        """The list; its script asks for the models, since a first look at a large folder takes a while."""
-        folders = [str(folder) for folder in context.settings.current.model_dirs]
-        return pages.render("models.html", request, area="models", data={"folders": folders})
-
-    @router.get("/admin/models/{model_id:path}", response_class=HTMLResponse)
-    def get_model_page(request: Request, model_id: str) -> HTMLResponse:
-        """One model and its settings."""
-        named = context.settings.named(model_id)
-        rows = {row["name"]: row for row in describe_model(context.settings, named or model_id)}
-        return render_model(
-            context,
-            pages,
-            request,
-            model_id,
-            template="model.html",
-            tab="settings",
-            data={"settings": list(rows.values())},
-            sections=[(title, [rows[name] for name in names]) for title, names in SECTIONS],
-            option_words=OPTION_WORDS,
-            suggestions={"drafts": drafters(context), "methods": METHOD_NAMES},
-        )
+@router.get("/admin/models", response_class=HTMLResponse)
+async def get_models_page(request: Request, admin: Admin) -> HTMLResponse:
+    """The list; its script asks for the models, since a first look at a large folder takes a while."""
+    folders = [str(folder) for folder in admin.settings.current.model_dirs]
+    return admin.pages.render("models.html", request, area="models", data={"folders": folders})
 
 
-def _add_memory_routes(router: APIRouter, context: AdminContext, view: ModelView) -> None:
-    @router.get("/admin/api/models")
-    def list_models() -> dict[str, Any]:
-        """Everything on disk."""
-        return view.listing()
-
-    @router.post("/admin/api/models/load")
-    async def load_model(request: Request) -> dict[str, Any]:
-        """Load a model and wait for it; the topic `state` tells its progress."""
-        body = await read_json(request, ModelBody)
-        return await context.models.loading.load(body.model)
-
-    @router.post("/admin/api/models/unload")
-    async def unload_model(request: Request) -> dict[str, Any]:
-        """Unload a model, or stop its load."""
-        body = await read_json(request, ModelBody)
-        return await context.models.loading.unload(body.model)
-
-    @router.post("/admin/api/models/reload")
-    async def reload_model(request: Request) -> dict[str, Any]:
-        """Load a loaded model anew, with what is chosen for it now; `in_use`: as soon as no request uses it."""
-        body = await read_json(request, ModelBody)
-        return {"model": body.model, "became": await context.models.loading.renew(body.model)}
+@router.get("/admin/models/{model_id:path}", response_class=HTMLResponse)
+def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse:
+    """One model and its settings."""
+    rows = {row["name"]: row for row in describe_model(admin.settings, admin.settings.named(model_id) or model_id)}
+    return render_model(
+        admin,
+        request,
+        model_id,
+        tab="settings",
+        data={"settings": list(rows.values())},
+        sections=[(title, [rows[name] for name in names]) for title, names in SECTIONS],
+        option_words=OPTION_WORDS,
+        suggestions={"drafts": sound_models(admin, "drafter"), "methods": METHOD_NAMES},
+    )
 
 
-def _add_choices(router: APIRouter, context: AdminContext) -> None:
-    settings, resolver = context.settings, context.serving.resolver
+def render_model(
+    admin: AdminContext,
+    request: Request,
+    model_id: str,
+    *,
+    tab: str,
+    data: Mapping[str, Any] = MappingProxyType({}),
+    **values: Any,
+) -> HTMLResponse:
+    """A tab of the page of a model; with 404 the page that says that there is no such model. Reads the disk."""
+    try:
+        model = admin.models.describe(admin.serving.resolver.find(model_id))
+    except ModelNotFound as error:
+        reason = said(error, admin.pages.words(request))
+        return admin.pages.render("model_missing.html", request, area="models", data={}, status=404, reason=reason)
+    shown = {"model": model, "topics": admin.live.topics, **data}
+    return admin.pages.render(TABS[tab], request, area="models", data=shown, model=model, tab=tab, **values)
 
-    def set_pinned(model_id: str, *, pinned: bool) -> dict[str, Any]:
-        model = resolver.find(model_id)
-        changes: dict[str, Any] = {"pinned": pinned or None}
-        if pinned:
-            changes["idle_seconds"] = None  # the two exclude one another
-        settings.change_model(model.id, changes, SOURCE)
-        return {"model": model.id, "pinned": pinned}
 
-    @router.post("/admin/api/models/pin")
-    async def pin_model(request: Request) -> dict[str, Any]:
-        """Keep a model in memory until it is unloaded by hand."""
-        body = await read_json(request, ModelBody)
-        return await asyncio.to_thread(lambda: set_pinned(body.model, pinned=True))
+@router.get("/admin/api/models")
+def list_models(admin: Admin) -> dict[str, Any]:
+    """Everything on disk."""
+    return admin.models.listing()
 
-    @router.post("/admin/api/models/unpin")
-    async def unpin_model(request: Request) -> dict[str, Any]:
-        """Let an idle model be unloaded again."""
-        body = await read_json(request, ModelBody)
-        return await asyncio.to_thread(lambda: set_pinned(body.model, pinned=False))
 
-    @router.post("/admin/api/models/default")
-    async def make_default(request: Request) -> dict[str, Any]:
-        """The model of requests that name none."""
-        body = await read_json(request, ModelBody)
-        model = await asyncio.to_thread(lambda: resolver.main(body.model))
-        await asyncio.to_thread(lambda: settings.change({"default_model": model.id}, SOURCE))
-        return {"model": model.id, "is_default": True}
+@router.post("/admin/api/models/load")
+async def load_model(request: Request, admin: Admin) -> dict[str, Any]:
+    """Load a model and wait for it; the topic `state` tells its progress."""
+    return await admin.loading.load((await read_json(request, ModelBody)).model)
+
+
+@router.post("/admin/api/models/unload")
+async def unload_model(request: Request, admin: Admin) -> dict[str, Any]:
+    """Unload a model, or stop its load."""
+    return await admin.loading.unload((await read_json(request, ModelBody)).model)
+
+
+@router.post("/admin/api/models/reload")
+async def reload_model(request: Request, admin: Admin) -> dict[str, Any]:
+    """Load a loaded model anew, with what is chosen for it now; `in_use`: as soon as no request uses it."""
+    body = await read_json(request, ModelBody)
+    return {"model": body.model, "became": await admin.loading.renew(body.model)}
+
+
+@router.post("/admin/api/models/pin")
+async def pin_model(request: Request, admin: Admin) -> dict[str, Any]:
+    """Keep a model in memory until it is unloaded by hand."""
+    # a limit without requests would contradict it
+    return await _pinned(request, admin, {"pinned": True, "idle_seconds": None})
+
+
+@router.post("/admin/api/models/unpin")
+async def unpin_model(request: Request, admin: Admin) -> dict[str, Any]:
+    """Let an idle model be unloaded again."""
+    return await _pinned(request, admin, {"pinned": None})
+
+
+async def _pinned(request: Request, admin: AdminContext, changes: dict[str, Any]) -> dict[str, Any]:
+    body = await read_json(request, ModelBody)
+    model = await asyncio.to_thread(admin.serving.resolver.find, body.model)
+    await asyncio.to_thread(admin.settings.change_model, model.id, changes, DASHBOARD)
+    return {"model": model.id, "pinned": bool(changes["pinned"])}
+
+
+@router.post("/admin/api/models/default")
+async def make_default(request: Request, admin: Admin) -> dict[str, Any]:
+    """The model of requests that name none."""
+    body = await read_json(request, ModelBody)
+    model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
+    await asyncio.to_thread(admin.settings.change, {"default_model": model.id}, DASHBOARD)
+    return {"model": model.id, "is_default": True}

@@ -1,127 +1,154 @@
-"""Models as the pages show them: what is on disk, what the worker says of it, what is set for it. Reads the disk."""
+"""Models as the pages show them: what they would take in memory, against what there is, and what may draft for them.
 
-from collections.abc import Mapping
+Nothing is loaded: headers and configs are read, once for each folder as it is. Call it in a thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import HTMLResponse
+import msgspec
 
-from app.admin.context import AdminContext
-from app.admin.room import Footprints
-from app.admin.templating import Pages
-from app.core.config_values import context_tokens
-from app.core.errors import ModelNotFound
-from app.core.footprint import cache_families
-from app.core.messages import LoadedModel
+from app.core.errors import InsufficientMemory, ModelUnavailable, SpeculationUnavailable
+from app.core.footprint import Footprint, cache_families, main_footprint
+from app.core.messages import ModelSpecification
 from app.hub.catalog import CatalogModel
+from app.hub.pairing import NOT_MEASURED, Candidate, Speedups, candidates_for, rank
 from app.serving.context import Context
-from app.serving.errors import said
-from app.serving.resolver import STATES
+from app.serving.model_entry import ModelEntry, entry_of
 
-
-def render_model(
-    context: AdminContext,
-    pages: Pages,
-    request: Request,
-    model_id: str,
-    *,
-    template: str,
-    tab: str,
-    data: Mapping[str, Any] | None = None,
-    **values: Any,
-) -> HTMLResponse:
-    """The template with the model; with 404 the page that says that there is no such model. Reads the disk."""
-    try:
-        model = ModelView(context.serving, context.models.footprints).one(model_id)
-    except ModelNotFound as error:
-        reason = said(error, pages.words(request))
-        return pages.render("model_missing.html", request, area="models", data={}, status=404, reason=reason)
-    shown = {"model": model, "topics": context.live.topics, **(data or {})}
-    return pages.render(template, request, area="models", data=shown, model=model, tab=tab, **values)
+HALF_PRECISION_SLOW = "(cpu)"
+"""How the name of a device ends on which weights become float32."""
 
 
 class ModelView:
-    """Describes models; call it in a thread."""
+    """Describes the models of one server."""
 
-    def __init__(self, context: Context, footprints: Footprints) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._footprints = footprints
+        self._footprint = lru_cache(maxsize=1024)(_footprint)
+
+    # --- what there is ------------------------------------------------------------------------------------------
 
     def listing(self) -> dict[str, Any]:
         """Everything on disk, broken folders with their problem."""
-        loaded = self._context.resolver.loaded()
         models = self._context.resolver.models()
         looking = self._context.resolver.is_looking()
-        room = self._footprints.room
         return {
-            "models": [self.describe(model, loaded.get(model.id), looking=looking) for model in models],
-            "ceiling_bytes": room.ceiling_bytes,
+            "models": [self.describe(model, looking=looking) for model in models],
+            "ceiling_bytes": self.ceiling_bytes,
             "folders": [str(folder) for folder in self._context.settings.model_dirs],
         }
 
-    def one(self, model_id: str) -> dict[str, Any]:
-        """One model by its id or alias. Raises ModelNotFound."""
-        model = self._context.resolver.find(model_id)
-        return self.describe(model, self._context.resolver.loaded().get(model.id))
-
-    def describe(self, model: CatalogModel, loaded: LoadedModel | None, *, looking: bool = False) -> dict[str, Any]:
-        """One entry. Bytes and seconds as the names say; 0 and empty where nobody knows, or nobody knows yet."""
-        settings, live = self._context.live.model(model.id), self._context.live.current
-        quarantine = str(self._context.worker.quarantined.get(model.id, ""))
-        footprint = self._footprints.describe(self._footprints.main(model))
-        progress = self._context.worker.progress.get(model.id)
-        looking = looking and loaded is None and model.kind == "main" and not model.problem
-        drafts = () if looking else self._context.resolver.drafts_of(model, loaded)
-        return {
-            "id": model.id,
-            "kind": model.kind,
+    def describe(self, model: CatalogModel, *, looking: bool = False) -> dict[str, Any]:
+        """One model as JSON. Bytes and seconds as the names say; 0 and empty where nobody knows, or knows yet."""
+        entry, live = entry_of(self._context, model, looking=looking), self._context.live.current
+        settings, loaded, footprint = entry.settings, entry.loaded, self.footprint(model)
+        fits = footprint is None or self.holds(footprint)
+        return entry.as_object() | {
             "method": model.method,
-            "source": model.source,
-            "size_bytes": model.size_bytes,
             "parameter_count": model.parameter_count,
             "bits": model.bits,
-            "context": context_of(model, loaded),
+            "context": entry.context_tokens,
             "model_type": model.model_type,
             "chats": model.has_chat_template,
-            "families": list(families_of(model, loaded)),
-            "state": state_of(model, loaded, footprint, loads=progress is not None, quarantine=quarantine),
-            "fraction": progress.fraction if progress is not None else 0.0,
-            "problem": model.problem or quarantine,
+            "families": list(families_of(entry)),
+            "state": entry.state if fits or entry.state != "available" else "too_large",
+            "fraction": entry.progress.fraction if entry.progress is not None else 0.0,
+            "problem": entry.problem,
             "is_downloaded": model.path.is_relative_to(live.downloads_path),
-            "is_quarantined": bool(quarantine),
-            "footprint": footprint,
+            "is_quarantined": bool(entry.quarantine),
+            "footprint": footprint and {**sizes(footprint), "fits": fits, "ceiling_bytes": self.ceiling_bytes},
             "alias": settings.alias or "",
             "pinned": loaded.pinned if loaded is not None else bool(settings.pinned),
             "idle_seconds": settings.idle_seconds,
             "is_default": bool(live.default_model) and live.default_model in {model.id, settings.alias},
             "settings": settings.given(),
-            "looking": looking,
-            "drafts": [{"id": draft.id, "method": draft.method} for draft in drafts],
         }
 
+    # --- memory -------------------------------------------------------------------------------------------------
 
-def context_of(model: CatalogModel, loaded: LoadedModel | None) -> int:
-    """The longest context in tokens."""
-    if loaded is not None and loaded.max_context_tokens:
-        return loaded.max_context_tokens
-    return model.context or (context_tokens(model.config) if model.config else 0)
+    @property
+    def ceiling_bytes(self) -> int:
+        """What models may take together, as the worker told it; 0: no worker has told it yet."""
+        info = self._context.worker.ready_info
+        return info.memory_ceiling_bytes if info is not None else 0
+
+    def holds(self, footprint: Footprint) -> bool:
+        """Whether it fits when nothing else is loaded; what nobody knows is no obstacle."""
+        return not self.ceiling_bytes or footprint.total_bytes <= self.ceiling_bytes
+
+    def footprint(self, main: CatalogModel) -> Footprint | None:
+        """Of a main model without drafters; None for a broken folder, and for a drafter."""
+        if main.kind != "main" or main.problem:
+            return None
+        return self._footprint(self._specification(main), main.size_bytes, self._widens)
+
+    def has_room(self, main: CatalogModel, extra: Footprint) -> bool:
+        """Whether the model fits with something more."""
+        alone = self.footprint(main)
+        return alone is None or self.holds(alone + extra)
+
+    def check_room(self, main: CatalogModel, drafts: Sequence[Candidate] = ()) -> None:
+        """Raises InsufficientMemory when the model with these drafters is larger than the ceiling."""
+        alone = self.footprint(main)
+        if alone is None:
+            return
+        unit = sum((each.footprint for each in drafts), alone)
+        if not self.holds(unit):
+            names = " + ".join([main.id, *(each.id for each in drafts)])
+            needed, ceiling = unit.total_bytes / 1e9, self.ceiling_bytes / 1e9
+            advice = "choose a smaller drafter" if drafts else "choose a smaller model"
+            raise InsufficientMemory(f"{names} needs {needed:.1f} GB, the ceiling is {ceiling:.1f} GB: {advice}")
+
+    # --- drafters -----------------------------------------------------------------------------------------------
+
+    def candidates(self, main: CatalogModel, speedups: Speedups = NOT_MEASURED) -> list[Candidate]:
+        """Every way to draft for `main`, ranked by what was measured and what is usual."""
+        models, specification = self._context.resolver.models(), self._specification(main)
+        candidates = candidates_for(main, models, specification, widen=self._widens)
+        return rank(replace(each, measured=speedups.get((each.method, each.id))) for each in candidates)
+
+    def named(
+        self, main: CatalogModel, candidates: Sequence[Candidate], names: Sequence[str], *, parameter: str = "drafts"
+    ) -> list[Candidate]:
+        """The candidates of these names. Raises SpeculationUnavailable for one that is not here or does not fit."""
+        by_name = {each.id: each for each in candidates if each.id}
+        for name in names:
+            if name not in by_name:
+                message = f"{name} is not on this computer: download it, or choose another drafter for {main.id}"
+                raise SpeculationUnavailable(message, parameter=parameter)
+            if by_name[name].refusal:
+                message = f"{name} cannot draft for {main.id}: {by_name[name].refusal}"
+                raise SpeculationUnavailable(message, parameter=parameter)
+        return [by_name[name] for name in names]
+
+    @property
+    def _widens(self) -> bool:
+        info = self._context.worker.ready_info
+        return info is not None and info.device.endswith(HALF_PRECISION_SLOW)
+
+    def _specification(self, main: CatalogModel) -> ModelSpecification:
+        """The model alone, with the rows of the settings: what its memory is counted for."""
+        return ModelSpecification(id=main.id, path=str(main.path), max_rows=self._context.settings.max_rows)
 
 
-def families_of(model: CatalogModel, loaded: LoadedModel | None) -> tuple[str, ...]:
+def sizes(footprint: Footprint) -> dict[str, int]:
+    """A footprint as JSON."""
+    parts: dict[str, int] = msgspec.to_builtins(footprint)
+    return {**parts, "total_bytes": footprint.total_bytes}
+
+
+def families_of(entry: ModelEntry) -> tuple[str, ...]:
     """How its caches roll back: what the worker found out, else what the config tells; `alone`: not at all."""
-    if loaded is not None and loaded.state == "ready":
-        return loaded.cache_families or ("alone",)
-    return cache_families(model.config) if model.config and model.kind == "main" else ()
+    if entry.loaded is not None and entry.loaded.state == "ready":
+        return entry.loaded.cache_families or ("alone",)
+    return cache_families(entry.model.config) if entry.model.config and entry.model.kind == "main" else ()
 
 
-def state_of(
-    model: CatalogModel, loaded: LoadedModel | None, footprint: dict[str, Any] | None, *, loads: bool, quarantine: str
-) -> str:
-    """`loaded`, `loading`, `unloading`, `available`, `too_large`, or `unusable`."""
-    if loads:
-        return "loading"
-    if loaded is not None:
-        return STATES.get(loaded.state, loaded.state)
-    if model.problem or quarantine:
-        return "unusable"
-    return "too_large" if footprint is not None and not footprint["fits"] else "available"
+def _footprint(specification: ModelSpecification, size_bytes: int, widen: bool) -> Footprint | None:  # noqa: ARG001, FBT001
+    try:
+        return main_footprint(specification, widen=widen)
+    except (ModelUnavailable, OSError):
+        return None

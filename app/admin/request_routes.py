@@ -11,74 +11,186 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from app.admin.context import AdminContext
-from app.admin.templating import Pages
+from app.admin.context import Admin, AdminContext
 from app.core.errors import StoreUnavailable
 from app.core.past import Past
 from app.core.reason import reason_object
 from app.serving.body import read_json
 from app.serving.errors import Rejected
 from app.serving.record import Record
-from app.store.rows import RequestHistory
 from app.worker.client import WorkerClient
 
+SHOWN_RUNNING = 100
+SHOWN_RECENT = 20
+PAGE = 50
 
-class RequestView:
-    """Reads records beside what the worker told of its models."""
+Text = Annotated[str, Query(max_length=500)]
 
-    def __init__(self, worker: WorkerClient) -> None:
-        self._worker = worker
+router = APIRouter()
 
-    def running(self, record: Record) -> dict[str, Any]:
-        """A request that runs. `progress` is a share of its phase, None where nobody knows."""
-        asked = record.asked
-        phase, progress, read_tokens = self._phase(record)
+
+class Nothing(BaseModel):
+    """No field is asked for."""
+
+
+@router.get("/admin/requests", response_class=HTMLResponse)
+async def get_requests_page(request: Request, admin: Admin, model: Text = "", outcome: Text = "") -> HTMLResponse:
+    """The list, narrowed as the address says; without a history it still shows what runs."""
+    try:
+        page, problem = await past_requests(admin, model=model, outcome=outcome), ""
+    except StoreUnavailable as error:
+        page, problem = {"requests": [], "next": "", "total": 0, "models": []}, error.message
+    data = {"page": page, "now": current_requests(admin), "problem": problem}
+    return admin.pages.render("requests.html", request, area="requests", data=data)
+
+
+@router.get("/admin/requests/{request_id}", response_class=HTMLResponse)
+async def get_request_page(request: Request, admin: Admin, request_id: str) -> HTMLResponse:
+    """One request's timeline; 404 with words when nobody remembers it."""
+    asked = await find_request(admin, request_id)
+    status = 404 if asked is None else 200
+    return admin.pages.render("request.html", request, area="requests", data={"request": asked}, status=status)
+
+
+@router.get("/admin/api/requests")
+async def get_requests(
+    admin: Admin,
+    before: Text = "",
+    model: Text = "",
+    outcome: Text = "",
+    count: Annotated[int, Query(ge=1, le=200)] = PAGE,
+) -> dict[str, Any]:
+    """What runs, and a page of what ran; `outcome` is `fine`, `failed`, `cancelled` or an exact one."""
+    page = await past_requests(admin, before, model, outcome, count)
+    return {**page, "running": current_requests(admin)["running"]}
+
+
+@router.delete("/admin/api/requests")
+async def clear_requests(admin: Admin) -> dict[str, Any]:
+    """Forget what ran, for good. The answer says how many that were."""
+    await _write_behind(admin)
+    count = await asyncio.to_thread(admin.history.count)
+    await admin.serving.journal.clear()
+    return {"cleared": count}
+
+
+@router.get("/admin/api/requests/{request_id}")
+async def get_request(admin: Admin, request_id: str) -> dict[str, Any]:
+    """One request with every number."""
+    asked = await find_request(admin, request_id)
+    if asked is None:
+        raise HTTPException(404)
+    return {"request": asked}
+
+
+@router.post("/admin/api/requests/{request_id}/cancel")
+async def cancel_request(request: Request, admin: Admin, request_id: str) -> dict[str, Any]:
+    """End one that runs; its client gets an error."""
+    await read_json(request, Nothing)
+    error = Rejected(499, "The request was cancelled on the dashboard.", "cancelled")
+    if not admin.serving.journal.cancel(request_id, error):
+        raise Rejected(409, "This request does not run any more.", "not_running")
+    return {"cancelled": request_id}
+
+
+def current_requests(admin: AdminContext) -> dict[str, Any]:
+    """What runs, and the last ones that ended."""
+    journal = admin.serving.journal
+    running = journal.running
+    return {
+        "running": [running_object(admin.serving.worker, record) for record in running[:SHOWN_RUNNING]],
+        "recent": [past_object(past) for past in journal.recent[:SHOWN_RECENT]],
+        "open": len(running),
+    }
+
+
+async def past_requests(
+    admin: AdminContext, before: str = "", model: str = "", outcome: str = "", count: int = PAGE
+) -> dict[str, Any]:
+    """What ran, the latest first; `next` is what `before` gets for the next page, empty at the end."""
+    await _write_behind(admin)
+    history = admin.history
+
+    def read() -> dict[str, Any]:
+        past = history.page(count=count + 1, before=before, model_id=model, outcome=outcome)
         return {
-            "id": asked.id,
-            "endpoint": asked.endpoint,
-            "model": asked.model_id,
-            "key": asked.key_name,
-            "started_at": asked.created_at,
-            "phase": phase,
-            "progress": progress,
-            "choices": asked.choices,
-            "prompt_tokens": record.prompt_tokens,
-            "read_tokens": read_tokens,
-            "completion_tokens": record.tokens,
-            "max_tokens": asked.max_tokens,
-            "tokens_per_second": record.tokens_per_second,
-            "method": record.method,
-            "drafted": record.drafted,
-            "acceptance": record.acceptance,
-            **reason_object(record.why_not_drafted),
-            "seconds": record.elapsed_seconds,
+            "requests": [past_object(each) for each in past[:count]],
+            "next": past[count - 1].id if len(past) > count else "",
+            "total": history.count(),
+            "models": history.models(),
         }
 
-    def running_in_full(self, record: Record) -> dict[str, Any]:
-        """The same with every number so far."""
-        return {**self.running(record), "figures": record.figures(), "prompt": None, "reply": None}
+    return await asyncio.to_thread(read)
 
-    def _phase(self, record: Record) -> tuple[str, float | None, int]:
-        if record.writes:
-            limit = record.asked.max_tokens
-            return "decode", min(1.0, record.tokens / limit) if limit else None, record.prompt_tokens
-        if not record.is_accepted:
-            loading = self._worker.progress.get(record.asked.model_id)
-            return ("queued", None, 0) if loading is None else ("loading", round(loading.fraction, 3), 0)
-        read_tokens = self._read_tokens(record)
-        if read_tokens is None:
-            return "queued", None, 0
-        share = min(1.0, read_tokens / record.prompt_tokens) if record.prompt_tokens else None
-        return "prefill", share, read_tokens
 
-    def _read_tokens(self, record: Record) -> int | None:
-        """How much of its prompts is read; None: it has no row yet. The worker tells about once a second."""
-        model = next((each for each in self._worker.snapshot.models if each.id == record.asked.model_id), None)
-        if model is None:
-            return None
-        first_choices = [f"{command.id}#0" for command in record.asked.commands]
-        found = [model.reading[name] for name in first_choices if name in model.reading]
-        return sum(found) if found else None
+async def find_request(admin: AdminContext, request_id: str) -> dict[str, Any] | None:
+    """One request with every number, and the texts where they are kept; None when nobody remembers it."""
+    journal = admin.serving.journal
+    record = journal.find(request_id)
+    if record is not None:
+        running = running_object(admin.serving.worker, record)
+        return {**running, "figures": record.figures(), "prompt": None, "reply": None}
+    await _write_behind(admin)
+    past = await asyncio.to_thread(admin.history.find, request_id)
+    past = past or next((each for each in journal.recent if each.id == request_id), None)
+    if past is None:
+        return None
+    return {**past_object(past), "figures": past.figures, "prompt": past.prompt, "reply": past.reply}
+
+
+async def _write_behind(admin: AdminContext) -> None:
+    if admin.serving.journal.is_behind:
+        await admin.serving.journal.flush()
+
+
+def running_object(worker: WorkerClient, record: Record) -> dict[str, Any]:
+    """A request that runs. `progress` is a share of its phase, None where nobody knows."""
+    asked = record.asked
+    phase, progress, read_tokens = _phase(worker, record)
+    return {
+        "id": asked.id,
+        "endpoint": asked.endpoint,
+        "model": asked.model_id,
+        "key": asked.key_name,
+        "started_at": asked.created_at,
+        "phase": phase,
+        "progress": progress,
+        "choices": asked.choices,
+        "prompt_tokens": record.prompt_tokens,
+        "read_tokens": read_tokens,
+        "completion_tokens": record.tokens,
+        "max_tokens": asked.max_tokens,
+        "tokens_per_second": record.tokens_per_second,
+        "method": record.method,
+        "drafted": record.drafted,
+        "acceptance": record.acceptance,
+        **reason_object(record.why_not_drafted),
+        "seconds": record.elapsed_seconds,
+    }
+
+
+def _phase(worker: WorkerClient, record: Record) -> tuple[str, float | None, int]:
+    if record.writes:
+        limit = record.asked.max_tokens
+        return "decode", min(1.0, record.tokens / limit) if limit else None, record.prompt_tokens
+    if not record.is_accepted:
+        loading = worker.progress.get(record.asked.model_id)
+        return ("queued", None, 0) if loading is None else ("loading", round(loading.fraction, 3), 0)
+    read_tokens = _read_tokens(worker, record)
+    if read_tokens is None:
+        return "queued", None, 0
+    share = min(1.0, read_tokens / record.prompt_tokens) if record.prompt_tokens else None
+    return "prefill", share, read_tokens
+
+
+def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
+    """How much of its prompts is read; None: it has no row yet. The worker tells about once a second."""
+    model = next((each for each in worker.snapshot.models if each.id == record.asked.model_id), None)
+    if model is None:
+        return None
+    first_choices = [f"{command.id}#0" for command in record.asked.commands]
+    found = [model.reading[name] for name in first_choices if name in model.reading]
+    return sum(found) if found else None
 
 
 def past_object(past: Past) -> dict[str, Any]:
@@ -107,135 +219,4 @@ def past_object(past: Past) -> dict[str, Any]:
     }
 
 
-def past_in_full(past: Past) -> dict[str, Any]:
-    """The same with every number, and the texts where they are kept."""
-    return {**past_object(past), "figures": past.figures, "prompt": past.prompt, "reply": past.reply}
-
-
-SHOWN_RUNNING = 100
-SHOWN_RECENT = 20
-PAGE = 50
-
-Text = Annotated[str, Query(max_length=500)]
-
-
-class Nothing(BaseModel):
-    """No field is asked for."""
-
-
-class RequestDesk:
-    """What the routes ask: the journal for what runs, the history for what ran."""
-
-    def __init__(self, context: AdminContext) -> None:
-        self._journal = context.serving.journal
-        self._history = RequestHistory(context.store)
-        self._view = RequestView(context.serving.worker)
-
-    def now(self) -> dict[str, Any]:
-        """What runs, and the last ones that ended."""
-        running = self._journal.running
-        return {
-            "running": [self._view.running(record) for record in running[:SHOWN_RUNNING]],
-            "recent": [past_object(past) for past in self._journal.recent[:SHOWN_RECENT]],
-            "open": len(running),
-        }
-
-    async def page(self, before: str = "", model: str = "", outcome: str = "", count: int = PAGE) -> dict[str, Any]:
-        """What ran, the latest first; `next` is what `before` gets for the next page, empty at the end."""
-        await self._write()
-
-        def read() -> dict[str, Any]:
-            found = self._history.page(count=count + 1, before=before, model_id=model, outcome=outcome)
-            return {
-                "requests": [past_object(past) for past in found[:count]],
-                "next": found[count - 1].id if len(found) > count else "",
-                "total": self._history.count(),
-                "models": self._history.models(),
-            }
-
-        return await asyncio.to_thread(read)
-
-    async def find(self, request_id: str) -> dict[str, Any] | None:
-        """One of them with every number; None when nobody remembers it."""
-        record = self._journal.find(request_id)
-        if record is not None:
-            return self._view.running_in_full(record)
-        await self._write()
-        past = await asyncio.to_thread(self._history.find, request_id)
-        past = past or next((each for each in self._journal.recent if each.id == request_id), None)
-        return None if past is None else past_in_full(past)
-
-    async def clear(self) -> int:
-        """Forget what ran. The answer says how many that were."""
-        await self._write()
-        count = await asyncio.to_thread(self._history.count)
-        await self._journal.clear()
-        return count
-
-    def cancel(self, request_id: str) -> None:
-        """End one that runs. Raises `Rejected` when it does not."""
-        error = Rejected(499, "The request was cancelled on the dashboard.", "cancelled")
-        if not self._journal.cancel(request_id, error):
-            raise Rejected(409, "This request does not run any more.", "not_running")
-
-    async def _write(self) -> None:
-        if self._journal.is_behind:
-            await self._journal.flush()
-
-
-def make_router(context: AdminContext, pages: Pages) -> APIRouter:
-    """The pages and their routes."""
-    desk = RequestDesk(context)
-    context.live.topic("requests", desk.now)
-    router = APIRouter()
-    _add_pages(router, desk, pages)
-    _add_routes(router, desk)
-    return router
-
-
-def _add_pages(router: APIRouter, desk: RequestDesk, pages: Pages) -> None:
-    @router.get("/admin/requests", response_class=HTMLResponse)
-    async def get_requests_page(request: Request, model: Text = "", outcome: Text = "") -> HTMLResponse:
-        """The list, narrowed as the address says; without a history it still shows what runs."""
-        try:
-            page, problem = await desk.page(model=model, outcome=outcome), ""
-        except StoreUnavailable as error:
-            page, problem = {"requests": [], "next": "", "total": 0, "models": []}, error.message
-        data = {"page": page, "now": desk.now(), "problem": problem}
-        return pages.render("requests.html", request, area="requests", data=data)
-
-    @router.get("/admin/requests/{request_id}", response_class=HTMLResponse)
-    async def get_request_page(request: Request, request_id: str) -> HTMLResponse:
-        """One request's timeline; 404 with words when nobody remembers it."""
-        found = await desk.find(request_id)
-        status = 404 if found is None else 200
-        return pages.render("request.html", request, area="requests", data={"request": found}, status=status)
-
-
-def _add_routes(router: APIRouter, desk: RequestDesk) -> None:
-    @router.get("/admin/api/requests")
-    async def get_requests(
-        before: Text = "", model: Text = "", outcome: Text = "", count: Annotated[int, Query(ge=1, le=200)] = PAGE
-    ) -> dict[str, Any]:
-        """What runs, and a page of what ran; `outcome` is `fine`, `failed`, `cancelled` or an exact one."""
-        return {**await desk.page(before, model, outcome, count), "running": desk.now()["running"]}
-
-    @router.delete("/admin/api/requests")
-    async def clear_requests() -> dict[str, Any]:
-        """Forget what ran, for good."""
-        return {"cleared": await desk.clear()}
-
-    @router.get("/admin/api/requests/{request_id}")
-    async def get_request(request_id: str) -> dict[str, Any]:
-        """One request with every number."""
-        found = await desk.find(request_id)
-        if found is None:
-            raise HTTPException(404)
-        return {"request": found}
-
-    @router.post("/admin/api/requests/{request_id}/cancel")
-    async def cancel_request(request: Request, request_id: str) -> dict[str, Any]:
-        """End one that runs; its client gets an error."""
-        await read_json(request, Nothing)
-        desk.cancel(request_id)
-        return {"cancelled": request_id}
+TOPICS = {"requests": current_requests}

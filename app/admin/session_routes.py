@@ -13,14 +13,13 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from app.admin.context import AdminContext
-from app.admin.lockout import LOOPBACK, VALID_SECONDS, Lockout, place_of
-from app.admin.templating import Pages
+from app.admin.context import Admin, AdminContext
+from app.admin.lockout import LOOPBACK, VALID_SECONDS, place_of
 from app.serving.auth import COOKIE, Door, identity_of
 from app.serving.body import read_json
 from app.serving.errors import Rejected
 from app.store.accounts import MIN_CHARACTERS
-from app.store.callers import ABSOLUTE_SECONDS, Keys, digest_of
+from app.store.callers import ABSOLUTE_SECONDS, digest_of
 from app.store.tables import KeyRow, Scope
 
 logger = logging.getLogger(__name__)
@@ -57,175 +56,130 @@ class KeyRequest(BaseModel):
     scope: Scope = "inference"
 
 
-def make_router(context: AdminContext, pages: Pages) -> APIRouter:
-    """The routes of signing in."""
-    router = APIRouter()
-    gatekeeper = _Gatekeeper(context)
-    _add_pages(router, context, pages)
-    router.post("/admin/api/setup")(gatekeeper.set_up)
-    router.post("/admin/api/login")(gatekeeper.log_in)
-    router.post("/admin/api/logout")(gatekeeper.log_out)
-    router.get("/admin/api/session")(gatekeeper.tell)
-    router.delete("/admin/api/sessions")(gatekeeper.end_all)
-    router.post("/admin/api/password")(gatekeeper.change_password)
-    _add_keys(router, context.accounts.keys)
-    return router
+router = APIRouter()
 
 
-def _add_pages(router: APIRouter, context: AdminContext, pages: Pages) -> None:
-    accounts = context.accounts
-
-    @router.get("/admin/setup")
-    def get_setup(request: Request) -> Response:
-        """The page that asks for the first password; once there is an account, the sign-in."""
-        if accounts.has_account:
-            return RedirectResponse("/admin/login", 303)
-        data = {
-            "local": is_local(request),
-            "minutes": VALID_SECONDS // 60,
-            "characters": MIN_CHARACTERS,
-            "locked": accounts.is_locked_down,
-        }
-        return pages.render("setup.html", request, data=data)
-
-    @router.get("/admin/login")
-    def get_login(request: Request) -> Response:
-        """The page that asks for the password; before there is one, the set-up page."""
-        if not accounts.has_account:
-            return RedirectResponse("/admin/setup", 303)
-        cookie = request.cookies.get(COOKIE, "")
-        if cookie and accounts.sessions.is_open(cookie):
-            return RedirectResponse("/admin/", 303)
-        return pages.render("login.html", request, data={}, ended="ended" in request.query_params)
+@router.get("/admin/setup")
+def get_setup(request: Request, admin: Admin) -> Response:
+    """The page that asks for the first password; once there is an account, the sign-in."""
+    if admin.accounts.has_account:
+        return RedirectResponse("/admin/login", 303)
+    data = {
+        "local": is_local(request),
+        "minutes": VALID_SECONDS // 60,
+        "characters": MIN_CHARACTERS,
+        "locked": admin.accounts.is_locked_down,
+    }
+    return admin.pages.render("setup.html", request, data=data)
 
 
-def _add_keys(router: APIRouter, keys: Keys) -> None:
-    @router.get("/admin/api/keys")
-    def get_keys(request: Request) -> dict[str, Any]:
-        """Every key that opens something, and whether one is asked for."""
-        door: Door = request.app.state.door
-        return {
-            "keys": [key_object(key) for key in keys.list()],
-            "required": door.is_closed,
-            "environment": door.secret is not None,
-        }
+@router.get("/admin/login")
+def get_login(request: Request, admin: Admin) -> Response:
+    """The page that asks for the password; before there is one, the set-up page."""
+    if not admin.accounts.has_account:
+        return RedirectResponse("/admin/setup", 303)
+    cookie = request.cookies.get(COOKIE, "")
+    if cookie and admin.accounts.sessions.is_open(cookie):
+        return RedirectResponse("/admin/", 303)
+    return admin.pages.render("login.html", request, data={}, ended="ended" in request.query_params)
 
-    @router.post("/admin/api/keys", status_code=201)
-    async def create_key(request: Request) -> dict[str, Any]:
-        """A new key; its text is told here and never again."""
-        asked = await read_json(request, KeyRequest)
-        key, text = await asyncio.to_thread(keys.create, asked.name, asked.scope)
-        logger.info("An API key was created: number %d, scope %s.", key.id, key.scope)
-        return {"key": key_object(key), "text": text}
 
-    @router.delete("/admin/api/keys/{key_id}")
-    def revoke_key(key_id: int) -> dict[str, Any]:
-        """End a key for good."""
-        if not 0 < key_id < 1 << 63 or not keys.revoke(key_id):
+@router.post("/admin/api/setup")
+async def set_up(request: Request, admin: Admin) -> Response:
+    """Choose the first password with the token of `serve`; the browser is signed in at once."""
+    if not is_local(request):
+        advice = "Set up Paceline on the computer it runs on, or run `paceline password` there."
+        raise Rejected(403, advice, "not_local", close=True)
+    asked = await read_json(request, SetupRequest, max_bytes=MAX_BODY_BYTES)
+    async with admin.setup.in_use:  # after the body: whoever sends it slowly must not keep the owner out
+        if await asyncio.to_thread(lambda: admin.accounts.has_account):
             raise HTTPException(404)
-        logger.info("An API key was revoked: number %d.", key_id)
-        return {"revoked": key_id}
+        if not admin.setup.matches(asked.token):
+            advice = "This is not the set-up code of this start: start Paceline again, or run `paceline password`."
+            raise Rejected(403, advice, "invalid_setup_code")
+        if not await asyncio.to_thread(admin.accounts.set_up, asked.password):
+            raise HTTPException(404)
+        admin.setup.spend()
+    logger.info("The dashboard was set up.")
+    return await _signed_in(request, admin)
 
 
-def key_object(key: KeyRow) -> dict[str, Any]:
-    """A key as JSON; nothing in it opens anything."""
-    return key.model_dump(include={"id", "name", "scope", "hint", "created_at", "used_at"})
+@router.post("/admin/api/login")
+async def log_in(request: Request, admin: Admin) -> Response:
+    """Sign this browser in."""
+    asked = await read_json(request, LoginRequest, max_bytes=MAX_BODY_BYTES)
+    await _check_password(request, admin, asked.password)
+    logger.info("A browser signed in from %s.", place_of(_address(request)))
+    return await _signed_in(request, admin)
 
 
-class _Gatekeeper:
-    """The calls; everything that hashes or reads the store runs in a thread."""
+@router.post("/admin/api/logout")
+async def log_out(request: Request, admin: Admin) -> Response:
+    """Sign this browser out."""
+    cookie = request.cookies.get(COOKIE, "")
+    if cookie:
+        await asyncio.to_thread(admin.accounts.sessions.end, cookie)
+    return _signed_out()
 
-    def __init__(self, context: AdminContext) -> None:
-        self._accounts = context.accounts
-        self._token = context.setup
-        self._lockout = Lockout(context.serving.clock)
-        self._setting_up = asyncio.Lock()
-        self._hashing = asyncio.Lock()
-        """Guesses wait here for each other, not in the threads that everybody needs."""
 
-    async def set_up(self, request: Request) -> Response:
-        """Choose the first password with the token of `serve`; the browser is signed in at once."""
-        if not is_local(request):
-            advice = "Set up Paceline on the computer it runs on, or run `paceline password` there."
-            raise Rejected(403, advice, "not_local", close=True)
-        asked = await read_json(request, SetupRequest, max_bytes=MAX_BODY_BYTES)
-        async with self._setting_up:  # after the body: whoever sends it slowly must not keep the owner out
-            if await asyncio.to_thread(lambda: self._accounts.has_account):
-                raise HTTPException(404)
-            if not self._token.matches(asked.token):
-                advice = "This is not the set-up code of this start: start Paceline again, or run `paceline password`."
-                raise Rejected(403, advice, "invalid_setup_code")
-            if not await asyncio.to_thread(self._accounts.set_up, asked.password):
-                raise HTTPException(404)
-            self._token.spend()
-        logger.info("The dashboard was set up.")
-        return await self._signed_in(request)
+@router.delete("/admin/api/sessions")
+async def end_all_sessions(admin: Admin) -> Response:
+    """Sign every browser out, this one too."""
+    await asyncio.to_thread(admin.accounts.sessions.end_all)
+    logger.info("Every browser was signed out.")
+    return _signed_out()
 
-    async def log_in(self, request: Request) -> Response:
-        """Sign this browser in."""
-        asked = await read_json(request, LoginRequest, max_bytes=MAX_BODY_BYTES)
-        await self._check(request, asked.password)
-        logger.info("A browser signed in from %s.", place_of(_address(request)))
-        return await self._signed_in(request)
 
-    async def log_out(self, request: Request) -> Response:
-        """Sign this browser out."""
-        cookie = request.cookies.get(COOKIE, "")
-        if cookie:
-            await asyncio.to_thread(self._accounts.sessions.end, cookie)
-        return _signed_out()
+@router.get("/admin/api/session")
+async def get_session(request: Request, admin: Admin) -> dict[str, Any]:
+    """Who asks, and which browsers are signed in."""
+    identity = identity_of(request)
+    own = digest_of(request.cookies.get(COOKIE, ""))
+    sessions = [
+        {**row.model_dump(), "id": row.id[:12], "current": row.id == own}
+        for row in await asyncio.to_thread(admin.accounts.sessions.list)
+    ]
+    return {"kind": identity.kind, "name": identity.name, "sessions": sessions}
 
-    async def end_all(self, request: Request) -> Response:  # noqa: ARG002 - every route takes the request
-        """Sign every browser out, this one too."""
-        await asyncio.to_thread(self._accounts.sessions.end_all)
-        logger.info("Every browser was signed out.")
-        return _signed_out()
 
-    async def tell(self, request: Request) -> dict[str, Any]:
-        """Who asks, and which browsers are signed in."""
-        identity = identity_of(request)
-        own = digest_of(request.cookies.get(COOKIE, ""))
-        sessions = [
-            {**row.model_dump(), "id": row.id[:12], "current": row.id == own}
-            for row in await asyncio.to_thread(self._accounts.sessions.list)
-        ]
-        return {"kind": identity.kind, "name": identity.name, "sessions": sessions}
+@router.post("/admin/api/password")
+async def change_password(request: Request, admin: Admin) -> Response:
+    """Change the password; every other browser is signed out."""
+    asked = await read_json(request, PasswordRequest)
+    await _check_password(request, admin, asked.current)
+    await asyncio.to_thread(admin.accounts.set_password, asked.password)
+    logger.info("The password was changed.")
+    if identity_of(request).kind == "session":
+        return await _signed_in(request, admin)
+    return JSONResponse({"signed_in": False})
 
-    async def change_password(self, request: Request) -> Response:
-        """Change the password; every other browser is signed out."""
-        asked = await read_json(request, PasswordRequest)
-        await self._check(request, asked.current)
-        await asyncio.to_thread(self._accounts.set_password, asked.password)
-        logger.info("The password was changed.")
-        if identity_of(request).kind == "session":
-            return await self._signed_in(request)
-        return JSONResponse({"signed_in": False})
 
-    async def _check(self, request: Request, password: str) -> None:
-        address = _address(request)
-        self._lockout.begin(address)
-        async with self._hashing:
-            is_right = await asyncio.to_thread(self._accounts.is_password, password)
-        if not is_right:
-            logger.warning("A wrong password was tried from %s.", place_of(address))
-            raise Rejected(403, "This is not the password.", "wrong_password")
-        self._lockout.succeed(address)
+async def _check_password(request: Request, admin: AdminContext, password: str) -> None:
+    address = _address(request)
+    admin.lockout.begin(address)
+    async with admin.lockout.guessing:
+        is_right = await asyncio.to_thread(admin.accounts.is_password, password)
+    if not is_right:
+        logger.warning("A wrong password was tried from %s.", place_of(address))
+        raise Rejected(403, "This is not the password.", "wrong_password")
+    admin.lockout.succeed(address)
 
-    async def _signed_in(self, request: Request) -> Response:
-        browser = browser_name(request.headers.get("user-agent", ""))
-        old = request.cookies.get(COOKIE) or None
-        secret = await asyncio.to_thread(self._accounts.sessions.begin, browser, instead_of=old)
-        response = JSONResponse({"signed_in": True})
-        response.set_cookie(
-            COOKIE,
-            secret,
-            max_age=int(ABSOLUTE_SECONDS),
-            path="/admin",
-            secure=request.scope["scheme"] == "https",
-            httponly=True,
-            samesite="strict",
-        )
-        return response
+
+async def _signed_in(request: Request, admin: AdminContext) -> Response:
+    browser = browser_name(request.headers.get("user-agent", ""))
+    old = request.cookies.get(COOKIE) or None
+    secret = await asyncio.to_thread(admin.accounts.sessions.begin, browser, instead_of=old)
+    response = JSONResponse({"signed_in": True})
+    response.set_cookie(
+        COOKIE,
+        secret,
+        max_age=int(ABSOLUTE_SECONDS),
+        path="/admin",
+        secure=request.scope["scheme"] == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return response
 
 
 def _signed_out() -> Response:
@@ -258,3 +212,37 @@ def browser_name(user_agent: str) -> str:
     browser = next((name for mark, name in BROWSERS if mark in user_agent), "")
     system = next((name for mark, name in (*SYSTEMS, ("Linux", "Linux")) if mark in user_agent), "")
     return ", ".join(part for part in (browser, system) if part)
+
+
+@router.get("/admin/api/keys")
+def get_keys(request: Request, admin: Admin) -> dict[str, Any]:
+    """Every key that opens something, and whether one is asked for."""
+    door: Door = request.app.state.door
+    return {
+        "keys": [key_object(key) for key in admin.accounts.keys.list()],
+        "required": door.is_closed,
+        "environment": door.secret is not None,
+    }
+
+
+@router.post("/admin/api/keys", status_code=201)
+async def create_key(request: Request, admin: Admin) -> dict[str, Any]:
+    """A new key; its text is told here and never again."""
+    asked = await read_json(request, KeyRequest)
+    key, text = await asyncio.to_thread(admin.accounts.keys.create, asked.name, asked.scope)
+    logger.info("An API key was created: number %d, scope %s.", key.id, key.scope)
+    return {"key": key_object(key), "text": text}
+
+
+@router.delete("/admin/api/keys/{key_id}")
+def revoke_key(admin: Admin, key_id: int) -> dict[str, Any]:
+    """End a key for good."""
+    if not 0 < key_id < 1 << 63 or not admin.accounts.keys.revoke(key_id):
+        raise HTTPException(404)
+    logger.info("An API key was revoked: number %d.", key_id)
+    return {"revoked": key_id}
+
+
+def key_object(key: KeyRow) -> dict[str, Any]:
+    """A key as JSON; nothing in it opens anything."""
+    return key.model_dump(include={"id", "name", "scope", "hint", "created_at", "used_at"})

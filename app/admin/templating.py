@@ -112,6 +112,7 @@ class Pages:
     """Renders templates for one application; an empty language follows the browser, the theme `system` its colours."""
 
     def __init__(self, assets: Assets, catalogs: Catalogs, settings: Callable[[], Settings]) -> None:
+        self.assets = assets
         self._catalogs = catalogs
         self._settings = settings
         self._script_keys = frozenset(key for text in assets.scripts().values() for key in QUOTED_KEY.findall(text))

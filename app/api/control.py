@@ -15,7 +15,6 @@ from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from app.api.answer import unless_client_leaves
-from app.api.models import drafts_object
 from app.api.schemas import LoadBody, NamedModel
 from app.core.errors import ModelUnavailable
 from app.core.messages import LoadedModel
@@ -23,6 +22,7 @@ from app.serving.auth import authorize_operator
 from app.serving.body import read_json
 from app.serving.context import context_of
 from app.serving.errors import endpoints
+from app.serving.model_entry import drafts_object
 from app.serving.resolver import Resolver
 
 router = APIRouter()

@@ -114,7 +114,7 @@ class ModelSite:
     async def measured(self, **wishes: Any) -> dict[str, Any]:
         """Measure, wait, and read the kept result."""
         await self.call("POST", "/admin/api/measurements", {"model": DEMO, "minutes": 60, **wishes}, status=202)
-        await self.admin.models.measuring.wait()
+        await self.admin.measuring.wait()
         found = await self.call("GET", f"/admin/api/measurements?model={DEMO}")
         assert found["last"]["outcome"] == "done", found["last"]
         row: dict[str, Any] = found["measurements"][0]

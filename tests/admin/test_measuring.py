@@ -148,7 +148,7 @@ async def test_a_turn_that_others_would_share_is_done_again_without_them(site: M
     worker.hold = None
     assert len(worker.commands) == asked, "nothing is asked while somebody uses Paceline"
     activity.leave(other)
-    ended = await site.admin.models.measuring.wait()
+    ended = await site.admin.measuring.wait()
     assert ended is not None
     assert ended.outcome == "done"
     (row,) = (await site.call("GET", "/admin/api/measurements"))["measurements"]
@@ -183,8 +183,8 @@ async def test_requests_that_come_meanwhile_keep_their_own_drafters(
     await site.call("POST", "/v1/chat/completions", body)
     (asked,) = [command for command in site.worker.commands if command.owner != MEASUREMENT]
     assert (asked.model, asked.speculation) == (measured, expected), "no other unit is loaded in between"
-    site.admin.models.measuring.stop()
-    await site.admin.models.measuring.wait()
+    site.admin.measuring.stop()
+    await site.admin.measuring.wait()
     assert site.admin.serving.resolver.as_own(DEMO, SpeculationRequest()) == SpeculationRequest()
 
 
@@ -194,7 +194,7 @@ async def test_one_measurement_runs_at_a_time(site: ModelSite) -> None:
     refused = await site.call("POST", "/admin/api/measurements", {"model": "demo-hybrid"}, status=409)
     assert refused["error"]["code"] == "already_measuring"
     assert await site.call("DELETE", "/admin/api/measurements/current") == {"stopping": True}
-    ended = await site.admin.models.measuring.wait()
+    ended = await site.admin.measuring.wait()
     assert ended is not None
     assert (ended.outcome, ended.number) == ("stopped", 0), "nothing was known yet, so nothing is kept"
     assert site.worker.snapshot.models == ()
@@ -204,7 +204,7 @@ async def test_one_measurement_runs_at_a_time(site: ModelSite) -> None:
 async def test_a_model_that_cannot_be_loaded_says_why(site: ModelSite) -> None:
     too_little_memory(site.worker)
     await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=202)
-    await site.admin.models.measuring.wait()
+    await site.admin.measuring.wait()
     last = (await site.call("GET", "/admin/api/measurements"))["last"]
     assert (last["outcome"], last["problem"]) == ("failed", "no room")
 
@@ -212,7 +212,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(site: ModelSite) -> None:
 async def test_drafters_without_room_are_left_out_and_named(site: ModelSite) -> None:
     assert site.worker.ready_info is not None
     candidates = (await site.call("GET", f"/admin/api/drafts/{DEMO}"))["candidates"]
-    alone = site.admin.models.footprints.main(site.catalog.find(DEMO))
+    alone = site.admin.models.footprint(site.catalog.find(DEMO))
     assert alone is not None
     dflash = next(each["extra"] for each in candidates if each["id"] == "demo-assistant-dflash")
     peak = max(alone.peak_bytes, dflash["peak_bytes"]) - alone.peak_bytes
@@ -231,7 +231,7 @@ async def test_named_drafters_only_are_measured(site: ModelSite) -> None:
     assert {method for method, _ in cell(row, 1)} == {"off", "auto", "draft_model", "ngram"}
     site.worker.commands.clear()
     await site.call("POST", "/admin/api/measurements", {"model": DEMO, "drafts": ["demo-hybrid-mtp"]}, status=202)
-    await site.admin.models.measuring.wait()
+    await site.admin.measuring.wait()
     last = (await site.call("GET", "/admin/api/measurements"))["last"]
     assert last["outcome"] == "failed"
     assert "demo-hybrid-mtp" in last["problem"]
@@ -250,8 +250,8 @@ async def test_the_end_of_the_server_ends_a_measurement(site: ModelSite) -> None
     site.worker.hold = asyncio.Event()
     await site.call("POST", "/admin/api/measurements", {"model": DEMO}, status=202)
     await site.worker.wait_asked()
-    await site.admin.models.close()
-    assert site.admin.models.measuring.active == ""
+    await site.admin.measuring.close()
+    assert site.admin.measuring.active == ""
     assert site.worker.unloads == [], "the worker ends anyway"
 
 

@@ -63,7 +63,7 @@ async def test_a_model_that_does_not_fit_shows_the_sum_against_the_ceiling(site:
     assert view["model"]["state"] == "available"
     started = await site.client.post("/admin/api/measurements", json={"model": DEMO})
     assert started.status_code == 202
-    ended = await site.admin.models.measuring.wait()
+    ended = await site.admin.measuring.wait()
     assert ended is not None
     assert "needs 0.1 GB, the ceiling is 0.1 GB" in ended.problem
 
@@ -210,7 +210,7 @@ async def test_a_choice_for_a_model_in_use_comes_as_soon_as_no_request_uses_it(s
     await site.call("POST", "/admin/api/models/load", {"model": DEMO})
     site.worker.in_use = True
     assert (await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": []}))["became"] == "in_use"
-    hear, resolver, loads = site.admin.models.loading.hear, site.admin.serving.resolver, len(site.worker.loads)
+    hear, resolver, loads = site.admin.loading.hear, site.admin.serving.resolver, len(site.worker.loads)
     (used,) = site.worker.snapshot.models
     hear(Heartbeat(pending=True, snapshot=Snapshot(models=(msgspec.structs.replace(used, leases=1),))))
     assert resolver.resolve(DEMO).drafts, "until then requests get what is in memory"
@@ -234,7 +234,7 @@ async def test_conflicts_are_refused_as_everywhere(site: ModelSite) -> None:
 async def test_one_click_chooses_loads_and_measures(site: ModelSite) -> None:
     answer = await site.call("POST", "/admin/api/drafts/attach", {"model": DEMO, "draft": "demo-draft"})
     assert answer == {"model": DEMO, "drafts": ["demo-draft"], "became": "not_loaded", "measuring": True}
-    ended = await site.admin.models.measuring.wait()
+    ended = await site.admin.measuring.wait()
     assert ended is not None
     assert (ended.outcome, ended.model_id) == ("done", DEMO)
     assert site.worker.snapshot.models[0].draft_ids == ("demo-draft",), "it stays loaded as it was chosen"
@@ -252,14 +252,14 @@ async def test_a_second_drafter_joins_the_first_of_another_method(site: ModelSit
 
 
 async def test_a_drafter_that_was_downloaded_for_a_model_joins_it_by_itself(site: ModelSite) -> None:
-    site.admin.models.attaching.arrived(Download(id=1, repository="demo-draft", state="done", drafts_for=DEMO))
+    site.admin.loading.arrived(Download(id=1, repository="demo-draft", state="done", drafts_for=DEMO))
     await site.worker.wait_asked()
-    ended = await site.admin.models.measuring.wait()
+    ended = await site.admin.measuring.wait()
     assert ended is not None
     assert ended.outcome == "done"
     assert site.admin.settings.model(DEMO).drafts == ("demo-draft",)
-    site.admin.models.attaching.arrived(Download(id=2, repository="demo-hybrid", state="done"))
-    assert site.admin.models.measuring.active == "", "it was not asked to draft for any model"
+    site.admin.loading.arrived(Download(id=2, repository="demo-hybrid", state="done"))
+    assert site.admin.measuring.active == "", "it was not asked to draft for any model"
 
 
 async def test_what_may_be_downloaded_is_offered_until_it_is_here(tmp_path: Path) -> None:
