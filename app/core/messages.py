@@ -165,8 +165,9 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_tokens: int
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Text of one step, or of a few. `accepted_spans`: characters of `text` that came from the drafter, (start, end).
+class Delta(msgspec.Struct, kw_only=True, tag=True):
+    """Text of one step, or of a few; it grows until it is told. `accepted_spans`: characters of `text` that came from
+    the drafter, (start, end).
 
     The counts are those since the choice's previous one; over all of them they add up to its `Statistics`.
     """

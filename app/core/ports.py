@@ -1,6 +1,6 @@
 """What the layers ask of one another, so that each can be tested with a fake."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,8 +22,6 @@ class EngineLimits:
     """Method -> the most drafts that it ever proposes; others know no such limit."""
     unavailable: Mapping[str, Reason] = field(default_factory=dict)
     """Method -> the reason why it cannot run here."""
-    rows_may_batch: bool = True
-    """False: an unknown cache class decodes alone, without drafts."""
 
 
 class EnginePort(Protocol):
@@ -50,7 +48,5 @@ class EnginePort(Protocol):
         ...
 
 
-class Clock(Protocol):
-    """Seconds that only go forward."""
-
-    def __call__(self) -> float: ...
+Clock = Callable[[], float]
+"""Seconds that only go forward."""

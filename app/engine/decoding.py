@@ -19,7 +19,7 @@ from app.core.step import DecodeRow, DecodeStep, Parts, RowOutcome, StepResult, 
 from app.engine.acceptance import MODES, accept
 from app.engine.drafters import Outcome, Proposal
 from app.engine.drafters.registry import Drafters
-from app.engine.runner import AloneRunner, Runner, last_of, padded
+from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
 
 
@@ -121,9 +121,7 @@ class Decoder:
     """Runs decode steps over one runner. `requests` is the engine's live view of the admitted requests, `acceptance`
     one of the rules in `acceptance.py`."""
 
-    def __init__(
-        self, runner: Runner | AloneRunner, drafters: Drafters, requests: Mapping[str, Request], *, acceptance: str
-    ) -> None:
+    def __init__(self, runner: Runner, drafters: Drafters, requests: Mapping[str, Request], *, acceptance: str) -> None:
         if acceptance not in MODES:
             raise ValueError(f"acceptance must be one of {', '.join(MODES)}, not {acceptance}")
         self._salt = DRAFT_SALT if acceptance == "rejection" else 0
@@ -158,7 +156,7 @@ class Decoder:
             parts = Parts(drafted - began, verified - launched, rewound - verified)
         return StepResult(outcomes, width=1 + max(proposal.counts), parts=parts)
 
-    def _end_part(self, arrays: Callable[[], Sequence[mx.array]] = list) -> None:
+    def _end_part(self, arrays: Callable[[], Sequence[Any]] = list) -> None:
         """Of a step whose parts are timed, once its `arrays` are there."""
         if self._times is not None:
             mx.eval(arrays())
@@ -191,10 +189,6 @@ class Decoder:
         logits = last_of(logits, widths).astype(mx.float32)
         drawn = draw(adjust(logits, sampled, fed if pending else None), sampled)
         return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
-
-    def _cached(self) -> list[mx.array]:
-        """All that the caches hold."""
-        return [array for one in (self.runner, *self.drafters.runners.values()) for array in one.caches.arrays()]
 
     def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
         return SampledRow(self.requests[row.sequence_id].sampling, row.tokens, row.prompt_length, pending, salt)
@@ -249,7 +243,7 @@ class Decoder:
         counts = [values[-1] for values in read]
         kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, proposal.counts, counts))
-        self._end_part(self._cached)
+        self._end_part(lambda: [one.arrays() for one in (self.runner, *self.drafters.runners.values())])
         return tuple(
             self._outcome(row, read[place][: counts[place] + 1], scores, place, kept[place], drafted, reason)
             for place, (row, drafted, reason) in enumerate(zip(rows, proposal.counts, proposal.reasons, strict=True))

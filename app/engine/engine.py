@@ -26,7 +26,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runner | AloneRunner,
+        runner: Runner,
         drafters: Drafters,
         limits: EngineLimits,
         prefixes: PrefixCache,
@@ -35,16 +35,12 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.drafters = drafters
-        self._limits = limits
+        self.limits = limits
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
         self._requests: dict[str, Request] = {}
         self._checkpoints: dict[str, dict[int, StateRow]] = {}
         self._decoder = Decoder(runner, drafters, self._requests, acceptance=acceptance)
-
-    @property
-    def limits(self) -> EngineLimits:
-        return self._limits
 
     @property
     def cache_families(self) -> tuple[str, ...]:
@@ -68,8 +64,6 @@ class Engine:
     def admit(self, request: Request) -> int:
         self.runner.claim(request.id)
         self._requests[request.id] = request
-        if isinstance(self.runner, AloneRunner):
-            return 0
         self.drafters.admit(request)
         if request.scores_prompt:
             return 0  # what is found in the cache has no logits any more
@@ -87,18 +81,14 @@ class Engine:
         if request is None:
             return
         self._decoder.forget(request_id)
-        if isinstance(self.runner, Runner):
-            self._keep_prefix(self.runner, request, tokens)
+        length, checkpoints = self.runner.length(request_id), self._checkpoints.pop(request_id, {})
+        if self.runner.caches.states and length <= len(tokens):
+            checkpoints[length] = self.runner.state_row(request_id)
+        kept = tuple(tokens[:length])
+        usable = {point: row for point, row in checkpoints.items() if point <= len(kept)}
+        self.prefixes.store(request, kept, usable, self.runner, self.drafters.runners)
         self.runner.release(request_id)
-        self._checkpoints.pop(request_id, None)
         self.drafters.release(request_id)
-
-    def _keep_prefix(self, runner: Runner, request: Request, tokens: Sequence[int]) -> None:
-        length = min(len(tokens), runner.length(request.id))
-        checkpoints = {point: row for point, row in self._checkpoints.get(request.id, {}).items() if point <= length}
-        if runner.caches.states and runner.length(request.id) == length:
-            checkpoints[length] = runner.state_row(request.id)
-        self.prefixes.store(request, tuple(tokens[:length]), checkpoints, runner, self.drafters.runners)
 
     def close(self) -> None:
         """Drop every row, cache and drafter state."""
@@ -138,11 +128,10 @@ class Engine:
         wanted = [array for each in scores.values() for array in each.arrays()]
         self.runner.commit(forward, widths)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
-        if isinstance(self.runner, AloneRunner):
-            mx.eval([layer.state for layer in self.runner.caches.layers], wanted)
-        else:
-            mx.eval(self.runner.caches.arrays(), wanted)
-            self._note_checkpoints(self.runner, rows)
+        mx.eval(self.runner.arrays(), wanted)
+        for row in rows if self.runner.caches.states else ():
+            if row.end == len(row.tokens) - 1:  # the end of a prompt: here recurrent states can be put back
+                self._checkpoints[row.sequence_id] = {row.end: self.runner.state_row(row.sequence_id)}
         del forward, logits
         mx.clear_cache()
         return StepResult(
@@ -163,42 +152,26 @@ class Engine:
                 scores[row.sequence_id] = score(mine, behind, request.sampling.top_logprobs or 0)
         return scores
 
-    def _note_checkpoints(self, runner: Runner, rows: Sequence[PrefillRow]) -> None:
-        """The end of a prompt is where a recurrent model's states can be put back."""
-        for row in rows if runner.caches.states else ():
-            if row.end == len(row.tokens) - 1:
-                self._checkpoints[row.sequence_id] = {row.end: runner.state_row(row.sequence_id)}
-
 
 def open_engine(unit: LoadedUnit) -> Engine:
     """Caches, drafters and limits for a loaded unit."""
-    specification = unit.spec
+    spec, max_rows, prefix_cache_bytes = unit.spec, unit.spec.max_rows, unit.spec.prefix_cache_bytes
+    runner: Runner
     try:
-        runner = Runner(unit.target, chunk_tokens=specification.prefill_chunk_tokens)
+        runner = Runner(unit.target, chunk_tokens=spec.prefill_chunk_tokens)
     except UnknownCacheError as error:
-        return _alone(unit, f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts")
-    drafters = open_drafters(unit)
-    runner.tap(drafters.taps)
+        detail = f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts"
+        runner, max_rows, prefix_cache_bytes = AloneRunner(unit.target), 1, 0
+        drafters = Drafters({}, dict.fromkeys(REGISTRY, Reason("cannot_draft", {"detail": detail})))
+    else:
+        drafters = open_drafters(unit)
+        runner.tap(drafters.taps)
     limits = EngineLimits(
         max_context_tokens=unit.max_context_tokens,
-        max_rows=specification.max_rows,
-        prefill_chunk_tokens=specification.prefill_chunk_tokens,
+        max_rows=max_rows,
+        prefill_chunk_tokens=spec.prefill_chunk_tokens,
         drafters=tuple(drafters.available),
         longest_drafts=drafters.longest,
         unavailable=drafters.unavailable,
     )
-    prefixes = PrefixCache(specification.prefix_cache_bytes)
-    return Engine(runner, drafters, limits, prefixes, acceptance=specification.acceptance)
-
-
-def _alone(unit: LoadedUnit, reason: str) -> Engine:
-    """An engine for one request at a time, and why nothing drafts."""
-    drafters = Drafters({}, dict.fromkeys(REGISTRY, Reason("cannot_draft", {"detail": reason})))
-    limits = EngineLimits(
-        max_context_tokens=unit.max_context_tokens,
-        max_rows=1,
-        prefill_chunk_tokens=unit.spec.prefill_chunk_tokens,
-        unavailable=drafters.unavailable,
-        rows_may_batch=False,
-    )
-    return Engine(AloneRunner(unit.target), drafters, limits, PrefixCache(0))
+    return Engine(runner, drafters, limits, PrefixCache(prefix_cache_bytes), acceptance=spec.acceptance)

@@ -62,24 +62,9 @@ def computes_in_float32() -> bool:
 # --- what mlx holds -------------------------------------------------------------------------------------------
 
 
-def active() -> int:
-    """Bytes in live arrays."""
-    return int(mx.get_active_memory())
-
-
-def cached() -> int:
-    """Bytes in freed buffers that mlx keeps for reuse."""
-    return int(mx.get_cache_memory())
-
-
-def peak() -> int:
-    """The most bytes that were ever in live arrays."""
-    return int(mx.get_peak_memory())
-
-
 def readings() -> tuple[int, int, int]:
-    """Active, cached and peak bytes."""
-    return active(), cached(), peak()
+    """Bytes in live arrays, in freed buffers that mlx keeps for reuse, and the most that were ever in live arrays."""
+    return mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory()
 
 
 def release() -> None:

@@ -249,15 +249,11 @@ class EnginePool:
             if held + needed > self._ceiling_bytes and any(each.rows_bytes for each in self._entries.values()):
                 return False
         entry.rows_bytes = promised
-        self._bound_prefixes(entry)
-        self._make_room(0)
-        return True
-
-    def _bound_prefixes(self, entry: Resident) -> None:
-        """What a model keeps of former prompts may fill what is left, and no more."""
-        if entry.engine is not None:
+        if entry.engine is not None:  # what it keeps of former prompts may fill what is left, and no more
             left = self._ceiling_bytes - self.accounted_bytes + entry.prefix_bytes
             entry.engine.bound_prefix_cache(max(0, left))
+        self._make_room(0)
+        return True
 
     # --- loading ----------------------------------------------------------------------------------------------
 

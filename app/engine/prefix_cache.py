@@ -148,7 +148,7 @@ class PrefixCache:
             return
         runners = [target, *drafters.values()]
         expected = sum(each.caches.row_nbytes(length) for each in runners if request.id in each.caches.table.slots)
-        if expected > self.limit_bytes:
+        if not 0 < expected <= self.limit_bytes:
             return
         self._shrink(self.limit_bytes - expected)
         copy = copy_row(caches, caches.table.slots[request.id], length, checkpoints)

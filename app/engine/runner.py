@@ -207,7 +207,11 @@ class Runner:
     def clear(self) -> None:
         """Drop every row and buffer."""
         for name in list(self.caches.table.slots):
-            self.caches.release(name)
+            self.release(name)
+
+    def arrays(self) -> list[Any]:
+        """All that its caches hold."""
+        return self.caches.arrays()
 
     def state_row(self, sequence_id: str) -> StateRow:
         """A copy of the row's recurrent states."""
@@ -229,8 +233,8 @@ class Runner:
             )
 
 
-class AloneRunner:
-    """Same verbs as `Runner`. One sequence at a time; every token fed stays."""
+class AloneRunner(Runner):
+    """Of a model whose caches no family covers: its own ones, one sequence at a time, and every token fed stays."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -248,19 +252,22 @@ class AloneRunner:
             self.caches.table.release(sequence_id)
             self.caches.layers = []
 
-    def length(self, sequence_id: str) -> int:
-        return self.caches.table.length(sequence_id)
-
-    def ordered(self, sequence_ids: Sequence[str]) -> list[str]:
-        return list(sequence_ids)
+    def arrays(self) -> list[Any]:
+        return [layer.state for layer in self.caches.layers]
 
     def forward(
-        self, sequence_ids: Sequence[str], tokens: mx.array, widths: Sequence[int], *, record: bool = False
+        self,
+        sequence_ids: Sequence[str],
+        tokens: mx.array,
+        widths: Sequence[int],
+        *,
+        record: bool = False,
+        call: Callable[..., mx.array] | None = None,
     ) -> tuple[mx.array, Forward]:
         if record:
             raise RuntimeError("this model cannot verify drafts: its cache cannot be rewound")
         selection = self.caches.table.select(sequence_ids, tokens.shape[1])
-        logits: Any = self.model(tokens, cache=self.caches.layers)
+        logits: Any = (call or self.model)(tokens, cache=self.caches.layers)
         return logits, Forward(selection, tuple(sequence_ids), tuple(widths), Recording(), starts=selection.lengths)
 
     def commit(self, forward: Forward, keep: Sequence[int]) -> list[int]:
@@ -268,7 +275,3 @@ class AloneRunner:
             raise RuntimeError("this model's cache cannot be rewound")
         self.caches.table.lengths[0] += keep[0]
         return list(keep)
-
-    def clear(self) -> None:
-        for name in list(self.caches.table.slots):
-            self.release(name)

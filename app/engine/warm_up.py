@@ -30,7 +30,6 @@ from app.core.step import (
     DecodeStep,
     PrefillRow,
     PrefillStep,
-    RowOutcome,
     StepCost,
     StepResult,
 )
@@ -82,7 +81,11 @@ def warm_up(
                 continue
             for cost in sequence.run(method, drafts, runs):
                 if cost is not None and (not known or _key(cost) in costs):
-                    costs[_key(cost)] = _cheaper(costs.get(_key(cost), cost), cost)
+                    best = costs.get(_key(cost), cost)
+                    seconds = min(best.seconds, cost.seconds)
+                    costs[_key(cost)] = replace(
+                        best, seconds=seconds, draft_seconds=min(best.draft_seconds, cost.draft_seconds)
+                    )
                 yield PHASE, (done + 1) / len(shapes)
     finally:
         engine.release(REQUEST_ID, ())
@@ -112,11 +115,6 @@ def _expected_seconds(costs: Mapping[Key, StepCost], method: str, drafts: int) -
     narrow = max((cost.seconds for (_, rows, length), cost in costs.items() if (rows, length) == (1, 1)), default=0.0)
     own = costs.get((method, 1, 1))
     return plain.seconds + drafts * (max(0.0, narrow - plain.seconds) + (own.draft_seconds if own else 0.0))
-
-
-def _cheaper(first: StepCost, second: StepCost) -> StepCost:
-    seconds, draft_seconds = min(first.seconds, second.seconds), min(first.draft_seconds, second.draft_seconds)
-    return replace(first, seconds=seconds, draft_seconds=draft_seconds)
 
 
 class _Sequence:
@@ -152,7 +150,10 @@ class _Sequence:
     def run(self, method: str, drafts: int, runs: int) -> Iterator[StepCost | None]:
         """Run a shape so often and tell what each run cost; None after steps that say nothing."""
         if not drafts:
-            yield from self._run_plain()
+            yield from self._catch_up()
+            for remaining in (3, 2, 1):  # the first step builds up the pace, the last one launches nothing ahead
+                result = self._decode("off", 0, remaining=remaining)
+                yield StepCost("off", 1, 0, result.seconds) if remaining == 2 else None
             return
         for _ in range(runs):
             yield from self._catch_up()
@@ -162,13 +163,6 @@ class _Sequence:
                 return
             draft_seconds = result.parts.draft_seconds if result.parts else 0.0
             yield StepCost(method, 1, drafted, result.seconds - draft_seconds, draft_seconds)
-
-    def _run_plain(self) -> Iterator[StepCost | None]:
-        """A run of plain steps: the first one builds up the pace, the last one launches nothing ahead."""
-        yield from self._catch_up()
-        for remaining in (3, 2, 1):
-            result = self._decode("off", 0, remaining=remaining)
-            yield StepCost("off", 1, 0, result.seconds) if remaining == 2 else None
 
     def _catch_up(self) -> Iterator[None]:
         """Prefill everything but the last token."""
@@ -194,13 +188,10 @@ class _Sequence:
         )
         result = self._engine.step(DecodeStep((row,), timed=True))
         for outcome in result.outcomes:
-            self._take(outcome)
+            for _ in outcome.emitted:
+                self._tokens.append(_token(len(self._tokens)))
+            self._computed = outcome.computed
         return result
-
-    def _take(self, outcome: RowOutcome) -> None:
-        for _ in outcome.emitted:
-            self._tokens.append(_token(len(self._tokens)))
-        self._computed = outcome.computed
 
 
 def _token(place: int) -> int:
@@ -249,7 +240,10 @@ class CostFiles:
         if path is None or not costs or self._written.get(path) == costs:
             return
         self._written[path] = costs
-        content: Any = _KeptCosts(self._key(spec), [_rounded(cost) for cost in costs])
+        rounded = [
+            replace(each, seconds=round(each.seconds, 7), draft_seconds=round(each.draft_seconds, 7)) for each in costs
+        ]
+        content: Any = _KeptCosts(self._key(spec), rounded)
         try:
             write_privately(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
         except OSError as error:
@@ -275,8 +269,3 @@ class CostFiles:
 def _is_sound(cost: StepCost) -> bool:
     times = (cost.seconds, cost.draft_seconds)
     return cost.rows > 0 and cost.drafts >= 0 and all(math.isfinite(time) and 0 <= time < 3600 for time in times)
-
-
-def _rounded(cost: StepCost) -> StepCost:
-    seconds, draft_seconds = round(cost.seconds, 7), round(cost.draft_seconds, 7)
-    return StepCost(cost.method, cost.rows, cost.drafts, seconds, draft_seconds)

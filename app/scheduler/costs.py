@@ -172,15 +172,11 @@ class CostTable:
     def curves(self, method: str, rows: int) -> Curves:
         """What is known, drawn as curves. That costs more than a step should, so they are believed for a while."""
         if (method, rows) not in self._drawn:
-            self._drawn[method, rows] = self._draw(method, rows)
+            # Forwards of this method, else of others, else of as many tokens of one row.
+            forward = Curve.through(self._points(method, rows), beyond=BEYOND)
+            plain = forward.at(0) if method == PLAIN else self.curves(PLAIN, rows).plain
+            self._drawn[method, rows] = Curves(self._drafting(method, rows), forward, plain)
         return self._drawn[method, rows]
-
-    def _draw(self, method: str, rows: int) -> Curves:
-        """Forwards of this method, else of others, else of as many tokens of one row."""
-        forward = Curve.through(self._points(method, rows), beyond=BEYOND)
-        return Curves(
-            self._drafting(method, rows), forward, forward.at(0) if method == PLAIN else self.curves(PLAIN, rows).plain
-        )
 
     def _drafting(self, method: str, rows: int) -> Curve:
         """A method that nobody timed costs nothing, and beyond the longest that was timed nothing more. A batch follows

@@ -172,7 +172,6 @@ class Scheduler:
         clock: Clock = time.monotonic,
     ) -> None:
         self._limits = limits
-        self._rows = limits.max_rows if limits.rows_may_batch else 1
         self._policy = policy
         self._clock = clock
         self._queue = WaitingQueue(queue_limit)
@@ -224,12 +223,12 @@ class Scheduler:
         check_request(request, limits=self._limits, policy=self._policy)
         if request.id in self._queue or request.id in self._active or request.id in self._released:
             raise InvalidRequest(f"a request with the id {request.id} is running already", code="duplicate_request")
-        self._queue.push(Sequence(request, self._clock()), rows=self._rows)
+        self._queue.push(Sequence(request, self._clock()), rows=self._limits.max_rows)
 
     def next_admission(self) -> Request | None:
         """The head of the queue when a row is free for it; rows that nobody drained yet are not free."""
         head = self._queue.head()
-        return head.request if head and len(self._active) + len(self._released) < self._rows else None
+        return head.request if head and len(self._active) + len(self._released) < self._limits.max_rows else None
 
     def admitted(self, request_id: str, cached_tokens: int) -> None:
         """The engine gave the request a row whose cache holds `cached_tokens` of its prompt.

@@ -43,10 +43,13 @@ class Choice:
     one knows why speculation did not run. Times are seconds of the worker's monotonic clock.
     """
 
-    def __init__(self, command: Generate, index: int, prompt: Prompt, received_at: float) -> None:
+    def __init__(
+        self, command: Generate, index: int, prompt: Prompt, received_at: float, send: Callable[[Event], None]
+    ) -> None:
         self.id = choice_id(command.id, index)
-        self._request_id = command.id
+        self._command = command
         self._index = index
+        self._send = send
         self._prompt = prompt.tokens
         self._table = prompt.table
         self._stream = prompt.table.open_stream(command.stop, continued=command.messages is None)
@@ -57,44 +60,44 @@ class Choice:
         """From here on the scheduler counts the time."""
         self._told = Counters()
         """Ends exactly at a stop string, which the scheduler cannot see."""
-        self._tokens = self._drafted = self._accepted = 0
-        self._logprobs: list[TokenText] = []
-        self._method = "off"
+        self._next = Delta(id=command.id, index=index, text="", tokens=0)
+        """What the client is told next."""
         self._why = self._told_why = NO_REASON
         self.closing = ""
         """The finish reason that is decided already, while the scheduler does not know yet."""
         self.ended = False
         """Its `Finished` has been told."""
 
-    def echo(self, text: str, *, scored: bool) -> Delta:
-        """The prompt, as the client gave it; with the token that nothing stands before when scores are to follow."""
+    def echo(self, text: str, *, scored: bool) -> None:
+        """Tell the prompt as it was given; with the token that nothing stands before when scores are to follow."""
         first, data = self._table.token_text(self._prompt[0])
         tokens = (TokenText(token=first, token_bytes=tuple(data), logprob=None),) if scored else ()
-        return Delta(id=self._request_id, index=self._index, text=text, tokens=0, logprobs=tokens)
+        self._send(Delta(id=self._command.id, index=self._index, text=text, tokens=0, logprobs=tokens))
 
-    def score_prompt(self, scores: Sequence[TokenLogprobs]) -> Delta:
-        """The scores of the prompt's next tokens; their text was told."""
+    def score_prompt(self, scores: Sequence[TokenLogprobs]) -> None:
+        """Tell the scores of the prompt's next tokens; their text was told."""
         behind = self._prompt[self._scored : self._scored + len(scores)]
         self._scored += len(scores)
-        logprobs = tuple(self._token_texts(behind, scores))
-        return Delta(id=self._request_id, index=self._index, text="", tokens=0, logprobs=logprobs)
+        logprobs = self._token_texts(behind, scores)
+        self._send(Delta(id=self._command.id, index=self._index, text="", tokens=0, logprobs=logprobs))
 
     def close(self, finish_reason: str) -> None:
         """Tell nothing more but the end."""
         self.closing = self.closing or finish_reason
 
-    def feed(self, event: TokenEvent, at: float) -> list[Delta | Finished]:
-        """What the client is told of one event; a FAILED one only after `close`."""
-        messages: list[Delta | Finished] = []
-        if not self.closing:
-            messages += self._delta(self._take(event, at))
+    def feed(self, event: TokenEvent, at: float) -> None:
+        """Tell what one event brings; a FAILED one only after `close`."""
+        if not self.closing and (chunk := self._take(event, at)).text:
+            self._tell(chunk)
         if event.finish_reason is None:
-            return messages
+            return
         if self.closing:
-            return [*messages, *self._finish(self.closing, self._usage_as_told(event.statistics, at))]
+            self._finish(self.closing, self._usage_as_told(event.statistics, at))
+            return
         tail = self._stream.finish()
-        word = "stop" if tail.stopped else event.finish_reason.value
-        return [*messages, *self._delta(tail), *self._finish(word, self._usage(event.statistics))]
+        if tail.text:
+            self._tell(tail)
+        self._finish("stop" if tail.stopped else event.finish_reason.value, self._usage(event.statistics))
 
     def _take(self, event: TokenEvent, at: float) -> TextChunk:
         """Count the tokens of one step up to the stop string, and make text of them."""
@@ -104,45 +107,35 @@ class Choice:
             drafted = event.drafted if used == len(event.tokens) else min(event.drafted, used)
             accepted = min(event.accepted, used) if drafted else 0
             self._told.count_step(kept=used, drafted=drafted, accepted=accepted, method=event.method)
-            self._tokens += used
-            self._drafted += drafted
-            self._accepted += accepted
+            self._next.tokens += used
+            self._next.drafted += drafted
+            self._next.accepted += accepted
             self._last_told_at = at
         if event.logprobs:
-            self._logprobs += self._token_texts(event.tokens[:used], event.logprobs)
-        self._method = event.method
+            self._next.logprobs += self._token_texts(event.tokens[:used], event.logprobs)
+        self._next.method = event.method
         self._why = event.why_not_drafted
         if chunk.stopped:
             self.close("stop")
         return chunk
 
-    def _finish(self, finish_reason: str, usage: Statistics) -> list[Delta | Finished]:
+    def _finish(self, finish_reason: str, usage: Statistics) -> None:
         self.ended = True
-        rest = [self._take_delta(TextChunk())] if self._tokens else []
-        return [*rest, Finished(id=self._request_id, index=self._index, finish_reason=finish_reason, usage=usage)]
+        if self._next.tokens:
+            self._tell(TextChunk())
+        finished = Finished(id=self._command.id, index=self._index, finish_reason=finish_reason, usage=usage)
+        _log(self._command, "%s", describe(self._command.model.id, finished))
+        self._send(finished)
 
-    def _delta(self, chunk: TextChunk) -> list[Delta]:
-        return [self._take_delta(chunk)] if chunk.text else []
+    def _tell(self, chunk: TextChunk) -> None:
+        delta = self._next
+        self._next = Delta(id=delta.id, index=delta.index, text="", tokens=0, method=delta.method)
+        delta.text, delta.accepted_spans = chunk.text, chunk.accepted_spans
+        if self._why != self._told_why:
+            delta.why_not_drafted = self._told_why = self._why
+        self._send(delta)
 
-    def _take_delta(self, chunk: TextChunk) -> Delta:
-        delta = Delta(
-            id=self._request_id,
-            index=self._index,
-            text=chunk.text,
-            tokens=self._tokens,
-            drafted=self._drafted,
-            accepted=self._accepted,
-            accepted_spans=chunk.accepted_spans,
-            method=self._method,
-            why_not_drafted=self._why if self._why != self._told_why else None,
-            logprobs=tuple(self._logprobs),
-        )
-        self._tokens = self._drafted = self._accepted = 0
-        self._logprobs = []
-        self._told_why = self._why
-        return delta
-
-    def _token_texts(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[TokenText]:
+    def _token_texts(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenText, ...]:
         texts: list[TokenText] = []
         for token, found in zip(tokens, logprobs, strict=False):
             text, data = self._table.token_text(token)
@@ -151,7 +144,7 @@ class Choice:
                 other_text, other_data = self._table.token_text(other)
                 top.append((other_text, logprob, tuple(other_data)))
             texts.append(TokenText(token=text, token_bytes=tuple(data), logprob=found.logprob, top=tuple(top)))
-        return texts
+        return tuple(texts)
 
     def _usage(self, statistics: Statistics) -> Statistics:
         """The scheduler's account of an end that it decided itself, with the time before it was queued added."""
@@ -213,7 +206,6 @@ class Answer:
         self._received_at = received_at
         self._send = send
         self._post = post
-        self._level = logging.DEBUG if command.owner == MEASUREMENT else logging.INFO
         self._choices: list[Choice] = []
         """None before it begins."""
         self._over = False
@@ -236,7 +228,7 @@ class Answer:
             return
         _check_tokens(command, prompt)
         self._prompt = prompt
-        self._choices = [Choice(command, index, prompt, self._received_at) for index in range(command.n)]
+        self._choices = [Choice(command, index, prompt, self._received_at, self._send) for index in range(command.n)]
         for choice in self._choices if command.max_tokens == 0 else ():
             choice.close("length")  # the one token that is drawn is told to nobody
         self._post(self._submission())
@@ -270,7 +262,7 @@ class Answer:
         if self._command.echo:
             text = self._prompt_text()
             for choice in self._choices:
-                self._send(choice.echo(text, scored=self._scores_prompt))
+                choice.echo(text, scored=self._scores_prompt)
 
     def feed(self, event: TokenEvent, at: float) -> None:
         """Tokens, or the end, of one choice."""
@@ -279,18 +271,14 @@ class Answer:
             return
         was_closing = choice.closing
         if event.prompt_logprobs and was_closing != "cancelled":
-            self._send(choice.score_prompt(event.prompt_logprobs))
+            choice.score_prompt(event.prompt_logprobs)
             return
         if event.finish_reason is FinishReason.FAILED and was_closing in {"", "length"}:
             self.fail(PacelineError(f"The model failed: {event.error}", code="step_failed"))
             return
-        messages = choice.feed(event, at)
+        choice.feed(event, at)
         if choice.closing and not was_closing and not choice.ended:
             self._post(Cancel(id=choice.id))
-        for message in messages:
-            if isinstance(message, Finished):
-                _logger.log(self._level, "%s", describe(self._command.model.id, message))
-            self._send(message)
 
     def fail(self, error: PacelineError) -> None:
         """End everything with one error."""
@@ -298,7 +286,7 @@ class Answer:
             return
         self._withdraw()
         self._over = True
-        _logger.log(self._level, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
+        _log(self._command, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
         self._send(failed_frame(self._command.id, error))
 
     def cancel(self) -> None:
@@ -327,6 +315,11 @@ class Answer:
             return self._command.text
         table, tokens = self._prompt.table, self._prompt.tokens
         return b"".join(table.token_text(token)[1] for token in tokens).decode("utf-8", "replace")
+
+
+def _log(command: Generate, message: str, *values: str) -> None:
+    """What only measures is told in detail only when the log is asked to."""
+    _logger.log(logging.DEBUG if command.owner == MEASUREMENT else logging.INFO, message, *values)
 
 
 def describe(model_id: str, finished: Finished) -> str:

@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--costs-folder", type=Path)
     options = parser.parse_args(arguments)
     faulthandler.enable()
-    _log_to_stderr()
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     versions = platform.versions()
     machine = (memory.device_name(), f"mlx {versions.get('mlx')}", f"paceline {versions.get('paceline')}")
@@ -127,12 +129,6 @@ def _run_or_die(work: Callable[[], None]) -> None:
     except BaseException:
         _logger.exception("the %s thread failed", threading.current_thread().name)
         os._exit(1)
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 if __name__ == "__main__":

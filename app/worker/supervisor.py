@@ -18,7 +18,6 @@ from pathlib import Path
 
 from app.core.errors import InvalidRequest, WorkerGone
 from app.core.messages import Command, Event, Heartbeat, Ready, Shutdown
-from app.core.ports import Clock
 from app.core.reason import NO_REASON, Reason
 from app.worker.child import WORKER_COMMAND, Child, describe_exit, exit_name
 
@@ -155,13 +154,11 @@ class Supervisor:
         costs_folder: Path | None = None,
         on_line: Callable[[str], None] | None = None,
         timing: Timing = DEFAULT_TIMING,
-        clock: Clock = time.monotonic,
     ) -> None:
         ceiling = () if memory_ceiling_bytes is None else ("--memory-ceiling-bytes", str(memory_ceiling_bytes))
         costs = () if costs_folder is None else ("--costs-folder", str(costs_folder))
         self._command = (*command, *ceiling, *costs)
         self._timing = timing
-        self._clock = clock
         self._on_line = on_line
         self._crashes = CrashLog(timing)
         self._backoff = Backoff(timing)
@@ -175,7 +172,7 @@ class Supervisor:
         self._stopping = False
         self._drain_seconds: float | None = None
         """Of a worker that is to end, for a stop or for the next one: how long what runs may take."""
-        self._began = clock()
+        self._began = time.monotonic()
         self._lost_at = self._pause_seconds = 0.0
         self._usual_start_seconds = 2.0
         self._waiting = 0
@@ -217,12 +214,12 @@ class Supervisor:
     @property
     def quarantined(self) -> Mapping[str, Reason]:
         """Model id -> why it is kept from running."""
-        return self._crashes.quarantined(self._clock())
+        return self._crashes.quarantined(time.monotonic())
 
     @property
     def retry_after_seconds(self) -> int:
         """When a worker should be ready for who asks again then: the rest of the pause, and a start as it was last."""
-        started = self._clock() - self._began if self._child and self._closed is None else 0.0
+        started = time.monotonic() - self._began if self._child and self._closed is None else 0.0
         pause = self._pause_left(self._timing.awaited_pause_seconds)
         return math.ceil(max(1.0, pause + self._usual_start_seconds - started))
 
@@ -289,7 +286,7 @@ class Supervisor:
     async def _run(self) -> None:
         while not self._stopping:
             self._drain_seconds = None
-            self._began = self._clock()
+            self._began = time.monotonic()
             try:
                 await self._live()
             except Exception as error:
@@ -329,13 +326,13 @@ class Supervisor:
 
     async def _watch(self) -> Reason:
         """Return when the channel closed or the worker is to end, or why it counts as hung."""
-        looked = self._clock()
+        looked = time.monotonic()
         while self._closed is None and self._drain_seconds is None:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._timing.look_seconds)
                 continue
-            now = self._clock()
+            now = time.monotonic()
             if not self.ready:
                 if now - self._began > self._timing.start_seconds:
                     return Reason("exit_not_ready", {"seconds": self._timing.start_seconds})
@@ -359,7 +356,7 @@ class Supervisor:
 
     def _lose(self, cause: Reason, blamed: str) -> None:
         """The worker is gone: tell everyone first, then learn from it. `blamed`: the model whose doing it was."""
-        now = self._clock()
+        now = time.monotonic()
         self._ready.clear()
         self._closed = self.last_exit = cause
         _logger.error("the worker is gone: %s", cause)
@@ -379,7 +376,7 @@ class Supervisor:
                 await asyncio.wait_for(self._wake.wait(), left)
 
     def _pause_left(self, longest_seconds: float) -> float:
-        return max(0.0, self._lost_at + min(self._pause_seconds, longest_seconds) - self._clock())
+        return max(0.0, self._lost_at + min(self._pause_seconds, longest_seconds) - time.monotonic())
 
     def _handle(self, event: Event) -> None:
         if self._closed is not None:
@@ -389,7 +386,7 @@ class Supervisor:
         self._hear(event)
         if isinstance(event, Ready):
             self._greeted = True
-            self._usual_start_seconds = self._clock() - self._began
+            self._usual_start_seconds = time.monotonic() - self._began
             if self._drain_seconds is None:
                 self._ready.set()
 

@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
-from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, ModelSpecification, PromptRead, error_of
+from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, PromptRead, error_of
 from app.core.safe_files import printable
 from app.text.detokenizer import TokenTable
 
@@ -68,17 +68,7 @@ class Texts:
 
     def read(self, command: Generate) -> Reading:
         """The prompt of `command`, soon. Raises ModelUnavailable for a missing folder."""
-        reading = self._reader(command.model).read(command)
-        self._forget()
-        return reading
-
-    def close(self) -> None:
-        """End every process, whatever it is at."""
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
-
-    def _reader(self, model: ModelSpecification) -> "TextReader":
+        model = command.model
         try:
             key = (model.path, Path(model.path).stat().st_mtime_ns)
         except OSError as error:
@@ -86,13 +76,18 @@ class Texts:
         if key not in self._readers:
             self._readers[key] = TextReader(Path(model.path))
         self._readers.move_to_end(key)
-        return self._readers[key]
+        reading = self._readers[key].read(command)
+        # Those that were not needed for longest end; one that is at work goes with the next prompt.
+        idle = [each for each, reader in self._readers.items() if reader.idle]
+        for each in idle[: max(0, len(self._readers) - self._kept_folders)]:
+            self._readers.pop(each).close()
+        return reading
 
-    def _forget(self) -> None:
-        """End those that were not needed for longest; one that is at work goes with the next prompt."""
-        idle = [key for key, reader in self._readers.items() if reader.idle]
-        for key in idle[: max(0, len(self._readers) - self._kept_folders)]:
-            self._readers.pop(key).close()
+    def close(self) -> None:
+        """End every process, whatever it is at."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
 
 class TextReader:

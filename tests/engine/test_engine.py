@@ -64,7 +64,7 @@ def test_a_model_that_answers_differently_with_slot_caches_is_refused() -> None:
 
 def test_the_alone_runner_decodes_one_request_exactly() -> None:
     model = tiny_model("qwen3")
-    limits = EngineLimits(max_context_tokens=100, max_rows=1, rows_may_batch=False)
+    limits = EngineLimits(max_context_tokens=100, max_rows=1)
     engine = Engine(AloneRunner(model), Drafters({}), limits, PrefixCache(0))
     driver = Driver(engine, random.Random(1), ("off",), longest_draft=0)
     driver.admit(Request(id="a", prompt_tokens=(3, 1, 4, 1, 5), max_tokens=9, sampling=GREEDY))

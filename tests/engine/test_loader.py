@@ -93,9 +93,9 @@ def test_progress_rises_to_one_through_both_models(tmp_path: Path) -> None:
 def test_weights_are_read_slice_by_slice(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "qwen3", dtype=mx.bfloat16)
     memory.release()
-    before = memory.active()
+    before = mx.get_active_memory()
     steps = load_unit(specification(tmp_path), slice_bytes=SMALL_SLICE_BYTES)
-    held = [memory.active() - before for phase, _ in steps if phase == "weights"]
+    held = [mx.get_active_memory() - before for phase, _ in steps if phase == "weights"]
     assert held == sorted(held)
     assert 0 < held[0] < held[-1] / 4
 
@@ -110,25 +110,25 @@ def test_the_context_is_the_smaller_of_asked_and_stated(tmp_path: Path) -> None:
 def test_a_cancelled_load_frees_what_it_read(tmp_path: Path, slices: int) -> None:
     target, draft = pair(tmp_path)
     memory.release()
-    before = memory.active()
+    before = mx.get_active_memory()
     steps = load_unit(specification(target, draft), slice_bytes=SMALL_SLICE_BYTES)
     for _ in range(slices):
         next(steps)
     steps.close()
     memory.release()
-    assert (memory.active(), memory.cached()) == (before, 0)
+    assert (mx.get_active_memory(), mx.get_cache_memory()) == (before, 0)
 
 
 def test_a_dropped_unit_frees_everything(tmp_path: Path) -> None:
     target, draft = pair(tmp_path)
     memory.release()
-    before = memory.active()
+    before = mx.get_active_memory()
     unit = run(specification(target, draft))[1]
     mx.eval(unit.target(mx.array([[1, 2, 3]])))
-    assert memory.active() - before >= unit.weights_bytes
+    assert mx.get_active_memory() - before >= unit.weights_bytes
     del unit
     memory.release()
-    assert memory.active() == before
+    assert mx.get_active_memory() == before
 
 
 # --- drafts ---------------------------------------------------------------------------------------------------
@@ -273,13 +273,13 @@ BROKEN: dict[str, Callable[[Path], Any]] = {
 def test_a_broken_folder_is_one_clear_line_and_the_next_load_works(tmp_path: Path, case: str) -> None:
     folder = write_tiny_model(tmp_path / "model", "qwen3")
     memory.release()
-    before = memory.active()
+    before = mx.get_active_memory()
     BROKEN[case](folder)
     started = time.perf_counter()
     refused(specification(folder), ".")
     assert time.perf_counter() - started < 2
     memory.release()
-    assert memory.active() == before
+    assert mx.get_active_memory() == before
     shutil.rmtree(folder, ignore_errors=True)
     write_tiny_model(folder, "qwen3")
     assert run(specification(folder))[1].vocabulary_size == 260

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import msgspec
 import pytest
 
@@ -65,7 +66,7 @@ def test_after_the_last_release_and_unload_every_byte_is_back(
 ) -> None:
     spec = folders(family, draft=draft)
     memory.release()
-    before = memory.active()
+    before = mx.get_active_memory()
     pool = open_pool(10**9)
     told, idle = [], []
     for _ in range(3):
@@ -73,10 +74,10 @@ def test_after_the_last_release_and_unload_every_byte_is_back(
         events = drain(pool)
         assert isinstance(events[-1], Loaded), events
         told.append(use(pool, family))
-        assert memory.active() - before > pool.snapshot()[0].weights_bytes
+        assert mx.get_active_memory() - before > pool.snapshot()[0].weights_bytes
         pool.release(family)
         pool.unload(family)
-        idle.append((memory.active(), memory.cached()))
+        idle.append((mx.get_active_memory(), mx.get_cache_memory()))
     assert told[0] == told[1] == told[2]
     assert idle[0] == idle[1] == idle[2]
     assert 0 <= idle[0][0] - before < 256, "only scalars of compiled functions may outlive a model"
@@ -86,19 +87,19 @@ def test_after_the_last_release_and_unload_every_byte_is_back(
 def test_what_a_model_really_takes_stays_within_its_estimate(folders: Callable[..., ModelSpecification]) -> None:
     spec = folders("qwen3", draft=True, prefix_cache_bytes=0)
     memory.release()
-    idle = memory.active()
+    idle = mx.get_active_memory()
     pool = open_pool(10**9)
     pool.acquire(spec)
     drain(pool)
     use(pool, "qwen3")
-    assert 0 < memory.active() - idle <= memory.footprint(spec).total_bytes == pool.accounted_bytes
+    assert 0 < mx.get_active_memory() - idle <= memory.footprint(spec).total_bytes == pool.accounted_bytes
 
 
 def test_real_models_make_way_for_one_another(folders: Callable[..., ModelSpecification]) -> None:
     first, second = folders("qwen3"), folders("llama")
     ceiling = max(memory.footprint(first).total_bytes, memory.footprint(second).total_bytes) + 1
     memory.release()
-    idle = memory.active()
+    idle = mx.get_active_memory()
     pool = open_pool(ceiling)
     for spec in (first, second, first):
         pool.acquire(spec)
@@ -107,7 +108,7 @@ def test_real_models_make_way_for_one_another(folders: Callable[..., ModelSpecif
         pool.release(spec.id)
         assert [model.id for model in pool.snapshot()] == [spec.id]
     pool.unload("qwen3")
-    assert memory.active() - idle < 256
+    assert mx.get_active_memory() - idle < 256
 
 
 def test_an_evicted_engine_that_somebody_keeps_is_freed_before_the_next_load(
@@ -116,7 +117,7 @@ def test_an_evicted_engine_that_somebody_keeps_is_freed_before_the_next_load(
     first, second = folders("qwen3"), folders("llama")
     ceiling = max(memory.footprint(first).total_bytes, memory.footprint(second).total_bytes) + 1
     memory.release()
-    idle = memory.active()
+    idle = mx.get_active_memory()
     pool = open_pool(ceiling)
     pool.acquire(first)
     drain(pool)
@@ -126,14 +127,14 @@ def test_an_evicted_engine_that_somebody_keeps_is_freed_before_the_next_load(
     assert pool.advance() == [Evicted("qwen3")]
     del kept
     assert isinstance(pool.advance()[0], LoadProgress)
-    assert memory.active() - idle < 256
-    assert memory.cached() == 0
+    assert mx.get_active_memory() - idle < 256
+    assert mx.get_cache_memory() == 0
 
 
 def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., ModelSpecification]) -> None:
     spec = folders("qwen3", draft=True)
     memory.release()
-    idle = memory.active()
+    idle = mx.get_active_memory()
     pool = EnginePool(
         ceiling_bytes=10**9,
         load=partial(load_unit, slice_bytes=4096),
@@ -143,9 +144,9 @@ def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., M
     pool.acquire(spec)
     for _ in range(8):
         pool.advance()
-    assert memory.active() > idle
+    assert mx.get_active_memory() > idle
     pool.cancel_load("qwen3")
-    assert memory.active() - idle < 256
+    assert mx.get_active_memory() - idle < 256
     (Path(spec.drafts[0].path) / "model.safetensors").write_bytes(b"")
     pool.advance()
     with pytest.raises(PacelineError, match="truncated or corrupt"):
@@ -156,7 +157,7 @@ def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., M
     failed = drain(pool)[-1]
     assert isinstance(failed, LoadFailed)
     assert "qwen4 not supported" in failed.error.message
-    assert memory.active() - idle < 256
+    assert mx.get_active_memory() - idle < 256
 
 
 def test_the_ceiling_reaches_the_real_pool(folders: Callable[..., ModelSpecification]) -> None:

@@ -99,7 +99,7 @@ class ScriptedEngine:
 
     def admit(self, request: Request) -> int:
         assert request.id not in self.prompts, "admitted twice"
-        assert len(self.rows) < (self.limits.max_rows if self.limits.rows_may_batch else 1)
+        assert len(self.rows) < self.limits.max_rows
         cached = self.chance.randrange(len(request.prompt_tokens)) if self._happens(self.cached_prefix_rate) else 0
         self.rows[request.id] = list(request.prompt_tokens[:cached])
         self.prompts[request.id] = request.prompt_tokens

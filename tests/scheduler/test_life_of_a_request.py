@@ -73,8 +73,8 @@ def test_a_row_is_free_again_only_when_the_engine_was_told() -> None:
     assert head.id == "b"
 
 
-def test_rows_that_may_not_batch_run_one_by_one() -> None:
-    loop = build(engine=ScriptedEngine(EngineLimits(4_096, 8, rows_may_batch=False)))
+def test_requests_of_an_engine_with_one_row_run_one_by_one() -> None:
+    loop = build(engine=ScriptedEngine(EngineLimits(4_096, 1)))
     requests = [some_request(name) for name in "abc"]
     loop.run(*requests)
     assert loop.engine.freed == ["a", "b", "c"]

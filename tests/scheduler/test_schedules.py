@@ -38,7 +38,6 @@ def worlds(draw: st.DrawFn) -> Loop:
         max_rows=draw(st.integers(1, 4)),
         prefill_chunk_tokens=draw(st.sampled_from((1, 5, 16, 64))),
         drafters=("draft_model", "ngram"),
-        rows_may_batch=draw(st.sampled_from((True, True, True, False))),
     )
     engine = ScriptedEngine(
         limits,
