@@ -25,11 +25,9 @@ from app.hub.pairing import Candidate
 from app.model_settings import Id
 from app.serving.context import Context
 from app.serving.errors import Rejected
-from app.serving.sweep.grid import GRIDS, LENGTHS, TASKS, TOKENS, Grid, cells
-from app.serving.sweep.machine import describe_machine, describe_versions
+from app.serving.sweep.grid import GRIDS, LENGTHS, TASKS, TOKENS, Ask, Budget, Grid, MeasuredTurn, Sweep, cells, turns
 from app.serving.sweep.report import report_object, report_of, speedups
-from app.serving.sweep.turns import Ask, Budget, MeasuredTurn, Sweep, turns
-from app.serving.sweep.worker_side import WorkerSide
+from app.serving.sweep.worker_side import WorkerSide, describe_machine, describe_versions
 from app.store.rows import KeptMeasurements
 
 SOURCE = "dashboard"

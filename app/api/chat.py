@@ -14,10 +14,9 @@ from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
 from app.api.answer import answer
-from app.api.commands import Plan, max_tokens, plan
+from app.api.commands import MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens, max_tokens, shared_command
 from app.api.rendering import ChatRenderer
-from app.api.schemas import MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens
-from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES, Generate
+from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES
 from app.serving.body import read_json
 from app.serving.context import context_of
 
@@ -172,26 +171,18 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
-    body = await read_json(request, ChatBody)
-    planned = await plan(context_of(request), body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    command = chat_command(body, planned)
-    return await answer(request, [command], ChatRenderer(command.id, planned, body), stream=bool(body.stream))
-
-
-def chat_command(body: ChatBody, planned: Plan) -> Generate:
-    """The command for a checked body."""
-    return Generate(
+    context, body = context_of(request), await read_json(request, ChatBody)
+    shared = await shared_command(context, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    usual = context.live.model(shared.model.id)
+    command = msgspec.structs.replace(
+        shared,
         id=f"chatcmpl-{secrets.token_hex(12)}",
-        model=planned.model,
-        messages=messages_of(body, planned.usual.system_prompt),
+        messages=messages_of(body, usual.system_prompt),
         tools=body.shown_tools(),
         template_arguments=dict(body.chat_template_kwargs or {}),
-        max_tokens=max_tokens(body.max_completion_tokens or body.max_tokens, planned.usual.max_tokens),
-        stop=body.stop,
-        n=body.n or 1,
-        sampling=planned.sampling,
-        speculation=planned.speculation,
+        max_tokens=max_tokens(body.max_completion_tokens or body.max_tokens, usual.max_tokens),
     )
+    return await answer(request, [command], ChatRenderer(command.id, shared, body), stream=bool(body.stream))
 
 
 def messages_of(body: ChatBody, system_prompt: str | None) -> list[dict[str, Any]]:

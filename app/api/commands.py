@@ -1,47 +1,162 @@
-"""From a checked body to the worker's command: sampling, speculation, and what stands in for absent fields."""
+"""What every generation request may carry, and the worker's command that comes of it.
+
+Bounds are the API's promise; unknown fields are ignored, as OpenAI does. Types are strict: no booleans or strings for
+numbers, no NaN. `null` means absent everywhere.
+"""
 
 import asyncio
 import secrets
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from app.api.schemas import NO_LIMIT, GenerationBody
-from app.core.drafters import DRAFT_METHODS, OFF
+from app.core.drafters import AUTO, DRAFT_METHODS, METHOD_NAMES, OFF
 from app.core.errors import InvalidRequest
-from app.core.messages import ModelSpecification
+from app.core.messages import Generate, ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.model_settings import ModelSettings
 from app.serving.context import Context
 from app.serving.resolver import Resolver
 
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_LOGIT_BIASES = 1024
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_MODEL_CHARACTERS = 300
+MAX_TOP_LOGPROBS = 20
+METHODS = (AUTO, OFF, *METHOD_NAMES)
+
+NO_LIMIT = -1
+
+ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARACTERS)]
+DraftTokens = Annotated[int, Field(ge=1, le=64)]
+
+
+def _not_zero(tokens: int) -> int:
+    if tokens == 0:
+        raise ValueError(f"give at least 1, or {NO_LIMIT} for no limit")
+    return tokens
+
+
+MaxTokens = Annotated[int, Field(ge=NO_LIMIT, le=MAX_TOKEN_ID), AfterValidator(_not_zero)]
+
+
+class Body(BaseModel):
+    """Base of everything that a client sends."""
+
+    model_config = ConfigDict(
+        strict=True,
+        allow_inf_nan=False,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,
+        regex_engine="rust-regex",
+    )
+
+
+class StreamOptions(Body):
+    """`include_usage`: one last chunk without choices carries the usage of the whole request."""
+
+    include_usage: bool | None = None
+
+
+class SpeculationOptions(Body):
+    """How to speculate: `auto` may fall back and says why; a named method runs or the request is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    method: str | None = None
+    num_draft_tokens: DraftTokens | None = None
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, method: str | None) -> str | None:
+        if method is not None and method not in METHODS:
+            raise ValueError(f"use one of {', '.join(METHODS)}")
+        return method
+
+
+class GenerationBody(Body):
+    """The fields that chat and completions share."""
+
+    model: ModelName | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens | None = None
+    n: int | None = Field(None, ge=1, le=8)
+    stop: Any = ()
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1 << 20)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LOGIT_BIASES)
+    response_format: Any = None
+    speculation: SpeculationOptions | None = None
+    draft_model: ModelName | None = None
+    num_draft_tokens: DraftTokens | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, stop: Any) -> tuple[str, ...]:
+        stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+        if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+            raise ValueError(f"give a string or at most {MAX_STOPS} strings")
+        if not all(isinstance(each, str) and 0 < len(each) <= MAX_STOP_CHARACTERS for each in stops):
+            raise ValueError(f"each stop is a string of 1 to {MAX_STOP_CHARACTERS} characters")
+        return tuple(stops)
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_token_ids(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        for key in biases or ():
+            if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
+                raise ValueError("keys are token ids")
+        return biases
+
+    @field_validator("response_format")
+    @classmethod
+    def _check_format(cls, wanted: Any) -> Any:
+        if wanted is None:
+            return None
+        kind = str(wanted.get("type")) if isinstance(wanted, dict) else ""
+        if kind in {"json_object", "json_schema"}:
+            raise ValueError(f"structured output ({kind}) is not available yet: only type 'text' is")
+        if kind != "text":
+            raise ValueError("give an object of type 'text'")
+        return wanted
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> "GenerationBody":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed with stream: true")
+        return self
+
+
 DEFAULT_TEMPERATURE = 1.0
 SEED_BITS = 53
 """Drawn seeds are exact in JSON readers that keep numbers as doubles, so a client can send them back."""
 
-Value = TypeVar("Value")
 
+async def shared_command(context: Context, body: GenerationBody, *, top_logprobs: int | None) -> Generate:
+    """What the commands of one HTTP request share: model, drafters, sampling, speculation.
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the commands of one HTTP request share. `seed` is the client's, or the drawn one."""
-
-    model: ModelSpecification
-    usual: ModelSettings
-    """What is set for the model; a request's own values go before it."""
-    sampling: SamplingParameters
-    speculation: SpeculationRequest
-    seed: int
-
-
-async def plan(context: Context, body: GenerationBody, *, top_logprobs: int | None) -> Plan:
-    """Decide model, drafters, sampling and speculation. Raises what `Resolver.resolve` raises."""
+    Raises what `Resolver.resolve` raises.
+    """
     context.activity.check_open()
     model, speculation = await asyncio.to_thread(_resolve, context.resolver, body)
-    seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
-    usual = context.live.model(model.id)
-    return Plan(model, usual, sampling_parameters(body, usual, seed, top_logprobs), speculation, seed)
+    return Generate(
+        id="",
+        model=model,
+        stop=body.stop,
+        n=body.n or 1,
+        sampling=sampling_parameters(body, context.live.model(model.id), top_logprobs),
+        speculation=speculation,
+    )
 
 
 def _resolve(resolver: Resolver, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:
@@ -53,20 +168,18 @@ def _resolve(resolver: Resolver, body: GenerationBody) -> tuple[ModelSpecificati
     return model, resolver.as_own(model.id, wish)
 
 
-def sampling_parameters(
-    body: GenerationBody, usual: ModelSettings, seed: int, top_logprobs: int | None
-) -> SamplingParameters:
+def sampling_parameters(body: GenerationBody, usual: ModelSettings, top_logprobs: int | None) -> SamplingParameters:
     """The sampling of a request; negative seeds count from 2^64, `top_k` -1 is off as in vLLM, `top_p` 0 is greedy."""
     neutral = SamplingParameters(temperature=DEFAULT_TEMPERATURE)
 
     def value(name: str) -> Any:
         """What the request says, else what is set for the model, else what changes nothing."""
-        asked = getattr(body, name)
-        return _or(asked if asked is not None else getattr(usual, name), getattr(neutral, name))
+        given = (getattr(source, name) for source in (body, usual, neutral))
+        return next(each for each in given if each is not None)
 
     top_p = value("top_p")
     return SamplingParameters(
-        seed=seed % (1 << 64),
+        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed % (1 << 64),
         temperature=value("temperature") if top_p else 0.0,
         top_p=top_p or neutral.top_p,
         top_k=max(value("top_k"), 0),
@@ -99,7 +212,3 @@ def speculation_request(body: GenerationBody) -> SpeculationRequest:
         method=method or "auto",
         num_draft_tokens=num_draft_tokens or body.num_draft_tokens,
     )
-
-
-def _or(value: Value | None, default: Value) -> Value:
-    return default if value is None else value

@@ -7,15 +7,14 @@ prompt × n + index.
 import secrets
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
 from app.api.answer import answer
-from app.api.commands import Plan, max_tokens, plan
+from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody, max_tokens, shared_command
 from app.api.rendering import CompletionRenderer
-from app.api.schemas import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody
-from app.core.messages import Generate
 from app.serving.body import read_json
 from app.serving.context import context_of
 
@@ -68,28 +67,20 @@ def _is_tokens(value: Any) -> bool:
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts."""
-    body = await read_json(request, CompletionBody)
-    planned = await plan(context_of(request), body, top_logprobs=body.logprobs)
+    context, body = context_of(request), await read_json(request, CompletionBody)
+    shared = await shared_command(context, body, top_logprobs=body.logprobs)
+    usual = context.live.model(shared.model.id)
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     commands = [
-        completion_command(body, planned, f"{completion_id}-{position}", prompt)
+        msgspec.structs.replace(
+            shared,
+            id=f"{completion_id}-{position}",
+            text=prompt if isinstance(prompt, str) else None,
+            tokens=None if isinstance(prompt, str) else prompt,
+            max_tokens=max_tokens(body.max_tokens, usual.max_tokens or DEFAULT_MAX_TOKENS),
+            echo=bool(body.echo),
+        )
         for position, prompt in enumerate(body.prompt)
     ]
-    renderer = CompletionRenderer(completion_id, planned, body)
+    renderer = CompletionRenderer(completion_id, shared, body)
     return await answer(request, commands, renderer, stream=bool(body.stream))
-
-
-def completion_command(body: CompletionBody, planned: Plan, command_id: str, prompt: Prompt) -> Generate:
-    """The command for one prompt of a checked body."""
-    return Generate(
-        id=command_id,
-        model=planned.model,
-        text=prompt if isinstance(prompt, str) else None,
-        tokens=None if isinstance(prompt, str) else prompt,
-        max_tokens=max_tokens(body.max_tokens, planned.usual.max_tokens or DEFAULT_MAX_TOKENS),
-        stop=body.stop,
-        n=body.n or 1,
-        echo=bool(body.echo),
-        sampling=planned.sampling,
-        speculation=planned.speculation,
-    )

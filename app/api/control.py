@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import Field
 
 from app.api.answer import unless_client_leaves
-from app.api.schemas import LoadBody, NamedModel
+from app.api.commands import Body, ModelName
 from app.core.errors import ModelUnavailable
 from app.core.messages import LoadedModel
 from app.serving.auth import authorize_operator
@@ -26,6 +27,22 @@ from app.serving.model_entry import drafts_object
 from app.serving.resolver import Resolver
 
 router = APIRouter()
+
+
+class LoadBody(Body):
+    """`POST /api/load`. `draft`: drafters, joined by `+`, or `off`; `pin` keeps the model from being unloaded; `ttl` is
+    seconds without a request (-1: never)."""
+
+    model: ModelName
+    draft: ModelName | None = None
+    pin: bool | None = None
+    ttl: float | None = Field(None, ge=-1, le=31_536_000)
+
+
+class NamedModel(Body):
+    """`POST /api/unload` and `POST /api/release`."""
+
+    model: ModelName
 
 
 @router.post("/api/load", dependencies=[Depends(authorize_operator)])

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.api.commands import Plan
-from app.api.schemas import GenerationBody
-from app.core.messages import Delta, Finished, TokenText
+from app.api.commands import GenerationBody
+from app.core.messages import Delta, Finished, Generate, TokenText
 from app.core.step import Statistics
 from app.serving.figures import add_usages, speculation_object, timings_object
 
@@ -36,21 +35,22 @@ class FinishedChoice:
 
 
 class Renderer:
-    """The objects of one answer; a subclass says what a choice looks like."""
+    """The objects of one answer to `command`, or to several like it; a subclass says what a choice looks like."""
 
     whole_name: str
     chunk_name: str
 
-    def __init__(self, request_id: str, planned: Plan, body: GenerationBody) -> None:
+    def __init__(self, request_id: str, command: Generate, body: GenerationBody) -> None:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         self.id = request_id
         """What the client is told."""
         self.n = body.n or 1
         self.include_usage = include_usage
         """Whether a stream ends with the usage of all choices."""
-        self.wants_logprobs = planned.sampling.top_logprobs is not None
-        self._planned = planned
-        self._base = {"id": request_id, "created": int(time.time()), "model": planned.model.id}
+        self.wants_logprobs = command.sampling.top_logprobs is not None
+        self._draft_unavailable = command.model.draft_unavailable
+        self._seed = command.sampling.seed if body.seed is None else body.seed
+        self._base = {"id": request_id, "created": int(time.time()), "model": command.model.id}
         self._extra = {"usage": None} if include_usage else {}
 
     def opening(self) -> list[dict[str, Any]]:
@@ -99,8 +99,8 @@ class Renderer:
         return {**self._base, "object": self.chunk_name, "choices": [piece], **self._extra}
 
     def _numbers(self, usage: Statistics) -> dict[str, Any]:
-        speculation = speculation_object(usage, self._planned.model.draft_unavailable)
-        return {"timings": timings_object(usage), "speculation": speculation, "seed": self._planned.seed}
+        speculation = speculation_object(usage, self._draft_unavailable)
+        return {"timings": timings_object(usage), "speculation": speculation, "seed": self._seed}
 
 
 class ChatRenderer(Renderer):
@@ -135,8 +135,8 @@ class CompletionRenderer(Renderer):
 
     whole_name = chunk_name = "text_completion"
 
-    def __init__(self, request_id: str, planned: Plan, body: GenerationBody) -> None:
-        super().__init__(request_id, planned, body)
+    def __init__(self, request_id: str, command: Generate, body: GenerationBody) -> None:
+        super().__init__(request_id, command, body)
         self._offsets: dict[int, int] = {}
 
     def piece(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:

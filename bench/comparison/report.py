@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from app.serving.sweep.machine import describe_machine, describe_versions
+from app.serving.sweep.worker_side import describe_machine, describe_versions
 from bench.comparison.measure import CaseResult, Check
 
 

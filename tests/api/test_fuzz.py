@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.api.chat import ChatBody
 from app.api.completions import CompletionBody
-from app.api.schemas import LoadBody, NamedModel
+from app.api.control import LoadBody, NamedModel
 from tests.api.fakes import chat_body, make_site
 
 pytestmark = pytest.mark.anyio

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from app.serving.sweep.grid import PLAIN, Cell, Setting
-from app.serving.sweep.turns import Budget, MeasuredTurn, Sweep
+from app.serving.sweep.grid import PLAIN, Budget, Cell, MeasuredTurn, Setting, Sweep
 
 Speed = Callable[[Cell, Setting], float]
 
@@ -45,13 +44,13 @@ def swept(speeds: dict[tuple[int, str, int], float], *, rounds: int = 3) -> Swee
     """A finished sweep at the shortest context: tokens per second by (rows, method, drafts), the same in each round."""
     sweep = Sweep()
     for (rows, method, drafts), speed in speeds.items():
-        for number in range(rounds):
+        for _ in range(rounds):
             accepted = None if method == "off" else 0.8
             yielded = None if accepted is None else 9.0
             turn = MeasuredTurn(
                 speed, 1.0, acceptance=accepted, tokens_per_cycle=yielded, method="dflash" if accepted else ""
             )
-            sweep.add(Cell(rows, 128), Setting(method, drafts), number, turn)
+            sweep.add(Cell(rows, 128), Setting(method, drafts), turn)
     return sweep
 
 
@@ -60,7 +59,7 @@ def measured(cells: dict[int, dict[tuple[str, int], list[float]]], **options: An
     sweep = Sweep()
     for rows, settings in cells.items():
         for (method, drafts), speeds in settings.items():
-            for number, speed in enumerate(speeds):
+            for speed in speeds:
                 turn = MeasuredTurn(speed, 1.0, tokens_per_cycle=None if method == "off" else 9.0, method="dflash")
-                sweep.add(Cell(rows, 128), Setting(method, drafts), number, turn)
+                sweep.add(Cell(rows, 128), Setting(method, drafts), turn)
     return sweep.results(model="big", drafts={"dflash": "big-dflash", "draft_model": "small"}, options=options)

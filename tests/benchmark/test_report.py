@@ -14,7 +14,7 @@ from app.command.plot import as_svg
 from app.core.errors import InvalidSetting
 from app.model_settings import SPECULATION
 from app.serving.live_settings import checked_model
-from app.serving.sweep.grid import PLAIN, Setting
+from app.serving.sweep.grid import PLAIN, Setting, Sweep
 from app.serving.sweep.report import (
     Advice,
     CellReport,
@@ -27,7 +27,6 @@ from app.serving.sweep.report import (
     report_object,
     report_of,
 )
-from app.serving.sweep.turns import Sweep
 from tests.benchmark.sweeps import measured, swept
 
 PAYS_ALONE = {
@@ -312,7 +311,7 @@ def test_the_table_shows_every_setting() -> None:
 def test_what_is_not_there_is_told() -> None:
     sweep = swept(PAYS_ALONE)
     assert left_out(sweep.results()) == ""
-    sweep.skipped = sweep.cells()[1:]
+    sweep.skipped = list(sweep.measured)[1:]
     assert "8 requests, 0.1k" in left_out(sweep.results())
     assert "--minutes" in left_out(sweep.results())
     sweep.interrupted = True

@@ -4,9 +4,21 @@ import contextlib
 
 import pytest
 
-from app.serving.sweep.grid import GOVERNOR, GRIDS, MAIN, PLAIN, Cell, Setting, cells, settings_of
+from app.serving.sweep.grid import (
+    GOVERNOR,
+    GRIDS,
+    MAIN,
+    PLAIN,
+    Cell,
+    MeasuredTurn,
+    Setting,
+    Sweep,
+    cells,
+    ranked,
+    settings_of,
+    turns,
+)
 from app.serving.sweep.report import report_of
-from app.serving.sweep.turns import MeasuredTurn, Sweep, ranked, turns
 from tests.benchmark.sweeps import ScriptedSide, swept
 
 METHODS = {"dflash": 7, "ngram": 16}
@@ -34,13 +46,13 @@ def run(side: ScriptedSide, seconds: float, *, rounds: int = 3) -> Sweep:
 def test_with_time_enough_everything_is_measured() -> None:
     side = ScriptedSide(dflash_pays)
     sweep = run(side, 100_000)
-    assert sweep.cells() == list(CELLS)
+    assert list(sweep.measured) == list(CELLS)
     assert sweep.skipped == []
     assert not sweep.interrupted
     for cell in CELLS:
-        drafted = {(point.setting.method, point.setting.drafts) for point in sweep.points_of(cell)}
+        drafted = {(setting.method, setting.drafts) for setting in sweep.measured[cell]}
         assert len(drafted) == 2 + 6 + 8
-        assert all(len(point.turns) == 3 for point in sweep.points_of(cell))
+        assert all(len(turns) == 3 for turns in sweep.measured[cell].values())
 
 
 def test_a_round_asks_plain_decoding_first_and_every_setting_the_same() -> None:
@@ -58,9 +70,9 @@ def test_little_time_thins_the_grid_and_is_kept(seconds: float) -> None:
     side = ScriptedSide(dflash_pays)
     sweep = run(side, seconds)
     assert side.now <= seconds * 1.25
-    assert sweep.cells()[0] == MAIN
-    assert sweep.skipped == [cell for cell in CELLS if cell not in sweep.cells()]
-    plain_first = [cell for cell in sweep.cells() if (cell, GOVERNOR) not in sweep.points]
+    assert next(iter(sweep.measured)) == MAIN
+    assert sweep.skipped == [cell for cell in CELLS if cell not in sweep.measured]
+    plain_first = [cell for cell in sweep.measured if GOVERNOR not in sweep.measured[cell]]
     assert plain_first == [], "every measured cell compares"
 
 
@@ -68,24 +80,24 @@ def test_other_cells_stay_around_the_best_length_of_the_first() -> None:
     side = ScriptedSide(dflash_pays)
     sweep = run(side, 60.0)
     best = next(each for each in ranked(sweep, settings_of(METHODS)) if each.method == "dflash")
-    others = [cell for cell in sweep.cells() if cell != MAIN]
+    others = [cell for cell in sweep.measured if cell != MAIN]
     assert others
-    assert all((cell, best) in sweep.points for cell in others)
+    assert all(best in sweep.measured[cell] for cell in others)
 
 
 def test_no_time_at_all_still_compares_in_the_first_cell() -> None:
     side = ScriptedSide(dflash_pays)
     sweep = run(side, 0.1)
-    assert sweep.cells() == [MAIN]
-    assert {point.setting.method for point in sweep.points_of(MAIN)} == {"off", "auto", "dflash", "ngram"}
+    assert list(sweep.measured) == [MAIN]
+    assert {setting.method for setting in sweep.measured[MAIN]} == {"off", "auto", "dflash", "ngram"}
 
 
 def test_a_ratio_pairs_the_rounds_that_both_ran() -> None:
     sweep = Sweep()
-    for number, (plain, drafted) in enumerate([(10, 20), (1, 3), (10, 20)]):
-        sweep.add(MAIN, PLAIN, number, MeasuredTurn(plain, 1.0))
-        sweep.add(MAIN, Setting("ngram", 4), number, MeasuredTurn(drafted, 1.0))
-    sweep.add(MAIN, PLAIN, 3, MeasuredTurn(1000, 1.0))
+    for plain, drafted in [(10, 20), (1, 3), (10, 20)]:
+        sweep.add(MAIN, PLAIN, MeasuredTurn(plain, 1.0))
+        sweep.add(MAIN, Setting("ngram", 4), MeasuredTurn(drafted, 1.0))
+    sweep.add(MAIN, PLAIN, MeasuredTurn(1000, 1.0))
     assert report_of(sweep.results()).cells[0].settings[1].ratio == 2.0
 
 
@@ -107,5 +119,5 @@ def test_fewer_settings_are_taken_before_a_single_round(seconds: float, settings
     with contextlib.suppress(StopIteration):
         while True:
             ask = asking.send(side.turn(ask.cell, ask.setting, ask.number, warm_up=ask.warm_up))
-    assert len(sweep.points) == settings
-    assert max(len(point.turns) for point in sweep.points.values()) == rounds
+    assert len(sweep.measured[MAIN]) == settings
+    assert max(map(len, sweep.measured[MAIN].values())) == rounds

@@ -1,12 +1,19 @@
-"""What a measurement may cover, the most telling first: cells (rows, context) and settings (method, drafts).
+"""What a measurement of one model covers, in which order, and what it told: the same for every model. Pure.
 
-Pure, and the same for every model and every amount of time.
+Cells (rows, context) and settings (method, drafts) have an order, the most telling first. In a cell, settings take
+turns, round by round, until the rounds are done or the time is used up. A round asks every setting the same prompts,
+plain decoding first, so that ratios pair the rounds. As many settings are taken as have time for three rounds. `turns`
+says what to ask next and hears how it went: whoever asks a model drives it.
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any, Literal
+
+from app.core.ports import Clock
 
 TOKENS = 64
 WARM_UP_TOKENS = 20
@@ -103,3 +110,173 @@ def settings_of(methods: Mapping[str, int]) -> list[Setting]:
         Setting(method, min(length, longest)): None for length in LENGTHS for method, longest in methods.items()
     }
     return [PLAIN, *((GOVERNOR, *drafting) if methods else ())]
+
+
+# --- turns ------------------------------------------------------------------------------------------------------
+
+MAIN_SHARE = 0.5
+"""Share of the time for the main cell while others wait."""
+MEDIAN_ROUNDS = 3
+SURPRISE = 1.5
+"""Drafting that does not pay takes longer than the plain turn that the number of settings follows from; warm-ups come
+on top."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTurn:
+    """One measured turn. `seconds` counts all of it, `prompt_seconds` what came before every row spoke."""
+
+    tokens_per_second: float
+    seconds: float
+    prompt_seconds: float = 0.0
+    acceptance: float | None = None
+    tokens_per_cycle: float | None = None
+    method: str = ""
+    """What the governor used most; empty for plain decoding."""
+    tokens: int = 0
+    """Of all rows together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The next turn: the prompts of round `number` with `setting`; a warm-up asks for fewer tokens and is not kept."""
+
+    cell: Cell
+    setting: Setting
+    number: int
+    rounds: int = 1
+    warm_up: bool = False
+    reading: bool = False
+    """Nobody has read these prompts before, so the turn is asked again."""
+
+    @property
+    def text(self) -> str:
+        """For people: what is measured now."""
+        if self.reading:
+            return f"{self.cell.name}: reading the prompts"
+        if self.warm_up:
+            return f"{self.cell.name}: {self.setting.name}, warm-up"
+        return f"{self.cell.name}: {self.setting.name}, round {self.number + 1} of {self.rounds}"
+
+
+@dataclass(slots=True)
+class Sweep:
+    """What was measured; grows while it is measured."""
+
+    measured: dict[Cell, dict[Setting, list[MeasuredTurn]]] = field(default_factory=dict)
+    """The turns of each setting, in the order of the rounds."""
+    skipped: list[Cell] = field(default_factory=list)
+    """Cells that no time was left for."""
+    interrupted: bool = False
+
+    def add(self, cell: Cell, setting: Setting, turn: MeasuredTurn) -> None:
+        """Keep the turn of the next round."""
+        self.measured.setdefault(cell, {}).setdefault(setting, []).append(turn)
+
+    def speed(self, setting: Setting) -> float:
+        """Median tokens per second in the main cell; 0 for what was not measured there."""
+        turns = self.measured.get(MAIN, {}).get(setting)
+        return median(turn.tokens_per_second for turn in turns) if turns else 0.0
+
+    def results(
+        self, *, model: str = "", drafts: Mapping[str, str] | None = None, options: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What was measured as plain JSON values, as the store keeps it; `drafts`: id by method."""
+        return {
+            "model": model,
+            "drafts": list((drafts or {}).values()),
+            "methods": dict(drafts or {}),
+            "options": dict(options or {}),
+            "cells": [
+                {"rows": cell.rows, "context": cell.context, "settings": _results_of(settings)}
+                for cell, settings in self.measured.items()
+            ],
+            "skipped": [cell.name for cell in self.skipped],
+            "interrupted": self.interrupted,
+        }
+
+
+def _results_of(settings: Mapping[Setting, Sequence[MeasuredTurn]]) -> list[dict[str, Any]]:
+    """Method by method; the place of a value is its round."""
+    methods = list(dict.fromkeys(setting.method for setting in settings))
+    return [
+        {
+            "name": setting.name,
+            "method": setting.method,
+            "num_draft_tokens": setting.drafts,
+            "used": settings[setting][-1].method,  # the governor has learned by the last turn
+            "acceptance": _median([turn.acceptance for turn in settings[setting]]),
+            "tokens_per_cycle": _median([turn.tokens_per_cycle for turn in settings[setting]]),
+            "values": [turn.tokens_per_second for turn in settings[setting]],
+        }
+        for setting in sorted(settings, key=lambda each: (methods.index(each.method), each.drafts))
+    ]
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    """Of what is known; None when nothing was drafted."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+class Budget:
+    """Seconds that may be spent, from now on."""
+
+    def __init__(self, seconds: float, clock: Clock = perf_counter) -> None:
+        self._clock = clock
+        self._end = clock() + seconds
+
+    @property
+    def remaining(self) -> float:
+        """Below zero when it is overdrawn."""
+        return self._end - self._clock()
+
+    def extend(self, seconds: float) -> None:
+        """Time was lost that is not the measurement's: give it back."""
+        self._end += seconds
+
+
+Turns = Generator[Ask, MeasuredTurn, None]
+
+
+def turns(sweep: Sweep, cells: Sequence[Cell], methods: Mapping[str, int], *, budget: Budget, rounds: int) -> Turns:
+    """Fill `sweep` cell by cell: yields what to ask, is sent how it went. `methods` tell their longest draft."""
+    settings, reading = settings_of(methods), 0.0
+    for place, cell in enumerate(cells):
+        left = len(cells) - place
+        share = MAIN_SHARE if cell == MAIN and left > 1 else 2 / (left + 1)
+        reserve = (1 - share) * budget.remaining
+        if cell != MAIN and reading * cell.rows * cell.context >= budget.remaining:
+            sweep.skipped.append(cell)
+            continue
+        cold = yield Ask(cell, PLAIN, 0, reading=True)
+        reading = cold.prompt_seconds / (cell.rows * cell.context)
+        turn = yield Ask(cell, PLAIN, 0, rounds)
+        sweep.add(cell, PLAIN, turn)
+        seconds = (budget.remaining - reserve) / min(rounds, MEDIAN_ROUNDS) - cold.prompt_seconds
+        fitting = int(seconds / (SURPRISE * turn.seconds)) if seconds > 0 else 0
+        yield from _rounds(sweep, cell, settings[: max(len(methods) + 2, fitting)], rounds, budget, reserve)
+        settings = ranked(sweep, settings)
+
+
+def _rounds(
+    sweep: Sweep, cell: Cell, settings: Sequence[Setting], rounds: int, budget: Budget, reserve: float
+) -> Turns:
+    """Every setting once a round; a later round is not begun, and not ended, with `reserve` seconds left."""
+    for setting in settings[1:]:
+        yield Ask(cell, setting, 0, warm_up=True)
+    for number in range(rounds):
+        for setting in settings:
+            if number and budget.remaining <= reserve:
+                return
+            if (number, setting) != (0, PLAIN):
+                turn = yield Ask(cell, setting, number, rounds)
+                sweep.add(cell, setting, turn)
+
+
+def ranked(sweep: Sweep, settings: Sequence[Setting]) -> list[Setting]:
+    """In the order of telling most about further cells: the best of each method in the main one, then the others."""
+    speeds = {each: speed for each in settings if each.drafts and (speed := sweep.speed(each))}
+    by_speed = sorted(speeds, key=speeds.__getitem__, reverse=True)
+    best = list({each.method: each for each in reversed(by_speed)}.values())[::-1]
+    return list(dict.fromkeys((*settings[:2], *best, *by_speed, *settings)))

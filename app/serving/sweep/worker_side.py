@@ -2,24 +2,43 @@
 
 The same prompt is asked in every setting of a round, plain decoding first and twice, so that a prefix cache helps all
 settings alike; a drafter that reads the target's features gets a prompt that it followed. Only decoding is timed: what
-comes before every row has spoken is `prompt_seconds`.
+comes before every row has spoken is `prompt_seconds`. With what it was measured, `describe_machine` and
+`describe_versions` tell: a number means nothing without.
 """
 
 import asyncio
 import contextlib
+import os
+import platform
 import secrets
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from time import perf_counter
+from typing import Any
+
+import psutil
 
 from app.core.errors import PacelineError
 from app.core.messages import MEASUREMENT, Delta, Finished, Generate, ModelSpecification
 from app.core.ports import Clock
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.step import Statistics
-from app.serving.sweep.grid import FEWEST_TOKENS, MAIN, PLAIN, TOKENS, WARM_UP_TOKENS, Cell, behind_notes
-from app.serving.sweep.turns import Ask, MeasuredTurn
+from app.serving.sweep.grid import (
+    FEWEST_TOKENS,
+    MAIN,
+    PLAIN,
+    TOKENS,
+    WARM_UP_TOKENS,
+    Ask,
+    Cell,
+    MeasuredTurn,
+    behind_notes,
+)
 from app.worker.client import WorkerClient
+
+DISTRIBUTIONS = ("paceline", "mlx", "mlx-lm", "numpy", "transformers")
 
 
 class DecodeClock:
@@ -67,14 +86,14 @@ class WorkerSide:
 
     async def turn(self, ask: Ask) -> MeasuredTurn:
         """One turn; cancelling it cancels its requests in the worker. Raises the PacelineError that ended one."""
-        turn, tokens = await self._run(ask)
+        turn = await self._run(ask)
         place = (ask.cell, ask.number)
-        if ask.setting == PLAIN and place not in self._endless and tokens < FEWEST_TOKENS * ask.cell.rows:
+        if ask.setting == PLAIN and place not in self._endless and turn.tokens < FEWEST_TOKENS * ask.cell.rows:
             self._endless.add(place)
-            turn, _ = await self._run(ask)
+            turn = await self._run(ask)
         return turn
 
-    async def _run(self, ask: Ask) -> tuple[MeasuredTurn, int]:
+    async def _run(self, ask: Ask) -> MeasuredTurn:
         rows = range(ask.cell.rows)
         clock = DecodeClock(rows, self._clock)
         began = self._clock()
@@ -85,10 +104,21 @@ class WorkerSide:
             raise first_of(group_error) from None
         seconds = self._clock() - began
         usages = [task.result() for task in asked]
-        tokens = sum(usage.completion_tokens for usage in usages)
-        prompt_seconds = max(0.0, clock.started - began)
-        rate = rate_of(usages, arrived=clock.tokens_per_second, seconds=seconds)
-        return turn_of(usages, rate=rate, seconds=seconds, prompt_seconds=prompt_seconds), tokens
+        drafted = sum(usage.drafted for usage in usages)
+        accepted = sum(usage.accepted for usage in usages)
+        cycles = sum(usage.cycles for usage in usages)
+        used: Counter[str] = Counter()
+        for usage in usages:
+            used.update({each.method: each.steps for each in usage.by_method if each.drafted})
+        return MeasuredTurn(
+            tokens_per_second=rate_of(usages, arrived=clock.tokens_per_second, seconds=seconds),
+            seconds=seconds,
+            prompt_seconds=max(0.0, clock.started - began),
+            acceptance=accepted / drafted if drafted else None,
+            tokens_per_cycle=(accepted + cycles) / cycles if cycles else None,
+            method=used.most_common(1)[0][0] if used else "",
+            tokens=sum(usage.completion_tokens for usage in usages),
+        )
 
     async def _row(self, command: Generate, row: int, clock: DecodeClock) -> Statistics:
         usage = Statistics()
@@ -136,19 +166,35 @@ def rate_of(usages: Sequence[Statistics], *, arrived: float, seconds: float) -> 
     return arrived or (tokens / seconds if seconds > 0 else 0.0)
 
 
-def turn_of(usages: Sequence[Statistics], *, rate: float, seconds: float, prompt_seconds: float) -> MeasuredTurn:
-    """The figures of one turn out of what its rows counted."""
-    drafted = sum(usage.drafted for usage in usages)
-    accepted = sum(usage.accepted for usage in usages)
-    cycles = sum(usage.cycles for usage in usages)
-    used: Counter[str] = Counter()
-    for usage in usages:
-        used.update({each.method: each.steps for each in usage.by_method if each.drafted})
-    return MeasuredTurn(
-        tokens_per_second=rate,
-        seconds=seconds,
-        prompt_seconds=prompt_seconds,
-        acceptance=accepted / drafted if drafted else None,
-        tokens_per_cycle=(accepted + cycles) / cycles if cycles else None,
-        method=used.most_common(1)[0][0] if used else "",
-    )
+def describe_machine() -> dict[str, Any]:
+    """System, processor, memory and load."""
+    return {
+        "system": platform.system(),
+        "release": platform.release(),
+        "processor": _processor_name(),
+        "cores": os.cpu_count() or 1,
+        "memory_bytes": psutil.virtual_memory().total,
+        "python": platform.python_version(),
+        "load_average": [round(load, 2) for load in psutil.getloadavg()],
+    }
+
+
+def _processor_name() -> str:
+    """The chip by name where Linux tells it, else what Python knows."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            named = next((line for line in lines if line.startswith("model name")), "")
+    except OSError:
+        named = ""
+    return named.partition(":")[2].strip() or platform.processor() or platform.machine()
+
+
+def describe_versions() -> dict[str, str]:
+    """Installed versions of everything that is compared."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
