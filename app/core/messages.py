@@ -14,7 +14,7 @@ import msgspec
 from app.core.errors import PacelineError, error_class
 from app.core.reason import Reason
 from app.core.request import Request, SamplingParameters, SpeculationRequest
-from app.core.step import Statistics, TokenEvent
+from app.core.step import Statistics
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MEASUREMENT = "measurement"
@@ -319,7 +319,7 @@ def _encodable(text: str) -> str:
     return text[:_LONGEST_MESSAGE].encode("utf-8", "replace").decode("utf-8")
 
 
-# --- between the threads of the worker: commands go to the MLX thread, deliveries back ---------------------
+# --- between the threads of the worker: commands for the MLX thread --------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,33 +338,6 @@ class Halt:
 
 LoopCommand = Submission | Cancel | LoadModel | KeepModel | UnloadModel | Halt
 """What the MLX thread is told; it knows choices by their ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """All choices of a submission wait or run; times here are seconds of the worker's monotonic clock."""
-
-    id: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A submission ended before it was queued."""
-
-    id: str
-    error: PacelineError
-
-
-@dataclass(frozen=True, slots=True)
-class StepEvents:
-    """What one step, or one cancel, told."""
-
-    events: tuple[TokenEvent, ...]
-    at: float
-
-
-Delivery = Queued | Refused | StepEvents
 
 
 def choice_id(request_id: str, index: int) -> str:

@@ -31,12 +31,11 @@ MARGIN_TOKENS = 96
 
 
 class SlotKV:
-    """Keys and values of one attention layer: two buffers [rows, heads, positions, head dimension]."""
+    """Keys and values of one attention layer: two buffers [rows, heads, positions, dimension], at first of no rows."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+        self.keys = self.values = mx.zeros((0, 0, 0, 0))
 
     @property
     def offset(self) -> int | mx.array:
@@ -53,29 +52,20 @@ class SlotKV:
         """Write [rows, heads, width, dimension] behind each row's length; read everything up to the longest row."""
         starts = self.lane.begin()
         selection = self.lane.table.selection
+        rows = slice(selection.first, selection.stop)
         self._reserve(keys, values, selection.stop, self.lane.room)
-        if self.keys is None or self.values is None:
-            raise AssertionError("buffers are reserved before they are written")
         for slot, begin, end in self.lane.moves:
             size = end - begin
             self.keys[slot : slot + 1, :, :size] = self.keys[slot : slot + 1, :, begin:end]
             self.values[slot : slot + 1, :, :size] = self.values[slot : slot + 1, :, begin:end]
         if self.lane.uniform:
-            rows = slice(selection.first, selection.stop)
             span = slice(starts[0], starts[0] + selection.width)
             self.keys[rows, :, span] = keys
             self.values[rows, :, span] = values
         else:
             self.keys = self._scatter(self.keys, keys, selection)
             self.values = self._scatter(self.values, values, selection)
-        return self.keys_and_values()
-
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        selection = self.lane.table.selection
-        if self.keys is None or self.values is None:
-            raise AssertionError("an empty cache has no keys")
-        rows, span = slice(selection.first, selection.stop), slice(0, self.lane.extent)
-        return self.keys[rows, :, span], self.values[rows, :, span]
+        return self.keys[rows, :, : self.lane.extent], self.values[rows, :, : self.lane.extent]
 
     def _scatter(self, buffer: mx.array, fresh: mx.array, selection: Selection) -> mx.array:
         """One indexed write for all rows; the buffer is donated, so its size costs nothing."""
@@ -92,8 +82,7 @@ class SlotKV:
 
         What grows is as large as the rows of now need it: room that was for others is given back.
         """
-        have_rows, have = (0, 0) if self.keys is None else (self.keys.shape[0], self.keys.shape[2])
-        if rows <= have_rows and positions <= have:
+        if rows <= self.keys.shape[0] and positions <= self.keys.shape[2]:
             return
         rows = 1 << (max(rows, len(self.lane.table.lengths)) - 1).bit_length()
         positions = max(positions, self.lane.longest)
@@ -104,40 +93,35 @@ class SlotKV:
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the row `source` over the row `destination`: the one cost of leaving."""
         size = length - self.lane.base(source)
-        if self.keys is not None and self.values is not None and size > 0:
+        if size > 0 and not self.empty():
             self.keys[destination : destination + 1, :, :size] = self.keys[source : source + 1, :, :size]
             self.values[destination : destination + 1, :, :size] = self.values[source : source + 1, :, :size]
 
     def read_row(self, slot: int, length: int) -> tuple[mx.array, mx.array] | None:
         """A compact copy [1, heads, positions, dimension] of the row; None when nothing was ever written."""
-        size = length - self.lane.base(slot)
-        if self.keys is None or self.values is None:
+        if self.empty():
             return None
-        return (
-            mx.contiguous(self.keys[slot : slot + 1, :, :size]),
-            mx.contiguous(self.values[slot : slot + 1, :, :size]),
-        )
+        keys, values = (each[slot : slot + 1, :, : length - self.lane.base(slot)] for each in (self.keys, self.values))
+        return mx.contiguous(keys), mx.contiguous(values)
 
     def write_row(self, slot: int, keys: mx.array, values: mx.array) -> None:
         """Put a compact copy back at the front of the row."""
         size = keys.shape[2]
         self._reserve(keys, values, slot + 1, size)
-        if self.keys is None or self.values is None:
-            raise AssertionError("buffers are reserved before they are written")
         self.keys[slot : slot + 1, :, :size] = keys
         self.values[slot : slot + 1, :, :size] = values
 
     def clear(self) -> None:
-        self.keys = self.values = None
+        self.keys = self.values = mx.zeros((0, 0, 0, 0))
 
     def size(self) -> int:
         return self.lane.extent
 
     def empty(self) -> bool:
-        return self.keys is None
+        return self.keys.size == 0
 
     def arrays(self) -> list[mx.array]:
-        return [array for array in (self.keys, self.values) if array is not None]
+        return [] if self.empty() else [self.keys, self.values]
 
     @property
     def nbytes(self) -> int:
@@ -149,11 +133,11 @@ class SlotKV:
         return sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in self.arrays())
 
 
-def _lengthened(buffer: mx.array | None, like: mx.array, size: tuple[int, int]) -> mx.array:
+def _lengthened(buffer: mx.array, like: mx.array, size: tuple[int, int]) -> mx.array:
     rows, positions = size
     _, heads, _, dimension = like.shape
     grown = mx.zeros((rows, heads, positions, dimension), like.dtype)
-    if buffer is not None:
+    if buffer.size:
         kept = buffer[:rows, :, :positions]
         grown[: kept.shape[0], :, : kept.shape[2]] = kept
     return grown

@@ -15,7 +15,6 @@ import msgspec
 from app.core.errors import PacelineError, QueueFull
 from app.core.messages import (
     Cancel,
-    Delivery,
     Event,
     Halt,
     Heartbeat,
@@ -25,7 +24,6 @@ from app.core.messages import (
     LoopCommand,
     ModelLoaded,
     ModelUnloaded,
-    Refused,
     Snapshot,
     Submission,
     UnloadModel,
@@ -36,6 +34,7 @@ from app.core.ports import Clock
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent
 from app.worker.channel import CrashNote
 from app.worker.served_model import KeepCosts, OpenScheduler, ServedModel
+from app.worker.text_thread import TextThread
 
 HEARTBEAT_SECONDS = 1.0
 STEPS_TOLD_SECONDS = 0.1
@@ -55,7 +54,7 @@ class Loop:
         *,
         pool: EnginePool,
         open_scheduler: OpenScheduler,
-        deliver: Callable[[Delivery], None],
+        text_thread: TextThread,
         send: Callable[[Event], None],
         keep_costs: KeepCosts,
         crash_note: CrashNote,
@@ -63,7 +62,7 @@ class Loop:
     ) -> None:
         self._pool = pool
         self._open_scheduler = open_scheduler
-        self._deliver = deliver
+        self._text_thread = text_thread
         self._send = send
         self._keep_costs = keep_costs
         self._crash_note = crash_note
@@ -152,7 +151,7 @@ class Loop:
             _logger.exception("%s", what)
             refusal = PacelineError(f"{what}: {short_text(error)}")
         if refusal is not None and isinstance(command, Submission):
-            self._deliver(Refused(command.id, refusal))
+            self._text_thread.refused(command.id, refusal)
         elif refusal is not None:
             self._send(failed_frame(command.id, refusal))
 
@@ -197,7 +196,7 @@ class Loop:
         if model_id not in self._served:
             self._served[model_id] = ServedModel(
                 open_scheduler=self._open_scheduler,
-                deliver=self._deliver,
+                text_thread=self._text_thread,
                 keep_costs=self._keep_costs,
                 pool=self._pool,
                 model_id=model_id,

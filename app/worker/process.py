@@ -95,7 +95,7 @@ def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, 
     loop = Loop(
         pool=open_pool(ceiling_bytes, costs=costs),
         open_scheduler=open_scheduler,
-        deliver=text_thread.deliver,
+        text_thread=text_thread,
         send=channel.send,
         keep_costs=costs.keep,
         crash_note=crash_note,

@@ -12,13 +12,9 @@ import msgspec
 
 from app.core.errors import PacelineError
 from app.core.messages import (
-    Delivery,
     LoadedModel,
     LoadModel,
     ModelSpecification,
-    Queued,
-    Refused,
-    StepEvents,
     Submission,
     short_text,
 )
@@ -26,6 +22,7 @@ from app.core.ports import Clock, EnginePort
 from app.core.step import FinishReason, StepCost, StepPlan, TokenEvent
 from app.engine.pool import EnginePool
 from app.scheduler.scheduler import Scheduler
+from app.worker.text_thread import TextThread
 
 _logger = logging.getLogger("paceline.loop")
 
@@ -41,14 +38,14 @@ class ServedModel:
         self,
         *,
         open_scheduler: OpenScheduler,
-        deliver: Callable[[Delivery], None],
+        text_thread: TextThread,
         keep_costs: KeepCosts,
         pool: EnginePool,
         model_id: str,
         clock: Clock,
     ) -> None:
         self._open_scheduler = open_scheduler
-        self._deliver = deliver
+        self._text_thread = text_thread
         self._keep_costs = keep_costs
         self._pool = pool
         self._model_id = model_id
@@ -129,7 +126,7 @@ class ServedModel:
         line, self._line = self._line, []
         for each in line:
             if isinstance(each, Submission):
-                self._deliver(Refused(each.id, error))
+                self._text_thread.refused(each.id, error)
         return [each for each in line if isinstance(each, LoadModel)]
 
     def detach(self) -> None:
@@ -152,7 +149,7 @@ class ServedModel:
                 self._line[place : place + 1] = [replace(each, requests=left)] if left else []
                 self._release()
                 end = TokenEvent(request_id, finish_reason=FinishReason.CANCELLED)
-                self._deliver(StepEvents((end,), self._clock()))
+                self._text_thread.tell((end,), self._clock())
                 return
         if request_id in self._open and self._scheduler is not None:
             try:
@@ -198,7 +195,7 @@ class ServedModel:
             self._free_rows()
             raise
         self._open.update(queued)
-        self._deliver(Queued(submission.id, self._clock()))
+        self._text_thread.queued(submission.id, self._clock())
 
     def _scheduler_for(self, specification: ModelSpecification, engine: EnginePort) -> Scheduler:
         """The scheduler of this engine; a new one when the engine, or nothing but its rules while idle, changed."""
@@ -211,7 +208,7 @@ class ServedModel:
         return self._scheduler
 
     def _refuse(self, submission: Submission, error: PacelineError) -> None:
-        self._deliver(Refused(submission.id, error))
+        self._text_thread.refused(submission.id, error)
         for _ in submission.requests:
             self._release()
 
@@ -270,4 +267,4 @@ class ServedModel:
                 self._open.discard(event.request_id)
                 self._release()
         if told:
-            self._deliver(StepEvents(tuple(told), self._clock()))
+            self._text_thread.tell(told, self._clock())

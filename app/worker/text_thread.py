@@ -1,31 +1,28 @@
 """The text thread: commands in, prompts to the loop; token events in, text to the client.
 
-Threads meet in one queue: the reader calls `receive`, the MLX thread `deliver`, those that wait for a prompt to be read
-leave word, and the text thread is in `run`. Nothing here waits, nor runs anything of a model folder.
+Threads meet in one queue of work: the reader calls `receive`, the MLX thread `queued`, `refused` and `tell`, those that
+wait for a prompt to be read leave word, and the text thread is in `run`. Nothing here waits, nor runs anything of a
+model folder.
 """
 
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from app.core.errors import PacelineError, QueueFull, WorkerGone
 from app.core.messages import (
     Cancel,
     Command,
-    Delivery,
     Event,
     Generate,
     Halt,
     KeepModel,
     LoadModel,
     LoopCommand,
-    Queued,
-    Refused,
     Shutdown,
-    StepEvents,
     TextWork,
     UnloadModel,
     choice_of,
@@ -33,6 +30,7 @@ from app.core.messages import (
     short_text,
 )
 from app.core.ports import Clock
+from app.core.step import TokenEvent
 from app.worker.answer import Answer, check_command
 from app.worker.texts import Reading
 
@@ -41,13 +39,6 @@ BACKLOG_LIMIT = 1024
 DELIVERY_LIMIT = 4096
 
 _logger = logging.getLogger("paceline.text")
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Its prompt was read, or could not be."""
-
-    id: str
 
 
 class TextThread:
@@ -70,7 +61,8 @@ class TextThread:
         self._clock = clock
         self._backlog_limit = backlog_limit
         self._post = post
-        self._inbox: queue.SimpleQueue[tuple[Command | Delivery | _Read, float]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """What the text thread does next, in order."""
         self._room = threading.Semaphore(DELIVERY_LIMIT)
         self._answers: dict[str, Answer] = {}
         self._drain_until: float | None = None
@@ -80,12 +72,24 @@ class TextThread:
 
     def receive(self, command: Command) -> None:
         """One command; never blocks, also safe in a signal handler (Shutdown)."""
-        self._inbox.put((command, self._clock()))
+        self._inbox.put(partial(self._obey, command, self._clock()))
 
-    def deliver(self, delivery: Delivery) -> None:
-        """What the MLX thread tells; waits while the text thread is `DELIVERY_LIMIT` deliveries behind."""
+    def queued(self, request_id: str, at: float) -> None:
+        """All choices of a submission wait or run; times here are seconds of the worker's monotonic clock."""
+        self._deliver(partial(self._with_answer, request_id, lambda answer: answer.queued(at)))
+
+    def refused(self, request_id: str, error: PacelineError) -> None:
+        """A submission ended before it was queued."""
+        self._deliver(partial(self._with_answer, request_id, lambda answer: answer.fail(error)))
+
+    def tell(self, events: Sequence[TokenEvent], at: float) -> None:
+        """What one step, or one cancel, told."""
+        self._deliver(partial(self._feed, events, at))
+
+    def _deliver(self, work: Callable[[], None]) -> None:
+        """From the MLX thread; waits while the text thread is `DELIVERY_LIMIT` deliveries behind."""
         self._room.acquire()
-        self._inbox.put((delivery, 0.0))
+        self._inbox.put(partial(self._stream, work))
 
     # --- the text thread --------------------------------------------------------------------------------------
 
@@ -99,23 +103,12 @@ class TextThread:
         """What has come, in order; with `wait` something will. False when a Shutdown has been fulfilled."""
         left = None if self._drain_until is None else max(0.0, self._drain_until - self._clock())
         try:
-            self._take(*(self._inbox.get(timeout=left) if wait else self._inbox.get_nowait()))
+            (self._inbox.get(timeout=left) if wait else self._inbox.get_nowait())()
             for _ in range(self._inbox.qsize()):
-                self._take(*self._inbox.get_nowait())
+                self._inbox.get_nowait()()
         except queue.Empty:
             pass
         return not self._drained()
-
-    def _take(self, item: "Command | Delivery | _Read", at: float) -> None:
-        began = self._clock()
-        if isinstance(item, Queued | Refused | StepEvents):
-            self._room.release()
-            self._hear(item)
-            self._streamed_seconds += self._clock() - began
-        elif isinstance(item, _Read):
-            self._with_answer(item.id, self._begin)
-        else:
-            self._obey(item, at)
 
     def _obey(self, command: Command, received_at: float) -> None:
         match command:
@@ -141,23 +134,23 @@ class TextThread:
             self._send(failed_frame(command.id, error))
             return
         self._answers[command.id] = Answer(command, prompt, received_at, send=self._send, post=self._post)
-        prompt.add_done_callback(lambda _: self._inbox.put((_Read(command.id), 0.0)))
+        prompt.add_done_callback(lambda _: self._inbox.put(partial(self._with_answer, command.id, self._begin)))
 
     def _begin(self, answer: Answer) -> None:
         prompt = answer.reading.result()
         self._tell_work(prompt.seconds)
         answer.begin(prompt)
 
-    def _hear(self, delivery: Delivery) -> None:
-        match delivery:
-            case StepEvents():
-                for event in delivery.events:
-                    request_id, _ = choice_of(event.request_id)
-                    self._with_answer(request_id, lambda answer: answer.feed(event, delivery.at))  # noqa: B023
-            case Queued():
-                self._with_answer(delivery.id, lambda answer: answer.queued(delivery.at))
-            case Refused():
-                self._with_answer(delivery.id, lambda answer: answer.fail(delivery.error))
+    def _stream(self, work: Callable[[], None]) -> None:
+        began = self._clock()
+        self._room.release()
+        work()
+        self._streamed_seconds += self._clock() - began
+
+    def _feed(self, events: Sequence[TokenEvent], at: float) -> None:
+        for event in events:
+            request_id, _ = choice_of(event.request_id)
+            self._with_answer(request_id, lambda answer: answer.feed(event, at))  # noqa: B023
 
     def _with_answer(self, request_id: str, react: Callable[[Answer], None]) -> None:
         """Let an answer that has not ended react; whatever that raises ends this answer and no other."""

@@ -37,7 +37,7 @@ class Pair:
         self.loop = Loop(
             pool=self.pool,
             open_scheduler=self.open_scheduler,
-            deliver=self.text_thread.deliver,
+            text_thread=self.text_thread,
             send=self.events.append,
             keep_costs=keep_costs,
             crash_note=CrashNote(),
