@@ -17,7 +17,7 @@ from app.core.past import Past
 from app.core.reason import reason_object
 from app.serving.body import read_json
 from app.serving.errors import Rejected
-from app.serving.record import Record
+from app.serving.journal import Record
 from app.worker.client import WorkerClient
 
 SHOWN_RUNNING = 100
@@ -145,21 +145,20 @@ async def _write_behind(admin: AdminContext) -> None:
 
 def running_object(worker: WorkerClient, record: Record) -> dict[str, Any]:
     """A request that runs. `progress` is a share of its phase, None where nobody knows."""
-    asked = record.asked
     phase, progress, read_tokens = _phase(worker, record)
     return {
-        "id": asked.id,
-        "endpoint": asked.endpoint,
-        "model": asked.model_id,
-        "key": asked.key_name,
-        "started_at": asked.created_at,
+        "id": record.id,
+        "endpoint": record.endpoint,
+        "model": record.model_id,
+        "key": record.key_name,
+        "started_at": record.created_at,
         "phase": phase,
         "progress": progress,
-        "choices": asked.choices,
+        "choices": record.choices,
         "prompt_tokens": record.prompt_tokens,
         "read_tokens": read_tokens,
         "completion_tokens": record.tokens,
-        "max_tokens": asked.max_tokens,
+        "max_tokens": record.max_tokens,
         "tokens_per_second": record.tokens_per_second,
         "method": record.method,
         "drafted": record.drafted,
@@ -171,10 +170,10 @@ def running_object(worker: WorkerClient, record: Record) -> dict[str, Any]:
 
 def _phase(worker: WorkerClient, record: Record) -> tuple[str, float | None, int]:
     if record.writes:
-        limit = record.asked.max_tokens
+        limit = record.max_tokens
         return "decode", min(1.0, record.tokens / limit) if limit else None, record.prompt_tokens
     if not record.is_accepted:
-        loading = worker.progress.get(record.asked.model_id)
+        loading = worker.progress.get(record.model_id)
         return ("queued", None, 0) if loading is None else ("loading", round(loading.fraction, 3), 0)
     read_tokens = _read_tokens(worker, record)
     if read_tokens is None:
@@ -185,10 +184,10 @@ def _phase(worker: WorkerClient, record: Record) -> tuple[str, float | None, int
 
 def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
     """How much of its prompts is read; None: it has no row yet. The worker tells about once a second."""
-    model = next((each for each in worker.snapshot.models if each.id == record.asked.model_id), None)
+    model = next((each for each in worker.snapshot.models if each.id == record.model_id), None)
     if model is None:
         return None
-    first_choices = [f"{command.id}#0" for command in record.asked.commands]
+    first_choices = [f"{command.id}#0" for command in record.commands]
     found = [model.reading[name] for name in first_choices if name in model.reading]
     return sum(found) if found else None
 

@@ -15,17 +15,17 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
 from app.api.rendering import FinishedChoice, Renderer
-from app.core.errors import CONTEXT_OVERFLOW, InvalidRequest, PacelineError
-from app.core.messages import Accepted, Delta, Finished, Generate
+from app.core.errors import InvalidRequest, PacelineError
+from app.core.messages import Accepted, Finished, Generate
 from app.core.prompt_size import check_prompt
 from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
 from app.serving.context import Context, context_of
 from app.serving.errors import error_object, words_for
-from app.serving.record import Asked, Record
+from app.serving.journal import Record
 from app.serving.sse import DONE, EventStream, KeptFrames, comment, frame
-from app.worker.client import RequestStream, StreamEvent
+from app.worker.client import RequestStream
 
 DASHBOARD = "/admin/"
 """Whose streams go on for a while without a reader."""
@@ -33,53 +33,21 @@ DASHBOARD = "/admin/"
 Value = TypeVar("Value")
 
 
-class Meter:
-    """Tells the journal's record and the server's counters what happens to one request."""
-
-    def __init__(self, context: Context, record: Record) -> None:
-        self._measurements = context.measurements
-        self._clock = context.clock
-        self._record = record
-        self._model_id = record.asked.model_id
-        self._began = self._clock()
-        self._told_at: dict[tuple[str, int], float] = {}
-
-    def hear(self, event: StreamEvent | PacelineError) -> None:
-        """One event, or the error that ends the request."""
-        match event:
-            case Delta():
-                self._record.told(event)
-                if event.tokens > 0:
-                    self._emitted(event)
-            case Finished():
-                cached_tokens = event.usage.cached_tokens if event.index == 0 else 0
-                self._measurements.finished(self._model_id, event.usage, cached_tokens)
-                self._record.finished(event)
-            case Accepted():
-                self._measurements.accepted(self._model_id, event.prompt_tokens)
-                self._record.accepted(event)
-            case PacelineError():
-                if event.code == CONTEXT_OVERFLOW:
-                    event.parameter = "prompt" if self._record.asked.commands[0].messages is None else "messages"
-                self._record.failed(event)
-
-    def _emitted(self, event: Delta) -> None:
-        now, choice = self._clock(), (event.id, event.index)
-        before = self._told_at.get(choice)
-        seconds = now - (self._began if before is None else before)
-        self._measurements.emitted(self._model_id, event.tokens, first=before is None, seconds=seconds)
-        self._told_at[choice] = now
-
-
 async def answer(request: Request, commands: Sequence[Generate], renderer: Renderer, *, stream: bool) -> Response:
     """Run `commands` and answer with what `renderer` makes of them. Raises what the worker refused."""
     _check_choices(commands)
     context, identity = context_of(request), identity_of(request)
     commands = [msgspec.structs.replace(each, owner=identity.owner) for each in commands]
-    path, key_name = request.url.path, identity.name
-    asked = Asked(id=renderer.id, endpoint=path, commands=commands, key_name=key_name, is_streamed=stream)
-    record = context.journal.open(asked)
-    events = context.worker.open(commands, hear=Meter(context, record).hear)
+    record = Record(
+        context.journal,
+        context.measurements,
+        commands,
+        id=renderer.id,
+        endpoint=request.url.path,
+        key_name=identity.name,
+        is_streamed=stream,
+    )
+    events = context.worker.open(commands, hear=record.hear)
 
     def close() -> None:
         events.close()

@@ -1,7 +1,8 @@
-"""What runs now and what ran: a record of each generation request, a short ring of the last ones, and their history.
+"""Generation requests: what runs now and what ran, as records, a short ring of the last ones, and their history.
 
-Requests that ended are written about once a second, together, in a thread. A history that cannot be written costs
-entries of the history and nothing else; `limit` says how many may be remembered now.
+`Record.hear` is called for every step of every stream: it only counts. Nothing that a person wrote is in a `Past` but
+where texts are kept; stop strings and biases are texts, too. Requests that ended are written about once a second,
+together, in a thread. A history that cannot be written costs entries of the history and nothing else.
 """
 
 import asyncio
@@ -10,14 +11,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
-from app.core.errors import PacelineError
-from app.core.messages import Event, Finished, LoadProgress
+import msgspec
+
+from app.core.errors import CONTEXT_OVERFLOW, PacelineError
+from app.core.messages import Accepted, Delta, Event, Finished, Generate, LoadProgress
 from app.core.past import Past
 from app.core.ports import Clock
-from app.serving.record import CANCELLED, Asked, Record
+from app.core.step import MethodStatistics, Statistics
+from app.serving.figures import add_usages, speculation_object, timings_object, unavailable_reason
+from app.serving.measurements import Measurements
+from app.worker.client import StreamEvent
 
+if TYPE_CHECKING:
+    from app.store.rows import RequestHistory
+
+CANCELLED = "cancelled"
+MAX_TEXT_CHARACTERS = 200_000
+MAX_PROBLEM_CHARACTERS = 300
+SAMPLING = ("seed", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
 RING = 100
 PENDING = 2_000
 """Ended requests that wait to be written; while nothing can be written, the oldest are forgotten."""
@@ -27,17 +40,247 @@ TRIES = 10
 logger = logging.getLogger(__name__)
 
 
-class History(Protocol):
-    """Where requests that ended are kept. Calls write a file: make them in a thread. Raises `PacelineError`."""
+class Record:
+    """One request, from its arrival to its end: counters while it runs. Called from the event loop only."""
 
-    def keep(self, requests: Sequence[Past], limit: int) -> None:
-        """Add these, and forget the oldest beyond `limit`."""
+    def __init__(
+        self,
+        journal: "Journal",
+        measurements: Measurements,
+        commands: Sequence[Generate],
+        *,
+        id: str,  # noqa: A002 - the name it has everywhere
+        endpoint: str,
+        key_name: str = "",
+        is_streamed: bool = False,
+        created_at: float | None = None,
+    ) -> None:
+        self.id, self.endpoint, self.commands = id, endpoint, commands
+        self.key_name, self.is_streamed = key_name, is_streamed
+        self.created_at = time.time() if created_at is None else created_at
+        """Unix seconds."""
+        self.model_id = commands[0].model.id
+        self.choices = sum(command.n for command in commands)
+        self.prompt_tokens = self.tokens = self.drafted = self.accepted_tokens = 0
+        self.method = "off"
+        self.why_not_drafted = unavailable_reason(commands[0].model.draft_unavailable)
+        self.outcome = ""
+        self._journal = journal
+        self._measurements = measurements
+        self._clock = journal.clock
+        self._keeps_texts = journal.keeps_texts
+        self._cancel: Callable[[PacelineError], None] = _nothing
+        self._began = self._clock()
+        self._load: tuple[float, float] | None = None
+        self._accepted_at: float | None = None
+        self._first_told_at: float | None = None
+        self._ended_at: float | None = None
+        self._told_at: dict[tuple[str, int], float] = {}
+        """When the last tokens of each choice came: by prompt and index."""
+        self._by_method: dict[str, MethodStatistics] = {}
+        self._usages: dict[tuple[str, int], Statistics] = {}
+        """What the worker told at the end of each choice."""
+        self._problem = ""
+        self._replies: dict[tuple[str, int], list[str]] = {}
 
-    def latest(self, count: int) -> list[Past]:
-        """The last ones, the latest first."""
+    # --- what happens to it -----------------------------------------------------------------------------------
 
-    def clear(self) -> None:
-        """Forget all of them."""
+    def begin(self, cancel: Callable[[PacelineError], None]) -> None:
+        """The prompts go to the worker; `cancel` would end it with an error."""
+        self._cancel = cancel
+        self._journal.begun(self)
+
+    def hear(self, event: StreamEvent | LoadProgress | PacelineError) -> None:
+        """One event of it, a step of the load that it waits for, or the error that ends all of it."""
+        match event:
+            case Delta():
+                self._count(event)
+            case Finished():
+                cached_tokens = event.usage.cached_tokens if event.index == 0 else 0
+                self._measurements.finished(self.model_id, event.usage, cached_tokens)
+                self.account(event)
+            case Accepted():
+                self._measurements.accepted(self.model_id, event.prompt_tokens)
+                self.prompt_tokens += event.prompt_tokens
+                self._accepted_at = self._clock()
+            case LoadProgress():
+                if self._accepted_at is None:
+                    now = self._clock()
+                    self._load = (self._load[0] if self._load else now, now)
+            case PacelineError():
+                if event.code == CONTEXT_OVERFLOW:
+                    event.parameter = "prompt" if self.commands[0].messages is None else "messages"
+                self._problem = event.message[:MAX_PROBLEM_CHARACTERS]
+                self._end(event.code)
+
+    def account(self, event: Finished) -> None:
+        """One choice ended; after a cancel, the worker still tells what it had come to."""
+        self._usages[event.id, event.index] = event.usage
+        if self.is_accounted:
+            self._end(event.finish_reason)
+
+    def close(self) -> None:
+        """Nobody waits for it any more; what had not ended is cancelled."""
+        self._end(CANCELLED)
+
+    def cancel(self, error: PacelineError) -> None:
+        """End it with an error that its client gets."""
+        self._cancel(error)
+
+    def _count(self, event: Delta) -> None:
+        choice = (event.id, event.index)
+        if event.tokens:
+            now, before = self._clock(), self._told_at.get(choice)
+            seconds = now - (self._began if before is None else before)
+            self._measurements.emitted(self.model_id, event.tokens, first=before is None, seconds=seconds)
+            self._told_at[choice] = now
+            self._first_told_at = now if self._first_told_at is None else self._first_told_at
+        self.tokens += event.tokens
+        self.drafted += event.drafted
+        self.accepted_tokens += event.accepted
+        self.method = event.method
+        known = self._by_method.get(event.method) or MethodStatistics(event.method)
+        drafted, accepted = known.drafted + event.drafted, known.accepted + event.accepted
+        self._by_method[event.method] = MethodStatistics(event.method, drafted=drafted, accepted=accepted)
+        if event.why_not_drafted is not None:
+            self.why_not_drafted = event.why_not_drafted
+        if self._keeps_texts:
+            self._replies.setdefault(choice, []).append(event.text)
+
+    def _end(self, outcome: str) -> None:
+        if not self.outcome:
+            self.outcome = outcome
+            self._ended_at = self._clock()
+            self._cancel = _nothing
+            self._journal.ended(self)
+
+    # --- what is known of it ----------------------------------------------------------------------------------
+
+    @property
+    def max_tokens(self) -> int | None:
+        """How many tokens all choices may have together; None: up to the end of the context."""
+        limit = self.commands[0].max_tokens
+        return None if limit is None else limit * self.choices
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the worker took a prompt of it."""
+        return self._accepted_at is not None
+
+    @property
+    def writes(self) -> bool:
+        """Whether a token of it was told."""
+        return self._first_told_at is not None
+
+    @property
+    def is_accounted(self) -> bool:
+        """Whether the worker told the figures of every choice: from then on they are the only ones."""
+        return len(self._usages) == self.choices
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """How long it has run, or ran."""
+        return self._now() - self._began
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over its decoding so far; 0 before the first token."""
+        seconds = 0.0 if self._first_told_at is None else self._now() - self._first_told_at
+        return round(self.tokens / seconds, 1) if seconds > 0 else 0.0
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of drafts that stayed; None where nothing was drafted."""
+        return round(self.accepted_tokens / self.drafted, 3) if self.drafted else None
+
+    def seconds(self) -> dict[str, float]:
+        """The seconds of its phases so far, one after another."""
+        now = self._now()
+        load = self._load[1] - self._load[0] if self._load else 0.0
+        accepted_at = now if self._accepted_at is None else self._accepted_at
+        first_told_at = now if self._first_told_at is None else self._first_told_at
+        waited, prefill, decode = accepted_at - self._began, first_told_at - accepted_at, now - first_told_at
+        if self.is_accounted:
+            usage = self.usage()
+            waited, prefill, decode = max(waited, usage.queue_seconds), usage.prefill_seconds, usage.decode_seconds
+        named = {"queue": waited - load, "load": load, "prefill": prefill, "decode": decode, "total": now - self._began}
+        return {name: round(max(0.0, value), 4) for name, value in named.items()}
+
+    def usage(self) -> Statistics:
+        """What the worker told of all choices; until it has, what was counted here."""
+        if self.is_accounted:
+            usages = [usage for _, usage in sorted(self._usages.items())]
+            return add_usages(usages, choices_per_prompt=self.commands[0].n)
+        now = self._now()
+        first = now if self._first_told_at is None else self._first_told_at
+        return Statistics(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.tokens,
+            decode_seconds=now - first,
+            first_token_seconds=first - self._began if self.writes else 0.0,
+            by_method=tuple(self._by_method.values()),
+            reason=self.why_not_drafted,
+        )
+
+    def past(self) -> Past:
+        """What is left of it, once it has ended."""
+        return Past(
+            id=self.id,
+            endpoint=self.endpoint,
+            model_id=self.model_id,
+            key_name=self.key_name,
+            created_at=self.created_at,
+            outcome=self.outcome,
+            figures=self.figures(),
+            prompt=_prompt_text(self.commands) if self._keeps_texts else None,
+            reply=self._reply() if self._keeps_texts else None,
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Every number, by the names of the API."""
+        command, usage = self.commands[0], self.usage()
+        return {
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "completion_tokens": usage.completion_tokens,
+            },
+            "seconds": self.seconds(),
+            "timings": timings_object(usage),
+            "speculation": speculation_object(usage, command.model.draft_unavailable),
+            "asked": {
+                "choices": self.choices,
+                "streamed": self.is_streamed,
+                "max_tokens": command.max_tokens,
+                "method": command.speculation.method,
+                "num_draft_tokens": command.speculation.num_draft_tokens or command.model.num_draft_tokens,
+                "sampling": {name: getattr(command.sampling, name) for name in SAMPLING},
+                "drafters": [draft.id for draft in command.model.drafts],
+            },
+            "problem": self._problem,
+        }
+
+    def _now(self) -> float:
+        """The time that counts for it: that of its end, once it has ended."""
+        return self._clock() if self._ended_at is None else self._ended_at
+
+    def _reply(self) -> str:
+        choices = [(command.id, index) for command in self.commands for index in range(command.n)]
+        replies = ["".join(self._replies[choice]) for choice in choices if choice in self._replies]
+        return "\n\n".join(replies)[:MAX_TEXT_CHARACTERS]
+
+
+def _nothing(_error: PacelineError) -> None:
+    """There is nothing to cancel; whoever could be cancelled is not kept, nor its prompt."""
+
+
+def _prompt_text(commands: Sequence[Generate]) -> str:
+    """The prompts as they were sent: text as it is, messages and token ids as JSON."""
+    texts = []
+    for command in commands:
+        given = command.text if command.text is not None else command.messages or command.tokens
+        texts.append(given if isinstance(given, str) else msgspec.json.encode(given).decode())
+    return "\n\n".join(texts)[:MAX_TEXT_CHARACTERS]
 
 
 class Journal:
@@ -45,7 +288,7 @@ class Journal:
 
     def __init__(
         self,
-        history: History | None = None,
+        history: "RequestHistory | None" = None,
         *,
         limit: Callable[[], int] = lambda: RING,
         keeps_texts: Callable[[], bool] = lambda: False,
@@ -56,7 +299,7 @@ class Journal:
         """None: nothing is kept."""
         self._limit = limit
         self._keeps_texts = keeps_texts
-        self._clock = clock
+        self.clock = clock
         self._period_seconds = period_seconds
         self._running: dict[str, Record] = {}
         self._unaccounted: deque[Record] = deque(maxlen=RING)
@@ -69,23 +312,24 @@ class Journal:
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def open(self, asked: Asked) -> Record:
-        """A record for a request; it runs from `Record.begin` on."""
-        keeps_texts = self._keeps_texts() and self._limit() > 0
-        return Record(asked, clock=self._clock, keeps_texts=keeps_texts, begun=self._begun, ended=self._ended)
+    @property
+    def keeps_texts(self) -> bool:
+        """Whether texts of a request that begins now are kept."""
+        return self._keeps_texts() and self._limit() > 0
 
     def hear(self, event: Event) -> None:
         """Listen to the worker: loads that requests wait for, and the figures of cancelled ones."""
         if isinstance(event, LoadProgress):
             for record in self._running.values():
-                if record.asked.model_id == event.model_id:
-                    record.loading(event)
+                if record.model_id == event.model_id:
+                    record.hear(event)
         elif isinstance(event, Finished):
-            for record in [each for each in self._unaccounted if event.id in each.asked.command_ids]:
-                record.finished(event)
-                if record.is_accounted:
-                    self._unaccounted.remove(record)
-                    self._keep(record.past())
+            for record in list(self._unaccounted):
+                if event.id in {command.id for command in record.commands}:
+                    record.account(event)
+                    if record.is_accounted:
+                        self._unaccounted.remove(record)
+                        self._keep(record.past())
 
     def cancel(self, request_id: str, error: PacelineError) -> bool:
         """End a running request with `error`; False when it does not run."""
@@ -108,11 +352,13 @@ class Journal:
         """The last requests that ended, the latest first, without texts."""
         return list(self._recent)[: max(0, self._limit())]
 
-    def _begun(self, record: Record) -> None:
-        self._running[record.asked.id] = record
+    def begun(self, record: Record) -> None:
+        """A request runs from now on."""
+        self._running[record.id] = record
 
-    def _ended(self, record: Record) -> None:
-        if self._running.pop(record.asked.id, None) is None or self._limit() <= 0:
+    def ended(self, record: Record) -> None:
+        """It does not any more, if it did."""
+        if self._running.pop(record.id, None) is None or self._limit() <= 0:
             return
         if record.outcome == CANCELLED and not record.is_accounted:
             self._unaccounted.append(record)

@@ -12,8 +12,8 @@ from app.core.past import Past
 from app.core.reason import NO_REASON, Reason
 from app.core.request import SamplingParameters
 from app.core.step import MethodStatistics, Statistics
-from app.serving.journal import Journal
-from app.serving.record import Asked, Record
+from app.serving.journal import Journal, Record
+from app.serving.measurements import Measurements
 from app.store.rows import RequestHistory
 from app.store.store import FILE_NAME, Store
 
@@ -34,7 +34,7 @@ class Time:
         return self.now
 
 
-class Broken:
+class Broken(RequestHistory):
     """A history that cannot be written until it is `mended`."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Broken:
         raise StoreUnavailable("no room")
 
 
-def asked(name: str = "r", *, prompts: int = 1, n: int = 1, created_at: float = 1.0) -> Asked:
+def opened(journal: Journal, name: str = "r", *, prompts: int = 1, n: int = 1, created_at: float = 1.0) -> Record:
     model = ModelSpecification(id="m", path="/m", draft_unavailable="no drafter fits")
     commands = [
         Generate(
@@ -67,7 +67,8 @@ def asked(name: str = "r", *, prompts: int = 1, n: int = 1, created_at: float = 
         )
         for at in range(prompts)
     ]
-    return Asked(id=name, endpoint="/v1/completions", commands=commands, key_name="a key", created_at=created_at)
+    named = {"id": name, "endpoint": "/v1/completions", "key_name": "a key"}
+    return Record(journal, Measurements(), commands, **named, created_at=created_at)
 
 
 def delta(tokens: int = 1, **changes: object) -> Delta:
@@ -79,11 +80,11 @@ def finished(index: int = 0, **usage: object) -> Finished:
 
 
 def run(journal: Journal, name: str = "r", created_at: float = 1.0) -> Record:
-    record = journal.open(asked(name, created_at=created_at))
+    record = opened(journal, name, created_at=created_at)
     record.begin(lambda _error: None)
-    record.accepted(Accepted(id=name, prompt_tokens=5))
-    record.told(delta())
-    record.finished(finished(completion_tokens=1, prompt_tokens=5))
+    record.hear(Accepted(id=name, prompt_tokens=5))
+    record.hear(delta())
+    record.hear(finished(completion_tokens=1, prompt_tokens=5))
     return record
 
 
@@ -94,7 +95,7 @@ def history(folder: Path) -> RequestHistory:
 async def test_a_request_goes_through_its_phases_and_their_seconds_add_up() -> None:
     time = Time()
     journal = Journal(clock=time)
-    record = journal.open(asked())
+    record = opened(journal)
     assert journal.running == []
     record.begin(lambda _error: None)
     time.now += 2
@@ -103,12 +104,12 @@ async def test_a_request_goes_through_its_phases_and_their_seconds_add_up() -> N
         journal.hear(LoadProgress(model_id="another", phase="weights", fraction=fraction))
         time.now += 1
     assert record.seconds() == {"queue": 3.0, "load": 2.0, "prefill": 0.0, "decode": 0.0, "total": 5.0}
-    record.accepted(Accepted(id="r-0", prompt_tokens=40))
+    record.hear(Accepted(id="r-0", prompt_tokens=40))
     time.now += 4
     assert (record.is_accepted, record.writes) == (True, False)
-    record.told(delta(3, drafted=4, accepted=2, method="ngram", why_not_drafted=NO_REASON))
+    record.hear(delta(3, drafted=4, accepted=2, method="ngram", why_not_drafted=NO_REASON))
     time.now += 2
-    record.told(delta(1, why_not_drafted=Reason("batched")))
+    record.hear(delta(1, why_not_drafted=Reason("batched")))
     assert record.seconds() == {"queue": 3.0, "load": 2.0, "prefill": 4.0, "decode": 2.0, "total": 11.0}
     assert (record.tokens_per_second, record.acceptance, record.method) == (2.0, 0.5, "off")
     assert record.why_not_drafted == Reason("batched")
@@ -123,12 +124,12 @@ async def test_a_request_goes_through_its_phases_and_their_seconds_add_up() -> N
 
 async def test_what_the_worker_told_at_the_end_goes_before_what_was_counted() -> None:
     journal = Journal()
-    record = journal.open(asked())
+    record = opened(journal)
     record.begin(lambda _error: None)
-    record.accepted(Accepted(id="r-0", prompt_tokens=40))
+    record.hear(Accepted(id="r-0", prompt_tokens=40))
     usage = {"prompt_tokens": 40, "completion_tokens": 9, "prefill_seconds": 1.5, "decode_seconds": 3.0}
     methods = (MethodStatistics("dflash", steps=4, drafted=8, accepted=6, accepted_per_position=(4, 2)),)
-    record.finished(finished(**usage, by_method=methods))
+    record.hear(finished(**usage, by_method=methods))
     (past,) = journal.recent
     assert past.figures["seconds"]["prefill"] == 1.5
     assert past.figures["seconds"]["decode"] == 3.0
@@ -140,10 +141,10 @@ async def test_what_the_worker_told_at_the_end_goes_before_what_was_counted() ->
 
 async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterwards(tmp_path: Path) -> None:
     journal = Journal(history(tmp_path))
-    record = journal.open(asked(n=2))
+    record = opened(journal, n=2)
     record.begin(lambda _error: None)
-    record.accepted(Accepted(id="r-0", prompt_tokens=40))
-    record.told(delta(3, drafted=4, accepted=2, method="ngram"))
+    record.hear(Accepted(id="r-0", prompt_tokens=40))
+    record.hear(delta(3, drafted=4, accepted=2, method="ngram"))
     record.close()
     await journal.flush()
     assert journal.recent[0].figures["usage"]["completion_tokens"] == 3
@@ -164,13 +165,13 @@ async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterw
 
 async def test_several_choices_of_several_prompts_are_one_request() -> None:
     journal = Journal()
-    record = journal.open(asked(prompts=2, n=2))
+    record = opened(journal, prompts=2, n=2)
     record.begin(lambda _error: None)
     for _ in range(2):
-        record.accepted(Accepted(id="r", prompt_tokens=5))
+        record.hear(Accepted(id="r", prompt_tokens=5))
     for index in range(4):
         assert journal.running == [record]
-        record.finished(finished(index, prompt_tokens=5, completion_tokens=7))
+        record.hear(finished(index, prompt_tokens=5, completion_tokens=7))
     assert journal.running == []
     (past,) = journal.recent
     assert past.figures["usage"]["completion_tokens"] == 28
@@ -179,11 +180,11 @@ async def test_several_choices_of_several_prompts_are_one_request() -> None:
 
 async def test_an_error_is_its_outcome_and_the_first_end_is_the_only_one() -> None:
     journal = Journal()
-    record = journal.open(asked())
+    record = opened(journal)
     record.begin(lambda _error: None)
-    record.failed(ModelUnavailable("x" * 1000))
+    record.hear(ModelUnavailable("x" * 1000))
     record.close()
-    record.finished(finished())
+    record.hear(finished())
     (past,) = journal.recent
     assert past.outcome == "model_unavailable"
     assert len(past.figures["problem"]) == 300
@@ -296,7 +297,7 @@ async def test_what_fails_too_often_is_dropped_lest_it_keeps_others_out() -> Non
 
 async def test_a_step_of_a_stream_costs_next_to_nothing() -> None:
     for keeps_texts in (False, True):
-        record = Journal(keeps_texts=lambda keeps=keeps_texts: keeps).open(asked())  # type: ignore[misc]
+        record = opened(Journal(keeps_texts=lambda keeps=keeps_texts: keeps))  # type: ignore[misc]
         event = delta(4, drafted=4, accepted=3, method="ngram")
-        best = min(timeit.repeat(lambda: record.told(event), number=2_000, repeat=5)) / 2_000  # noqa: B023
+        best = min(timeit.repeat(lambda: record.hear(event), number=2_000, repeat=5)) / 2_000  # noqa: B023
         assert best < 20e-6
