@@ -10,7 +10,7 @@ import threading
 import webbrowser
 from collections.abc import AsyncGenerator, Callable
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import Depends, FastAPI
 
 from app import __version__
 from app.admin import (
@@ -24,17 +24,13 @@ from app.admin import (
     session_routes,
     settings_routes,
 )
-from app.admin import (
-    live as live_feed,
-)
 from app.admin.context import DASHBOARD, AdminContext
 from app.admin.download_tools import DownloadTools
 from app.admin.live import LiveFeed
 from app.admin.loading import Loading
-from app.admin.lockout import Lockout, SetupToken
 from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
-from app.admin.templating import Pages, make_static_router, read_assets
+from app.admin.templating import Pages, read_assets
 from app.api import chat, completions, control, models
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
@@ -45,7 +41,7 @@ from app.hub.catalog import FolderCatalog, default_catalog
 from app.hub.pairing import Speedups
 from app.i18n import Catalogs
 from app.serving.activity import Activity
-from app.serving.auth import Door, authorize
+from app.serving.auth import Door, Lockout, SetupToken, authorize
 from app.serving.body import give_memory_back
 from app.serving.choosing import Measured
 from app.serving.context import Context
@@ -154,16 +150,6 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
     )
 
 
-def door_of(admin: AdminContext) -> Door:
-    """Who may come in: everybody needs a key once one is set, and always where other machines reach the server."""
-    settings = admin.serving.settings
-    return Door(
-        accounts=admin.accounts,
-        secret=settings.api_key.get_secret_value() if settings.api_key is not None else None,
-        requires_key=lambda: admin.settings.current.require_key or not settings.is_loopback,
-    )
-
-
 @contextlib.asynccontextmanager
 async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     """While the server runs: every part hears the worker and the settings, and what was begun is ended in order."""
@@ -178,8 +164,10 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     feelers = (context.idle.feel, context.journal.feel, admin.downloads.queue.fill)
     unsubscribes += [context.live.subscribe(feel) for feel in feelers]
     journalling = asyncio.create_task(context.journal.run())
+    compiling = asyncio.create_task(asyncio.to_thread(admin.pages.compile))
     await admin.downloads.start()
     yield
+    await compiling
     await admin.downloads.stop()
     await admin.loading.close()
     await admin.measuring.close()
@@ -191,8 +179,11 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
 
 
 def build(admin: AdminContext) -> FastAPI:
-    """The ASGI application around a context: every route behind the gate, closed unless it is public."""
-    context = admin.serving
+    """The ASGI application around a context: every route behind the gate, closed unless it is public.
+
+    Everybody needs a key once one is set, and always where other machines reach the server.
+    """
+    context, settings = admin.serving, admin.serving.settings
     app = FastAPI(
         title="Paceline",
         version=__version__,
@@ -201,14 +192,18 @@ def build(admin: AdminContext) -> FastAPI:
         dependencies=[Depends(authorize)],
         lifespan=lambda _app: listening(admin),
     )
-    app.state.context = context
-    app.state.admin = admin
-    app.state.door = door_of(admin)
+    app.state.context, app.state.admin, app.state.pages = context, admin, admin.pages
+    app.state.door = Door(
+        accounts=admin.accounts,
+        secret=settings.api_key.get_secret_value() if settings.api_key is not None else None,
+        requires_key=lambda: context.settings.require_key or not settings.is_loopback,
+    )
     install_error_handlers(app)
-    for module in ROUTERS:
+    for module in (*ROUTERS, *AREAS):
         app.include_router(module.router)
     app.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
-    install_dashboard(app, admin)
+    for name, read in (each for area in AREAS for each in getattr(area, "TOPICS", {}).items()):
+        admin.live.topic(name, functools.partial(read, admin))
     app.add_middleware(
         Gate,
         allowed_hosts=lambda: context.settings.host_names,
@@ -216,18 +211,6 @@ def build(admin: AdminContext) -> FastAPI:
         answered=context.measurements.answered,
     )
     return app
-
-
-def install_dashboard(app: FastAPI, admin: AdminContext) -> None:
-    """Every route under `/admin` and `/static`, and the pages of errors; registers the topics of the live feed."""
-    app.state.pages = admin.pages
-    app.include_router(APIRouter(lifespan=admin.pages.compiling))
-    app.include_router(make_static_router(admin.pages.assets))
-    app.include_router(live_feed.make_router(admin.live))
-    for area in AREAS:
-        app.include_router(area.router)
-        for name, read in getattr(area, "TOPICS", {}).items():
-            admin.live.topic(name, functools.partial(read, admin))
 
 
 Announce = Callable[[str, str, LiveSettings, FolderCatalog], None]
@@ -265,7 +248,8 @@ def run(
     except AddressError as error:
         _complain(str(error))
         return EXIT_UNAVAILABLE
-    with open_outlets(LogRing(secrets=_secrets(given)), given.home) as lines:
+    secrets = (given.api_key.get_secret_value(),) if given.api_key is not None else ()
+    with open_outlets(LogRing(secrets=secrets), given.home) as lines:
         asyncio.run(_serve(live, store, listener, announce or _announce, lines, said))
     return 0
 
@@ -277,22 +261,16 @@ def setup_address(admin: AdminContext, url: str) -> str:
     return f"{url}admin/setup#{admin.setup.issue()}" if is_near and not admin.accounts.has_account else ""
 
 
-def _secrets(settings: Settings) -> tuple[str, ...]:
-    return () if settings.api_key is None else (settings.api_key.get_secret_value(),)
-
-
 async def _serve(
     live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, said: str
 ) -> None:
     """`said` is what was done about the store: it belongs in the log too."""
-    settings = live.current
+    settings, port = live.current, listener.getsockname()[1]
     worker = WorkerClient(
         memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs", on_line=lines.take
     )
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
     app = compose(live, store, worker, catalog, lines.ring)
-    port = listener.getsockname()[1]
-    url = address_url(settings.host, port)
 
     def feel() -> None:
         catalog.look_in(live.current.model_folders)
@@ -304,10 +282,12 @@ async def _serve(
     def started() -> None:
         if said:
             logging.getLogger("paceline.store").warning("%s", said)
+        url = address_url(settings.host, port)
         setup = setup_address(app.state.admin, url)
         threading.Thread(target=announce, args=(url, setup, live, catalog), daemon=True).start()
         if settings.open:
-            _open_browser(setup or url)
+            # some browsers return when they end
+            threading.Thread(target=webbrowser.open, args=(setup or url,), daemon=True).start()
 
     server = DrainingServer(
         serve_config(app),
@@ -321,11 +301,6 @@ async def _serve(
             await server.serve(sockets=[listener])
     finally:
         await worker.stop()
-
-
-def _open_browser(address: str) -> None:
-    """In a thread: some browsers, and some scripts that start one, return when they end."""
-    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 def address_url(host: str, port: int) -> str:

@@ -8,10 +8,10 @@ from fastapi import Depends, Request
 from app.admin.download_tools import DownloadTools
 from app.admin.live import LiveFeed
 from app.admin.loading import Loading
-from app.admin.lockout import Lockout, SetupToken
 from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages
+from app.serving.auth import Lockout, SetupToken
 from app.serving.context import Context
 from app.serving.live_settings import LiveSettings
 from app.serving.logs import LogRing

@@ -1,4 +1,4 @@
-"""`GET /admin/api/live?topics=a,b`: what changes, as server-sent events, one JSON a second for all tabs together.
+"""The live feed of the pages: what changes, one JSON a second for all tabs together.
 
 Areas register topics. While somebody listens, each topic that is listened to is read once a second, made JSON once,
 and sent to those tabs that have not seen this very JSON. A tab that reads slowly misses versions, never the last one.
@@ -6,7 +6,6 @@ and sent to those tabs that have not seen this very JSON. A tab that reads slowl
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import logging
 import time
@@ -14,18 +13,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
 
-from app.core.errors import InvalidRequest
 from app.core.ports import Clock
-from app.serving.auth import is_let_in
-from app.serving.sse import EventStream, comment
+from app.serving.sse import comment
 
 PERIOD_SECONDS = 1.0
 SILENCE_SECONDS = 15.0
 """A silent stream gets a comment this often."""
-WRITE_TIMEOUT_SECONDS = 30.0
 WELCOME_SECONDS = 5.0
 """A stream asks again after so long whether its browser is still signed in."""
 
@@ -155,28 +149,3 @@ async def while_welcome(
                     return
                 looked_at = clock()
             yield frame
-
-
-def make_router(feed: LiveFeed) -> APIRouter:
-    """The route of the stream."""
-    router = APIRouter()
-
-    @router.get("/admin/api/live")
-    async def get_live(request: Request, topics: str = "") -> Response:
-        """Events of these topics until the tab leaves or the server ends; unknown ones are refused."""
-        wanted = {topic for topic in topics.split(",") if topic}
-        unknown = wanted - set(feed.topics)
-        if unknown or not wanted:
-            listed = ", ".join(feed.topics)
-            raise InvalidRequest(f"Name topics out of: {listed}.", parameter="topics")
-        listener = feed.join(wanted)
-        leave = functools.partial(feed.leave, listener)
-        frames = while_welcome(listener.frames(), functools.partial(is_let_in, request))
-        return EventStream(frames, on_close=leave, write_timeout_seconds=WRITE_TIMEOUT_SECONDS)
-
-    @router.get("/admin/api/live/topics")
-    async def get_topics() -> dict[str, Any]:
-        """What can be listened to."""
-        return {"topics": feed.topics}
-
-    return router

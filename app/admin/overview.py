@@ -1,10 +1,12 @@
 """`/admin/`: what the server does right now, and what may be done about it; `/` leads there. `/admin/logs`: the log.
 
+And what every page has: static files, and `GET /admin/api/live?topics=a,b`, server-sent events of what changes.
 Topics: `worker` for the frame of every page; `state`, `pace` and `minutes` for the overview; `logs`, the last lines: a
 page that missed some asks for those behind the last number that it has.
 """
 
 import asyncio
+import functools
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -12,19 +14,26 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
+from app.admin.live import while_welcome
 from app.admin.request_routes import current_requests
+from app.core.errors import InvalidRequest
 from app.core.messages import LoadedModel
 from app.core.reason import reason_object
+from app.serving.auth import is_let_in
 from app.serving.body import read_json
 from app.serving.logs import CAPACITY, LEVELS, line_object
 from app.serving.model_entry import drafts_object
+from app.serving.sse import EventStream
 
 DRAIN_SECONDS = 600.0
 """What running requests get to finish before the worker is replaced, when the caller does not say."""
 STARTER = "demo-assistant"
 """The embedded model that anybody can try at once."""
+LIVE_TIMEOUT_SECONDS = 30.0
+"""A tab that reads nothing for so long is gone."""
 LIVE_LINES = 100
 SHOWN_LINES = 500
 
@@ -145,6 +154,36 @@ async def _loaded_model(admin: AdminContext, model: LoadedModel) -> dict[str, An
 def pace(admin: AdminContext) -> dict[str, Any]:
     """The last minute, second by second."""
     return asdict(admin.pace.course())
+
+
+# --- what every page has ----------------------------------------------------------------------------------------
+
+
+@router.get("/static/{version}/{name:path}")
+async def get_static(admin: Admin, version: str, name: str) -> Response:
+    """One file."""
+    answer = admin.pages.assets.answer(version, name)
+    if answer is None:
+        raise HTTPException(404)
+    return answer
+
+
+@router.get("/admin/api/live")
+async def get_live(request: Request, admin: Admin, topics: str = "") -> Response:
+    """Events of these topics until the tab leaves or the server ends; unknown ones are refused."""
+    wanted = {topic for topic in topics.split(",") if topic}
+    if not wanted or wanted - set(admin.live.topics):
+        raise InvalidRequest(f"Name topics out of: {', '.join(admin.live.topics)}.", parameter="topics")
+    listener = admin.live.join(wanted)
+    frames = while_welcome(listener.frames(), functools.partial(is_let_in, request))
+    leave = functools.partial(admin.live.leave, listener)
+    return EventStream(frames, on_close=leave, write_timeout_seconds=LIVE_TIMEOUT_SECONDS)
+
+
+@router.get("/admin/api/live/topics")
+async def get_topics(admin: Admin) -> dict[str, Any]:
+    """What can be listened to."""
+    return {"topics": admin.live.topics}
 
 
 # --- the log ----------------------------------------------------------------------------------------------------

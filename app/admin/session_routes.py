@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
-from app.admin.lockout import LOOPBACK, VALID_SECONDS, place_of
-from app.serving.auth import COOKIE, Door, identity_of
+from app.serving.auth import COOKIE, LOOPBACK, VALID_SECONDS, Door, identity_of, place_of
 from app.serving.body import read_json
 from app.serving.errors import Rejected
 from app.store.accounts import MIN_CHARACTERS

@@ -3,27 +3,23 @@
 Templates escape everything and stop at an unknown name. They get `t` (words), `static` (the address of a file),
 `area` (which part of the navigation is open) and `data`, which is also in the page as JSON for its script.
 
-`GET /static/{version}/{name}` gives the files of `app/static/`, read once; nothing else can be asked for. The version
+The files of `app/static/` are read once; a name is looked up in memory and never becomes a path. The version
 is the hash of all files together: a script finds the others by relative addresses, a browser may keep every one for a
 year, and no page ever mixes two versions. Ranges are not offered: the answer is the whole file.
 """
 
-import asyncio
-import contextlib
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
-from starlette.exceptions import HTTPException
 
 from app import __version__
 from app.core.errors import PacelineError
@@ -38,63 +34,41 @@ KEEP = "public, max-age=31536000, immutable"
 ASK_AGAIN = "no-cache"
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """One file."""
-
-    content: bytes
-    kind: str
-
-
 class Assets:
-    """The static files by name, such as `core.js` or `vendor/alpine.js`."""
+    """The static files by name, such as `core.js` or `vendor/alpine.js`; only such as a page may load."""
 
-    def __init__(self, assets: Mapping[str, Asset]) -> None:
-        self._assets = dict(assets)
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = {name: content for name, content in files.items() if Path(name).suffix in KINDS}
         digest = hashlib.sha256()
-        for name, asset in sorted(self._assets.items()):
-            digest.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(asset.content).digest())
+        for name, content in sorted(self._files.items()):
+            digest.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(content).digest())
         self.version = digest.hexdigest()[:HASH_CHARACTERS]
 
     def address(self, name: str) -> str:
         """Where the page finds a file. Raises KeyError for one that is not there."""
-        if name not in self._assets:
+        if name not in self._files:
             raise KeyError(name)
         return f"/static/{self.version}/{name}"
 
-    def find(self, name: str) -> Asset | None:
-        """The file called `name`; None when there is none."""
-        return self._assets.get(name)
+    def answer(self, version: str, name: str) -> Response | None:
+        """The file called `name`, to be kept for long only under its own version; None when there is none."""
+        content = self._files.get(name)
+        if content is None:
+            return None
+        keep = KEEP if version == self.version else ASK_AGAIN
+        headers = {"cache-control": keep, "x-content-type-options": "nosniff"}
+        return Response(content, media_type=KINDS[Path(name).suffix], headers=headers)
 
-    def scripts(self) -> dict[str, str]:
-        """The text of our own scripts, by name."""
-        own = {name: asset for name, asset in self._assets.items() if name.endswith(".js") and "/" not in name}
-        return {name: asset.content.decode() for name, asset in own.items()}
+    def scripts(self) -> list[str]:
+        """The text of our own scripts."""
+        own = (name for name in self._files if name.endswith(".js") and "/" not in name)
+        return [self._files[name].decode() for name in own]
 
 
 def read_assets(folder: Path = FOLDER) -> Assets:
-    """Every file of the folder, and of the folders in it, whose kind a page may load."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.suffix in KINDS and path.is_file())
-    return Assets({path.relative_to(folder).as_posix(): Asset(path.read_bytes(), KINDS[path.suffix]) for path in paths})
-
-
-def make_static_router(assets: Assets) -> APIRouter:
-    """The route of the files; a name is looked up in memory and never becomes a path."""
-    router = APIRouter()
-
-    @router.get("/static/{version}/{name:path}")
-    async def get_static(version: str, name: str) -> Response:
-        """One file, kept for long only under the version that it belongs to."""
-        asset = assets.find(name)
-        if asset is None:
-            raise HTTPException(404)
-        headers = {
-            "cache-control": KEEP if version == assets.version else ASK_AGAIN,
-            "x-content-type-options": "nosniff",
-        }
-        return Response(asset.content, media_type=asset.kind, headers=headers)
-
-    return router
+    """Every file of the folder, and of the folders in it."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return Assets({path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})
 
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -115,7 +89,7 @@ class Pages:
         self.assets = assets
         self._catalogs = catalogs
         self._settings = settings
-        self._script_keys = frozenset(key for text in assets.scripts().values() for key in QUOTED_KEY.findall(text))
+        self._script_keys = frozenset(key for text in assets.scripts() for key in QUOTED_KEY.findall(text))
         self._script_words = cache(self._for_scripts)
         self._templates = make_templates(assets)
         self._templates.globals.update(version=__version__)
@@ -148,14 +122,8 @@ class Pages:
         message = "" if error.code == "unknown_url" else said(error, self.words(request))
         return self.render("problem.html", request, status=error.status, message=message)
 
-    @contextlib.asynccontextmanager
-    async def compiling(self, _app: object) -> AsyncGenerator[None, None]:
-        """While the server runs: the templates are compiled in a thread at its start, not at the first visit."""
-        task = asyncio.create_task(asyncio.to_thread(self._compile))
-        yield
-        await task
-
-    def _compile(self) -> None:
+    def compile(self) -> None:
+        """Compile every template, so that the first visit of a page does not wait for it; takes a while."""
         for name in self._templates.list_templates():
             self._templates.get_template(name)
 

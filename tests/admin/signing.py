@@ -7,9 +7,8 @@ import httpx2
 from argon2 import PasswordHasher
 
 from app.admin.context import AdminContext
-from app.admin.lockout import SetupToken
 from app.main import admin_context, build
-from app.serving.auth import COOKIE
+from app.serving.auth import COOKIE, SetupToken
 from app.store.accounts import Accounts
 from app.store.store import Store
 from tests.api.fakes import Site, make_site

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from app.admin.templating import ASK_AGAIN, FOLDER, KEEP, Asset, Assets, read_assets
+from app.admin.templating import ASK_AGAIN, FOLDER, KEEP, Assets, read_assets
 from tests.admin.sources import scripts, styles, templates
 from tests.api.fakes import make_site
 
@@ -58,15 +58,15 @@ async def test_only_addresses_of_this_version_are_kept(page: str) -> None:
 
 
 def test_any_change_of_any_file_or_name_is_another_version() -> None:
-    one = Assets({"a.js": Asset(b"1", "text/javascript"), "b.js": Asset(b"2", "text/javascript")})
+    one = Assets({"a.js": b"1", "b.js": b"2"})
     changes = (
-        {"a.js": Asset(b"1", "text/javascript"), "b.js": Asset(b"3", "text/javascript")},
-        {"a.js": Asset(b"2", "text/javascript"), "b.js": Asset(b"1", "text/javascript")},
-        {"a.js": Asset(b"1", "text/javascript")},
-        {"a.js": Asset(b"1", "text/javascript"), "c.js": Asset(b"2", "text/javascript")},
+        {"a.js": b"1", "b.js": b"3"},
+        {"a.js": b"2", "b.js": b"1"},
+        {"a.js": b"1"},
+        {"a.js": b"1", "c.js": b"2"},
     )
     assert len({one.version, *(Assets(change).version for change in changes)}) == 5
-    assert Assets({"b.js": Asset(b"2", ""), "a.js": Asset(b"1", "")}).version == one.version
+    assert Assets({"b.js": b"2", "a.js": b"1"}).version == one.version
 
 
 def test_a_template_cannot_name_a_file_that_is_not_there() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.admin.lockout import FREE_ATTEMPTS, LOOPBACK, MAX_ADDRESSES, Lockout, place_of
+from app.serving.auth import FREE_ATTEMPTS, LOOPBACK, MAX_ADDRESSES, Lockout, place_of
 from app.serving.errors import Rejected
 from tests.admin.signing import Time
 
