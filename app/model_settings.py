@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.core.drafters import DRAFT_METHODS, METHOD_NAMES, NGRAM
+from app.core.errors import InvalidSetting
 
 Values = TypeVar("Values")
 
@@ -26,9 +27,13 @@ class Conflict(Generic[Values]):
     """The key of the dashboard's words for it; empty: that of the first name."""
 
 
-def find_conflict(values: Values, conflicts: Iterable[Conflict[Values]]) -> Conflict[Values] | None:
-    """The first conflict that these values have."""
-    return next((conflict for conflict in conflicts if conflict.clashes(values)), None)
+def refuse_conflicts(values: Values, conflicts: Iterable[Conflict[Values]]) -> None:
+    """Raise `InvalidSetting` for the first conflict that these values have."""
+    for conflict in conflicts:
+        if conflict.clashes(values):
+            message, name = f"{', '.join(conflict.names)}: {conflict.advice}", conflict.names[0]
+            wording = conflict.wording or f"conflict_{name}"
+            raise InvalidSetting(message, code="conflicting_settings", parameter=name, wording=wording)
 
 
 logger = logging.getLogger(__name__)

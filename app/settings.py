@@ -7,7 +7,7 @@ says its unit, its section of the form and when a change is felt: `now`, after a
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -19,10 +19,9 @@ from pydantic import (
     ValidationError,
     field_validator,
 )
-from pydantic.fields import FieldInfo
 
 from app.core import setting_texts
-from app.core.errors import InvalidSetting, wording_of
+from app.core.errors import InvalidSetting, invalid_setting
 from app.core.speculative_config import SpeculativeConfig
 
 LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
@@ -292,14 +291,20 @@ def read_settings(**overrides: Any) -> Settings:
 
 
 def check_setting(name: str, value: Any) -> Any:
-    """The value of one setting, from text or plain JSON. Raises `InvalidSetting`."""
-    return getattr(_checked({name: value}), name)
+    """The value of a setting to keep, from text or plain JSON; None stays None. Raises `InvalidSetting`."""
+    if name not in Settings.model_fields:
+        raise InvalidSetting(f"there is no setting called {name[:60]}", parameter="name")
+    if not about(name)["stored"]:
+        raise InvalidSetting(f"{name} comes from the environment only: set PACELINE_{name.upper()}", parameter=name)
+    try:
+        return None if value is None else getattr(Settings(**{name: value}), name)
+    except ValidationError as error:
+        raise invalid_setting(error.errors()[0]) from None
 
 
-def property_of(name: str, key: Literal["takes_effect", "section", "unit", "stored"]) -> Any:
-    """What the schema says about a setting besides its type and description."""
-    extra = Settings.model_fields[name].json_schema_extra
-    return extra[key] if isinstance(extra, dict) else None
+def about(name: str) -> dict[str, Any]:
+    """What the schema says about a setting besides its type: `takes_effect`, `section`, `unit` and `stored`."""
+    return cast("dict[str, Any]", Settings.model_fields[name].json_schema_extra)
 
 
 def _checked(values: Mapping[str, Any]) -> Settings:
@@ -307,14 +312,4 @@ def _checked(values: Mapping[str, Any]) -> Settings:
         return Settings(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "settings"
-        message = str(first["msg"]).removeprefix("Value error, ")
-        wording, told = wording_of(first)
-        raise InvalidSetting(
-            f"PACELINE_{name.upper()}: {message}", parameter=name, wording=wording, values=told
-        ) from None
-
-
-def describe_settings() -> dict[str, FieldInfo]:
-    """Every setting by the name of its environment variable, for the documentation and the command line."""
-    return {f"PACELINE_{name.upper()}": field for name, field in Settings.model_fields.items()}
+        raise invalid_setting(first, f"PACELINE_{str(first['loc'][0]).upper()}") from None

@@ -17,7 +17,6 @@ from app.admin.settings_routes import OPTION_WORDS, sound_models
 from app.core.drafters import METHOD_NAMES
 from app.core.errors import ModelNotFound
 from app.serving.body import read_json
-from app.serving.described import describe_model
 from app.serving.errors import said
 
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -54,7 +53,7 @@ async def get_models_page(request: Request, admin: Admin) -> HTMLResponse:
 @router.get("/admin/models/{model_id:path}", response_class=HTMLResponse)
 def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse:
     """One model and its settings."""
-    rows = {row["name"]: row for row in describe_model(admin.settings, admin.settings.named(model_id) or model_id)}
+    rows = {row["name"]: row for row in admin.settings.describe_model(admin.settings.named(model_id) or model_id)}
     return render_model(
         admin,
         request,

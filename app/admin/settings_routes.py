@@ -18,7 +18,6 @@ from app.core.errors import InvalidSetting, ModelUnavailable
 from app.hub.catalog import Kind
 from app.serving.auth import identity_of
 from app.serving.body import read_json
-from app.serving.described import describe, describe_model, describe_one
 from app.settings import SECTIONS
 
 OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
@@ -47,7 +46,7 @@ router = APIRouter()
 @router.get("/admin/settings", response_class=HTMLResponse)
 def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
     """A form made from the schema."""
-    rows = describe(admin.settings)
+    rows = admin.settings.describe()
     mains = sound_models(admin, "main")
     drafts = ["off", *sound_models(admin, "drafter")]
     return admin.pages.render(
@@ -73,7 +72,7 @@ def sound_models(admin: AdminContext, kind: Kind) -> list[str]:
 @router.get("/admin/api/settings")
 def get_settings(admin: Admin) -> dict[str, Any]:
     """Every setting: value, default, where it comes from, unit, range, and when a change is felt."""
-    return {"settings": describe(admin.settings)}
+    return {"settings": admin.settings.describe()}
 
 
 @router.patch("/admin/api/settings")
@@ -82,14 +81,14 @@ async def change_settings(request: Request, admin: Admin) -> dict[str, Any]:
     changes = (await read_json(request, Changes)).root
     models = {each.id for each in await asyncio.to_thread(admin.serving.resolver.models)}
     await asyncio.to_thread(admin.settings.change, changes, identity_of(request).name, models=models)
-    return {"changed": [describe_one(admin.settings, name) for name in changes]}
+    return {"changed": [admin.settings.describe_one(name) for name in changes]}
 
 
 @router.get("/admin/api/models/{model_id:path}/settings")
 def get_model_settings(admin: Admin, model_id: str) -> dict[str, Any]:
     """What is set for one model, and what holds where nothing is."""
     model = admin.serving.resolver.find(model_id)
-    return {"model": model.id, "settings": describe_model(admin.settings, model.id)}
+    return {"model": model.id, "settings": admin.settings.describe_model(model.id)}
 
 
 @router.patch("/admin/api/models/{model_id:path}/settings")
@@ -106,7 +105,7 @@ async def change_model_settings(request: Request, admin: Admin, model_id: str) -
     model = await asyncio.to_thread(resolver.find, model_id)
     taken = {each.id for each in await asyncio.to_thread(resolver.models)}
     await asyncio.to_thread(admin.settings.change_model, model.id, changes, identity_of(request).name, taken=taken)
-    rows = describe_model(admin.settings, model.id)
+    rows = admin.settings.describe_model(model.id)
     waits = any(row["takes_effect"] == RELOAD for row in rows if row["name"] in changes)
     if not waits or model.id not in resolver.loaded():
         became = "not needed"

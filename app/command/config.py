@@ -14,9 +14,8 @@ from rich.text import Text
 
 from app.command.errors import CommandError
 from app.command.server import running_server
-from app.core.sizes import size_text
+from app.core.setting_texts import size_text
 from app.hub.catalog import default_catalog
-from app.serving.described import describe, describe_model
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
 from app.store.rows import StoredSettings
@@ -44,7 +43,7 @@ def opened(settings: Settings) -> Iterator[LiveSettings]:
 def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:
     """Every setting of the server, or of a model. Raises `ModelNotFound`."""
     with opened(settings) as live:
-        return describe_model(live, _known(live, model)) if model else describe(live)
+        return live.describe_model(_known(live, model)) if model else live.describe()
 
 
 def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:

@@ -173,6 +173,14 @@ def wording_of(problem: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
     return str(problem["loc"][0]) if own else kind, values
 
 
+def invalid_setting(problem: Mapping[str, Any], prefix: str = "") -> InvalidSetting:
+    """What is wrong with a setting, from the first problem that pydantic found; `prefix` is said before it."""
+    name = str(problem["loc"][0])[:60] if problem["loc"] else "settings"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    wording, values = wording_of(problem)
+    return InvalidSetting(f"{prefix or name}: {message}", parameter=name, wording=wording, values=values)
+
+
 def _tree(root: type[PacelineError]) -> dict[str, type[PacelineError]]:
     found = {root.__name__: root}
     for child in root.__subclasses__():

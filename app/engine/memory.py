@@ -14,7 +14,7 @@ import psutil
 from app.core.errors import InvalidRequest
 from app.core.footprint import Footprint, unit_footprint
 from app.core.messages import ModelSpecification
-from app.core.sizes import parse_size
+from app.core.setting_texts import parse_size
 
 GIGABYTE = 10**9
 LIMIT_VARIABLE = "PACELINE_MEMORY_LIMIT"

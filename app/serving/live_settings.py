@@ -1,28 +1,32 @@
 """The settings as they are now: the command line, then the environment, then what is stored, then the defaults.
 
-One object for the server, the command line and the benchmark. What may be felt at once reads `current` and `model` at
-the moment of use; what is felt after a restart keeps, in `current`, the value of the start. While a server runs, only
-it changes what is stored: the command line asks it to. Saving raises `InvalidSetting`, and is done in a thread: it
-writes a file.
+One object for the server, the command line and the benchmark; its rows (`describe`) are what page, API and command line
+show. What may be felt at once reads `current` and `model` at the moment of use; what is felt after a restart keeps, in
+`current`, the value of the start. While a server runs, only it changes what is stored: the command line asks it to.
+Saving raises `InvalidSetting`, and is done in a thread: it writes a file.
 """
 
 import asyncio
 import logging
 import threading
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
+import annotated_types
 import psutil
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 
-from app.core.errors import InvalidSetting, StoreUnavailable, wording_of
+from app.core.errors import InvalidSetting, StoreUnavailable, invalid_setting
 from app.core.setting_texts import plain
+from app.core.speculative_config import SpeculativeConfig
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
-from app.model_settings import Conflict, ModelSettings, find_conflict
-from app.settings import Settings, check_setting, property_of
+from app.model_settings import Conflict, ModelSettings, refuse_conflicts
+from app.settings import Settings, about, check_setting
 
 if TYPE_CHECKING:
     from app.store.rows import StoredSettings
@@ -30,9 +34,25 @@ if TYPE_CHECKING:
 Origin = Literal["command line", "environment", "store", "default"]
 Listener = Callable[[], None]
 
+AT_START = frozenset(name for name in Settings.model_fields if about(name)["takes_effect"] == "restart")
+"""The settings that are felt after a restart only."""
 OWN_CATALOGS = "languages"
 """The folder in `PACELINE_HOME` with languages of the user's own."""
 UNSET = ModelSettings()
+KINDS: Mapping[Any, str] = {
+    bool: "switch",
+    int: "number",
+    float: "number",
+    str: "text",
+    Path: "text",
+    tuple: "list",
+    dict: "pairs",
+    SecretStr: "secret",
+    SpeculativeConfig: "json",
+}
+LONG_CHARACTERS = 1000
+INHERITED = frozenset({"policy", "acceptance", "num_draft_tokens", "idle_seconds"})
+"""What of a model the server has a setting of the same name for."""
 
 logger = logging.getLogger(__name__)
 
@@ -173,21 +193,25 @@ class LiveSettings:
         Raises `InvalidSetting` for an unknown name, a bad value or a conflict. `models` are those on this computer;
         None: nobody looked, and any name will do.
         """
-        known = self.languages
-        checked = {name: checked_value(name, value, known) for name, value in changes.items()}
+        checked = {name: check_setting(name, value) for name, value in changes.items()}
+        if checked.get("language") and checked["language"] not in self.languages:
+            advice = f"language: use one of {', '.join(self.languages)}, or nothing"
+            raise InvalidSetting(advice, parameter="language")
         with self._lock:
             keeper = self._open_keeper()
             free = {name: value for name, value in checked.items() if name not in self._given.model_fields_set}
-            wanted = self.wanted.with_values({name: _or_default(name, value) for name, value in free.items()})
+            wanted = self.wanted.with_values(
+                {name: _default(name) if value is None else value for name, value in free.items()}
+            )
             aliases = {each.alias for each in self._models.values() if each.alias}
             names = None if models is None else frozenset({*models, *aliases})
             situation = Situation(wanted, keeper.has_keys(), names)
-            _refuse(find_conflict(situation, [each for each in CONFLICTS if set(each.names) & set(changes)]))
+            refuse_conflicts(situation, [each for each in CONFLICTS if set(each.names) & set(changes)])
             texts = {name: plain(value) for name, value in checked.items()}
             keeper.change_settings(texts, source=source)
             self._stored = {name: value for name, value in {**self._stored, **texts}.items() if value is not None}
             self.wanted = wanted
-            at_start = {name: getattr(self.current, name) for name in Settings.model_fields if waits(name)}
+            at_start = {name: getattr(self.current, name) for name in AT_START}
             self.current = wanted.with_values(at_start)
             self._tell()
 
@@ -226,6 +250,43 @@ class LiveSettings:
             self._tell()
             return model
 
+    def describe(self) -> list[dict[str, Any]]:
+        """Every setting of the server, in the order of the schema.
+
+        `value` is what a restart would bring, `in_effect` whether it is felt already; `stored` is what goes behind a
+        command line or an environment that says something else.
+        """
+        return [self.describe_one(name) for name in Settings.model_fields]
+
+    def describe_one(self, name: str) -> dict[str, Any]:
+        """One setting of the server. Raises KeyError for an unknown name."""
+        field = Settings.model_fields[name]
+        row = _row(name, field)
+        value = getattr(self.wanted, name)
+        if name == "language":
+            row |= {"kind": "choice", "options": ["", *self.languages]}
+        return row | {
+            "default": plain(_default(name)),
+            "value": plain(value),
+            "origin": self.origin(name),
+            "stored": self.stored(name),
+            "in_effect": value == getattr(self.current, name),
+            "variable": f"PACELINE_{name.upper()}",
+        }
+
+    def describe_model(self, model_id: str) -> list[dict[str, Any]]:
+        """Every setting of one model; `inherited` is what holds where nothing is set, None: the usual way."""
+        given = self.model(model_id).given()
+        return [
+            _row(name, field)
+            | {
+                "value": given.get(name),
+                "origin": "store" if name in given else "default",
+                "inherited": plain(getattr(self.current, name)) if name in INHERITED else None,
+            }
+            for name, field in ModelSettings.model_fields.items()
+        ]
+
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` after every change, on the event loop that runs now; the answer ends that."""
         entry = (asyncio.get_running_loop(), listener)
@@ -250,44 +311,21 @@ def _feel(listener: Listener) -> None:
         logger.exception("a change of the settings was not felt everywhere")
 
 
+def _default(name: str) -> Any:
+    return Settings.model_fields[name].get_default(call_default_factory=True)
+
+
 def _usable(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Without the values that mean nothing (any more), which is told."""
     usable = {}
     for name, value in stored.items():
         try:
             check_setting(name, value)
-        except (InvalidSetting, AttributeError) as error:
+        except InvalidSetting as error:
             logger.warning("the stored setting %s is left out: %s", name, error)
         else:
             usable[name] = value
     return usable
-
-
-def _or_default(name: str, value: Any) -> Any:
-    return Settings.model_fields[name].get_default(call_default_factory=True) if value is None else value
-
-
-def waits(name: str) -> bool:
-    """Whether a setting is felt after a restart only."""
-    return bool(property_of(name, "takes_effect") == "restart")
-
-
-def checked_value(name: str, value: Any, known_languages: Collection[str]) -> Any:
-    """The value of a setting to keep; None stays None. Raises `InvalidSetting`."""
-    if name not in Settings.model_fields:
-        raise InvalidSetting(f"there is no setting called {name[:60]}", parameter="name")
-    if not property_of(name, "stored"):
-        raise InvalidSetting(f"{name} comes from the environment only: set PACELINE_{name.upper()}", parameter=name)
-    if value is None:
-        return None
-    try:
-        checked = check_setting(name, value)
-    except InvalidSetting as error:
-        message = f"{name}: {error.message.partition(': ')[2]}"
-        raise InvalidSetting(message, parameter=name, wording=error.wording, values=error.values) from None
-    if name == "language" and checked and checked not in known_languages:
-        raise InvalidSetting(f"language: use one of {', '.join(known_languages)}, or nothing", parameter=name)
-    return checked
 
 
 def checked_model(values: Mapping[str, Any]) -> ModelSettings:
@@ -295,18 +333,59 @@ def checked_model(values: Mapping[str, Any]) -> ModelSettings:
     try:
         model = ModelSettings.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "settings"
-        message = str(first["msg"]).removeprefix("Value error, ")
-        wording, values = wording_of(first)
-        raise InvalidSetting(f"{name[:60]}: {message}", parameter=name[:60], wording=wording, values=values) from None
-    _refuse(find_conflict(model, MODEL_CONFLICTS))
+        raise invalid_setting(error.errors()[0]) from None
+    refuse_conflicts(model, MODEL_CONFLICTS)
     return model
 
 
-def _refuse(conflict: Conflict[Any] | None) -> None:
-    if conflict is not None:
-        message = f"{', '.join(conflict.names)}: {conflict.advice}"
-        name = conflict.names[0]
-        wording = conflict.wording or f"conflict_{name}"
-        raise InvalidSetting(message, code="conflicting_settings", parameter=name, wording=wording)
+def _row(name: str, field: FieldInfo) -> dict[str, Any]:
+    """What the schema says of a setting: how a form asks for it, its limits, and when a change is felt."""
+    extra = cast("dict[str, Any]", field.json_schema_extra)
+    kind, options = _kind(field.annotation)
+    limits = _limits(field)
+    if extra.get("unit") == "bytes":
+        kind = "size"
+    is_long = kind == "text" and (limits.get("longest") or 0) > LONG_CHARACTERS
+    return {
+        "name": name,
+        "description": field.description,
+        "section": extra.get("section"),
+        "kind": "long_text" if is_long else kind,
+        "options": options,
+        **limits,
+        "unit": extra.get("unit"),
+        "takes_effect": extra.get("takes_effect"),
+        "may_be_stored": extra.get("stored", True),
+    }
+
+
+def _kind(annotation: Any) -> tuple[str, list[str]]:
+    """How a form asks for a value of this type, and what there is to choose from."""
+    outer, inner = get_origin(annotation), get_args(annotation)
+    if outer is Annotated:
+        return _kind(inner[0])
+    if outer in {Union, types.UnionType}:
+        return _kind(next(each for each in inner if each is not types.NoneType))
+    if outer is Literal:
+        return "choice", [str(each) for each in inner]
+    if outer is tuple:
+        return "list", _kind(inner[0])[1]
+    return KINDS[outer or annotation], []
+
+
+def _limits(field: FieldInfo) -> dict[str, Any]:
+    found: dict[str, Any] = {"least": None, "most": None, "longest": None, "whole": int in _types(field.annotation)}
+    for limit in field.metadata:
+        if isinstance(limit, annotated_types.Ge):
+            found["least"] = limit.ge
+        elif isinstance(limit, annotated_types.Gt):
+            found["least"] = limit.gt
+        elif isinstance(limit, annotated_types.Le):
+            found["most"] = limit.le
+        elif isinstance(limit, annotated_types.MaxLen):
+            found["longest"] = limit.max_length
+    return found
+
+
+def _types(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) or (annotation,)

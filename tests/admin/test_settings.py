@@ -13,7 +13,6 @@ from app.core.drafters import METHOD_NAMES
 from app.core.errors import ModelUnavailable
 from app.core.messages import LoadedModel, Snapshot
 from app.model_settings import ModelSettings
-from app.serving.described import describe, describe_model
 from app.serving.live_settings import OWN_CATALOGS
 from app.settings import SECTIONS, Settings, TakesEffect
 from tests.admin.signing import SignInSite, make_sign_in_site
@@ -259,11 +258,11 @@ async def test_pins_and_idle_times_are_felt_at_load_and_now(site: SignInSite, cl
 
 
 def test_methods_and_descriptions_are_complete(site: SignInSite) -> None:
-    rows = by_name(describe_model(site.admin.settings, "demo-main"))
+    rows = by_name(site.admin.settings.describe_model("demo-main"))
     assert rows["methods"]["options"] == list(METHOD_NAMES)
     assert rows["system_prompt"]["kind"] == "long_text"
     assert all(row["description"] for row in rows.values())
-    assert len(describe(site.admin.settings)) == len(Settings.model_fields)
+    assert len(site.admin.settings.describe()) == len(Settings.model_fields)
 
 
 async def test_a_store_that_cannot_be_used_is_told_in_words_and_never_where_it_lies(

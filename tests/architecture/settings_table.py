@@ -3,7 +3,7 @@
 import re
 
 from app.core.setting_texts import plain
-from app.settings import describe_settings
+from app.settings import Settings
 from tests.architecture.source import ROOT
 
 PAGE = ROOT / "docs" / "settings.md"
@@ -12,10 +12,13 @@ TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*?(?=\| `PACELINE_OPENBLAS`)")
 FELT = {"now": "now", "reload": "next load", "restart": "restart"}
 
 
+VARIABLES = {f"PACELINE_{name.upper()}": field for name, field in Settings.model_fields.items()}
+
+
 def settings_table() -> str:
     """Head and rows, in the order of the schema."""
     rows = []
-    for variable, field in describe_settings().items():
+    for variable, field in VARIABLES.items():
         extra = field.json_schema_extra
         assert isinstance(extra, dict)
         default = plain(field.get_default(call_default_factory=True))

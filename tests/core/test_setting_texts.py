@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.core.sizes import parse_size, size_text
+from app.core.setting_texts import parse_size, size_text
 
 
 @pytest.mark.parametrize(
