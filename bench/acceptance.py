@@ -18,10 +18,10 @@ from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep, RowOutcome
 from app.engine.acceptance import MODES
+from app.engine.drafters import LoadedUnit
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit
 from app.engine.prefix_cache import PrefixCache
-from app.engine.unit import LoadedUnit
 
 DEMO_MODELS = Path(__file__).resolve().parents[1] / "app" / "demo_models"
 PROMPTS = (

@@ -39,6 +39,12 @@ class DraftSpecification(msgspec.Struct, frozen=True):
     method: str = "draft_model"
 
 
+NOT_THE_UNITS = frozenset(
+    {"policy", "num_draft_tokens", "queue_limit", "draft_unavailable", "context_tokens", "longest_token_bytes"}
+)
+"""Of a specification: what an open engine does not depend on; whatever is not named here is the unit's."""
+
+
 class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     """A main model and its drafters: loaded, leased and unloaded as one unit. Paths are local folders."""
 
@@ -67,6 +73,11 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     """What its files say, for a first look at the length of a prompt; 0: nobody knows."""
     prefix_cache_bytes: int = 1 << 30
     queue_limit: int = 128
+
+    def same_unit(self, other: "ModelSpecification") -> bool:
+        """Whether an engine opened for one serves the other: only what the scheduler or the server reads may differ."""
+        names = set(self.__struct_fields__) - NOT_THE_UNITS
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
 
 # --- commands -------------------------------------------------------------------------------------------------

@@ -1,28 +1,139 @@
 """One loaded model with its drafters: rows come, steps run, rows go. Steps are planned by the scheduler; nothing here
 knows a queue.
+
+Plain decoding is a decode step with zero drafts, plus one forward launched ahead, so that the device never waits for
+the host. A launched forward belongs to its rows: whatever is planned next, its tokens are delivered first.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import exp
+from typing import Any
 
 import mlx.core as mx
 
 from app.core.ports import EngineLimits
-from app.core.reason import Reason
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
-from app.core.step import PrefillRow, PrefillStep, StepCost, StepPlan, StepResult
-from app.engine.decoding import Decoder, Scores, score
-from app.engine.drafters import Outcome
+from app.core.step import (
+    DecodeRow,
+    DecodeStep,
+    Parts,
+    PrefillRow,
+    PrefillStep,
+    RowOutcome,
+    StepCost,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from app.engine.acceptance import MODES, accept
+from app.engine.drafters import LoadedUnit, Outcome, Proposal
 from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
 from app.engine.prefix_cache import PrefixCache
 from app.engine.rollback import UnknownCacheError
-from app.engine.runner import AloneRunner, Runner, StateRow, padded
-from app.engine.unit import LoadedUnit
+from app.engine.runner import AloneRunner, Runner, StateRow, last_of, padded
+from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Raw log probabilities of a forward: `chosen` [rows, slots]; in `top` the likeliest ids and their values [rows,
+    slots, k], if somebody wants any."""
+
+    chosen: mx.array
+    top: tuple[mx.array, ...] = ()
+
+    def arrays(self) -> list[mx.array]:
+        return [self.chosen, *self.top]
+
+    def rows(self, index: mx.array) -> "Scores":
+        return Scores(self.chosen[index], tuple(each[index] for each in self.top))
+
+    @cached_property
+    def _chosen(self) -> Any:
+        """As numbers; waits for the device."""
+        return self.chosen.tolist()
+
+    def confidences(self, row: int, count: int) -> tuple[float, ...]:
+        """Probabilities of what was chosen in the first `count` slots of a row."""
+        return tuple(map(exp, self._chosen[row][:count]))
+
+    def read(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
+        """Values of the first `count` slots of a row with its `top` likeliest tokens; waits for the device."""
+        chosen = self._chosen[row][:count]
+        if not self.top:
+            return tuple(map(TokenLogprobs, chosen))
+        likeliest: list[Any] = [each[row, :count, :top].tolist() for each in self.top]
+        return tuple(
+            TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
+            for logprob, ids, values in zip(chosen, *likeliest, strict=True)
+        )
+
+    def read_all(self) -> tuple[TokenLogprobs, ...]:
+        """Everything of a forward of one row."""
+        count, top = self.chosen.shape[1], self.top[0].shape[2] if self.top else 0
+        return self.read(0, count, top)
+
+
+def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
+    """Log softmax (nat) of float32 `logits` [rows, slots, vocabulary] at `drawn` [rows, slots] and its `top` best."""
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = (mx.take_along_axis(logits, drawn[..., None], axis=-1) - total)[..., 0]
+    if top == 0:
+        return Scores(chosen)
+    best = mx.argpartition(-logits, kth=top - 1, axis=-1)[..., :top]
+    values = mx.take_along_axis(logits, best, axis=-1) - total
+    order = mx.argsort(-values, axis=-1)
+    return Scores(chosen, (mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)))
+
+
+@dataclass(frozen=True)
+class Launched:
+    """int32 `tokens` [rows], one per row of `sequence_ids`. The device begins with them at once."""
+
+    sequence_ids: tuple[str, ...]
+    tokens: mx.array
+    scores: Scores
+
+    def __post_init__(self) -> None:
+        mx.async_eval(self.tokens, *self.scores.arrays())
+
+    def only(self, wanted: Sequence[str]) -> "Launched | None":
+        """The same launch without the rows that are not wanted; None when none is left."""
+        keep = [index for index, name in enumerate(self.sequence_ids) if name in wanted]
+        if len(keep) == len(self.sequence_ids):
+            return self
+        if not keep:
+            return None
+        index = mx.array(keep)
+        return Launched(
+            tuple(self.sequence_ids[row] for row in keep),
+            self.tokens[index],
+            self.scores.rows(index),
+        )
+
+
+def feed(rows: Sequence[DecodeRow], launched: Launched | None) -> tuple[mx.array, list[int]]:
+    """int32 [rows, width] of what each row feeds next, right-padded, and each row's real width.
+
+    A row in `launched` feeds its token that the host has not read; the others feed `tokens[computed:]`.
+    """
+    if launched is not None and launched.sequence_ids == tuple(row.sequence_id for row in rows):
+        return launched.tokens[:, None], [1] * len(rows)
+    pending = {} if launched is None else {name: index for index, name in enumerate(launched.sequence_ids)}
+    known = [[0] if row.sequence_id in pending else list(row.tokens[row.computed :]) for row in rows]
+    fed = padded(known)
+    for index, row in enumerate(rows):
+        if launched is not None and row.sequence_id in pending:
+            fed[index, 0] = launched.tokens[pending[row.sequence_id]]
+    return fed, [len(tokens) for tokens in known]
 
 
 class Engine:
-    """`EnginePort` over mlx. One thread loads, steps and frees it."""
+    """`EnginePort` over mlx. One thread loads, steps and frees it. `acceptance` is one of the `MODES`."""
 
     def __init__(
         self,
@@ -33,6 +144,9 @@ class Engine:
         *,
         acceptance: str = "coupled",
     ) -> None:
+        if acceptance not in MODES:
+            raise ValueError(f"acceptance must be one of {', '.join(MODES)}, not {acceptance}")
+        self._salt = DRAFT_SALT if acceptance == "rejection" else 0
         self.runner = runner
         self.drafters = drafters
         self.limits = limits
@@ -40,7 +154,9 @@ class Engine:
         self.prefixes = prefixes
         self._requests: dict[str, Request] = {}
         self._checkpoints: dict[str, dict[int, StateRow]] = {}
-        self._decoder = Decoder(runner, drafters, self._requests, acceptance=acceptance)
+        self._ahead: Launched | None = None
+        self._times: list[float] | None = None
+        """Of a decode step whose parts are to be timed: its begin, and the end of each part so far."""
 
     @property
     def cache_families(self) -> tuple[str, ...]:
@@ -80,7 +196,8 @@ class Engine:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
-        self._decoder.forget(request_id)
+        if self._ahead is not None:  # what was launched for the others stays
+            self._ahead = self._ahead.only([name for name in self._ahead.sequence_ids if name != request_id])
         length, checkpoints = self.runner.length(request_id), self._checkpoints.pop(request_id, {})
         if self.runner.caches.states and length <= len(tokens):
             checkpoints[length] = self.runner.state_row(request_id)
@@ -96,7 +213,7 @@ class Engine:
         self.prefixes.clear()
 
     def _reset(self) -> None:
-        self._decoder.ahead = None
+        self._ahead = None
         for name in list(self._requests):
             self.drafters.release(name)
         self._requests.clear()
@@ -106,7 +223,7 @@ class Engine:
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         try:
-            result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decoder.decode(plan)
+            result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decode(plan)
             emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
             names = {row.sequence_id: row.tokens for row in plan.rows}
             offers = {name: self.drafters.offers(name, tokens, emitted.get(name, ())) for name, tokens in names.items()}
@@ -151,6 +268,145 @@ class Engine:
                 mine = logits[place : place + 1, : end - row.start].astype(mx.float32)
                 scores[row.sequence_id] = score(mine, behind, request.sampling.top_logprobs or 0)
         return scores
+
+    def _decode(self, plan: DecodeStep) -> StepResult:
+        """Draft → verify → accept → rewind, in one lazy graph and with one read; or read the forward under way."""
+        self._times = [time.perf_counter()] if plan.timed else None
+        by_id = {row.sequence_id: row for row in plan.rows}
+        rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
+        if self._ahead is not None and any(row.sequence_id in self._ahead.sequence_ids for row in rows):
+            return StepResult(self._plain(rows, (NO_REASON,) * len(rows)))
+        for row in rows:
+            self.runner.caches.table.check(row.sequence_id, row.computed)
+        proposal = self._propose(rows)
+        if proposal.tokens is None:
+            width = max(len(row.tokens) - row.computed for row in rows)
+            return StepResult(self._plain(rows, proposal.reasons), width=width)
+        outcomes = self._verify(rows, proposal, proposal.tokens)
+        parts = None
+        if self._times is not None:
+            began, drafted, launched, verified, rewound = self._times
+            parts = Parts(drafted - began, verified - launched, rewound - verified)
+        return StepResult(outcomes, width=1 + max(proposal.counts), parts=parts)
+
+    def _end_part(self, arrays: Callable[[], Sequence[Any]] = list) -> None:
+        """Of a step whose parts are timed, once its `arrays` are there."""
+        if self._times is not None:
+            mx.eval(arrays())
+            self._times.append(time.perf_counter())
+
+    def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
+        """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first."""
+        current, self._ahead = self._ahead or self._launch(rows, None), None
+        if all(row.num_draft_tokens == 0 for row in rows):
+            beyond = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
+            if beyond:
+                self._ahead = self._launch(beyond, current.only([row.sequence_id for row in beyond]))
+        tokens: Any = current.tokens.tolist()
+        index = {name: place for place, name in enumerate(current.sequence_ids)}
+        return tuple(
+            self._outcome(row, [tokens[place]], current.scores, place, len(row.tokens) - row.computed, 0, reason)
+            for row, reason in zip(rows, reasons, strict=True)
+            if (place := index.get(row.sequence_id)) is not None
+        )
+
+    def _launch(self, rows: Sequence[DecodeRow], launched: Launched | None) -> Launched:
+        """One forward without drafts, fully kept. Rows in `launched` feed the token that is still on the device."""
+        names = [row.sequence_id for row in rows]
+        fed, widths = feed(rows, launched)
+        logits, forward = self.runner.forward(names, fed, widths)
+        kept = self.runner.commit(forward, widths)
+        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept))
+        pending = () if launched is None else launched.sequence_ids
+        sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
+        logits = last_of(logits, widths).astype(mx.float32)
+        drawn = draw(adjust(logits, sampled, fed if pending else None), sampled)
+        return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
+
+    def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
+        return SampledRow(self._requests[row.sequence_id].sampling, row.tokens, row.prompt_length, pending, salt)
+
+    def _scores(self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow]) -> Scores:
+        return score(logits, drawn, max(self._requests[row.sequence_id].sampling.top_logprobs or 0 for row in rows))
+
+    def _outcome(
+        self, row: DecodeRow, stays: list[int], scores: Scores, place: int, kept: int, drafted: int, reason: Reason
+    ) -> RowOutcome:
+        """What a row gained: of the tokens `stays`, all but the last were drafts; in `scores` it lies at `place`."""
+        top, method = self._requests[row.sequence_id].sampling.top_logprobs, row.method if drafted else "off"
+        logprobs = () if top is None else scores.read(place, len(stays), top)
+        computed, accepted, sure = row.computed + kept, len(stays) - 1, scores.confidences(place, len(stays))
+        return RowOutcome(row.sequence_id, tuple(stays), computed, drafted, accepted, logprobs, method, reason, sure)
+
+    def _propose(self, rows: Sequence[DecodeRow]) -> Proposal:
+        """Ask each row's drafter; one rectangle of drafts [rows, K] comes back."""
+        proposals = []
+        for method, drafter in self.drafters.available.items():
+            members = [index for index, row in enumerate(rows) if row.num_draft_tokens and row.method == method]
+            if members:
+                sampled = [self._sampled(rows[index], salt=self._salt) for index in members]
+                proposals.append((members, drafter.propose([rows[index] for index in members], sampled)))
+        proposal = _merged(len(rows), proposals)
+        if (drafts := proposal.tokens) is not None:
+            mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
+            self._end_part(lambda: [drafts])
+        return proposal
+
+    def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
+        """One forward over known tokens and drafts; the only read brings drawn tokens and accepted counts."""
+        known = [len(row.tokens) - row.computed for row in rows]
+        widths = [size + count for size, count in zip(known, proposal.counts, strict=True)]
+        slots = drafts.shape[1] + 1
+        places = mx.array(known, dtype=mx.int32)[:, None] - 1 + mx.arange(slots)
+        fed = padded([row.tokens[row.computed :] for row in rows], max(known) + slots - 1)
+        fed = mx.put_along_axis(fed, places[:, 1:], drafts, axis=1)
+        logits, forward = self.runner.forward([row.sequence_id for row in rows], fed, widths, record=True)
+        if logits.shape[1] != slots:
+            logits = mx.take_along_axis(logits, places[..., None], axis=1)
+        logits = logits.astype(mx.float32)
+        sampled = [self._sampled(row) for row in rows]
+        adjusted, draft_logits = adjust(logits, sampled, drafts), proposal.logits if self._salt else None
+        drawn, accepted = accept(drafts, adjusted, sampled, proposal.counts, draft_logits=draft_logits)
+        scores = self._scores(logits, drawn, rows)
+        packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
+        self._end_part()  # on the CPU the launch already waits for most of the forward
+        mx.async_eval(packed, *scores.arrays())
+        read: Any = packed.tolist()
+        self._end_part()
+        counts = [values[-1] for values in read]
+        kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
+        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, proposal.counts, counts))
+        self._end_part(lambda: [one.arrays() for one in (self.runner, *self.drafters.runners.values())])
+        return tuple(
+            self._outcome(row, read[place][: counts[place] + 1], scores, place, kept[place], drafted, reason)
+            for place, (row, drafted, reason) in enumerate(zip(rows, proposal.counts, proposal.reasons, strict=True))
+        )
+
+
+def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
+    """One proposal for all rows from those of some rows each; the usual one, by one drafter for all rows, as it is.
+
+    A row without logits beside rows with some, whose drafts were the only choice, gets certainty of them.
+    """
+    if len(proposals) == 1 and len(proposals[0][0]) == rows:
+        return proposals[0][1]
+    counts, reasons = [0] * rows, [NO_REASON] * rows
+    for members, proposal in proposals:
+        for index, count, reason in zip(members, proposal.counts, proposal.reasons, strict=True):
+            counts[index], reasons[index] = count, reason
+    if not any(counts):
+        return Proposal(None, tuple(counts), tuple(reasons))
+    tokens = mx.zeros((rows, max(counts)), dtype=mx.int32)
+    for members, proposal in proposals:
+        if proposal.tokens is not None:
+            tokens[mx.array(list(members)), : proposal.tokens.shape[1]] = proposal.tokens
+    drawn = [(members, proposal.logits) for members, proposal in proposals if proposal.logits is not None]
+    if not drawn:
+        return Proposal(tokens, tuple(counts), tuple(reasons))
+    merged = mx.where(tokens[..., None] == mx.arange(drawn[0][1].shape[-1]), 0.0, -mx.inf)
+    for members, logits in drawn:
+        merged[mx.array(list(members)), : logits.shape[1]] = logits
+    return Proposal(tokens, tuple(counts), tuple(reasons), merged)
 
 
 def open_engine(unit: LoadedUnit) -> Engine:

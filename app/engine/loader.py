@@ -25,9 +25,9 @@ from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
 from app.engine import memory
+from app.engine.drafters import LoadedDraft, LoadedUnit
 from app.engine.drafters.registry import REGISTRY
 from app.engine.few_rows import use_fast_products
-from app.engine.unit import LoadedDraft, LoadedUnit
 
 SLICE_BYTES = 64 * 1024 * 1024
 

@@ -56,10 +56,10 @@ def openblas_is_loaded() -> bool:
 
 def versions() -> dict[str, str]:
     """Versions of what computes here, by distribution name; one that is not installed is left out."""
-    found = {"python": python_version()}
+    known = {"python": python_version()}
     for name in REPORTED_DISTRIBUTIONS:
         try:
-            found[name] = metadata.version(name)
+            known[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return known

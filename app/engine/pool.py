@@ -21,9 +21,9 @@ from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
 from app.core.ports import Clock, EnginePort
 from app.core.step import StepCost
 from app.engine import memory
+from app.engine.drafters import LoadedUnit
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
-from app.engine.unit import LoadedUnit, same_unit
 from app.engine.warm_up import CostFiles, WarmUpSteps
 
 RETRY_AFTER_SECONDS = 5
@@ -192,7 +192,7 @@ class EnginePool:
         if any(isinstance(event, LoadFailed) and event.model_id == spec.id for event in self._events):
             return
         entry = self._entries.get(spec.id)
-        if entry is not None and not same_unit(entry.spec, spec):
+        if entry is not None and not entry.spec.same_unit(spec):
             if entry.leases:
                 message = f"{spec.id} is in use with other drafters or settings: retry when its requests have finished"
                 raise ModelUnavailable(message, code="model_in_use", retry_after_seconds=RETRY_AFTER_SECONDS)

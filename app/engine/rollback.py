@@ -297,19 +297,19 @@ class RecordingConv1d(nn.Conv1d):
 
 def attach(model: nn.Module) -> bool:
     """Make the model's recurrent layers recordable. False: it has none of a known kind, so tokens are carried over."""
-    found = False
+    recordable = False
     for _, module in model.named_modules():
         source = sys.modules[type(module).__module__]
         for name in SCANS:
             scan = getattr(source, name, None)
             if scan is None:
                 continue
-            found = True
+            recordable = True
             if not hasattr(scan, "recorded_scan"):
                 setattr(source, name, _recorded(scan))
         if type(module) is nn.Conv1d:
             module.__class__ = RecordingConv1d
-    return found
+    return recordable
 
 
 def _recorded(scan: Callable[..., Any]) -> Callable[..., Any]:

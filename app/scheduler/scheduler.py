@@ -379,5 +379,5 @@ class Scheduler:
         if reason in {FinishReason.STOP, FinishReason.LENGTH} and sequence.admitted_at is not None:
             self._queue.note_service(now - sequence.admitted_at)
         self._speculation.forget(request_id)
-        told = event or TokenEvent(request_id)
-        return replace(told, finish_reason=reason, statistics=sequence.statistics(now), error=error)
+        last = event or TokenEvent(request_id)
+        return replace(last, finish_reason=reason, statistics=sequence.statistics(now), error=error)

@@ -84,13 +84,13 @@ class Hindsight:
 
     def look_back(self, emitted: tuple[int, ...], offers: Mapping[str, Offer], row: Drafting) -> list[DraftObservation]:
         """What the emitted tokens tell about earlier offers; the new ones are followed from now on."""
-        told, followed = [], []
+        observations, followed = [], []
         for kind, tokens, right in self._followed:
             pairs = list(zip(tokens[right:], emitted, strict=False))
             hits = next((place for place, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
             tried = min(hits + 1, len(pairs))
             if tried:
-                told.append(DraftObservation(kind.method, tried, tried, hits, row, kind.match, right))
+                observations.append(DraftObservation(kind.method, tried, tried, hits, row, kind.match, right))
             if hits == tried and right + hits < len(tokens):
                 followed.append(_Followed(kind, tokens, right + hits))
         self.offered = offers
@@ -98,7 +98,7 @@ class Hindsight:
         if emitted or not followed:  # each piece of a prompt brings the same one again
             followed += [each for each in fresh if each.tokens]
         self._followed = followed
-        return told
+        return observations
 
 
 CARRY_LIMIT_TOKENS = 17
@@ -183,15 +183,15 @@ class Sequence:
         drafted = min(outcome.drafted, kept) if finish_reason else outcome.drafted
         accepted = min(outcome.accepted, kept)
         self.counters.count_step(kept=kept, drafted=drafted, accepted=accepted, method=outcome.method, parts=parts)
-        told = kept - (finish_reason is FinishReason.STOP)
+        shown = kept - (finish_reason is FinishReason.STOP)
         return TokenEvent(
             request_id=self.request.id,
-            tokens=outcome.emitted[:told],
+            tokens=outcome.emitted[:shown],
             drafted=drafted,
-            accepted=min(accepted, told),
+            accepted=min(accepted, shown),
             method=outcome.method if drafted else PLAIN,
             why_not_drafted=NO_REASON if drafted else refusal,
-            logprobs=outcome.logprobs[:told],
+            logprobs=outcome.logprobs[:shown],
             finish_reason=finish_reason,
         )
 

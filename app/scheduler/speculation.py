@@ -131,8 +131,8 @@ class Speculation:
         emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
         for name, offers in result.offers.items():
             if sequence := running.get(name):
-                told = sequence.hindsight.look_back(emitted.get(name, ()), offers, _drafting(sequence))
-                self._governor.look_back(told)
+                observations = sequence.hindsight.look_back(emitted.get(name, ()), offers, _drafting(sequence))
+                self._governor.look_back(observations)
 
     def forget(self, request_id: str) -> None:
         """The request is over."""

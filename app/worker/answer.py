@@ -55,14 +55,14 @@ class Choice:
         self._stream = prompt.table.open_stream(command.stop, continued=command.messages is None)
         self._scored = 1
         """Tokens of the prompt whose scores were told, if they are wanted; the first has none."""
-        self._received_at = self._last_told_at = received_at
+        self._received_at = self._last_sent_at = received_at
         self.queued_at = received_at
         """From here on the scheduler counts the time."""
-        self._told = Counters()
+        self._sent = Counters()
         """Ends exactly at a stop string, which the scheduler cannot see."""
         self._next = Delta(id=command.id, index=index, text="", tokens=0)
         """What the client is told next."""
-        self._why = self._told_why = NO_REASON
+        self._why = self._sent_why = NO_REASON
         self.closing = ""
         """The finish reason that is decided already, while the scheduler does not know yet."""
         self.ended = False
@@ -106,11 +106,11 @@ class Choice:
         if event.tokens:
             drafted = event.drafted if used == len(event.tokens) else min(event.drafted, used)
             accepted = min(event.accepted, used) if drafted else 0
-            self._told.count_step(kept=used, drafted=drafted, accepted=accepted, method=event.method)
+            self._sent.count_step(kept=used, drafted=drafted, accepted=accepted, method=event.method)
             self._next.tokens += used
             self._next.drafted += drafted
             self._next.accepted += accepted
-            self._last_told_at = at
+            self._last_sent_at = at
         if event.logprobs:
             self._next.logprobs += self._token_texts(event.tokens[:used], event.logprobs)
         self._next.method = event.method
@@ -131,19 +131,19 @@ class Choice:
         delta = self._next
         self._next = Delta(id=delta.id, index=delta.index, text="", tokens=0, method=delta.method)
         delta.text, delta.accepted_spans = chunk.text, chunk.accepted_spans
-        if self._why != self._told_why:
-            delta.why_not_drafted = self._told_why = self._why
+        if self._why != self._sent_why:
+            delta.why_not_drafted = self._sent_why = self._why
         self._send(delta)
 
     def _token_texts(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenText, ...]:
         texts: list[TokenText] = []
-        for token, found in zip(tokens, logprobs, strict=False):
+        for token, score in zip(tokens, logprobs, strict=False):
             text, data = self._table.token_text(token)
             top: list[tuple[str, float, tuple[int, ...]]] = []
-            for other, logprob in found.top:
+            for other, logprob in score.top:
                 other_text, other_data = self._table.token_text(other)
                 top.append((other_text, logprob, tuple(other_data)))
-            texts.append(TokenText(token=text, token_bytes=tuple(data), logprob=found.logprob, top=tuple(top)))
+            texts.append(TokenText(token=text, token_bytes=tuple(data), logprob=score.logprob, top=tuple(top)))
         return tuple(texts)
 
     def _usage(self, statistics: Statistics) -> Statistics:
@@ -159,11 +159,11 @@ class Choice:
 
     def _usage_as_told(self, statistics: Statistics, ended_at: float) -> Statistics:
         """What was told, when a stop string or the client ended it before the scheduler did at `ended_at`."""
-        late_seconds = ended_at - self._last_told_at if self._told.by_method else statistics.decode_seconds
+        late_seconds = ended_at - self._last_sent_at if self._sent.by_method else statistics.decode_seconds
         whole = self._usage(statistics)
         return replace(
             whole,
-            completion_tokens=self._told.generated,
+            completion_tokens=self._sent.generated,
             decode_seconds=max(0.0, whole.decode_seconds - late_seconds),
             by_method=self._methods_as_told(whole.by_method),
         )
@@ -171,11 +171,11 @@ class Choice:
     def _methods_as_told(self, whole: tuple[MethodStatistics, ...]) -> tuple[MethodStatistics, ...]:
         """The counts are those that were told; the seconds, theirs by the share of steps."""
         known = {each.method: each for each in whole}
-        told = []
-        for each in self._told.by_method:
+        methods = []
+        for each in self._sent.by_method:
             all_of_it = known.get(each.method, each)
             share = min(1.0, each.steps / max(1, all_of_it.steps))
-            told.append(
+            methods.append(
                 replace(
                     each,
                     draft_seconds=share * all_of_it.draft_seconds,
@@ -183,7 +183,7 @@ class Choice:
                     rewind_seconds=share * all_of_it.rewind_seconds,
                 )
             )
-        return tuple(told)
+        return tuple(methods)
 
 
 class Answer:

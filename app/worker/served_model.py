@@ -258,13 +258,13 @@ class ServedModel:
             self._free_rows()
         except Exception:
             _logger.exception("freeing a row failed")
-        told: list[TokenEvent] = []
+        current: list[TokenEvent] = []
         for event in events:
             if event.request_id not in self._open:
                 continue
-            told.append(event)
+            current.append(event)
             if event.finish_reason is not None:
                 self._open.discard(event.request_id)
                 self._release()
-        if told:
-            self._text_thread.tell(told, self._clock())
+        if current:
+            self._text_thread.tell(current, self._clock())

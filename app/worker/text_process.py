@@ -74,12 +74,12 @@ def main(folder: Path, connection: Connection) -> None:
     connection.send_bytes(msgspec.msgpack.encode(model.table))
     while True:
         command = msgspec.msgpack.decode(connection.recv_bytes(), type=Generate)
-        found = read(model, command)
+        tokens = read(model, command)
         seconds = stages.take()
-        if isinstance(found, Failed):
-            answer = PromptRead(error=found, seconds=seconds)
+        if isinstance(tokens, Failed):
+            answer = PromptRead(error=tokens, seconds=seconds)
         else:
-            answer = PromptRead(tokens=found, seconds=seconds)
+            answer = PromptRead(tokens=tokens, seconds=seconds)
         connection.send_bytes(msgspec.msgpack.encode(answer))
 
 

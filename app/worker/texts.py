@@ -133,12 +133,12 @@ class TextReader:
         except Ended as ended:
             reason = f"{command.model.id} cannot read this prompt: its chat template or tokenizer {ended}"
             named = "prompt" if command.messages is None else "messages"
-            told = (
+            refusal = (
                 InvalidRequest(reason, parameter=named)
                 if ended.costly
                 else ModelUnavailable(reason, retry_after_seconds=1)
             )
-            return Unread(told, {"stopped": time.monotonic() - began})
+            return Unread(refusal, {"stopped": time.monotonic() - began})
         if answer.error is not None:
             return Unread(error_of(answer.error), answer.seconds)
         return Prompt(tuple(answer.tokens), process.table, answer.seconds)
@@ -194,11 +194,11 @@ class TextProcess:
 
     def load(self) -> None:
         """Wait for its table. Raises Ended, and ModelUnavailable with the reason of the folder."""
-        found = self._receive(TokenTable | Failed)
-        if isinstance(found, Failed):
+        table = self._receive(TokenTable | Failed)
+        if isinstance(table, Failed):
             self.kill()
-            raise error_of(found)
-        self.table = found
+            raise error_of(table)
+        self.table = table
         self._limit_bytes = self._used_bytes() + PROMPT_BYTES
 
     @property

@@ -13,9 +13,9 @@ import mlx.core as mx
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeStep, Statistics, StepCost, StepResult
+from app.engine.drafters import LoadedUnit
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit
-from app.engine.unit import LoadedUnit
 from app.engine.warm_up import warm_up
 from app.scheduler.scheduler import Scheduler
 from app.serving.sweep.worker_side import DecodeClock

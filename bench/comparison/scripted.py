@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from app.core.drafters.dflash import DFlashConfig
 from app.core.step import DecodeRow
+from app.engine.drafters import LoadedUnit
 from app.engine.drafters.dflash import DFlash, DFlashModel
 from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine, open_engine
@@ -17,7 +18,6 @@ from app.engine.layers import Target
 from app.engine.memory import computes_in_float32
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
-from app.engine.unit import LoadedUnit
 
 BLOCK_SIZE = 8
 LAYERS = 2

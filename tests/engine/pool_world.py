@@ -11,8 +11,8 @@ from app.core.messages import ModelSpecification
 from app.core.ports import EngineLimits
 from app.core.request import Request
 from app.core.step import StepCost, StepPlan, StepResult
+from app.engine.drafters import LoadedUnit
 from app.engine.pool import EnginePool, PoolEvent
-from app.engine.unit import LoadedUnit
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 9, "huge": 11}
 CEILING = 10

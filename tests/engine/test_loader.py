@@ -20,8 +20,8 @@ from mlx_lm.utils import _get_classes, load_model
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.engine import memory
+from app.engine.drafters import LoadedUnit
 from app.engine.loader import load_unit
-from app.engine.unit import LoadedUnit
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
 
 SMALL_SLICE_BYTES = 4096

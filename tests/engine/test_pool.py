@@ -6,8 +6,8 @@ import pytest
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable
 from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, ModelSpecification
 from app.engine import memory
+from app.engine.drafters import LoadedUnit
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed
-from app.engine.unit import LoadedUnit
 from tests.engine.pool_world import SIZES, FakeEngine, World, drain, ready, specification
 
 

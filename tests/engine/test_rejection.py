@@ -19,10 +19,9 @@ from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
 from app.engine import acceptance
 from app.engine.acceptance import accept
-from app.engine.decoding import _merged
 from app.engine.drafters import Drafter, Proposal
 from app.engine.drafters.draft_model import drawn_behind
-from app.engine.engine import Engine
+from app.engine.engine import Engine, _merged
 from app.engine.prefix_cache import PrefixCache
 from app.engine.sampling import DRAFT_SALT, SampledRow
 from tests.engine.chi_square import Floats, distribution, fits

@@ -5,18 +5,63 @@ To add one: write a file here with a subclass of `Drafter`, and add a line to `M
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
 
+from app.core.drafters import DRAFT_MODEL
+from app.core.errors import ModelUnavailable
+from app.core.messages import ModelSpecification
 from app.core.model_folder import ModelFolder
 from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.runner import Forward, Runner
 from app.engine.sampling import SampledRow
-from app.engine.unit import LoadedUnit
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A drafter in memory. `vocabulary_size` counts the tokens that it chooses from, padding included."""
+
+    method: str
+    id: str
+    model: nn.Module
+    config: Mapping[str, Any]
+    max_context_tokens: int
+    vocabulary_size: int
+
+
+class NoDraft(ModelUnavailable):
+    """No drafter of a method came with the model: no `drafter`, in words."""
+
+    def __init__(self, drafter: str) -> None:
+        super().__init__(f"no {drafter} is loaded with this model")
+        self.drafter = drafter
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedUnit:
+    """A target and its drafters, in memory. `vocabulary_size` counts embedding rows, padding included."""
+
+    spec: ModelSpecification
+    target: nn.Module
+    config: Mapping[str, Any]
+    weights_bytes: int
+    max_context_tokens: int
+    vocabulary_size: int
+    drafts: tuple[LoadedDraft, ...] = ()
+
+    def draft(self, method: str) -> LoadedDraft:
+        """The drafter of that method. Raises NoDraft, or ModelUnavailable that says why there is none."""
+        for draft in self.drafts:
+            if draft.method == method:
+                return draft
+        if self.spec.draft_unavailable:
+            raise ModelUnavailable(self.spec.draft_unavailable)
+        raise NoDraft("draft model" if method == DRAFT_MODEL.name else f"{method} drafter")
 
 
 class Proposal(NamedTuple):

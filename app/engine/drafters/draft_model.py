@@ -14,11 +14,10 @@ from app.core.errors import ModelUnavailable
 from app.core.reason import NO_REASON, Reason
 from app.core.step import DecodeRow
 from app.engine.acceptance import fit_vocabulary
-from app.engine.drafters import Drafter, Outcome, Proposal
+from app.engine.drafters import Drafter, LoadedUnit, Outcome, Proposal
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import SampledRow, adjust, draw
-from app.engine.unit import LoadedUnit
 
 CATCH_UP_CHUNK_TOKENS = 512
 CATCH_UP_WIDTH_TOKENS = 16

@@ -21,12 +21,11 @@ from app.core.model_folder import ModelFolder
 from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DecodeRow
-from app.engine.drafters import Drafter, Outcome
+from app.engine.drafters import Drafter, LoadedUnit, Outcome
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.layers import Target
 from app.engine.runner import Runner, padded
 from app.engine.sampling import SampledRow
-from app.engine.unit import LoadedUnit
 
 WAITING_TOKENS = 256
 EXTEND_AT_ONCE_TOKENS = 32

@@ -9,9 +9,8 @@ from app.core.errors import ModelUnavailable
 from app.core.reason import Reason
 from app.core.request import Request
 from app.core.step import DRAFT_LENGTHS, Offer
-from app.engine.drafters import Drafter, Outcome
+from app.engine.drafters import Drafter, LoadedUnit, NoDraft, Outcome
 from app.engine.runner import Runner
-from app.engine.unit import LoadedUnit, NoDraft
 
 
 def _drafter_of(method: str) -> type[Drafter]:
