@@ -40,11 +40,10 @@ from app.hub import pairing
 from app.hub.catalog import FolderCatalog, default_catalog
 from app.hub.pairing import Speedups
 from app.i18n import Catalogs
-from app.serving.activity import Activity
 from app.serving.auth import Door, Lockout, SetupToken, authorize
 from app.serving.body import give_memory_back
 from app.serving.choosing import Measured
-from app.serving.context import Context
+from app.serving.context import Activity, Context
 from app.serving.errors import install_error_handlers
 from app.serving.gate import Gate
 from app.serving.journal import Journal

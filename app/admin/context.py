@@ -15,7 +15,7 @@ from app.serving.auth import Lockout, SetupToken
 from app.serving.context import Context
 from app.serving.live_settings import LiveSettings
 from app.serving.logs import LogRing
-from app.serving.pace import Pace
+from app.serving.measurements import Pace
 from app.store.accounts import Accounts
 from app.store.conversations import Conversations
 from app.store.rows import KeptMeasurements, RequestHistory

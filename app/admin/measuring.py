@@ -288,11 +288,11 @@ class Measuring:
         """Until nobody else asks for anything."""
         if len(self._activity):
             job.phase = "paused"
-            await self._unless_stopped(job, self._activity.wait_idle())
+            await self._unless_stopped(job, self._activity.idle.wait())
 
     async def _alone(self, job: MeasurementJob, work: Coroutine[Any, Any, Result]) -> Result:
         """Raises TimeoutError when somebody else asks for something before `work` is done."""
-        return await self._first(work, {self._activity.wait_busy(): TimeoutError, job.stopping.wait(): Stopped})
+        return await self._first(work, {self._activity.busy.wait(): TimeoutError, job.stopping.wait(): Stopped})
 
     async def _unless_stopped(self, job: MeasurementJob, work: Coroutine[Any, Any, Result]) -> Result:
         return await self._first(work, {job.stopping.wait(): Stopped})

@@ -1,19 +1,74 @@
 """What the endpoints share: made once by `create_app`, reached through the application's state."""
 
+import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from app.core.errors import ModelUnavailable, QueueFull
 from app.core.ports import Clock
-from app.serving.activity import Activity
 from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
 from app.serving.measurements import Measurements
 from app.serving.resolver import IdleLimit, Resolver
 from app.serving.sse import KeptFrames
 from app.settings import Settings
-from app.worker.client import WorkerClient
+from app.worker.client import RequestStream, WorkerClient
+
+
+class Activity:
+    """The open generation requests, and whether new ones may begin. Called from the event loop only.
+
+    `limit` tells how many there may be now.
+    """
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self._limit = limit
+        self._open: set[RequestStream] = set()
+        self.idle = asyncio.Event()
+        """No request is open."""
+        self.idle.set()
+        self.busy = asyncio.Event()
+        """One is."""
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def check_open(self) -> None:
+        """Raise `ModelUnavailable` while draining, `QueueFull` when too many requests are open."""
+        if self.draining:
+            raise ModelUnavailable("Paceline is shutting down.", code="shutting_down", retry_after_seconds=5)
+        if len(self._open) >= self._limit():
+            raise QueueFull("Too many requests are open: try again in a moment.", retry_after_seconds=1)
+
+    def enter(self, request: RequestStream) -> None:
+        """Count `request` as open until `leave`. Raises as `check_open` does."""
+        self.check_open()
+        self._open.add(request)
+        self.idle.clear()
+        self.busy.set()
+
+    def leave(self, request: RequestStream) -> None:
+        """`request` ended; a second call does nothing."""
+        self._open.discard(request)
+        if not self._open:
+            self.idle.set()
+            self.busy.clear()
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests, give open ones `seconds` to finish, then end the rest with an error."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(seconds):
+                await self.idle.wait()
+        except TimeoutError:
+            for request in list(self._open):
+                request.fail(
+                    ModelUnavailable("Paceline shut down before the answer was complete.", code="shutting_down")
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,21 +1,30 @@
-"""Counters of the server, in Prometheus form, in a registry of their own. Units are in the names.
+"""What is counted of all requests together: counters in Prometheus form, and the pace of the last day.
 
-Labels come from bounded sets only: route templates, ids of models in the catalog, names of methods.
+The counters have a registry of their own; units are in the names. Labels come from bounded sets only: route templates,
+ids of models in the catalog, names of methods.
 """
 
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from app.core.messages import Event, Heartbeat, LoadedModel, TextWork
+from app.core.messages import Delta, Event, Heartbeat, LoadedModel, TextWork
+from app.core.ports import Clock
 from app.core.step import Statistics
 from app.worker.client import WorkerClient
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 MODEL_BYTES = ("weights_bytes", "cache_bytes", "prefix_cache_bytes")
+SPAN_SECONDS = 120
+SPAN_MINUTES = 24 * 60
+SMOOTHED_SECONDS = 3
+"""The present speed is that of the last full seconds: steps are too lumpy for one alone."""
 
 
 class Measurements:
@@ -169,3 +178,86 @@ class WorkerGauges:
         self._waiting.labels(model.id).set(model.waiting)
         for kind in MODEL_BYTES:
             self._model_bytes.labels(model.id, kind.removesuffix("_bytes")).set(getattr(model, kind))
+
+
+@dataclass(slots=True)
+class Period:
+    """What was told within one second or one minute, by its number on the clock."""
+
+    number: int
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One value for each of the last seconds, the oldest first, and the present speed."""
+
+    tokens: tuple[int, ...]
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+    tokens_per_second: float
+    acceptance: float | None
+    """The share of drafts that stayed, over the whole span; None where nothing was drafted, or nothing runs now."""
+
+
+class Track:
+    """The last periods of one length in which tokens came."""
+
+    def __init__(self, clock: Clock, period_seconds: int, count: int) -> None:
+        self._clock = clock
+        self._period_seconds = period_seconds
+        self._count = count
+        self._periods: deque[Period] = deque(maxlen=count + 1)
+
+    def add(self, event: Delta) -> None:
+        """Count the tokens of one event."""
+        number = int(self._clock() // self._period_seconds)
+        if not self._periods or self._periods[-1].number != number:
+            self._periods.append(Period(number))
+        period = self._periods[-1]
+        period.tokens += event.tokens
+        period.drafted += event.drafted
+        period.accepted += event.accepted
+
+    def full(self) -> list[Period]:
+        """The last `count` periods that are over, the oldest first."""
+        now = int(self._clock() // self._period_seconds)
+        known = {period.number: period for period in self._periods}
+        return [known.get(number) or Period(number) for number in range(now - self._count, now)]
+
+
+class Pace:
+    """How fast tokens come, of all requests together: by seconds for two minutes, by minutes for a day.
+
+    Called from the event loop only.
+    """
+
+    def __init__(self, *, clock: Clock = time.monotonic, span_seconds: int = SPAN_SECONDS) -> None:
+        self._seconds = Track(clock, 1, span_seconds)
+        self._minutes = Track(clock, 60, SPAN_MINUTES)
+
+    def hear(self, event: Event) -> None:
+        """Listen to the worker."""
+        if isinstance(event, Delta):
+            self._seconds.add(event)
+            self._minutes.add(event)
+
+    def course(self) -> Course:
+        """The full seconds; the one that runs is not among them."""
+        full = self._seconds.full()
+        recent = full[-SMOOTHED_SECONDS:]
+        speed = sum(second.tokens for second in recent) / len(recent)
+        drafted, accepted = sum(second.drafted for second in full), sum(second.accepted for second in full)
+        return Course(
+            tokens=tuple(second.tokens for second in full),
+            drafted=tuple(second.drafted for second in full),
+            accepted=tuple(second.accepted for second in full),
+            tokens_per_second=round(speed, 1),
+            acceptance=accepted / drafted if drafted and speed else None,
+        )
+
+    def minutes(self) -> tuple[int, ...]:
+        """The tokens of each full minute of the last day, the oldest first."""
+        return tuple(minute.tokens for minute in self._minutes.full())

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.core import descriptors
-from app.serving.activity import Activity
+from app.serving.context import Activity
 from app.serving.errors import Rejected, error_object
 from app.serving.sse import COMMENT
 

@@ -25,8 +25,7 @@ from app.core.step import MethodStatistics, Statistics
 from app.hub import pairing
 from app.hub.catalog import FolderCatalog, default_catalog
 from app.main import admin_context, build, measured_in
-from app.serving.activity import Activity
-from app.serving.context import Context
+from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
 from app.serving.resolver import IdleLimit, Resolver
 from app.settings import Settings

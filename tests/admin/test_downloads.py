@@ -19,8 +19,7 @@ from app.hub.catalog import FolderCatalog
 from app.hub.hub_files import Hub
 from app.hub.hub_search import FoundRepository, search
 from app.main import admin_context, build
-from app.serving.activity import Activity
-from app.serving.context import Context
+from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
 from app.serving.resolver import IdleLimit, Resolver
 from app.settings import Settings

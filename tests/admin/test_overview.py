@@ -9,7 +9,7 @@ from app.admin.live import LiveFeed
 from app.core.messages import Delta, LoadedModel, LoadProgress, Ready, Snapshot
 from app.core.reason import Reason
 from app.main import build
-from app.serving.pace import Pace
+from app.serving.measurements import Pace
 from tests.admin.signing import Time
 from tests.admin.test_frame import OWN, get, script_data
 from tests.api.fakes import Site, make_site

@@ -33,8 +33,7 @@ from app.hub import pairing
 from app.hub.catalog import CatalogModel
 from app.main import admin_context, build
 from app.model_settings import ModelSettings
-from app.serving.activity import Activity
-from app.serving.context import Context
+from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
 from app.serving.resolver import IdleLimit, Resolver
 from app.serving.server import DeadlineProtocol, DrainingServer, bind, serve_config

@@ -1,7 +1,7 @@
 """The pace: tokens by the second, the present speed, and what of the drafts stayed."""
 
 from app.core.messages import Delta, Heartbeat
-from app.serving.pace import SMOOTHED_SECONDS, Pace
+from app.serving.measurements import SMOOTHED_SECONDS, Pace
 
 
 class Clock:
