@@ -27,13 +27,11 @@ class EngineLimits:
 class EnginePort(Protocol):
     """One loaded model with its drafters. All calls come from the MLX thread; none blocks on anything else."""
 
-    @property
-    def limits(self) -> EngineLimits: ...
+    measured: Sequence[StepCost]
+    """What steps cost when the model was warmed up, or in an earlier life on this machine."""
 
     @property
-    def measured(self) -> Sequence[StepCost]:
-        """What steps cost when the model was warmed up, or in an earlier life on this machine."""
-        ...
+    def limits(self) -> EngineLimits: ...
 
     def admit(self, request: Request) -> int:
         """Claim a row; the answer is how many prompt tokens the prefix cache already holds (< prompt length)."""
@@ -46,6 +44,18 @@ class EnginePort(Protocol):
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         """Free the row; `tokens` (prompt and told output) may be kept for the prefix cache. Unknown ids are fine."""
         ...
+
+    # --- for the pool: its bytes, and to let go of them -------------------------------------------------------
+
+    @property
+    def cache_bytes(self) -> int: ...
+    @property
+    def prefix_cache_bytes(self) -> int: ...
+    @property
+    def cache_families(self) -> tuple[str, ...]: ...
+    def drop_prefix_cache(self) -> None: ...
+    def bound_prefix_cache(self, limit_bytes: int) -> None: ...
+    def close(self) -> None: ...
 
 
 Clock = Callable[[], float]

@@ -13,13 +13,11 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
 
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable, PacelineError
 from app.core.footprint import Footprint
 from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
 from app.core.ports import Clock, EnginePort
-from app.core.step import StepCost
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import open_engine
@@ -31,22 +29,6 @@ RETRY_AFTER_SECONDS = 5
 DEFAULT_IDLE_SECONDS = 3600.0
 
 _logger = logging.getLogger(__name__)
-
-
-class PooledEngine(EnginePort, Protocol):
-    """What the pool asks of an engine beyond stepping: its bytes, and to let go of them."""
-
-    measured: Sequence[StepCost]
-
-    @property
-    def cache_bytes(self) -> int: ...
-    @property
-    def prefix_cache_bytes(self) -> int: ...
-    @property
-    def cache_families(self) -> tuple[str, ...]: ...
-    def drop_prefix_cache(self) -> None: ...
-    def bound_prefix_cache(self, limit_bytes: int) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +71,10 @@ class Resident:
     steps: Generator[tuple[str, float], None, None] | None = None
     leases: int = 0
     unit: LoadedUnit | None = None
-    engine: PooledEngine | None = None
+    engine: EnginePort | None = None
 
     @property
-    def ready_engine(self) -> PooledEngine | None:
+    def ready_engine(self) -> EnginePort | None:
         """The engine once the load is over."""
         return self.engine if self.steps is None else None
 
@@ -160,9 +142,9 @@ class EnginePool:
         *,
         ceiling_bytes: int,
         load: Callable[[ModelSpecification], LoadSteps],
-        open_engine: Callable[[LoadedUnit], PooledEngine],
+        open_engine: Callable[[LoadedUnit], EnginePort],
         estimate: Callable[[ModelSpecification], Footprint],
-        warm_up: Callable[[PooledEngine, ModelSpecification], WarmUpSteps] | None = None,
+        warm_up: Callable[[EnginePort, ModelSpecification], WarmUpSteps] | None = None,
         default_idle_seconds: float | None = DEFAULT_IDLE_SECONDS,
         clock: Clock = time.monotonic,
         reclaim: Callable[[], None] = memory.release,
@@ -209,7 +191,7 @@ class EnginePool:
             entry.leases -= 1
             entry.last_used = self._clock()
 
-    def engine(self, model_id: str) -> PooledEngine | None:
+    def engine(self, model_id: str) -> EnginePort | None:
         """The engine when the model is ready, else None."""
         entry = self._entries.get(model_id)
         return entry.ready_engine if entry else None
@@ -435,10 +417,10 @@ class EnginePool:
         return 0.0 if entry.leases else self._clock() - entry.last_used
 
 
-def open_pool(ceiling_bytes: int | None = None, *, costs: CostFiles | None = None) -> EnginePool:
-    """The pool of this machine: real folders, real engines. Raises InvalidRequest when the limit set is no size."""
+def open_pool(ceiling_bytes: int, *, costs: CostFiles | None = None) -> EnginePool:
+    """The pool of this machine: real folders, real engines."""
     return EnginePool(
-        ceiling_bytes=memory.ceiling_bytes() if ceiling_bytes is None else ceiling_bytes,
+        ceiling_bytes=ceiling_bytes,
         load=load_unit,
         open_engine=open_engine,
         estimate=memory.footprint,

@@ -85,11 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for descriptor in (options.channel_fd, options.note_fd):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - a process of ours that outlived us would hold them open
     channel = WorkerChannel(socket.socket(fileno=options.channel_fd))
-    _serve(channel, options.memory_ceiling_bytes, costs, CrashNote(options.note_fd))
+    ceiling_bytes = options.memory_ceiling_bytes
+    if ceiling_bytes is None:
+        ceiling_bytes = memory.ceiling_bytes()
+    _serve(channel, ceiling_bytes, costs, CrashNote(options.note_fd))
     return 0
 
 
-def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, crash_note: CrashNote) -> None:
+def _serve(channel: WorkerChannel, ceiling_bytes: int, costs: CostFiles, crash_note: CrashNote) -> None:
     texts = Texts()
     text_thread = TextThread(read=texts.read, send=channel.send, post=lambda each: loop.post(each))  # noqa: PLW0108 - it comes next
     loop = Loop(
@@ -114,7 +117,7 @@ def _serve(channel: WorkerChannel, ceiling_bytes: int | None, costs: CostFiles, 
             process_id=os.getpid(),
             device=memory.device_name(),
             versions=platform.versions(),
-            memory_ceiling_bytes=memory.ceiling_bytes() if ceiling_bytes is None else ceiling_bytes,
+            memory_ceiling_bytes=ceiling_bytes,
         )
     )
     loop.run()

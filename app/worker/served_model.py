@@ -93,7 +93,7 @@ class ServedModel:
 
     def keep_costs(self) -> None:
         """Hand over what steps cost here, for the next load; only while nobody waits for a step."""
-        if self._scheduler is None or self._specification is None or self.busy:
+        if self._scheduler is None or self._specification is None or self._open or self._submissions:
             return
         try:
             self._keep_costs(self._specification, self._scheduler.costs)
