@@ -25,13 +25,13 @@ from app.admin import (
     settings_routes,
 )
 from app.admin.context import DASHBOARD, AdminContext
-from app.admin.download_tools import DownloadTools
+from app.admin.download_routes import DownloadTools
 from app.admin.live import LiveFeed
 from app.admin.loading import Loading
 from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages, read_assets
-from app.api import chat, completions, control, models
+from app.api import chat, completions, control
 from app.core import descriptors
 from app.core.errors import StoreUnavailable
 from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
@@ -65,7 +65,7 @@ from app.store.rows import KeptMeasurements, RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 
-ROUTERS = (chat, completions, models, control)
+ROUTERS = (chat, completions, control)
 """The endpoints."""
 AREAS = (
     overview,
@@ -144,7 +144,7 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
         kept=kept,
         history=RequestHistory(store),
         conversations=Conversations(store),
-        downloads=DownloadTools.of(context, store, loading.arrived),
+        downloads=DownloadTools(context, store, loading.arrived),
         logs=logs or LogRing(),
     )
 

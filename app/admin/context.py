@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from app.admin.download_tools import DownloadTools
+from app.admin.download_routes import DownloadTools
 from app.admin.live import LiveFeed
 from app.admin.loading import Loading
 from app.admin.measuring import Measuring

@@ -113,7 +113,7 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
         "choice": {name: admin.settings.model(main.id).given().get(name) for name in SPECULATION},
         "usual": {"policy": current.policy, "acceptance": current.acceptance},
         "elsewhere": decided_elsewhere(admin),
-        "ceiling_bytes": admin.models.ceiling_bytes,
+        "ceiling_bytes": admin.serving.memory_ceiling_bytes,
         "methods": list(loaded.methods) if loaded else [],
         "candidates": candidates,
         "published": published,

@@ -37,13 +37,14 @@ class ModelView:
         looking = self._context.resolver.is_looking()
         return {
             "models": [self.describe(model, looking=looking) for model in models],
-            "ceiling_bytes": self.ceiling_bytes,
+            "ceiling_bytes": self._context.memory_ceiling_bytes,
             "folders": [str(folder) for folder in self._context.settings.model_dirs],
         }
 
     def describe(self, model: CatalogModel, *, looking: bool = False) -> dict[str, Any]:
         """One model as JSON. Bytes and seconds as the names say; 0 and empty where nobody knows, or knows yet."""
-        entry, live = entry_of(self._context, model, looking=looking), self._context.live.current
+        entry, live = entry_of(self._context, model, looking=looking), self._context.settings
+        ceiling = self._context.memory_ceiling_bytes
         settings, loaded, footprint = entry.settings, entry.loaded, self.footprint(model)
         fits = footprint is None or self.holds(footprint)
         return entry.as_object() | {
@@ -59,7 +60,7 @@ class ModelView:
             "problem": entry.problem,
             "is_downloaded": model.path.is_relative_to(live.downloads_path),
             "is_quarantined": bool(entry.quarantine),
-            "footprint": footprint and {**sizes(footprint), "fits": fits, "ceiling_bytes": self.ceiling_bytes},
+            "footprint": footprint and {**sizes(footprint), "fits": fits, "ceiling_bytes": ceiling},
             "alias": settings.alias or "",
             "pinned": loaded.pinned if loaded is not None else bool(settings.pinned),
             "idle_seconds": settings.idle_seconds,
@@ -69,15 +70,9 @@ class ModelView:
 
     # --- memory -------------------------------------------------------------------------------------------------
 
-    @property
-    def ceiling_bytes(self) -> int:
-        """What models may take together, as the worker told it; 0: no worker has told it yet."""
-        info = self._context.worker.ready_info
-        return info.memory_ceiling_bytes if info is not None else 0
-
     def holds(self, footprint: Footprint) -> bool:
         """Whether it fits when nothing else is loaded; what nobody knows is no obstacle."""
-        return not self.ceiling_bytes or footprint.total_bytes <= self.ceiling_bytes
+        return not self._context.memory_ceiling_bytes or footprint.total_bytes <= self._context.memory_ceiling_bytes
 
     def footprint(self, main: CatalogModel) -> Footprint | None:
         """Of a main model without drafters; None for a broken folder, and for a drafter."""
@@ -98,7 +93,7 @@ class ModelView:
         unit = sum((each.footprint for each in drafts), alone)
         if not self.holds(unit):
             names = " + ".join([main.id, *(each.id for each in drafts)])
-            needed, ceiling = unit.total_bytes / 1e9, self.ceiling_bytes / 1e9
+            needed, ceiling = unit.total_bytes / 1e9, self._context.memory_ceiling_bytes / 1e9
             advice = "choose a smaller drafter" if drafts else "choose a smaller model"
             raise InsufficientMemory(f"{names} needs {needed:.1f} GB, the ceiling is {ceiling:.1f} GB: {advice}")
 

@@ -126,7 +126,7 @@ async def server_state(admin: AdminContext) -> dict[str, Any]:
     return {
         "worker": worker_state(admin),
         "memory": {
-            "ceiling_bytes": admin.models.ceiling_bytes,
+            "ceiling_bytes": admin.serving.memory_ceiling_bytes,
             "active_bytes": snapshot.active_bytes,
             "cached_bytes": snapshot.cached_bytes,
             "peak_bytes": snapshot.peak_bytes,

@@ -101,6 +101,12 @@ class Context:
         """The settings as they are now; ask again rather than keep them."""
         return self.live.current
 
+    @property
+    def memory_ceiling_bytes(self) -> int:
+        """What models may take together, as the worker told it; 0: no worker has told it yet."""
+        info = self.worker.ready_info
+        return info.memory_ceiling_bytes if info is not None else 0
+
 
 def context_of(request: Request) -> Context:
     """The context of the application that serves `request`."""

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.admin.download_tools import DownloadTools
+from app.admin.download_routes import DownloadTools
 from app.core.download import Download
 from app.core.messages import LoadedModel, Ready, Snapshot
 from app.hub.catalog import FolderCatalog
@@ -78,7 +78,7 @@ async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch)
     )
     store = Store(tmp_path / FILE_NAME)
     arrived: list[Download] = []
-    tools = DownloadTools.of(context, store, arrived.append)
+    tools = DownloadTools(context, store, arrived.append)
     app = build(dataclasses.replace(admin_context(context, store), downloads=tools))
     await tools.start()
     headers = {"authorization": f"Bearer {KEY}"}
