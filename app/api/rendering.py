@@ -8,7 +8,6 @@ from typing import Any
 from app.api.commands import GenerationBody
 from app.core.messages import Delta, Finished, Generate, TokenText
 from app.core.step import Statistics
-from app.serving.figures import add_usages, speculation_object, timings_object
 
 
 @dataclass(slots=True)
@@ -48,7 +47,7 @@ class Renderer:
         self.include_usage = include_usage
         """Whether a stream ends with the usage of all choices."""
         self.wants_logprobs = command.sampling.top_logprobs is not None
-        self._draft_unavailable = command.model.draft_unavailable
+        self._no_drafter = command.model.no_drafter
         self._seed = command.sampling.seed if body.seed is None else body.seed
         self._base = {"id": request_id, "created": int(time.time()), "model": command.model.id}
         self._extra = {"usage": None} if include_usage else {}
@@ -73,12 +72,12 @@ class Renderer:
 
     def usage(self, usages: Sequence[Statistics]) -> dict[str, Any]:
         """The chunk without choices at the end of a stream."""
-        total = add_usages(usages, choices_per_prompt=self.n)
+        total = Statistics.side_by_side(usages, choices_per_prompt=self.n)
         return self._base | {"object": self.chunk_name, "choices": [], "usage": usage_object(total)}
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         """The answer in one piece."""
-        total = add_usages([each.usage for each in finished], choices_per_prompt=self.n)
+        total = Statistics.side_by_side([each.usage for each in finished], choices_per_prompt=self.n)
         choices = [self.whole_choice(index, each) for index, each in enumerate(finished)]
         named = self._base | {"object": self.whole_name, "choices": choices, "usage": usage_object(total)}
         return named | self._numbers(total)
@@ -99,8 +98,7 @@ class Renderer:
         return {**self._base, "object": self.chunk_name, "choices": [piece], **self._extra}
 
     def _numbers(self, usage: Statistics) -> dict[str, Any]:
-        speculation = speculation_object(usage, self._draft_unavailable)
-        return {"timings": timings_object(usage), "speculation": speculation, "seed": self._seed}
+        return {"timings": usage.timings(), "speculation": usage.speculation(self._no_drafter), "seed": self._seed}
 
 
 class ChatRenderer(Renderer):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from app.core.errors import PacelineError, error_class
-from app.core.reason import Reason
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import Statistics
 
@@ -78,6 +78,11 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
         """Whether an engine opened for one serves the other: only what the scheduler or the server reads may differ."""
         names = set(self.__struct_fields__) - NOT_THE_UNITS
         return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    @property
+    def no_drafter(self) -> Reason:
+        """Why no drafter came with the model, if there is a text that says so."""
+        return Reason("drafters", {"detail": self.draft_unavailable}) if self.draft_unavailable else NO_REASON
 
 
 # --- commands -------------------------------------------------------------------------------------------------

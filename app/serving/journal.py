@@ -20,7 +20,6 @@ from app.core.messages import Accepted, Delta, Event, Finished, Generate, LoadPr
 from app.core.past import Past
 from app.core.ports import Clock
 from app.core.step import MethodStatistics, Statistics
-from app.serving.figures import add_usages, speculation_object, timings_object, unavailable_reason
 from app.serving.measurements import Measurements
 from app.worker.client import StreamEvent
 
@@ -63,7 +62,7 @@ class Record:
         self.choices = sum(command.n for command in commands)
         self.prompt_tokens = self.tokens = self.drafted = self.accepted_tokens = 0
         self.method = "off"
-        self.why_not_drafted = unavailable_reason(commands[0].model.draft_unavailable)
+        self.why_not_drafted = commands[0].model.no_drafter
         self.outcome = ""
         self._journal = journal
         self._measurements = measurements
@@ -210,7 +209,7 @@ class Record:
         """What the worker told of all choices; until it has, what was counted here."""
         if self.is_accounted:
             usages = [usage for _, usage in sorted(self._usages.items())]
-            return add_usages(usages, choices_per_prompt=self.commands[0].n)
+            return Statistics.side_by_side(usages, choices_per_prompt=self.commands[0].n)
         now = self._now()
         first = now if self._first_told_at is None else self._first_told_at
         return Statistics(
@@ -246,8 +245,8 @@ class Record:
                 "completion_tokens": usage.completion_tokens,
             },
             "seconds": self.seconds(),
-            "timings": timings_object(usage),
-            "speculation": speculation_object(usage, command.model.draft_unavailable),
+            "timings": usage.timings(),
+            "speculation": usage.speculation(command.model.no_drafter),
             "asked": {
                 "choices": self.choices,
                 "streamed": self.is_streamed,
