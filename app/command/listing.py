@@ -87,7 +87,7 @@ def _misfit(drafter: CatalogModel, models: Sequence[CatalogModel]) -> str:
 def _row(model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser | None, choice: ModelSettings) -> Row:
     is_usable = model.kind == "main" and not model.problem
     chosen = chooser.choose(model) if chooser is not None and is_usable else None
-    drafts = chosen.found.drafts if chosen else ()
+    drafts = chosen.drafts if chosen else ()
     misfit = _misfit(model, models) if model.kind == "drafter" and not model.problem else ""
     return Row(
         id=model.id,

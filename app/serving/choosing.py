@@ -7,7 +7,7 @@ fit is refused; another one is left out with its reason. Everything here may rea
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from app.core.drafters import DRAFT_METHODS, DRAFT_MODEL, OFF, TEXT_METHODS
@@ -17,7 +17,7 @@ from app.core.speculative_config import SpeculativeConfig
 from app.hub.catalog import CatalogModel, FolderCatalog
 from app.hub.pairing import Pairing, Speedups
 from app.model_settings import ModelSettings
-from app.serving.live_settings import LiveSettings
+from app.serving.live_settings import UNSET, LiveSettings
 
 
 class Pairings(Protocol):
@@ -39,34 +39,23 @@ class Pairings(Protocol):
 Measured = Callable[[str], Speedups]
 
 
-def nothing_measured(model_id: str) -> Speedups:  # noqa: ARG001
-    """Where nobody measures."""
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
-class FoundDrafters:
-    """The drafters of a unit, and why one that was chosen is not among them."""
+class Chosen:
+    """The drafters of a unit, why one that was chosen is not among them, and what else is chosen for the model."""
 
     drafts: tuple[DraftSpecification, ...] = ()
     reason: str = ""
     is_wish: bool = False
     """The reason is that nobody wants a drafter: nothing is wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """What is chosen for one model: `found` are its drafters, `choice` has every other value that somebody gave."""
-
-    found: FoundDrafters
-    choice: ModelSettings
-    by_hand: bool
-    """Whether somebody chose the drafters, rather than the usual rule."""
+    by_hand: bool = False
+    """Somebody chose the drafters, rather than the usual rule."""
+    choice: ModelSettings = UNSET
+    """Every other value that somebody gave."""
 
     @property
     def problem(self) -> str:
         """Why a drafter that somebody chose is not used; empty when nothing is wrong."""
-        return self.found.reason if self.by_hand and not self.found.is_wish else ""
+        return self.reason if self.by_hand and not self.is_wish else ""
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -81,7 +70,11 @@ class Chooser:
     """
 
     def __init__(
-        self, settings: LiveSettings, catalog: FolderCatalog, pairings: Pairings, measured: Measured = nothing_measured
+        self,
+        settings: LiveSettings,
+        catalog: FolderCatalog,
+        pairings: Pairings,
+        measured: Measured = lambda _model_id: {},
     ) -> None:
         self._live = settings
         self._catalog = catalog
@@ -96,14 +89,14 @@ class Chooser:
         told, found = self._told(main)
         stored = self._live.model(main.id)
         if found is not None:
-            return Chosen(found, told.over(stored.model_copy(update={"methods": None})), by_hand=True)
+            return replace(found, by_hand=True, choice=told.over(stored.model_copy(update={"methods": None})))
         choice = told.over(stored)
-        if stored.drafts is not None:
-            found = self.chosen(main, stored.drafts, "the choice for this model")
-            if not stored.drafts:
-                found = FoundDrafters(reason=f"drafters are turned off for {main.id}", is_wish=True)
-            return Chosen(_allowed(found, choice.methods), choice, by_hand=True)
-        return Chosen(self._usual(main, choice.methods, by_measured=by_measured), choice, by_hand=False)
+        if stored.drafts is None:
+            return replace(self._usual(main, choice.methods, by_measured=by_measured), choice=choice)
+        found = self.named(main, stored.drafts, "the choice for this model")
+        if not stored.drafts:
+            found = Chosen(reason=f"drafters are turned off for {main.id}", is_wish=True)
+        return replace(_allowed(found, choice.methods), by_hand=True, choice=choice)
 
     def names(self, text: str) -> tuple[str, ...]:
         """The ids in `a+b`; an id may hold a plus sign itself."""
@@ -111,33 +104,38 @@ class Chooser:
             return (text,)
         return tuple(name.strip() for name in text.split("+") if name.strip())
 
-    def asked(self, main: CatalogModel, ids: Sequence[str]) -> FoundDrafters:
-        """The drafters that a request names. Raises ModelNotFound and SpeculationUnavailable."""
-        drafts: dict[str, DraftSpecification] = {}
-        for id_ in ids:
-            self._add(drafts, main, id_)
-        return FoundDrafters(tuple(drafts.values()))
+    def named(self, main: CatalogModel, ids: Sequence[str], chooser: str = "") -> Chosen:
+        """The drafters with these ids; a main model's own id means the multi-token head in its checkpoint.
 
-    def chosen(self, main: CatalogModel, ids: Sequence[str], chooser: str) -> FoundDrafters:
-        """The drafters that `chooser` (a setting, or what is stored) names, less those that cannot be used."""
+        Those that cannot be used are left out with a reason where `chooser` (a setting, or what is stored) names them;
+        without it a request does. Raises ModelNotFound and SpeculationUnavailable then.
+        """
         drafts: dict[str, DraftSpecification] = {}
         reasons: list[str] = []
         for id_ in ids:
             try:
-                self._add(drafts, main, id_)
+                draft = main.head if id_ == main.id and main.head is not None else self._catalog.find(id_)
             except ModelNotFound as error:
+                if not chooser:
+                    raise ModelNotFound(error.message, parameter="draft_model") from None
                 reasons.append(f"{chooser} names {id_} for {main.id}: {error.message}")
-            except SpeculationUnavailable as error:
-                reasons.append(error.message)
-        return FoundDrafters(tuple(drafts.values()), "; ".join(reasons))
+                continue
+            if problem := self._misfit(main, draft, drafts.get(draft.method)):
+                message = f"{draft.id} cannot draft for {main.id}: {problem}"
+                if not chooser:
+                    raise SpeculationUnavailable(message, parameter="draft_model")
+                reasons.append(message)
+            else:
+                drafts[draft.method] = _specification(draft)
+        return Chosen(tuple(drafts.values()), "; ".join(reasons))
 
-    def best(self, main: CatalogModel, methods: Collection[str], *, by_measured: bool = True) -> FoundDrafters:
+    def best(self, main: CatalogModel, methods: Collection[str], *, by_measured: bool = True) -> Chosen:
         """The best drafter of one of these methods."""
         models = list(self._catalog.models())
         measured = self._measured(main.id) if by_measured else {}
         draft = self._pairings.default_draft(main, models, methods, measured)
         if draft is not None:
-            return FoundDrafters((_specification(draft),))
+            return Chosen((_specification(draft),))
         refusals = (
             self._pairings.pair(main, model).reason
             for model in (main.head, *models)
@@ -148,7 +146,7 @@ class Chooser:
         )
         nearest = next((f" ({refusal})" for refusal in refusals if refusal), "")
         kind = "draft model" if DRAFT_MODEL.name in methods else f"{' or '.join(methods)} drafter"
-        return FoundDrafters(reason=f"no {kind} on this computer fits {main.id}{nearest}")
+        return Chosen(reason=f"no {kind} on this computer fits {main.id}{nearest}")
 
     def may_mean(self, main: CatalogModel, draft_id: str) -> bool:
         """Whether a drafter named without its main model is for this one: no other name here is nearer."""
@@ -158,16 +156,16 @@ class Chooser:
         draft = next((model for model in models if model.id == draft_id), None)
         return draft is None or self._pairings.suits(main, draft, models)
 
-    def _usual(self, main: CatalogModel, methods: tuple[str, ...] | None, *, by_measured: bool) -> FoundDrafters:
+    def _usual(self, main: CatalogModel, methods: tuple[str, ...] | None, *, by_measured: bool) -> Chosen:
         """The best drafter; with `methods` chosen by hand, the best one of each of them."""
         if methods is None:
             return self.best(main, DRAFT_METHODS, by_measured=by_measured)
         allowed = (method for method in DRAFT_METHODS if method in methods)
         best = [self.best(main, (method,), by_measured=by_measured) for method in allowed]
         drafts = tuple(draft for found in best for draft in found.drafts)
-        return FoundDrafters(drafts, "; ".join(found.reason for found in best if found.reason) or _only(main, methods))
+        return Chosen(drafts, "; ".join(found.reason for found in best if found.reason) or _only(main, methods))
 
-    def _told(self, main: CatalogModel) -> tuple[ModelSettings, FoundDrafters | None]:
+    def _told(self, main: CatalogModel) -> tuple[ModelSettings, Chosen | None]:
         """What settings say about this model, and the drafters that they name."""
         settings = self._live.current
         given = settings.model_fields_set
@@ -181,10 +179,10 @@ class Chooser:
             return self._from_config(told, config, main)
         named = settings.drafts.get(main.id)
         if named == OFF:
-            return told, FoundDrafters(reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_wish=True)
+            return told, Chosen(reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_wish=True)
         if named is None:
             return told, None
-        return told, self.chosen(main, self.names(named), "PACELINE_DRAFTS")
+        return told, self.named(main, self.names(named), "PACELINE_DRAFTS")
 
     def _applies(self, config: SpeculativeConfig, main: CatalogModel) -> bool:
         target = config.target or self._live.current.default_model
@@ -194,12 +192,12 @@ class Chooser:
 
     def _from_config(
         self, told: ModelSettings, config: SpeculativeConfig, main: CatalogModel
-    ) -> tuple[ModelSettings, FoundDrafters]:
+    ) -> tuple[ModelSettings, Chosen]:
         methods: tuple[str, ...] | None = (config.method,) if config.method else None
         if config.method in TEXT_METHODS:
-            found = FoundDrafters(reason=_only(main, (config.method,)), is_wish=True)
+            found = Chosen(reason=_only(main, (config.method,)), is_wish=True)
         elif config.model:
-            found = self.chosen(main, self.names(config.model), "speculative_config")
+            found = self.named(main, self.names(config.model), "speculative_config")
             methods = methods or tuple(draft.method for draft in found.drafts) or None
         else:
             found = self.best(main, methods or ())
@@ -210,31 +208,17 @@ class Chooser:
         )
         return told, _allowed(found, methods)
 
-    def _add(self, drafts: dict[str, DraftSpecification], main: CatalogModel, id_: str) -> None:
-        """Add the drafter of that id under its method. Raises ModelNotFound and SpeculationUnavailable."""
-        try:
-            draft = self._drafter(main, id_)
-        except ModelNotFound as error:
-            raise ModelNotFound(error.message, parameter="draft_model") from None
-        if problem := self._misfit(main, draft) or _taken(drafts, draft):
-            message = f"{draft.id} cannot draft for {main.id}: {problem}"
-            raise SpeculationUnavailable(message, parameter="draft_model")
-        drafts[draft.method] = _specification(draft)
-
-    def _drafter(self, main: CatalogModel, id_: str) -> CatalogModel:
-        """The drafter of that id; a main model's own id means the multi-token head in its checkpoint."""
-        if id_ == main.id and main.head is not None:
-            return main.head
-        return self._catalog.find(id_)
-
-    def _misfit(self, main: CatalogModel, draft: CatalogModel) -> str:
+    def _misfit(self, main: CatalogModel, draft: CatalogModel, other: DraftSpecification | None) -> str:
+        """Why a drafter cannot be used beside `other`, the one of its method that was named before it."""
         if draft.problem:
             return draft.problem.removeprefix(f'model "{draft.id}": ')
         fit = self._pairings.pair(main, draft)
-        return "" if fit.fits else fit.reason.removeprefix(f'"{draft.id}" cannot draft: ')
+        if not fit.fits:
+            return fit.reason.removeprefix(f'"{draft.id}" cannot draft: ')
+        return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""
 
 
-def _allowed(found: FoundDrafters, methods: tuple[str, ...] | None) -> FoundDrafters:
+def _allowed(found: Chosen, methods: tuple[str, ...] | None) -> Chosen:
     """The drafters of these methods; the others are left out with a reason."""
     if methods is None:
         return found
@@ -244,17 +228,12 @@ def _allowed(found: FoundDrafters, methods: tuple[str, ...] | None) -> FoundDraf
         for draft in found.drafts
         if draft not in drafts
     ]
-    return FoundDrafters(drafts, "; ".join([*others, *([found.reason] if found.reason else [])]), found.is_wish)
+    return replace(found, drafts=drafts, reason="; ".join([*others, *([found.reason] if found.reason else [])]))
 
 
 def _only(main: CatalogModel, methods: tuple[str, ...]) -> str:
     """Why no drafter is loaded where only methods without one are allowed."""
     return "" if set(methods) & set(DRAFT_METHODS) else f"only {' and '.join(methods) or OFF} may draft for {main.id}"
-
-
-def _taken(drafts: dict[str, DraftSpecification], draft: CatalogModel) -> str:
-    other = drafts.get(draft.method)
-    return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""
 
 
 def _specification(draft: CatalogModel) -> DraftSpecification:

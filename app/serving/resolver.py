@@ -12,7 +12,8 @@ from app.core.errors import InvalidRequest, ModelUnavailable, SpeculationUnavail
 from app.core.messages import DraftSpecification, Event, LoadedModel, LoadProgress, ModelSpecification
 from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel, FolderCatalog
-from app.serving.choosing import Chooser, FoundDrafters, Measured, Pairings, nothing_measured
+from app.hub.pairing import NOT_MEASURED
+from app.serving.choosing import Chooser, Chosen, Measured, Pairings
 from app.serving.live_settings import LiveSettings
 from app.worker.client import WorkerClient
 
@@ -39,7 +40,7 @@ class Resolver:
         catalog: FolderCatalog,
         worker: WorkerClient,
         pairings: Pairings,
-        measured: Measured = nothing_measured,
+        measured: Measured = lambda _model_id: NOT_MEASURED,
     ) -> None:
         self._live = settings
         self._catalog = catalog
@@ -154,19 +155,15 @@ class Resolver:
         """
         return self._specify(main, None, by_measured=by_measured)
 
-    def planned_drafts(self, main: CatalogModel) -> tuple[DraftSpecification, ...]:
-        """The drafters that a request without a wish of its own would get."""
-        last = self._last.get(main.id)
-        return last.drafts if last is not None and self._is_loaded(last) else self._chooser.choose(main).found.drafts
-
     def drafts_of(self, model: CatalogModel, loaded: LoadedModel | None) -> tuple[DraftSpecification, ...]:
         """The drafters that a model is loaded with, else those that it would get; none where that cannot be told."""
         if loaded is not None:
             return self.loaded_drafts(loaded)
         if model.kind != "main" or model.problem:
             return ()
+        last = self._last.get(model.id)
         try:
-            return self.planned_drafts(model)
+            return last.drafts if last is not None and self._is_loaded(last) else self._chooser.choose(model).drafts
         except ModelUnavailable:  # a folder that cannot be read for the moment
             return ()
 
@@ -210,14 +207,10 @@ class Resolver:
 
     def _specify(self, main: CatalogModel, asked: str | None, *, by_measured: bool = True) -> ModelSpecification:
         chosen, settings = self._chooser.choose(main, by_measured=by_measured), self._live.current
-        choice, found = chosen.choice, chosen.found
-        methods = chosen.methods
+        choice, found, methods = chosen.choice, chosen, chosen.methods
         if asked is not None:
-            found = (
-                FoundDrafters(reason=TURNED_OFF)
-                if asked == OFF
-                else self._chooser.asked(main, self._chooser.names(asked))
-            )
+            names = self._chooser.names(asked)
+            found = Chosen(reason=TURNED_OFF) if asked == OFF else self._chooser.named(main, names)
             methods = () if found.drafts else methods
         return ModelSpecification(
             id=main.id,
