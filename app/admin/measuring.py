@@ -245,7 +245,7 @@ class Measuring:
         job.phase = "loading"
         before = self._loaded_unit(specification.id)
         await asyncio.to_thread(self._resolver.lend, specification, before)
-        await self._unless_stopped(job, self._worker.load(specification))
+        await self._until_stopped(job, self._worker.load(specification))
         loaded = self._resolver.loaded().get(specification.id)
         if loaded is None:
             raise PacelineError(f"{specification.id} was unloaded before it could be measured; try again")
@@ -279,7 +279,7 @@ class Measuring:
             job.phase = "measuring"
             began = self._clock()
             try:
-                return await self._alone(job, side.turn(ask))
+                return await self._until_stopped(job, side.turn(ask), alone=True)
             except TimeoutError:
                 job.disturbed += 1
                 job.budget.extend(self._clock() - began)
@@ -288,21 +288,16 @@ class Measuring:
         """Until nobody else asks for anything."""
         if len(self._activity):
             job.phase = "paused"
-            await self._unless_stopped(job, self._activity.idle.wait())
+            await self._until_stopped(job, self._activity.idle.wait())
 
-    async def _alone(self, job: MeasurementJob, work: Coroutine[Any, Any, Result]) -> Result:
-        """Raises TimeoutError when somebody else asks for something before `work` is done."""
-        return await self._first(work, {self._activity.busy.wait(): TimeoutError, job.stopping.wait(): Stopped})
-
-    async def _unless_stopped(self, job: MeasurementJob, work: Coroutine[Any, Any, Result]) -> Result:
-        return await self._first(work, {job.stopping.wait(): Stopped})
-
-    async def _first(
-        self, work: Coroutine[Any, Any, Result], others: dict[Coroutine[Any, Any, Any], type[Exception]]
+    async def _until_stopped(
+        self, job: MeasurementJob, work: Coroutine[Any, Any, Result], *, alone: bool = False
     ) -> Result:
-        """The result of `work`, or the exception of whichever of the others is done before."""
+        """The result of `work`. Raises Stopped; with `alone`, TimeoutError when somebody else asks for something."""
         working = asyncio.ensure_future(work)
-        waiting = {asyncio.ensure_future(each): error for each, error in others.items()}
+        waiting: dict[asyncio.Future[Any], type[Exception]] = {asyncio.ensure_future(job.stopping.wait()): Stopped}
+        if alone:
+            waiting[asyncio.ensure_future(self._activity.busy.wait())] = TimeoutError
         try:
             await asyncio.wait({working, *waiting}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():

@@ -36,15 +36,14 @@ Value = TypeVar("Value")
 async def answer(request: Request, commands: Sequence[Generate], renderer: Renderer, *, stream: bool) -> Response:
     """Run `commands` and answer with what `renderer` makes of them. Raises what the worker refused."""
     _check_choices(commands)
-    context, identity = context_of(request), identity_of(request)
-    commands = [msgspec.structs.replace(each, owner=identity.owner) for each in commands]
+    context = context_of(request)
     record = Record(
         context.journal,
         context.measurements,
         commands,
         id=renderer.id,
         endpoint=request.url.path,
-        key_name=identity.name,
+        key_name=identity_of(request).name,
         is_streamed=stream,
     )
     events = context.worker.open(commands, hear=record.hear)
@@ -57,7 +56,11 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
     try:
         context.activity.enter(events)
         record.begin(events.fail)
-        _check_prompts(events, commands)
+        try:
+            for command in commands:
+                check_prompt(command)
+        except InvalidRequest as error:  # it cannot fit: the worker never sees it
+            events.fail(error)
         if stream:
             await unless_client_leaves(request, events.wait_accepted(context.keep_alive_seconds))
             frames = _frames(context, events, renderer, words_for(request))
@@ -92,15 +95,6 @@ def _check_choices(commands: Sequence[Generate]) -> None:
     if choices > limit:
         message = f"{choices} choices are asked for, but only {limit} may wait for a model: ask for fewer at a time."
         raise InvalidRequest(message, code="too_many_choices", parameter="n")
-
-
-def _check_prompts(events: RequestStream, commands: Sequence[Generate]) -> None:
-    """End the request for a prompt that cannot fit, before the worker sees it."""
-    try:
-        for command in commands:
-            check_prompt(command)
-    except InvalidRequest as error:
-        events.fail(error)
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
@@ -140,7 +134,8 @@ async def _frames(
         while events.running:
             event = await events.next(context.keep_alive_seconds)
             if event is None:
-                yield comment(_waiting_for(context, events.model_id))
+                progress = context.worker.progress.get(events.model_id)
+                yield comment("waiting" if progress is None else f"loading {progress.fraction:.0%}")
             elif not isinstance(event, Accepted):
                 choice = events.choice(event)
                 if isinstance(event, Finished):
@@ -153,8 +148,3 @@ async def _frames(
     except PacelineError as error:
         context.measurements.stream_failed(error.code)
         yield frame(error_object(error, words))
-
-
-def _waiting_for(context: Context, model_id: str) -> str:
-    progress = context.worker.progress.get(model_id)
-    return "waiting" if progress is None else f"loading {progress.fraction:.0%}"

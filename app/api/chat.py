@@ -171,9 +171,9 @@ router = APIRouter()
 @router.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
-    context, body = context_of(request), await read_json(request, ChatBody)
-    shared = await shared_command(context, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    usual = context.live.model(shared.model.id)
+    body = await read_json(request, ChatBody)
+    shared = await shared_command(request, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    usual = context_of(request).live.model(shared.model.id)
     command = msgspec.structs.replace(
         shared,
         id=f"chatcmpl-{secrets.token_hex(12)}",

@@ -9,6 +9,7 @@ import secrets
 from typing import Annotated, Any
 
 import msgspec
+from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.core.drafters import AUTO, DRAFT_METHODS, METHOD_NAMES, OFF
@@ -16,7 +17,8 @@ from app.core.errors import InvalidRequest
 from app.core.messages import Generate, ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.model_settings import ModelSettings
-from app.serving.context import Context
+from app.serving.auth import identity_of
+from app.serving.context import context_of
 from app.serving.resolver import Resolver
 
 MAX_STOPS = 16
@@ -142,15 +144,17 @@ SEED_BITS = 53
 """Drawn seeds are exact in JSON readers that keep numbers as doubles, so a client can send them back."""
 
 
-async def shared_command(context: Context, body: GenerationBody, *, top_logprobs: int | None) -> Generate:
+async def shared_command(request: Request, body: GenerationBody, *, top_logprobs: int | None) -> Generate:
     """What the commands of one HTTP request share: model, drafters, sampling, speculation.
 
     Raises what `Resolver.resolve` raises.
     """
+    context = context_of(request)
     context.activity.check_open()
     model, speculation = await asyncio.to_thread(_resolve, context.resolver, body)
     return Generate(
         id="",
+        owner=identity_of(request).owner,
         model=model,
         stop=body.stop,
         n=body.n or 1,

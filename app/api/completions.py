@@ -67,9 +67,9 @@ def _is_tokens(value: Any) -> bool:
 @router.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts."""
-    context, body = context_of(request), await read_json(request, CompletionBody)
-    shared = await shared_command(context, body, top_logprobs=body.logprobs)
-    usual = context.live.model(shared.model.id)
+    body = await read_json(request, CompletionBody)
+    shared = await shared_command(request, body, top_logprobs=body.logprobs)
+    usual = context_of(request).live.model(shared.model.id)
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     commands = [
         msgspec.structs.replace(

@@ -69,6 +69,11 @@ class CellReport:
     rounds: int
     settings: tuple[Figures, ...]
 
+    @property
+    def is_main(self) -> bool:
+        """One request with a short prompt."""
+        return (self.rows, self.context) == (MAIN.rows, MAIN.context)
+
     def find(self, name: str) -> Figures | None:
         return next((each for each in self.settings if each.name == name), None)
 
@@ -94,7 +99,7 @@ class Report:
     @property
     def alone(self) -> CellReport | None:
         """The main cell: one request."""
-        return next((cell for cell in self.cells if _is_main(cell)), None)
+        return next((cell for cell in self.cells if cell.is_main), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,17 +220,10 @@ def _verdict(settings: Sequence[Figures], noise: float) -> tuple[Verdict, str]:
 # --- what follows ------------------------------------------------------------------------------------------------
 
 
-def _is_main(cell: CellReport) -> bool:
-    return (cell.rows, cell.context) == (MAIN.rows, MAIN.context)
-
-
 def _weighed(cells: Iterable[CellReport]) -> list[CellReport]:
     """The cells that decide, by rows: those with short prompts, where drafting was measured."""
-    return sorted((each for each in cells if each.context == MAIN.context and each.verdict != "none"), key=_rows)
-
-
-def _rows(cell: CellReport) -> int:
-    return cell.rows
+    decisive = (each for each in cells if each.context == MAIN.context and each.verdict != "none")
+    return sorted(decisive, key=lambda cell: cell.rows)
 
 
 def _choice(cells: Sequence[CellReport], drafters: Mapping[str, str]) -> dict[str, Any] | None:
@@ -235,7 +233,7 @@ def _choice(cells: Sequence[CellReport], drafters: Mapping[str, str]) -> dict[st
     batches = {cell.verdict for cell in weighed if cell.rows > 1}
     best = [found.setting for cell in weighed if cell.verdict == "faster" and (found := cell.find(cell.best))]
     if not best:
-        alone = next((cell for cell in weighed if _is_main(cell)), None)
+        alone = next((cell for cell in weighed if cell.is_main), None)
         return choice_of(PLAIN, drafters) if alone is not None and alone.verdict == "plain" else None
     pays_for_several = any(cell.verdict == "faster" for cell in weighed if cell.rows > 1)
     if GOVERNOR in best:
@@ -317,26 +315,21 @@ def best_by_drafter(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, s
 
     The drafter of n-grams is "".
     """
-    found: dict[tuple[str, str], Figures] = {}
+    best: dict[tuple[str, str], Figures] = {}
     for results in documents:
-        found = _best_of(results) | found
-    return found
+        alone, drafters = report_of(results).alone, _drafters(results)
+        here: dict[tuple[str, str], Figures] = {}
+        for each in alone.settings if alone is not None else ():
+            key = (each.method, drafters.get(each.method, ""))
+            if each.num_draft_tokens and (each.method in TEXT_METHODS or key[1]):
+                here[key] = max(here.get(key, each), each, key=lambda figures: figures.ratio)
+        best = here | best
+    return best
 
 
 def speedups(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
     """By how many times plain decoding each drafter was measured at its best, by method and id."""
     return {key: each.ratio for key, each in best_by_drafter(documents).items()}
-
-
-def _best_of(results: Mapping[str, Any]) -> dict[tuple[str, str], Figures]:
-    alone = report_of(results).alone
-    found: dict[tuple[str, str], Figures] = {}
-    for each in alone.settings if alone is not None else ():
-        drafters = _drafters(results)
-        key = (each.method, drafters.get(each.method, ""))
-        if each.num_draft_tokens and (each.method in TEXT_METHODS or key[1]):
-            found[key] = max(found.get(key, each), each, key=lambda figures: figures.ratio)
-    return found
 
 
 # --- in words ----------------------------------------------------------------------------------------------------
