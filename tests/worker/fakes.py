@@ -172,9 +172,9 @@ class FakePool:
     def unload(self, model_id: str) -> None:
         if self.leases.get(model_id):
             raise ModelUnavailable("in use")
-        self._evict(model_id)
+        self.evict(model_id)
 
-    def _evict(self, model_id: str) -> None:
+    def evict(self, model_id: str) -> None:
         if self.engines.pop(model_id, None):
             self.events.append(Evicted(model_id))
 
@@ -187,7 +187,7 @@ class FakePool:
     def expire(self) -> list[PoolEvent]:
         for model_id in self.evict_on_expire:
             if not self.leases.get(model_id):
-                self._evict(model_id)
+                self.evict(model_id)
         events, self.events = self.events, []
         return events
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from app.core.messages import DraftSpecification, ModelSpecification, UnloadModel
+from app.core.messages import DraftSpecification, LoadModel, ModelSpecification, UnloadModel
 from app.core.step import StepCost
 from app.engine.warm_up import CostFiles
 from tests.worker.pair import Pair
@@ -128,3 +128,17 @@ def test_the_loop_hands_over_what_was_learnt_while_nobody_waits(tmp_path: Path) 
     pair.say(UnloadModel(id="u", model_id="m"))
     pair.settle()
     assert kept == ["m", "m"]
+
+
+def test_what_was_learnt_of_a_unit_is_kept_when_a_load_replaces_it(tmp_path: Path) -> None:
+    kept: list[str] = []
+    pair = Pair(tmp_path, keep_costs=lambda spec, _costs: kept.append(spec.id))
+    pair.say(pair.ask())
+    pair.settle(30)
+    assert pair.finished()
+    kept.clear()
+    pair.pool.evict("m")
+    pair.say(LoadModel(id="l", model=pair.model()))
+    pair.settle()
+    assert [event.id for event in pair.of("l")] == ["l"]
+    assert kept[0] == "m"
