@@ -286,7 +286,8 @@ class Answer:
             return
         self._withdraw()
         self._over = True
-        _log(self._command, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
+        if self.begun:  # what cannot be read may say in its error what it is
+            _log(self._command, "%s model=%s failed: %s", self._command.id, self._command.model.id, error.message)
         self._send(failed_frame(self._command.id, error))
 
     def cancel(self) -> None:

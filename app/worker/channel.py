@@ -201,20 +201,17 @@ class WorkerChannel:
         on_close()
 
     def _hand_over(self, payload: bytes, on_command: Callable[[Command], None]) -> None:
+        """The sender of a malformed command is told; raises FrameError when nobody can be."""
         try:
             command = unpack_command(payload)
         except FrameError as error:
-            self._refuse(payload, error)
+            try:
+                request_id = msgspec.msgpack.decode(payload, type=_Addressed).id
+            except _NOT_A_MESSAGE:
+                raise error from None
+            self.send(Failed(id=request_id, error="InvalidRequest", message=str(error), code="invalid_request"))
         else:
             on_command(command)
-
-    def _refuse(self, payload: bytes, error: FrameError) -> None:
-        """Tell the sender of a malformed command; raises the error when nobody can be told."""
-        try:
-            request_id = msgspec.msgpack.decode(payload, type=_Addressed).id
-        except _NOT_A_MESSAGE:
-            raise error from None
-        self.send(Failed(id=request_id, error="InvalidRequest", message=str(error), code="invalid_request"))
 
 
 class CrashNote:

@@ -312,3 +312,11 @@ def test_a_bias_for_tokens_that_the_model_does_not_have_is_refused_by_name(pair:
     assert isinstance(failed, Failed)
     assert (failed.error, failed.parameter) == ("InvalidRequest", "logit_bias")
     assert "no token 256, 999999; its ids are 0 to 255" in failed.message
+
+
+def test_the_log_says_nothing_of_a_prompt_that_cannot_be_read(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="paceline.request"):
+        pair.say(pair.ask(text="€"))
+        pair.settle()
+    assert pair.failed()
+    assert caplog.records == []
