@@ -84,16 +84,10 @@ EXIT_UNSAFE = 2
 UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 
 
-def create_app(settings: Settings, client: WorkerClient, catalog: FolderCatalog) -> FastAPI:
-    """The ASGI application; `client` need not be ready."""
-    store = Store(settings.home / FILE_NAME)
-    return compose(LiveSettings(settings, StoredSettings(store)), store, client, catalog)
-
-
-def compose(
+def create_app(
     live: LiveSettings, store: Store, client: WorkerClient, catalog: FolderCatalog, logs: LogRing | None = None
 ) -> FastAPI:
-    """The same around settings and a store that are open already."""
+    """The ASGI application around settings and a store that are open already; `client` need not be ready."""
     resolver = Resolver(live, catalog, client, pairing, measured_in(store))
     context = Context(
         live=live,
@@ -269,7 +263,7 @@ async def _serve(
         memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs", on_line=lines.take
     )
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
-    app = compose(live, store, worker, catalog, lines.ring)
+    app = create_app(live, store, worker, catalog, lines.ring)
 
     def feel() -> None:
         catalog.look_in(live.current.model_folders)

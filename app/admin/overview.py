@@ -18,7 +18,8 @@ from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
 from app.admin.live import while_welcome
-from app.admin.request_routes import current_requests
+from app.admin.model_routes import ModelBody
+from app.admin.request_routes import NoBody, current_requests
 from app.core.errors import InvalidRequest
 from app.core.messages import LoadedModel
 from app.core.reason import reason_object
@@ -43,20 +44,10 @@ Text = Annotated[str, Query(max_length=500)]
 router = APIRouter()
 
 
-class RestartBody(BaseModel):
-    """How a worker is to be replaced."""
-
-
 class DrainBody(BaseModel):
     """How long running requests may take."""
 
     seconds: float = Field(DRAIN_SECONDS, ge=0, le=86_400)
-
-
-class ReleaseBody(BaseModel):
-    """Which model may run again."""
-
-    model: str = Field(min_length=1, max_length=500)
 
 
 @router.get("/")
@@ -84,7 +75,7 @@ async def get_state(admin: Admin) -> dict[str, Any]:
 @router.post("/admin/api/worker/restart")
 async def restart_worker(request: Request, admin: Admin) -> dict[str, Any]:
     """Replace the worker now; running requests end with an error."""
-    await read_json(request, RestartBody)
+    await read_json(request, NoBody)
     admin.serving.worker.renew()
     return {"renewing": True}
 
@@ -100,7 +91,7 @@ async def drain_worker(request: Request, admin: Admin) -> dict[str, Any]:
 @router.post("/admin/api/quarantine/release")
 async def release_model(request: Request, admin: Admin) -> dict[str, Any]:
     """Let a model run again that kept ending its worker."""
-    body = await read_json(request, ReleaseBody)
+    body = await read_json(request, ModelBody)
     admin.serving.worker.release_quarantine(body.model)
     return {"model": body.model, "released": True}
 

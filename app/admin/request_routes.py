@@ -29,8 +29,8 @@ Text = Annotated[str, Query(max_length=500)]
 router = APIRouter()
 
 
-class Nothing(BaseModel):
-    """No field is asked for."""
+class NoBody(BaseModel):
+    """Nothing is said but that it is to be done."""
 
 
 @router.get("/admin/requests", response_class=HTMLResponse)
@@ -86,7 +86,7 @@ async def get_request(admin: Admin, request_id: str) -> dict[str, Any]:
 @router.post("/admin/api/requests/{request_id}/cancel")
 async def cancel_request(request: Request, admin: Admin, request_id: str) -> dict[str, Any]:
     """End one that runs; its client gets an error."""
-    await read_json(request, Nothing)
+    await read_json(request, NoBody)
     error = Rejected(499, "The request was cancelled on the dashboard.", "cancelled")
     if not admin.serving.journal.cancel(request_id, error):
         raise Rejected(409, "This request does not run any more.", "not_running")

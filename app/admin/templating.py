@@ -91,8 +91,15 @@ class Pages:
         self._settings = settings
         self._script_keys = frozenset(key for text in assets.scripts() for key in QUOTED_KEY.findall(text))
         self._script_words = cache(self._for_scripts)
-        self._templates = make_templates(assets)
-        self._templates.globals.update(version=__version__)
+        self._templates = Environment(
+            loader=FileSystemLoader(TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._templates.globals.update(static=assets.address, version=__version__)
 
     def words(self, request: Request) -> Words:
         """The words for who asks: what the browser chose, else the setting, else what the browser accepts."""
@@ -149,17 +156,3 @@ PagesOf = Annotated[Pages, Depends(pages_of)]
 def _without_form(key: str) -> str:
     stem, _, form = key.rpartition(".")
     return stem if form in PLURAL_FORMS else key
-
-
-def make_templates(assets: Assets) -> Environment:
-    """Jinja2 that escapes everything and stops at an unknown name."""
-    templates = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-    )
-    templates.globals.update(static=assets.address)
-    return templates

@@ -1,4 +1,4 @@
-"""What the endpoints share: made once by `create_app`, reached through the application's state."""
+"""What the endpoints share: made once by `create_app` in `app/main.py`, reached through the application's state."""
 
 import asyncio
 import time

@@ -16,8 +16,9 @@ from app.core.past import Past
 from app.core.reason import Reason
 from app.main import create_app
 from app.serving.journal import Journal
+from app.serving.live_settings import LiveSettings
 from app.settings import Settings
-from app.store.rows import RequestHistory
+from app.store.rows import RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.admin.test_frame import HOSTILE, OWN, get, script_data
 from tests.api.fakes import USAGE, FakeCatalog, FakeWorker, Site, failing, make_site, say_hello, served
@@ -293,7 +294,8 @@ async def test_a_started_server_writes_by_itself_and_remembers_after_a_restart(t
     for expected in (1, 2):
         worker = FakeWorker()
         worker.script = say_hello
-        app = create_app(settings, worker, FakeCatalog())
+        store = Store(tmp_path / FILE_NAME)
+        app = create_app(LiveSettings(settings, StoredSettings(store)), store, worker, FakeCatalog())
         site = replace(make_site(home=tmp_path), app=app, worker=worker, context=app.state.context)
         site.client = site.connect()
         async with app.router.lifespan_context(app):

@@ -30,12 +30,14 @@ IMPORTS = """
 import sys, time
 began = time.process_time()
 from app.main import create_app
+from app.serving.live_settings import LiveSettings
 from app.settings import Settings
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 from app.hub.catalog import FolderCatalog
-create_app(Settings(), WorkerClient(), FolderCatalog(()))
+store = Store(Settings().home / FILE_NAME)
+create_app(LiveSettings(Settings(), StoredSettings(store)), store, WorkerClient(), FolderCatalog(()))
 print(time.process_time() - began)
 print([name for name in ("mlx", "mlx_lm", "transformers", "torch", "numpy") if name in sys.modules])
 """

@@ -168,6 +168,11 @@ async def test_metrics(site: Site) -> None:
     assert {kind for name, kind in named.items() if name.endswith("_total")} == {"counter"}
 
 
+async def test_a_model_on_its_way_into_memory_is_loading(site: Site) -> None:
+    site.worker.progress["org/other"] = LoadProgress(model_id="org/other", phase="weights", fraction=0.5)
+    assert (await site.client.get("/v1/models/org/other")).json()["state"] == "loading"
+
+
 async def test_labels_stay_bounded(site: Site) -> None:
     await site.client.get("/a-random-path")
     await site.client.request("BREW", "/health/live", headers={"content-type": "application/json"})
