@@ -30,8 +30,7 @@ from app.core.step import (
     TokenLogprobs,
 )
 from app.engine.acceptance import MODES, accept
-from app.engine.drafters import LoadedUnit, Outcome, Proposal
-from app.engine.drafters.registry import REGISTRY, Drafters, open_drafters
+from app.engine.drafters import REGISTRY, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
 from app.engine.prefix_cache import PrefixCache
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner, StateRow, last_of, padded

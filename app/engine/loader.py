@@ -25,8 +25,7 @@ from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
 from app.engine import memory
-from app.engine.drafters import LoadedDraft, LoadedUnit
-from app.engine.drafters.registry import REGISTRY
+from app.engine.drafters import REGISTRY, LoadedDraft, LoadedUnit
 from app.engine.few_rows import use_fast_products
 
 SLICE_BYTES = 64 * 1024 * 1024

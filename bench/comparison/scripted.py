@@ -9,9 +9,8 @@ import mlx.core as mx
 
 from app.core.drafters.dflash import DFlashConfig
 from app.core.step import DecodeRow
-from app.engine.drafters import LoadedUnit
+from app.engine.drafters import Drafters, LoadedUnit
 from app.engine.drafters.dflash import DFlash, DFlashModel
-from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine, open_engine
 from app.engine.few_rows import use_fast_products
 from app.engine.layers import Target

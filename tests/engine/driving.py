@@ -16,11 +16,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from app.core.ports import EngineLimits
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
-from app.engine.drafters import Drafter, Proposal
+from app.engine.drafters import Drafter, Drafters, Proposal
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.ngram import Ngram
-from app.engine.drafters.registry import Drafters
 from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
 from app.engine.runner import Runner
