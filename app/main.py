@@ -41,11 +41,10 @@ from app.hub.catalog import FolderCatalog, default_catalog
 from app.hub.pairing import Speedups
 from app.i18n import Catalogs
 from app.serving.auth import Door, Lockout, SetupToken, authorize
-from app.serving.body import give_memory_back
 from app.serving.choosing import Measured
 from app.serving.context import Activity, Context
 from app.serving.errors import install_error_handlers
-from app.serving.gate import Gate
+from app.serving.gate import Gate, give_memory_back
 from app.serving.journal import Journal
 from app.serving.live_settings import BEYOND_LOOPBACK, OWN_CATALOGS, LiveSettings, Situation
 from app.serving.logs import LogRing, WorkerLines, open_outlets, set_log_level

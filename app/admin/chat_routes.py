@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.admin.context import Admin
 from app.core.drafters import TEXT_METHODS
 from app.core.errors import StaleVersion
-from app.serving.body import read_json
 from app.serving.errors import Rejected, error_object, words_for
+from app.serving.gate import read_json
 from app.store.conversations import Beginning, Conversations
 from app.store.tables import ConversationRow, MessageRow, Role
 

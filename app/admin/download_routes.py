@@ -24,9 +24,9 @@ from app.hub.hub_files import Hub, HubToken, checked_repository, checked_revisio
 from app.hub.hub_search import Sort, inspect_repository, search
 from app.hub.partial_folder import read_marker, remove_model
 from app.hub.published import Pair, recommended
-from app.serving.body import read_json
 from app.serving.context import Context
 from app.serving.errors import Rejected
+from app.serving.gate import read_json
 from app.store.rows import DownloadRows
 from app.store.store import Store
 

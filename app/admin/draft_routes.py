@@ -25,7 +25,7 @@ from app.hub.catalog import CatalogModel
 from app.hub.pairing import Candidate
 from app.hub.published import published_for
 from app.model_settings import SPECULATION, Id
-from app.serving.body import read_json
+from app.serving.gate import read_json
 from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object
 from app.store.tables import BenchmarkRow
 

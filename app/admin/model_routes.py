@@ -16,8 +16,8 @@ from app.admin.context import DASHBOARD, Admin, AdminContext
 from app.admin.settings_routes import OPTION_WORDS, sound_models
 from app.core.drafters import METHOD_NAMES
 from app.core.errors import ModelNotFound
-from app.serving.body import read_json
 from app.serving.errors import said
+from app.serving.gate import read_json
 
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model_settings.replies", (

@@ -24,7 +24,7 @@ from app.core.errors import InvalidRequest
 from app.core.messages import LoadedModel
 from app.core.reason import reason_object
 from app.serving.auth import is_let_in
-from app.serving.body import read_json
+from app.serving.gate import read_json
 from app.serving.logs import CAPACITY, LEVELS, line_object
 from app.serving.model_entry import drafts_object
 from app.serving.sse import EventStream

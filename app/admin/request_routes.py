@@ -15,8 +15,8 @@ from app.admin.context import Admin, AdminContext
 from app.core.errors import StoreUnavailable
 from app.core.past import Past
 from app.core.reason import reason_object
-from app.serving.body import read_json
 from app.serving.errors import Rejected
+from app.serving.gate import read_json
 from app.serving.journal import Record
 from app.worker.client import WorkerClient
 

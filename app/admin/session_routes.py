@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
 from app.serving.auth import COOKIE, LOOPBACK, VALID_SECONDS, Door, identity_of, place_of
-from app.serving.body import read_json
 from app.serving.errors import Rejected
+from app.serving.gate import read_json
 from app.store.accounts import MIN_CHARACTERS
 from app.store.callers import ABSOLUTE_SECONDS, digest_of
 from app.store.tables import KeyRow, Scope

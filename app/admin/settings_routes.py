@@ -17,7 +17,7 @@ from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidSetting, ModelUnavailable
 from app.hub.catalog import Kind
 from app.serving.auth import identity_of
-from app.serving.body import read_json
+from app.serving.gate import read_json
 from app.settings import SECTIONS
 
 OPTION_WORDS: Mapping[str, Mapping[str, str]] = {

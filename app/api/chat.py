@@ -17,8 +17,8 @@ from app.api.answer import answer
 from app.api.commands import MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens, max_tokens, shared_command
 from app.api.rendering import ChatRenderer
 from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES
-from app.serving.body import read_json
 from app.serving.context import context_of
+from app.serving.gate import read_json
 
 MAX_MESSAGES = 2000
 MAX_TOOLS = 128

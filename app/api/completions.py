@@ -15,8 +15,8 @@ from pydantic import Field, field_validator, model_validator
 from app.api.answer import answer
 from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody, max_tokens, shared_command
 from app.api.rendering import CompletionRenderer
-from app.serving.body import read_json
 from app.serving.context import context_of
+from app.serving.gate import read_json
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16

@@ -28,9 +28,9 @@ from app.core.errors import ModelNotFound, ModelUnavailable
 from app.core.messages import LoadedModel
 from app.hub.catalog import CatalogModel
 from app.serving.auth import authorize_operator
-from app.serving.body import read_json
 from app.serving.context import Context, context_of
 from app.serving.errors import endpoints
+from app.serving.gate import read_json
 from app.serving.model_entry import drafts_object, entry_of
 from app.serving.resolver import Resolver
 

@@ -1,20 +1,33 @@
-"""The gate in front of every route: Host, Origin, Content-Type and header caps, decided on the raw ASGI scope.
+"""What may come in, before a route sees it: the gate in front of all of them, and the JSON bodies that they read.
 
 Loopback is not a trust boundary: any web page can reach it. A request must name a host that we allow (DNS
 rebinding) and must not come from a foreign page, be it to change or to read something (CSRF), except that a person may
 follow a link to us. Only pages of the allowed origins may call the endpoint, with CORS headers; never the dashboard.
+
+Bodies are read more strictly than by JSON parsers: UTF-8 without a byte-order mark, no NaN or infinity, integers of at
+most 64 bits, no lone surrogates, no duplicate keys. Unknown keys are ignored, as OpenAI does.
 """
 
+import asyncio
+import contextlib
+import ctypes
+import json
+import math
 import re
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from email.utils import formatdate
+from typing import Any, TypeVar
 
+import msgspec
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.core.errors import PacelineError
-from app.serving.body import MAX_BODY_BYTES, too_large
-from app.serving.errors import Rejected, error_response
+from app.core.errors import InvalidRequest, PacelineError
+from app.serving.context import context_of
+from app.serving.errors import Rejected, error_response, invalid_request
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 MAX_HEADER_BYTES = 32 * 1024
@@ -33,7 +46,17 @@ DEFAULT_HEADERS = (
 ADMIN_HEADERS = (*DEFAULT_HEADERS, (b"cache-control", b"no-store"))
 """The same for the dashboard: what it tells is for one person, and may be a secret."""
 
-Headers = list[tuple[bytes, bytes]]
+MAX_BODY_BYTES = 32 * 1024 * 1024
+MIN_BYTES_PER_SECOND = 16 * 1024
+"""What has arrived buys time at this rate: honest slow uploads pass, and a byte now and then does not."""
+MAX_JSON_DEPTH = 64
+THREAD_FROM_BYTES = 256 * 1024
+"""Larger bodies are parsed in a thread, so that other streams are not held up."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+Headers = Mapping[bytes, list[bytes]]
+"""The values of each header by its name, none for one that is not there."""
+BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
 class Gate:
@@ -60,14 +83,17 @@ class Gate:
             await self._app(scope, receive, send)
             return
         scope = _settled(scope)
-        headers = list(scope["headers"])
-        allowed_origins = self._allowed_origins() if _is_endpoint(scope["path"]) else ()
-        is_allowed_page = _origin(headers) in allowed_origins
+        headers: Headers = defaultdict(list)
+        for name, value in scope["headers"]:
+            headers[name.lower()].append(value)
+        path, origins = scope["path"], headers[b"origin"]
+        allowed_origins = self._allowed_origins() if path == "/v1" or path.startswith("/v1/") else ()
+        is_allowed_page = len(origins) == 1 and origins[0].decode("latin-1") in allowed_origins
 
         async def send_with_defaults(message: Message) -> None:
             if message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message.get("headers", ())}
-                defaults = ADMIN_HEADERS if scope["path"].startswith("/admin") else DEFAULT_HEADERS
+                defaults = ADMIN_HEADERS if path.startswith("/admin") else DEFAULT_HEADERS
                 missing = [(name, value) for name, value in defaults if name not in present]
                 date = (b"date", formatdate(usegmt=True).encode())
                 message["headers"] = [*message.get("headers", ()), *missing, date]
@@ -75,7 +101,7 @@ class Gate:
             await send(message)
 
         try:
-            self._check(scope["method"], headers, is_allowed_page=is_allowed_page)
+            self._check(scope, headers, is_allowed_page=is_allowed_page)
         except PacelineError as error:
             await error_response(error)(scope, receive, send_with_defaults)
             return
@@ -90,17 +116,20 @@ class Gate:
         method = scope["method"] if scope["method"] in KNOWN_METHODS else "other"
         self._answered(endpoint, method, status)
 
-    def _check(self, method: str, headers: Headers, *, is_allowed_page: bool) -> None:
-        _check_header_size(headers)
-        host = self._check_host(headers)
+    def _check(self, scope: Scope, headers: Headers, *, is_allowed_page: bool) -> None:
+        raw, method = scope["headers"], scope["method"]
+        if sum(len(name) + len(value) for name, value in raw) > MAX_HEADER_BYTES or len(raw) > MAX_HEADER_COUNT:
+            raise Rejected(431, "The headers are too large or too many.", "headers_too_large", close=True)
+        self._check_host(headers)
         _check_length(headers)
         if not (is_allowed_page or _is_followed_link(method, headers)):
-            _check_origin(headers, host)
-        if method not in SAFE_METHODS and (method != "DELETE" or _has_body(headers)):
+            _check_origin(headers)
+        has_body = headers[b"transfer-encoding"] or headers[b"content-length"] not in ([], [b"0"])
+        if method not in SAFE_METHODS and (method != "DELETE" or has_body):
             _check_content_type(headers)
 
-    def _check_host(self, headers: Headers) -> str:
-        values = _all(headers, b"host")
+    def _check_host(self, headers: Headers) -> None:
+        values = headers[b"host"]
         match = HOST.fullmatch(values[0]) if len(values) == 1 else None
         if match is None or int(match.group(2) or 0) > 65535:
             raise Rejected(400, "Exactly one valid Host header is required.", "invalid_host", close=True)
@@ -108,7 +137,6 @@ class Gate:
         if name not in LOOPBACK_HOSTS and name not in self._allowed_hosts():
             advice = "This Host is not allowed: use 127.0.0.1 or localhost, or add the name to PACELINE_ALLOWED_HOSTS."
             raise Rejected(403, advice, "host_not_allowed", close=True)
-        return values[0].decode("ascii").lower()
 
 
 def _settled(scope: Scope) -> Scope:
@@ -121,62 +149,117 @@ def _settled(scope: Scope) -> Scope:
     return {**scope, "path": path if path.startswith("/static/") else path.rstrip("/") or "/", "method": method}
 
 
-def _is_endpoint(path: str) -> bool:
-    return path == "/v1" or path.startswith("/v1/")
-
-
-def _origin(headers: Headers) -> str:
-    """Where the page that asks is from; empty without one, or with several."""
-    origins = _all(headers, b"origin")
-    return origins[0].decode("latin-1") if len(origins) == 1 else ""
-
-
-def _all(headers: Headers, wanted: bytes) -> list[bytes]:
-    return [value for name, value in headers if name.lower() == wanted]
-
-
-def _check_header_size(headers: Headers) -> None:
-    size = sum(len(name) + len(value) for name, value in headers)
-    if size > MAX_HEADER_BYTES or len(headers) > MAX_HEADER_COUNT:
-        raise Rejected(431, "The headers are too large or too many.", "headers_too_large", close=True)
-
-
 def _check_length(headers: Headers) -> None:
-    values = _all(headers, b"content-length")
-    if not values:
-        return
-    if len(values) > 1 or not values[0].isdigit() or len(values[0]) > 19:
+    values = headers[b"content-length"]
+    if len(values) > 1 or any(not each.isdigit() or len(each) > 19 for each in values):
         raise Rejected(400, "Content-Length is not a valid number.", "invalid_content_length", close=True)
-    if int(values[0]) > MAX_BODY_BYTES:
-        raise too_large()
-
-
-def _has_body(headers: Headers) -> bool:
-    return bool(_all(headers, b"transfer-encoding")) or _all(headers, b"content-length") not in ([], [b"0"])
+    if values and int(values[0]) > MAX_BODY_BYTES:
+        raise _too_large(MAX_BODY_BYTES)
 
 
 def _is_followed_link(method: str, headers: Headers) -> bool:
     """Whether a browser shows the answer to a person as a page of its own; a preflight asks for what it never gets."""
-    if method == "OPTIONS":
-        return True
-    destinations = _all(headers, b"sec-fetch-dest")
-    return method == "GET" and _all(headers, b"sec-fetch-mode") == [b"navigate"] and destinations == [b"document"]
+    is_document = headers[b"sec-fetch-mode"] == [b"navigate"] and headers[b"sec-fetch-dest"] == [b"document"]
+    return method == "OPTIONS" or (method == "GET" and is_document)
 
 
-def _check_origin(headers: Headers, host: str) -> None:
+def _check_origin(headers: Headers) -> None:
     """Refuse what a browser sends from another page; programs send neither header and pass."""
-    origins = _all(headers, b"origin")
-    own = {f"http://{host}".encode(), f"https://{host}".encode()}
-    foreign_origin = len(origins) > 1 or (len(origins) == 1 and origins[0].lower() not in own)
-    foreign_site = any(
-        value.strip().lower() not in {b"same-origin", b"none"} for value in _all(headers, b"sec-fetch-site")
+    origins, host = headers[b"origin"], headers[b"host"][0].lower()
+    is_foreign = len(origins) > 1 or any(
+        each.lower() not in {b"http://" + host, b"https://" + host} for each in origins
     )
-    if foreign_origin or foreign_site:
+    sites = {each.strip().lower() for each in headers[b"sec-fetch-site"]}
+    if is_foreign or not sites <= {b"same-origin", b"none"}:
         raise Rejected(403, "Requests from other web pages are refused.", "cross_origin", close=True)
 
 
 def _check_content_type(headers: Headers) -> None:
-    values = _all(headers, b"content-type")
+    values = headers[b"content-type"]
     kind, _, parameters = (values[0] if len(values) == 1 else b"").lower().partition(b";")
     if kind.strip() != b"application/json" or parameters.strip() not in {b"", b"charset=utf-8", b'charset="utf-8"'}:
         raise Rejected(415, "Content-Type must be application/json.", "unsupported_media_type", close=True)
+
+
+async def read_json(request: Request, schema: type[BodyModel], *, max_bytes: int = MAX_BODY_BYTES) -> BodyModel:
+    """The body as `schema`. Raises `InvalidRequest`, or `Rejected` with 408 (too slow) or 413 (too large)."""
+    raw = await _read(request, context_of(request).body_timeout_seconds, max_bytes)
+    if len(raw) < THREAD_FROM_BYTES:
+        return parse(raw, schema)
+    return await asyncio.to_thread(parse, raw, schema)
+
+
+def parse(raw: bytes | bytearray, schema: type[BodyModel]) -> BodyModel:
+    """Bytes to a checked value. Raises `InvalidRequest`."""
+    try:
+        return schema.model_validate(parse_json(raw))
+    except ValidationError as error:
+        raise invalid_request(error) from None
+
+
+def parse_json(raw: bytes | bytearray) -> Any:
+    """Bytes to plain Python values. Raises `InvalidRequest`."""
+    if not raw:
+        raise InvalidRequest("The body is empty: send a JSON object.", code="invalid_json")
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+        msgspec.msgpack.encode(value)  # refuses what the worker's channel cannot carry: larger integers, surrogates
+    except InvalidRequest:
+        raise
+    except (ValueError, OverflowError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest(f"The body is not valid JSON in UTF-8: {why[:200]}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    if raw.count(b"{") + raw.count(b"[") > MAX_JSON_DEPTH:
+        _check_depth(value)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise InvalidRequest("An object in the body names a key twice.", code="invalid_json")
+    return found
+
+
+def _finite(number: str) -> float:
+    if not math.isfinite(found := float(number)):
+        raise ValueError("a number is not finite")
+    return found
+
+
+def _check_depth(value: Any, levels: int = MAX_JSON_DEPTH) -> None:
+    if levels == 0:
+        raise InvalidRequest(f"The body is nested deeper than {MAX_JSON_DEPTH} levels.", code="invalid_json")
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list):
+            _check_depth(each, levels - 1)
+
+
+async def _read(request: Request, timeout_seconds: float, max_bytes: int) -> bytearray:
+    chunks = bytearray()
+    try:
+        async with asyncio.timeout(timeout_seconds) as deadline:
+            began = asyncio.get_running_loop().time()
+            async for chunk in request.stream():
+                chunks += chunk
+                if len(chunks) > max_bytes:
+                    raise _too_large(max_bytes)
+                deadline.reschedule(began + timeout_seconds + len(chunks) / MIN_BYTES_PER_SECOND)
+    except TimeoutError:
+        raise Rejected(408, "The body did not arrive in time.", "request_timeout", close=True) from None
+    return chunks
+
+
+def give_memory_back() -> None:
+    """From now on the memory of a large body is returned at once; glibc would keep twice the largest one for ever."""
+    with contextlib.suppress(AttributeError):  # nobody else has it
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            ctypes.CDLL(None).mallopt(option, 1 << 20)  # what asyncio reads at a time stays: it takes 256 KiB for that
+
+
+def _too_large(max_bytes: int) -> Rejected:
+    """The refusal of a body over the cap."""
+    limit = max_bytes // 1024 // 1024
+    return Rejected(413, f"The body is larger than {limit} MiB.", "request_too_large", close=True)

@@ -47,7 +47,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 import psutil
 from app.api.completions import CompletionBody
-from app.serving.body import give_memory_back, parse
+from app.serving.gate import give_memory_back, parse
 give_memory_back()
 
 def read(size):
