@@ -16,7 +16,7 @@ from app.core.messages import ModelSpecification
 from app.hub.catalog import CatalogModel
 from app.hub.pairing import NOT_MEASURED, Candidate, Speedups, candidates_for, rank
 from app.serving.context import Context
-from app.serving.model_entry import ModelEntry, entry_of
+from app.serving.resolver import ModelEntry
 
 HALF_PRECISION_SLOW = "(cpu)"
 """How the name of a device ends on which weights become float32."""
@@ -43,7 +43,7 @@ class ModelView:
 
     def describe(self, model: CatalogModel, *, looking: bool = False) -> dict[str, Any]:
         """One model as JSON. Bytes and seconds as the names say; 0 and empty where nobody knows, or knows yet."""
-        entry, live = entry_of(self._context, model, looking=looking), self._context.settings
+        entry, live = self._context.resolver.entry(model, looking=looking), self._context.settings
         ceiling = self._context.memory_ceiling_bytes
         settings, loaded, footprint = entry.settings, entry.loaded, self.footprint(model)
         fits = footprint is None or self.holds(footprint)

@@ -26,7 +26,7 @@ from app.core.reason import reason_object
 from app.serving.auth import is_let_in
 from app.serving.gate import read_json
 from app.serving.logs import CAPACITY, LEVELS, line_object
-from app.serving.model_entry import drafts_object
+from app.serving.resolver import drafts_object
 from app.serving.sse import EventStream
 
 DRAIN_SECONDS = 600.0

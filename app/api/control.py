@@ -31,8 +31,7 @@ from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.errors import endpoints
 from app.serving.gate import read_json
-from app.serving.model_entry import drafts_object, entry_of
-from app.serving.resolver import Resolver
+from app.serving.resolver import Resolver, drafts_object
 
 router = APIRouter()
 
@@ -215,7 +214,7 @@ def _why_mute(context: Context, model: CatalogModel) -> str:
 
 def describe(context: Context, model: CatalogModel, *, looking: bool) -> dict[str, Any]:
     """One entry of the listing."""
-    entry = entry_of(context, model, looking=looking)
+    entry = context.resolver.entry(model, looking=looking)
     loaded = entry.loaded
     return {
         "object": "model",

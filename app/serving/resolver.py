@@ -4,6 +4,10 @@ Which drafters: those that the request names; else those that the model is loade
 model, or the best one that fits. Everything here may read the disk: call it in a thread.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
 import msgspec
 
 from app.core.config_values import context_tokens
@@ -13,13 +17,12 @@ from app.core.messages import DraftSpecification, Event, LoadedModel, LoadProgre
 from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel, FolderCatalog
 from app.hub.pairing import NOT_MEASURED
+from app.model_settings import ModelSettings
 from app.serving.choosing import Chooser, Chosen, Measured, Pairings
 from app.serving.live_settings import LiveSettings
 from app.worker.client import WorkerClient
 
 MAX_LISTED = 20
-STATES = {"ready": "loaded"}
-"""What a state of the worker is called outside; the others keep their names."""
 TURNED_OFF = "the draft model is turned off for this request"
 LOADED = "ready"
 DEFAULT_IDLE_SECONDS = 3600.0
@@ -29,6 +32,60 @@ FOR_EVER_SECONDS = 100 * 365 * 86400.0
 Stay = tuple[bool, float | None]
 """Whether a model is pinned, and seconds without a request that unload it; None: the worker's own default."""
 USUAL: Stay = (False, None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model as it is now, for API and pages: what is on disk, what the worker says of it, what is set for it."""
+
+    model: CatalogModel
+    settings: ModelSettings
+    loaded: LoadedModel | None
+    progress: LoadProgress | None
+    """Of a load under way."""
+    quarantine: str
+    """Why it may not run for the moment."""
+    drafts: tuple[DraftSpecification, ...]
+    """What it is loaded with, else what it would get."""
+    looking: bool
+    """Its drafters are not known yet."""
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be loaded; empty when nothing is known to be wrong."""
+        return self.model.problem or self.quarantine
+
+    @property
+    def state(self) -> str:
+        """`loading`, `loaded`, `unloading`, `available` or `unusable`."""
+        if self.progress is not None:
+            return "loading"
+        if self.loaded is not None:
+            return "loaded" if self.loaded.state == LOADED else self.loaded.state
+        return "unusable" if self.problem else "available"
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest context."""
+        told = self.loaded.max_context_tokens if self.loaded is not None else 0
+        return told or self.model.context or (context_tokens(self.model.config) if self.model.config else 0)
+
+    def as_object(self) -> dict[str, Any]:
+        """What API and pages say alike, as JSON."""
+        return {
+            "id": self.model.id,
+            "kind": self.model.kind,
+            "source": self.model.source,
+            "size_bytes": self.model.size_bytes,
+            "state": self.state,
+            "looking": self.looking,
+            "drafts": drafts_object(self.drafts),
+        }
+
+
+def drafts_object(drafts: Iterable[DraftSpecification]) -> list[dict[str, str]]:
+    """The drafters of a unit as JSON."""
+    return [{"id": draft.id, "method": draft.method} for draft in drafts]
 
 
 class Resolver:
@@ -155,7 +212,21 @@ class Resolver:
         """
         return self._specify(main, None, by_measured=by_measured)
 
-    def drafts_of(self, model: CatalogModel, loaded: LoadedModel | None) -> tuple[DraftSpecification, ...]:
+    def entry(self, model: CatalogModel, *, looking: bool = False) -> ModelEntry:
+        """What is known of a model; while `looking` for drafters, nobody waits for them."""
+        loaded = self.loaded().get(model.id)
+        looking = looking and loaded is None and model.kind == "main" and not model.problem
+        return ModelEntry(
+            model=model,
+            settings=self._live.model(model.id),
+            loaded=loaded,
+            progress=self._worker.progress.get(model.id),
+            quarantine=str(self._worker.quarantined.get(model.id, "")),
+            drafts=() if looking else self._drafts(model, loaded),
+            looking=looking,
+        )
+
+    def _drafts(self, model: CatalogModel, loaded: LoadedModel | None) -> tuple[DraftSpecification, ...]:
         """The drafters that a model is loaded with, else those that it would get; none where that cannot be told."""
         if loaded is not None:
             return self.loaded_drafts(loaded)
