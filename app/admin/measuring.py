@@ -30,7 +30,6 @@ from app.serving.sweep.report import report_object, report_of, speedups
 from app.serving.sweep.worker_side import WorkerSide, describe_machine, describe_versions
 from app.store.rows import KeptMeasurements
 
-SOURCE = "dashboard"
 Phase = Literal["loading", "measuring", "paused", "restoring"]
 Prompt = Annotated[str, Field(min_length=1, max_length=20_000)]
 Result = TypeVar("Result")
@@ -61,6 +60,8 @@ class MeasurementJob:
     ask: Ask | None = None
     disturbed: int = 0
     """Turns that were given up for the request of somebody else."""
+    left_out: list[str] = field(default_factory=list)
+    """Why some drafters are not measured."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> dict[str, Any]:
@@ -93,15 +94,6 @@ class MeasurementEnd:
     outcome: Literal["done", "stopped", "failed"]
     number: int = 0
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredUnit:
-    """What is loaded for a measurement, and why some drafters are not with it."""
-
-    specification: ModelSpecification
-    chats: bool
-    left_out: tuple[str, ...] = ()
 
 
 class Stopped(Exception):
@@ -176,39 +168,38 @@ class Measuring:
             logger.info("The measurement of %s is %s. %s", model_id, ended.outcome, ended.problem)
 
     async def _measure_and_restore(self, job: MeasurementJob) -> MeasurementEnd:
-        unit = await asyncio.to_thread(self._choose, job.wish)
-        before = self._loaded_unit(unit.specification.id)
+        main = await asyncio.to_thread(self._resolver.main, job.wish.model)
+        unit = await asyncio.to_thread(self._choose, job, main)
+        before = self._loaded_unit(unit.id)
         try:
-            loaded = await self._load(job, unit.specification)
+            loaded = await self._load(job, unit)
             job.budget = Budget(60 * job.wish.minutes, self._clock)
-            await self._sweep(job, unit, loaded)
+            await self._sweep(job, unit, loaded, chats=main.has_chat_template)
         except Stopped:
             job.sweep.interrupted = True
         finally:
             if self._task is not None and not self._task.cancelling():
                 job.phase, job.ask = "restoring", None
-                await self._restore(unit.specification.id, before)
+                await self._restore(unit.id, before)
         number = await asyncio.to_thread(self._keep, job, unit)
-        return MeasurementEnd(unit.specification.id, "stopped" if job.sweep.interrupted else "done", number)
+        return MeasurementEnd(unit.id, "stopped" if job.sweep.interrupted else "done", number)
 
-    def _choose(self, wish: Wish) -> MeasuredUnit:
+    def _choose(self, job: MeasurementJob, main: CatalogModel) -> ModelSpecification:
         """The unit with the drafters of the wish, or with the best one of each method; any method may run, batches too.
 
         Raises InsufficientMemory for a model that is too large by itself, and what resolver and candidates raise.
         """
-        main = self._resolver.main(wish.model)
         self._models.check_room(main)
         alone = self._models.footprint(main)
         chosen: list[Candidate] = []
-        left_out = []
-        for each in self._wanted(main, wish.drafts):
+        for each in self._wanted(main, job.wish.drafts):
             if alone is not None and not self._models.holds(alone + each.footprint):
-                left_out.append(f"{each.id}: no room for it beside the others")
+                job.left_out.append(f"{each.id}: no room for it beside the others")
                 continue
             alone = alone and alone + each.footprint
             chosen.append(each)
         paths = {main.id: main.path} | {each.id: each.path for each in self._resolver.models() if each.id != main.id}
-        specification = msgspec.structs.replace(
+        return msgspec.structs.replace(
             self._resolver.planned(main),
             drafts=tuple(DraftSpecification(each.id, str(paths[each.id]), each.method) for each in chosen),
             draft_unavailable="",
@@ -216,7 +207,6 @@ class Measuring:
             methods=(),
             num_draft_tokens=None,
         )
-        return MeasuredUnit(specification, main.has_chat_template, tuple(left_out))
 
     def _wanted(self, main: CatalogModel, drafts: Sequence[str] | None) -> list[Candidate]:
         """One drafter of each method: those that are named; else the first that fits, less those whose name says that
@@ -251,13 +241,12 @@ class Measuring:
             raise PacelineError(f"{specification.id} was unloaded before it could be measured; try again")
         return loaded
 
-    async def _sweep(self, job: MeasurementJob, unit: MeasuredUnit, loaded: LoadedModel) -> None:
-        prompts = job.wish.prompts or TASKS
-        side = WorkerSide(self._worker, unit.specification, prompts, chats=unit.chats, clock=self._clock)
+    async def _sweep(self, job: MeasurementJob, unit: ModelSpecification, loaded: LoadedModel, *, chats: bool) -> None:
+        side = WorkerSide(self._worker, unit, job.wish.prompts or TASKS, chats=chats, clock=self._clock)
         methods = {name: loaded.longest_drafts.get(name, max(LENGTHS)) for name in loaded.methods}
         wanted = cells(
             GRIDS[job.wish.grid],
-            max_rows=unit.specification.max_rows,
+            max_rows=unit.max_rows,
             max_context_tokens=loaded.max_context_tokens,
             tokens=TOKENS,
         )
@@ -323,7 +312,7 @@ class Measuring:
                 if measured is not None:
                     self._resolver.lend(measured, before)
 
-    def _keep(self, job: MeasurementJob, unit: MeasuredUnit) -> int:
+    def _keep(self, job: MeasurementJob, unit: ModelSpecification) -> int:
         """Store what was measured; 0 when that is not enough to compare."""
         info = self._worker.ready_info
         options = {
@@ -331,15 +320,13 @@ class Measuring:
             "rounds": job.wish.rounds,
             "prompts": job.wish.prompts or "built in",
             "device": info.device if info is not None else "",
-            "source": SOURCE,
+            "source": "dashboard",
             "disturbed": job.disturbed,
-            "left_out": list(unit.left_out),
+            "left_out": job.left_out,
         }
-        drafts = {draft.method: draft.id for draft in unit.specification.drafts}
-        results = job.sweep.results(model=unit.specification.id, drafts=drafts, options=options)
+        drafts = {draft.method: draft.id for draft in unit.drafts}
+        results = job.sweep.results(model=unit.id, drafts=drafts, options=options)
         alone = report_of(results).alone
         if job.sweep.interrupted and (alone is None or alone.verdict == "none"):
             return 0
-        return self._kept.keep(
-            unit.specification.id, versions=describe_versions(), machine=describe_machine(), results=results
-        )
+        return self._kept.keep(unit.id, versions=describe_versions(), machine=describe_machine(), results=results)

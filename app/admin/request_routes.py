@@ -188,8 +188,8 @@ def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
     if model is None:
         return None
     first_choices = [f"{command.id}#0" for command in record.commands]
-    found = [model.reading[name] for name in first_choices if name in model.reading]
-    return sum(found) if found else None
+    read = [model.reading[name] for name in first_choices if name in model.reading]
+    return sum(read) if read else None
 
 
 def past_object(past: Past) -> dict[str, Any]:

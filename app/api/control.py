@@ -147,13 +147,13 @@ async def get_status(request: Request) -> dict[str, Any]:
 
 def _with_drafts(resolver: Resolver, models: Iterable[LoadedModel]) -> list[dict[str, Any]]:
     """What is loaded; `draft` is the id of the first drafter, `drafts` has id and method of each."""
-    found = []
+    described = []
     for model in models:
         drafts = drafts_object(resolver.loaded_drafts(model))
         first = drafts[0]["id"] if drafts else None
         words = {"draft": first, "drafts": drafts, "unavailable": model.unavailable_words}
-        found.append({**msgspec.to_builtins(model), **words})
-    return found
+        described.append({**msgspec.to_builtins(model), **words})
+    return described
 
 
 @router.get("/health/live")

@@ -9,7 +9,7 @@ it says itself.
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,15 +77,14 @@ class Catalogs:
 
     def choose(self, accepted: str) -> str:
         """The language for an `Accept-Language` header: the first wanted one that is there, else English."""
-        wanted = _by_preference(accepted)
-        return next((found for tag in wanted if (found := self._find(tag))), DEFAULT_LANGUAGE)
-
-    def _find(self, tag: str) -> str:
-        folded = {language.lower(): language for language in sorted(self._words)}
-        if tag in folded:
-            return folded[tag]
-        primary = tag.partition("-")[0]
-        return folded.get(primary) or next((folded[each] for each in folded if each.startswith(f"{primary}-")), "")
+        there = {language.lower(): language for language in sorted(self._words)}
+        for tag in _by_preference(accepted):
+            primary = tag.partition("-")[0]
+            kin = (each for each in there if each.startswith(f"{primary}-"))
+            for near in (tag, primary, next(kin, "")):
+                if near in there:
+                    return there[near]
+        return DEFAULT_LANGUAGE
 
 
 def languages(folder: Path = FOLDER) -> tuple[str, ...]:
@@ -113,7 +112,7 @@ def _read_own(path: Path) -> dict[str, str]:
     return {key: words for key, words in entries.items() if isinstance(words, str)}
 
 
-def _by_preference(accepted: str) -> Iterable[str]:
+def _by_preference(accepted: str) -> list[str]:
     """The tags of the header, the most wanted first, in lower case; what is not understood is left out."""
     ranked = []
     for place, part in enumerate(accepted.lower().split(",")):

@@ -231,7 +231,7 @@ def _choice(cells: Sequence[CellReport], drafters: Mapping[str, str]) -> dict[st
     no one number suits them all. Of `policy`, it says what was measured and nothing else."""
     weighed = _weighed(cells)
     batches = {cell.verdict for cell in weighed if cell.rows > 1}
-    best = [found.setting for cell in weighed if cell.verdict == "faster" and (found := cell.find(cell.best))]
+    best = [figures.setting for cell in weighed if cell.verdict == "faster" and (figures := cell.find(cell.best))]
     if not best:
         alone = next((cell for cell in weighed if cell.is_main), None)
         return choice_of(PLAIN, drafters) if alone is not None and alone.verdict == "plain" else None

@@ -191,10 +191,10 @@ def _processor_name() -> str:
 
 def describe_versions() -> dict[str, str]:
     """Installed versions of everything that is compared."""
-    found = {}
+    installed = {}
     for name in DISTRIBUTIONS:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
