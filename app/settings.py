@@ -22,7 +22,7 @@ from pydantic import (
 
 from app.core import setting_texts
 from app.core.errors import InvalidSetting, invalid_setting
-from app.core.speculative_config import SpeculativeConfig
+from app.core.setting_texts import SpeculativeConfig
 
 LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
 ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?$"

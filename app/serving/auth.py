@@ -177,13 +177,12 @@ def _entrance(door: Door, path: str, *, has_ended: bool) -> str:
 
 def _key_owner(door: Door, keys: list[bytes]) -> Identity | None:
     """Whose keys came along; None without one, or when they are not all the same person's."""
-    owners = [ENVIRONMENT if _is_secret(key, door.secret) else _stored_owner(door, key) for key in keys]
-    return owners[0] if owners and all(owner == owners[0] for owner in owners) else None
-
-
-def _stored_owner(door: Door, key: bytes) -> Identity | None:
-    found = None if door.accounts.is_locked_down else door.accounts.keys.find(key.decode("latin-1"))
-    return None if found is None else Identity("key", found.name, found.scope, found.id)
+    owners: set[Identity | None] = set()
+    for key in keys:
+        found = None if door.accounts.is_locked_down else door.accounts.keys.find(key.decode("latin-1"))
+        kept = None if found is None else Identity("key", found.name, found.scope, found.id)
+        owners.add(ENVIRONMENT if _is_secret(key, door.secret) else kept)
+    return owners.pop() if len(owners) == 1 else None
 
 
 def is_from_here(request: Request) -> bool:

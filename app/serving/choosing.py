@@ -13,7 +13,7 @@ from typing import Protocol
 from app.core.drafters import DRAFT_METHODS, DRAFT_MODEL, OFF, TEXT_METHODS
 from app.core.errors import ModelNotFound, SpeculationUnavailable
 from app.core.messages import DraftSpecification
-from app.core.speculative_config import SpeculativeConfig
+from app.core.setting_texts import SpeculativeConfig
 from app.hub.catalog import CatalogModel, FolderCatalog
 from app.hub.pairing import Pairing, Speedups
 from app.model_settings import ModelSettings

@@ -166,9 +166,8 @@ def _is_followed_link(method: str, headers: Headers) -> bool:
 def _check_origin(headers: Headers) -> None:
     """Refuse what a browser sends from another page; programs send neither header and pass."""
     origins, host = headers[b"origin"], headers[b"host"][0].lower()
-    is_foreign = len(origins) > 1 or any(
-        each.lower() not in {b"http://" + host, b"https://" + host} for each in origins
-    )
+    own = {b"http://" + host, b"https://" + host}
+    is_foreign = len(origins) > 1 or any(each.lower() not in own for each in origins)
     sites = {each.strip().lower() for each in headers[b"sec-fetch-site"]}
     if is_foreign or not sites <= {b"same-origin", b"none"}:
         raise Rejected(403, "Requests from other web pages are refused.", "cross_origin", close=True)

@@ -21,8 +21,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from app.core.errors import InvalidSetting, StoreUnavailable, invalid_setting
-from app.core.setting_texts import plain
-from app.core.speculative_config import SpeculativeConfig
+from app.core.setting_texts import SpeculativeConfig, plain
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import Conflict, ModelSettings, refuse_conflicts

@@ -67,12 +67,6 @@ def escape(text: str) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
-def request_id_in(text: str) -> str:
-    """The id of the request that a line is about; empty: of none."""
-    found = REQUEST_ID.search(text)
-    return found.group() if found else ""
-
-
 @dataclass(frozen=True, slots=True)
 class LogLine:
     """One line. `trace` is that of an exception, with line breaks; `at` is in Unix seconds."""
@@ -93,6 +87,7 @@ def clean_line(record: logging.LogRecord, secrets: Sequence[str] = (), number: i
     except Exception as error:  # noqa: BLE001 - a wrong format string must not end what wanted to log
         said = f"{record.msg!r} ({error})"
     said = redact(said, secrets)
+    request = REQUEST_ID.search(said)
     trace = ""
     if record.exc_info and record.exc_info[0] is not None:
         lines = "".join(traceback.format_exception(*record.exc_info)).splitlines()
@@ -104,7 +99,7 @@ def clean_line(record: logging.LogRecord, secrets: Sequence[str] = (), number: i
         logger=escape(record.name),
         text=escape(said[:MAX_CHARACTERS]),
         trace=trace[-MAX_CHARACTERS:],
-        request=request_id_in(said),
+        request=request.group() if request else "",
     )
 
 
@@ -251,7 +246,9 @@ def _record(name: str, level: int, said: str) -> logging.LogRecord:
 @contextlib.contextmanager
 def open_outlets(ring: LogRing, home: Path) -> Iterator[WorkerLines]:
     """Send the log to terminal, ring and file until the end; the answer takes the worker's lines."""
-    terminal = Handed(_plain_terminal())
+    handler = logging.StreamHandler()
+    handler.setFormatter(Plain())
+    terminal = Handed(handler)
     terminal.setLevel(logging.WARNING)
     kept: list[logging.Handler] = [ring]
     problem = ""
@@ -260,22 +257,16 @@ def open_outlets(ring: LogRing, home: Path) -> Iterator[WorkerLines]:
     except OSError as error:
         problem = str(error)
     root = logging.getLogger()
-    for handler in (terminal, *kept):
-        root.addHandler(handler)
+    for each in (terminal, *kept):
+        root.addHandler(each)
     if problem:
         logger.warning("the log is kept in memory only: %s", problem)
     try:
         yield WorkerLines(terminal, ring, tuple(kept))
     finally:
-        for handler in (terminal, *kept):
-            root.removeHandler(handler)
-            handler.close()
-
-
-def _plain_terminal() -> logging.Handler:
-    handler = logging.StreamHandler()
-    handler.setFormatter(Plain())
-    return handler
+        for each in (terminal, *kept):
+            root.removeHandler(each)
+            each.close()
 
 
 def set_log_level(level: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from app.core.messages import Delta, Event, Heartbeat, LoadedModel, TextWork
+from app.core.messages import Delta, Event, Heartbeat, TextWork
 from app.core.ports import Clock
 from app.core.step import Statistics
 from app.worker.client import WorkerClient
@@ -171,13 +171,10 @@ class WorkerGauges:
         for labelled in (self._running, self._waiting, self._model_bytes):
             labelled.clear()
         for model in snapshot.models:
-            self._read_model(model)
-
-    def _read_model(self, model: LoadedModel) -> None:
-        self._running.labels(model.id).set(model.running)
-        self._waiting.labels(model.id).set(model.waiting)
-        for kind in MODEL_BYTES:
-            self._model_bytes.labels(model.id, kind.removesuffix("_bytes")).set(getattr(model, kind))
+            self._running.labels(model.id).set(model.running)
+            self._waiting.labels(model.id).set(model.waiting)
+            for kind in MODEL_BYTES:
+                self._model_bytes.labels(model.id, kind.removesuffix("_bytes")).set(getattr(model, kind))
 
 
 @dataclass(slots=True)
