@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 from live_feed import KEY, MODEL, server
 
-from app.core.past import Past
+from app.core.request import Past
 from app.store.rows import RequestHistory
 from app.store.store import FILE_NAME, Store
 

@@ -21,9 +21,8 @@ from app.core.download import Download
 from app.core.errors import HubProblem, ModelNotFound, PacelineError, StoreUnavailable
 from app.hub.downloads import Configuration, Downloads
 from app.hub.hub_files import Hub, HubToken, checked_repository, checked_revision
-from app.hub.hub_search import Sort, inspect_repository, search
+from app.hub.hub_search import Pair, Sort, inspect_repository, recommended, search
 from app.hub.partial_folder import read_marker, remove_model
-from app.hub.published import Pair, recommended
 from app.serving.context import Context
 from app.serving.errors import Rejected
 from app.serving.gate import read_json

@@ -22,8 +22,8 @@ from app.core.footprint import Footprint
 from app.core.messages import LoadedModel
 from app.core.reason import NO_REASON, Reason, reason_object
 from app.hub.catalog import CatalogModel
+from app.hub.hub_search import published_for
 from app.hub.pairing import Candidate
-from app.hub.published import published_for
 from app.model_settings import SPECULATION, Id
 from app.serving.gate import read_json
 from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object

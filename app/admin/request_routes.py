@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
 from app.core.errors import StoreUnavailable
-from app.core.past import Past
 from app.core.reason import reason_object
+from app.core.request import Past
 from app.serving.errors import Rejected
 from app.serving.gate import read_json
 from app.serving.journal import Record

@@ -16,8 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from app.api.rendering import FinishedChoice, Renderer
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import Accepted, Finished, Generate
-from app.core.prompt_size import check_prompt
+from app.core.messages import Accepted, Finished, Generate, check_prompt
 from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of

@@ -1,4 +1,7 @@
-"""What was asked: frozen values that cross every boundary."""
+"""What was asked, and what is remembered of it: frozen values that cross every boundary."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -48,3 +51,23 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     speculation: SpeculationRequest = SpeculationRequest()
     scores_prompt: bool = False
     """Whether the log probabilities of the prompt's tokens are wanted too, as `sampling.top_logprobs` says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """A generation request that ended, as the server remembers it.
+
+    `figures` has its numbers, by the names of the API; the texts are None unless they are kept.
+    """
+
+    id: str
+    endpoint: str
+    model_id: str
+    key_name: str
+    created_at: float
+    """Unix seconds."""
+    outcome: str
+    """`stop`, `length`, `tool_calls`, `cancelled`, or the code of an error."""
+    figures: dict[str, Any]
+    prompt: str | None = None
+    reply: str | None = None

@@ -17,8 +17,8 @@ import msgspec
 
 from app.core.errors import CONTEXT_OVERFLOW, PacelineError
 from app.core.messages import Accepted, Delta, Event, Finished, Generate, LoadProgress
-from app.core.past import Past
 from app.core.ports import Clock
+from app.core.request import Past
 from app.core.step import MethodStatistics, Statistics
 from app.serving.measurements import Measurements
 from app.worker.client import StreamEvent

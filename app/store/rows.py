@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, delete, func, tuple_
 from sqlmodel import Session, col, select
 
 from app.core.download import Download, State
-from app.core.past import Past
+from app.core.request import Past
 from app.model_settings import ModelSettings
 from app.store.glance import LOCKED_DOWN
 from app.store.store import Store

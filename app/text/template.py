@@ -1,29 +1,111 @@
 """The text side of one model: chat template, tokenizer, stop tokens. Runs in a process of its own (`app.worker.texts`).
 
 Nothing of the model folder is executed: the tokenizer is built from data files without network or remote code, and
-the template runs in `app.text.sandbox`. What a client can get wrong is `InvalidRequest`; what is wrong with the folder
-is `ModelUnavailable`.
+the template runs in a sandbox. What a client can get wrong is `InvalidRequest`; what is wrong with the folder is
+`ModelUnavailable`. Nothing here bounds what either costs: `app.worker.texts` does, which ends the process.
 """
 
 import importlib
+import json
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from mlx_lm import chat_templates, tokenizer_utils, tool_parsers
 from transformers import AutoTokenizer
 
 from app.core.config_values import VOCABULARY_KEYS, context_tokens, text_number
 from app.core.errors import InvalidRequest, ModelUnavailable, context_overflow
-from app.core.prompt_size import check_bytes, text_bytes
+from app.core.messages import check_bytes, text_bytes
 from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
-from app.text.detokenizer import TokenTable
+from app.text.detokenizer import TokenTable, token_table
 from app.text.messages import Messages, checked_arguments, plain_messages, render_messages
-from app.text.pieces import token_table
-from app.text.sandbox import ChatTemplate
+
+
+class ChatTemplate:
+    """A stranger's code, compiled: jinja2's immutable sandbox with the names that transformers adds, no more."""
+
+    def __init__(self, source: str) -> None:
+        """Compile; raises jinja2's `TemplateError`, `RecursionError` or `ValueError` when that is impossible."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationBlock, LoopControlExtension],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {
+            "dict": _make_dict,
+            "namespace": _Namespace,
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+        }
+        self._template = environment.from_string(source)
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The text; raises whatever the template raises."""
+        return self._template.render(**variables)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's tokens for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Namespace(Namespace):
+    """jinja2's namespace without private names, which could reach into the interpreter."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in dict(*args, **kwargs):
+            _check_name(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _make_dict(*pairs: Any, **values: Any) -> dict[Any, Any]:
+    return dict(*pairs, **values)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - transformers' signature
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    """JSON without HTML escapes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 - the user's own date
+
+
+def _raise_exception(message: Any) -> None:
+    raise TemplateError(str(message))
+
 
 NO_TEMPLATE = "this model has no chat template: use /v1/completions"
 MAX_FILE_BYTES = 128 * 1024 * 1024

@@ -12,8 +12,8 @@ import pytest
 
 from app.core.errors import ModelUnavailable
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadedModel, LoadProgress, Snapshot
-from app.core.past import Past
 from app.core.reason import Reason
+from app.core.request import Past
 from app.main import create_app
 from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings

@@ -6,7 +6,7 @@ import pytest
 
 from app.hub.catalog import CatalogModel
 from app.hub.hub_files import checked_repository
-from app.hub.published import FEATURE_DRAFTERS, PAIRS, SIZES_GB, SMALL_MODELS, published_for, recommended
+from app.hub.hub_search import FEATURE_DRAFTERS, PAIRS, SIZES_GB, SMALL_MODELS, published_for, recommended
 
 GB = 1_000_000_000
 

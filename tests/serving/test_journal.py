@@ -8,9 +8,8 @@ import pytest
 
 from app.core.errors import ModelUnavailable, StoreUnavailable
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, ModelSpecification
-from app.core.past import Past
 from app.core.reason import NO_REASON, Reason
-from app.core.request import SamplingParameters
+from app.core.request import Past, SamplingParameters
 from app.core.step import MethodStatistics, Statistics
 from app.serving.journal import Journal, Record
 from app.serving.measurements import Measurements

@@ -8,7 +8,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from app.text.messages import plain_messages, render_messages
-from app.text.sandbox import ChatTemplate
+from app.text.template import ChatTemplate
 from tests.published import TOKENIZERS, chat_templates, tokenizer_folder
 from tests.text.dialogues import dialogues, variants
 
