@@ -86,11 +86,11 @@ class Chooser:
 
         Without `by_measured` as if nothing were measured.
         """
-        told, found = self._told(main)
+        explicit, found = self._from_settings(main)
         stored = self._live.model(main.id)
         if found is not None:
-            return replace(found, by_hand=True, choice=told.over(stored.model_copy(update={"methods": None})))
-        choice = told.over(stored)
+            return replace(found, by_hand=True, choice=explicit.over(stored.model_copy(update={"methods": None})))
+        choice = explicit.over(stored)
         if stored.drafts is None:
             return replace(self._usual(main, choice.methods, by_measured=by_measured), choice=choice)
         found = self.named(main, stored.drafts, "the choice for this model")
@@ -165,24 +165,24 @@ class Chooser:
         drafts = tuple(draft for found in best for draft in found.drafts)
         return Chosen(drafts, "; ".join(found.reason for found in best if found.reason) or _only(main, methods))
 
-    def _told(self, main: CatalogModel) -> tuple[ModelSettings, Chosen | None]:
+    def _from_settings(self, main: CatalogModel) -> tuple[ModelSettings, Chosen | None]:
         """What settings say about this model, and the drafters that they name."""
         settings = self._live.current
         given = settings.model_fields_set
-        told = ModelSettings(
+        explicit = ModelSettings(
             num_draft_tokens=settings.num_draft_tokens if "num_draft_tokens" in given else None,
             policy=settings.policy if "policy" in given else None,
             acceptance=settings.acceptance if "acceptance" in given else None,
         )
         config = settings.speculative_config
         if config is not None and self._applies(config, main):
-            return self._from_config(told, config, main)
+            return self._from_config(explicit, config, main)
         named = settings.drafts.get(main.id)
         if named == OFF:
-            return told, Chosen(reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_wish=True)
+            return explicit, Chosen(reason=f"PACELINE_DRAFTS turns the draft model of {main.id} off", is_wish=True)
         if named is None:
-            return told, None
-        return told, self.named(main, self.names(named), "PACELINE_DRAFTS")
+            return explicit, None
+        return explicit, self.named(main, self.names(named), "PACELINE_DRAFTS")
 
     def _applies(self, config: SpeculativeConfig, main: CatalogModel) -> bool:
         target = config.target or self._live.current.default_model
@@ -191,7 +191,7 @@ class Chooser:
         return self.may_mean(main, config.model)
 
     def _from_config(
-        self, told: ModelSettings, config: SpeculativeConfig, main: CatalogModel
+        self, explicit: ModelSettings, config: SpeculativeConfig, main: CatalogModel
     ) -> tuple[ModelSettings, Chosen]:
         methods: tuple[str, ...] | None = (config.method,) if config.method else None
         if config.method in TEXT_METHODS:
@@ -201,12 +201,12 @@ class Chooser:
             methods = methods or tuple(draft.method for draft in found.drafts) or None
         else:
             found = self.best(main, methods or ())
-        told = ModelSettings.model_validate(
-            told.given()
-            | {"methods": methods, "num_draft_tokens": config.num_speculative_tokens or told.num_draft_tokens}
+        explicit = ModelSettings.model_validate(
+            explicit.given()
+            | {"methods": methods, "num_draft_tokens": config.num_speculative_tokens or explicit.num_draft_tokens}
             | {"prompt_lookup_min": config.prompt_lookup_min, "prompt_lookup_max": config.prompt_lookup_max}
         )
-        return told, _allowed(found, methods)
+        return explicit, _allowed(found, methods)
 
     def _misfit(self, main: CatalogModel, draft: CatalogModel, other: DraftSpecification | None) -> str:
         """Why a drafter cannot be used beside `other`, the one of its method that was named before it."""

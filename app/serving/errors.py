@@ -113,14 +113,6 @@ def invalid_request(error: ValidationError | RequestValidationError) -> InvalidR
     )
 
 
-def http_error(error: HTTPException, app: FastAPI) -> PacelineError:
-    """Starlette's own refusals (404, 405, 413) in the shape of ours."""
-    phrase = http.HTTPStatus(error.status_code).phrase
-    code = HTTP_CODES.get(error.status_code, phrase.lower().replace(" ", "_"))
-    advice = f" There are {', '.join(endpoints(app))}." if code in {"unknown_url", "method_not_allowed"} else ""
-    return Rejected(error.status_code, f"{phrase}.{advice}", code)
-
-
 def endpoints(app: FastAPI) -> list[str]:
     """Methods and paths that programs may call, less those of the dashboard."""
     routes = [(route.path or "", route.methods or ()) for route in iter_route_contexts(app.routes)]
@@ -133,17 +125,21 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(PacelineError)
     async def on_paceline_error(request: Request, error: PacelineError) -> Response:
-        return _told(request, error)
+        return _response(request, error)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        response = _told(request, http_error(error, app))
+        """Starlette's own refusals (404, 405, 413) in the shape of ours."""
+        phrase = http.HTTPStatus(error.status_code).phrase
+        code = HTTP_CODES.get(error.status_code, phrase.lower().replace(" ", "_"))
+        advice = f" There are {', '.join(endpoints(app))}." if code in {"unknown_url", "method_not_allowed"} else ""
+        response = _response(request, Rejected(error.status_code, f"{phrase}.{advice}", code))
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid_parameters(request: Request, error: RequestValidationError) -> Response:
-        return _told(request, invalid_request(error))
+        return _response(request, invalid_request(error))
 
     @app.exception_handler(ClientDisconnect)
     async def on_disconnect(_request: Request, _error: ClientDisconnect) -> Response:
@@ -154,7 +150,7 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(PacelineError("Internal error: see the log of the server."), words_for(request))
 
 
-def _told(request: Request, error: PacelineError) -> Response:
+def _response(request: Request, error: PacelineError) -> Response:
     """Programs get an object, the dashboard's scripts one in its language, a browser that opens an address a page."""
     pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     path = request.scope["path"]

@@ -72,9 +72,9 @@ class Record:
         self._began = self._clock()
         self._load: tuple[float, float] | None = None
         self._accepted_at: float | None = None
-        self._first_told_at: float | None = None
+        self._first_token_at: float | None = None
         self._ended_at: float | None = None
-        self._told_at: dict[tuple[str, int], float] = {}
+        self._tokens_at: dict[tuple[str, int], float] = {}
         """When the last tokens of each choice came: by prompt and index."""
         self._by_method: dict[str, MethodStatistics] = {}
         self._usages: dict[tuple[str, int], Statistics] = {}
@@ -129,11 +129,11 @@ class Record:
     def _count(self, event: Delta) -> None:
         choice = (event.id, event.index)
         if event.tokens:
-            now, before = self._clock(), self._told_at.get(choice)
+            now, before = self._clock(), self._tokens_at.get(choice)
             seconds = now - (self._began if before is None else before)
             self._measurements.emitted(self.model_id, event.tokens, first=before is None, seconds=seconds)
-            self._told_at[choice] = now
-            self._first_told_at = now if self._first_told_at is None else self._first_told_at
+            self._tokens_at[choice] = now
+            self._first_token_at = now if self._first_token_at is None else self._first_token_at
         self.tokens += event.tokens
         self.drafted += event.drafted
         self.accepted_tokens += event.accepted
@@ -169,7 +169,7 @@ class Record:
     @property
     def writes(self) -> bool:
         """Whether a token of it was told."""
-        return self._first_told_at is not None
+        return self._first_token_at is not None
 
     @property
     def is_accounted(self) -> bool:
@@ -184,7 +184,7 @@ class Record:
     @property
     def tokens_per_second(self) -> float:
         """Over its decoding so far; 0 before the first token."""
-        seconds = 0.0 if self._first_told_at is None else self._now() - self._first_told_at
+        seconds = 0.0 if self._first_token_at is None else self._now() - self._first_token_at
         return round(self.tokens / seconds, 1) if seconds > 0 else 0.0
 
     @property
@@ -197,8 +197,8 @@ class Record:
         now = self._now()
         load = self._load[1] - self._load[0] if self._load else 0.0
         accepted_at = now if self._accepted_at is None else self._accepted_at
-        first_told_at = now if self._first_told_at is None else self._first_told_at
-        waited, prefill, decode = accepted_at - self._began, first_told_at - accepted_at, now - first_told_at
+        first_token_at = now if self._first_token_at is None else self._first_token_at
+        waited, prefill, decode = accepted_at - self._began, first_token_at - accepted_at, now - first_token_at
         if self.is_accounted:
             usage = self.usage()
             waited, prefill, decode = max(waited, usage.queue_seconds), usage.prefill_seconds, usage.decode_seconds
@@ -211,7 +211,7 @@ class Record:
             usages = [usage for _, usage in sorted(self._usages.items())]
             return Statistics.side_by_side(usages, choices_per_prompt=self.commands[0].n)
         now = self._now()
-        first = now if self._first_told_at is None else self._first_told_at
+        first = now if self._first_token_at is None else self._first_token_at
         return Statistics(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.tokens,

@@ -118,7 +118,7 @@ class Resolver:
         if last is not None and self._is_loaded(last) and self._has(last, drafts):
             specification = last
         else:
-            specification = self._specify(main, drafts)
+            specification = self.planned(main, drafts)
         if drafts not in {None, OFF}:
             if method not in {"auto", OFF, *self.named_methods(specification, drafts)}:
                 reason = f"{drafts} does not draft by {method}: name a {method} drafter, or leave draft_model out"
@@ -137,7 +137,7 @@ class Resolver:
         """The unit that somebody loads by hand: with the drafters that `drafts` names and no others, else as usual."""
         if drafts is None:
             return self.resolve(model_id)
-        specification = self._specify(self.main(model_id), drafts)
+        specification = self.planned(self.main(model_id), drafts)
         self.adopt(specification)
         return specification
 
@@ -205,12 +205,34 @@ class Resolver:
         self._last.pop(model_id, None)
         self._own.pop(model_id, None)
 
-    def planned(self, main: CatalogModel, *, by_measured: bool = True) -> ModelSpecification:
-        """The unit that a request without a wish of its own would get if the model were not loaded.
+    def planned(self, main: CatalogModel, asked: str | None = None, *, by_measured: bool = True) -> ModelSpecification:
+        """The unit that a request would get that asks for these drafters, if the model were not loaded.
 
-        Without `by_measured` as if nothing were measured.
+        None: it has no wish of its own. Without `by_measured` as if nothing were measured.
         """
-        return self._specify(main, None, by_measured=by_measured)
+        chosen, settings = self._chooser.choose(main, by_measured=by_measured), self._live.current
+        choice, found, methods = chosen.choice, chosen, chosen.methods
+        if asked is not None:
+            names = self._chooser.names(asked)
+            found = Chosen(reason=TURNED_OFF) if asked == OFF else self._chooser.named(main, names)
+            methods = () if found.drafts else methods
+        return ModelSpecification(
+            id=main.id,
+            path=str(main.path),
+            drafts=found.drafts,
+            draft_unavailable=found.reason,
+            policy=choice.policy or settings.policy,
+            acceptance=choice.acceptance or settings.acceptance,
+            methods=methods,
+            num_draft_tokens=choice.num_draft_tokens or settings.num_draft_tokens,
+            prompt_lookup_min=choice.prompt_lookup_min,
+            prompt_lookup_max=choice.prompt_lookup_max,
+            ngram_across_requests=settings.ngram_across_requests,
+            context_tokens=context_tokens(main.config),
+            longest_token_bytes=main.tokenizer.longest_bytes(),
+            max_rows=settings.max_rows,
+            queue_limit=settings.queue_limit,
+        )
 
     def entry(self, model: CatalogModel, *, looking: bool = False) -> ModelEntry:
         """What is known of a model; while `looking` for drafters, nobody waits for them."""
@@ -274,31 +296,6 @@ class Resolver:
         names = () if asked == OFF else self._chooser.names(asked)
         return {draft.id for draft in specification.drafts}.issuperset(names) and bool(
             names or not specification.drafts
-        )
-
-    def _specify(self, main: CatalogModel, asked: str | None, *, by_measured: bool = True) -> ModelSpecification:
-        chosen, settings = self._chooser.choose(main, by_measured=by_measured), self._live.current
-        choice, found, methods = chosen.choice, chosen, chosen.methods
-        if asked is not None:
-            names = self._chooser.names(asked)
-            found = Chosen(reason=TURNED_OFF) if asked == OFF else self._chooser.named(main, names)
-            methods = () if found.drafts else methods
-        return ModelSpecification(
-            id=main.id,
-            path=str(main.path),
-            drafts=found.drafts,
-            draft_unavailable=found.reason,
-            policy=choice.policy or settings.policy,
-            acceptance=choice.acceptance or settings.acceptance,
-            methods=methods,
-            num_draft_tokens=choice.num_draft_tokens or settings.num_draft_tokens,
-            prompt_lookup_min=choice.prompt_lookup_min,
-            prompt_lookup_max=choice.prompt_lookup_max,
-            ngram_across_requests=settings.ngram_across_requests,
-            context_tokens=context_tokens(main.config),
-            longest_token_bytes=main.tokenizer.longest_bytes(),
-            max_rows=settings.max_rows,
-            queue_limit=settings.queue_limit,
         )
 
     def _with_method(self, main: CatalogModel, specification: ModelSpecification, method: str) -> ModelSpecification:
