@@ -270,10 +270,9 @@ class Settings(BaseModel):
 
         Stored values are plain JSON values; `model_fields_set` stays as it is. Raises `InvalidSetting`.
         """
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        checked = _checked({**stored, **given})
-        values = {name: getattr(checked, name) for name in Settings.model_fields}
-        return self.with_values(values)
+        free = {name: value for name, value in stored.items() if name not in self.model_fields_set}
+        checked = _checked(free)
+        return self.with_values({name: getattr(checked, name) for name in checked.model_fields_set})
 
     def with_values(self, values: Mapping[str, Any]) -> "Settings":
         """A copy with these checked values; `model_fields_set` stays as it is."""

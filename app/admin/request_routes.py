@@ -88,8 +88,10 @@ async def cancel_request(request: Request, admin: Admin, request_id: str) -> dic
     """End one that runs; its client gets an error."""
     await read_json(request, NoBody)
     error = Rejected(499, "The request was cancelled on the dashboard.", "cancelled")
-    if not admin.serving.journal.cancel(request_id, error):
+    record = admin.serving.journal.find(request_id)
+    if record is None:
         raise Rejected(409, "This request does not run any more.", "not_running")
+    record.cancel(error)
     return {"cancelled": request_id}
 
 

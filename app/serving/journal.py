@@ -330,13 +330,6 @@ class Journal:
                         self._unaccounted.remove(record)
                         self._keep(record.past())
 
-    def cancel(self, request_id: str, error: PacelineError) -> bool:
-        """End a running request with `error`; False when it does not run."""
-        record = self._running.get(request_id)
-        if record is not None:
-            record.cancel(error)
-        return record is not None
-
     @property
     def running(self) -> Sequence[Record]:
         """The requests that run, the oldest first."""
