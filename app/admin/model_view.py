@@ -4,7 +4,6 @@ Nothing is loaded: headers and configs are read, once for each folder as it is. 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +13,7 @@ from app.core.errors import InsufficientMemory, ModelUnavailable, SpeculationUna
 from app.core.footprint import Footprint, cache_families, main_footprint
 from app.core.messages import ModelSpecification
 from app.hub.catalog import CatalogModel
-from app.hub.pairing import NOT_MEASURED, Candidate, Speedups, candidates_for, rank
+from app.hub.pairing import NOT_MEASURED, Candidate, Speedups, candidates_for
 from app.serving.context import Context
 from app.serving.resolver import ModelEntry
 
@@ -102,8 +101,7 @@ class ModelView:
     def candidates(self, main: CatalogModel, speedups: Speedups = NOT_MEASURED) -> list[Candidate]:
         """Every way to draft for `main`, ranked by what was measured and what is usual."""
         models, specification = self._context.resolver.models(), self._specification(main)
-        candidates = candidates_for(main, models, specification, widen=self._widens)
-        return rank(replace(each, measured=speedups.get((each.method, each.id))) for each in candidates)
+        return candidates_for(main, models, specification, speedups, widen=self._widens)
 
     def named(
         self, main: CatalogModel, candidates: Sequence[Candidate], names: Sequence[str], *, parameter: str = "drafts"

@@ -80,8 +80,8 @@ def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
 def _misfit(drafter: CatalogModel, models: Sequence[CatalogModel]) -> str:
     """Why a drafter fits none of the main models that its name is nearest to; "" when it fits one of them."""
     mains = (model for model in models if model.kind == "main" and not model.problem)
-    reasons = [pairing.pair(main, drafter).reason for main in mains if pairing.suits(main, drafter, models)]
-    return reasons[0] if reasons and all(reasons) else ""
+    reasons = [pairing.refusal(main, drafter) for main in mains if pairing.suits(main, drafter, models)]
+    return f'"{drafter.id}" cannot draft: {reasons[0]}' if reasons and all(reasons) else ""
 
 
 def _row(model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser | None, choice: ModelSettings) -> Row:

@@ -18,7 +18,6 @@ from app.core.drafters.config import FULL, SLIDING, check_tensors
 from app.core.errors import ModelUnavailable
 from app.core.footprint import Footprint, cache_families, drafter_footprint
 from app.core.messages import DraftSpecification, ModelSpecification
-from app.core.tokenizer_file import Tokenizer
 from app.hub.catalog import CatalogModel
 
 DEFAULT_SIZE_SHARE = 1 / 3
@@ -31,26 +30,28 @@ Speedups = Mapping[tuple[str, str], float]
 NOT_MEASURED: Speedups = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """Whether `draft_id` can draft for `main_id`; `reason` is empty when it can, else one line."""
+def refusal(main: CatalogModel, draft: CatalogModel) -> str:
+    """Why `draft` cannot draft for `main`, in one line with what to do; "" when it can.
 
-    main_id: str
-    draft_id: str
-    method: str
-    fits: bool
-    reason: str = ""
-
-
-def pair(main: CatalogModel, draft: CatalogModel) -> Pairing:
-    """Check one pair. Reads tokenizer files that nobody read before, never weights; never raises."""
+    Reads tokenizer files that nobody read before, never weights; never raises.
+    """
+    if main.problem:
+        return main.problem
+    if draft.problem:
+        return draft.problem.removeprefix(f'model "{draft.id}": ')
+    if main.kind != "main":
+        return f'"{main.id}" is a drafter itself; choose a main model'
+    if draft.kind == "main" and draft.size_bytes > main.size_bytes:
+        sizes = f"{_megabytes(draft.size_bytes)} against {_megabytes(main.size_bytes)}"
+        return f"it is larger than the main model ({sizes}); choose a smaller one"
     try:
-        reason = _refusal(main, draft)
+        if draft.kind == "main":
+            return main.tokenizer.misfit(draft.tokenizer, text_number(draft.config, *VOCABULARY_KEYS))
+        return _misfit(main, draft)
     except ModelUnavailable as error:
-        reason = error.message
+        return error.message
     except OSError:
-        reason = "its files cannot be read; check that the folder exists and is readable"
-    return Pairing(main.id, draft.id, draft.method, not reason, reason and f'"{draft.id}" cannot draft: {reason}')
+        return "its files cannot be read; check that the folder exists and is readable"
 
 
 def default_draft(
@@ -79,7 +80,7 @@ def default_draft(
         if measured.get((model.method, model.id), 0.0) >= PAYS
         or (model.source == main.source and _is_usual(main, model, models))
     ]
-    fitting = (model for model in sorted(usable, key=place) if _shares_tokens(main, model) and pair(main, model).fits)
+    fitting = (model for model in sorted(usable, key=place) if _shares_tokens(main, model) and not refusal(main, model))
     return next(fitting, None)
 
 
@@ -118,21 +119,6 @@ def _shares_tokens(main: CatalogModel, draft: CatalogModel) -> bool:
         return False
 
 
-def _refusal(main: CatalogModel, draft: CatalogModel) -> str:
-    if main.problem:
-        return main.problem
-    if draft.problem:
-        return draft.problem.removeprefix(f'model "{draft.id}": ')
-    if main.kind != "main":
-        return f'"{main.id}" is a drafter itself; choose a main model'
-    if draft.kind == "drafter":
-        return _misfit(main, draft)
-    if draft.size_bytes > main.size_bytes:
-        sizes = f"{_megabytes(draft.size_bytes)} against {_megabytes(main.size_bytes)}"
-        return f"it is larger than the main model ({sizes}); choose a smaller one"
-    return main.tokenizer.misfit(draft.tokenizer, text_number(draft.config, *VOCABULARY_KEYS))
-
-
 def _misfit(main: CatalogModel, draft: CatalogModel) -> str:
     """Why a feature drafter was not made for `main`, with what to do; "" when it was."""
     try:
@@ -140,16 +126,12 @@ def _misfit(main: CatalogModel, draft: CatalogModel) -> str:
             draft.method, draft.path, draft.config, draft.tensors, target=main.tokenizer, target_config=main.config
         )
         check_tensors(config, draft.tensors, main.config)
-        reason = "" if draft.path == main.path else _foreign_words(main.tokenizer, draft.tokenizer)
+        # the tokenizer that a drafter brings along, though none is needed, tells for whom it was made
+        difference = "" if draft.path == main.path else main.tokenizer.other_word(draft.tokenizer)
+        reason = difference and f"it was made for another tokenizer: {difference}"
     except ModelUnavailable as error:
         reason = error.message
     return f"{reason}; choose a drafter that was made for {main.id}" if reason and "; " not in reason else reason
-
-
-def _foreign_words(main: Tokenizer, draft: Tokenizer) -> str:
-    """Why the tokenizer that a drafter brings along, though none is needed, is not the main model's; "" when it is."""
-    difference = main.other_word(draft)
-    return f"it was made for another tokenizer: {difference}" if difference else ""
 
 
 def _shared(main_id: str, draft_id: str) -> int:
@@ -202,50 +184,52 @@ class Candidate:
 
 
 def candidates_for(
-    main: CatalogModel, models: Sequence[CatalogModel], specification: ModelSpecification, *, widen: bool
+    main: CatalogModel,
+    models: Sequence[CatalogModel],
+    specification: ModelSpecification,
+    measured: Speedups = NOT_MEASURED,
+    *,
+    widen: bool,
 ) -> list[Candidate]:
-    """The head inside the checkpoint, everything on disk that is not the model itself, and n-grams. Never raises.
+    """The head inside the checkpoint, everything on disk that is not the model itself, and n-grams, by `precedence`.
 
-    `specification` says for how many rows, and how long a context, memory is counted.
+    `specification` says for how many rows, and how long a context, memory is counted. Never raises.
     """
+
+    def candidate(draft: CatalogModel) -> Candidate:
+        reason = refusal(main, draft)
+        tokens, difference = _tokens(main, draft, fits=not reason)
+        return Candidate(
+            method=draft.method,
+            id=draft.id,
+            origin="checkpoint" if draft.id == main.id else "disk",
+            size_bytes=draft.size_bytes,
+            tokens=tokens,
+            token_difference=difference,
+            refusal=reason,
+            is_usual=_is_usual(main, draft, models),
+            footprint=_footprint(draft, specification, widen=widen),
+            rollback=_rollback(main, draft),
+            measured=measured.get((draft.method, draft.id)),
+        )
+
     heads = () if main.head is None else (main.head,)
-    drafts = (*heads, *(model for model in models if model.id != main.id))
-    found = [_candidate(main, draft, models, specification, widen=widen) for draft in drafts]
-    return [*found, *(Candidate(method=name, origin="text", tokens="unneeded") for name in TEXT_METHODS)]
+    found = [candidate(draft) for draft in (*heads, *(model for model in models if model.id != main.id))]
+    texts = [
+        Candidate(method=name, origin="text", tokens="unneeded", measured=measured.get((name, "")))
+        for name in TEXT_METHODS
+    ]
+    return rank([*found, *texts])
 
 
 def rank(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """By `precedence`."""
-    return sorted(candidates, key=_place)
+    """By `precedence`, the smallest first among equals."""
 
+    def place(each: Candidate) -> tuple[Any, ...]:
+        known = precedence(each.method, fits=each.fits, is_usual=each.is_usual, measured=each.measured)
+        return *known, each.size_bytes, each.id
 
-def _place(candidate: Candidate) -> tuple[Any, ...]:
-    known = precedence(candidate.method, fits=candidate.fits, is_usual=candidate.is_usual, measured=candidate.measured)
-    return *known, candidate.size_bytes, candidate.id
-
-
-def _candidate(
-    main: CatalogModel,
-    draft: CatalogModel,
-    models: Sequence[CatalogModel],
-    specification: ModelSpecification,
-    *,
-    widen: bool,
-) -> Candidate:
-    fit = pair(main, draft)
-    tokens, difference = _tokens(main, draft, fits=fit.fits)
-    return Candidate(
-        method=draft.method,
-        id=draft.id,
-        origin="checkpoint" if draft.id == main.id else "disk",
-        size_bytes=draft.size_bytes,
-        tokens=tokens,
-        token_difference=difference,
-        refusal=fit.reason.removeprefix(f'"{draft.id}" cannot draft: '),
-        is_usual=_is_usual(main, draft, models),
-        footprint=_footprint(draft, specification, widen=widen),
-        rollback=_rollback(main, draft),
-    )
+    return sorted(candidates, key=place)
 
 
 def _is_usual(main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:

@@ -15,7 +15,7 @@ from app.core.errors import ModelNotFound, SpeculationUnavailable
 from app.core.messages import DraftSpecification
 from app.core.setting_texts import SpeculativeConfig
 from app.hub.catalog import CatalogModel, FolderCatalog
-from app.hub.pairing import Pairing, Speedups
+from app.hub.pairing import Speedups
 from app.model_settings import ModelSettings
 from app.serving.live_settings import UNSET, LiveSettings
 
@@ -23,7 +23,9 @@ from app.serving.live_settings import UNSET, LiveSettings
 class Pairings(Protocol):
     """Which drafter fits which main model. Calls may read the disk: make them in a thread."""
 
-    def pair(self, main: CatalogModel, draft: CatalogModel) -> Pairing: ...
+    def refusal(self, main: CatalogModel, draft: CatalogModel) -> str:
+        """Why it cannot draft; "" when it can."""
+        ...
 
     def default_draft(
         self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str], measured: Speedups
@@ -137,14 +139,14 @@ class Chooser:
         if draft is not None:
             return Chosen((_specification(draft),))
         refusals = (
-            self._pairings.pair(main, model).reason
+            (model.id, self._pairings.refusal(main, model))
             for model in (main.head, *models)
             if model is not None
             and model.kind == "drafter"
             and model.method in methods
             and self._pairings.suits(main, model, models)
         )
-        nearest = next((f" ({refusal})" for refusal in refusals if refusal), "")
+        nearest = next((f' ("{name}" cannot draft: {refusal})' for name, refusal in refusals if refusal), "")
         kind = "draft model" if DRAFT_MODEL.name in methods else f"{' or '.join(methods)} drafter"
         return Chosen(reason=f"no {kind} on this computer fits {main.id}{nearest}")
 
@@ -212,9 +214,8 @@ class Chooser:
         """Why a drafter cannot be used beside `other`, the one of its method that was named before it."""
         if draft.problem:
             return draft.problem.removeprefix(f'model "{draft.id}": ')
-        fit = self._pairings.pair(main, draft)
-        if not fit.fits:
-            return fit.reason.removeprefix(f'"{draft.id}" cannot draft: ')
+        if refusal := self._pairings.refusal(main, draft):
+            return refusal
         return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""
 
 

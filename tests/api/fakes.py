@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -234,14 +233,14 @@ class FakeCatalog:
 class FakePairings:
     """`demo-draft`, and what is called `demo-main-…`, drafts for `demo-main`, and nothing else for anything."""
 
-    def pair(self, main: CatalogModel, draft: CatalogModel) -> Any:
+    def refusal(self, main: CatalogModel, draft: CatalogModel) -> str:
         fits = main.id == "demo-main" and (draft.id == "demo-draft" or draft.id.startswith("demo-main-"))
-        return SimpleNamespace(fits=fits, reason="" if fits else "it has another tokenizer")
+        return "" if fits else "it has another tokenizer"
 
     def default_draft(
         self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str], measured: pairing.Speedups
     ) -> CatalogModel | None:
-        fitting = (each for each in models if each.method in methods and self.pair(main, each).fits)
+        fitting = (each for each in models if each.method in methods and not self.refusal(main, each))
         return min(fitting, key=lambda each: pairing.DRAFT_METHODS.index(each.method), default=None)
 
     def suits(self, main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:

@@ -175,7 +175,8 @@ def test_the_best_drafter_is_the_usual_one_and_a_named_method_adds_its_own() -> 
 
 
 def test_a_named_method_that_no_drafter_here_can_serve_says_what_is_wrong_with_the_nearest() -> None:
-    with pytest.raises(SpeculationUnavailable, match=r"no eagle3 drafter .* \(it has another tokenizer\)"):
+    refusal = r'no eagle3 drafter .* \("eagle" cannot draft: it has another tokenizer\)'
+    with pytest.raises(SpeculationUnavailable, match=refusal):
         resolver().resolve("demo-main", method="eagle3")
 
 

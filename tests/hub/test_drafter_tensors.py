@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.hub.pairing import pair
+from app.hub.pairing import refusal
 from tests.engine.published import write_dflash, write_eagle3, write_mtp
 from tests.hub.drafters import catalog
 from tests.tiny import write_tiny_model
@@ -20,4 +20,4 @@ def test_every_tensor_of_a_module_is_expected_and_no_other(
     write_tiny_model(tmp_path / "main", family)
     write(tmp_path / "drafter")
     found = catalog(tmp_path)
-    assert pair(found["main"], found["drafter"]).reason == ""
+    assert refusal(found["main"], found["drafter"]) == ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.core.safe_files import read_header, read_integers
-from app.hub.pairing import default_draft, pair, suits
+from app.hub.pairing import default_draft, refusal, suits
 from tests.hub.drafters import (
     DFLASH,
     DFLASH_TENSORS,
@@ -42,13 +42,13 @@ def reason(root: Path, config: dict[str, Any], tensors: Any, *, d2t: tuple[int, 
     write_main(root / "main", **main)
     write_drafter(root / "draft", config, tensors, d2t=d2t)
     found = catalog(root)
-    pairing = pair(found["main"], found["draft"])
-    assert "\n" not in pairing.reason
-    assert pairing.fits or "; " in pairing.reason, "it says what to do"
-    assert str(root) not in pairing.reason
-    assert (found["draft"].kind, pairing.method) == ("drafter", found["draft"].method)
-    assert "drafter itself" in pair(found["draft"], found["main"]).reason
-    return pairing.reason
+    told = refusal(found["main"], found["draft"])
+    assert "\n" not in told
+    assert not told or "; " in told, "it says what to do"
+    assert str(root) not in told
+    assert found["draft"].kind == "drafter"
+    assert "drafter itself" in refusal(found["draft"], found["main"])
+    return told
 
 
 def without(tensors: Any, *names: str) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_a_truncated_drafter_is_refused(tmp_path: Path) -> None:
     file = write_drafter(tmp_path / "draft", DFLASH, DFLASH_TENSORS) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     found = catalog(tmp_path)
-    assert "model.safetensors is truncated or corrupt" in pair(found["main"], found["draft"]).reason
+    assert "model.safetensors is truncated or corrupt" in refusal(found["main"], found["draft"])
 
 
 # --- EAGLE-3 ----------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_a_head_inside_a_checkpoint_drafts_for_its_own_model(tmp_path: Path, con
         "mtp",
         2 * sum(math.prod(shape) for _, shape in head.values()),
     )
-    assert pair(main, main.head).fits
+    assert not refusal(main, main.head)
     assert default_draft(main, [main]) == main.head
 
 
@@ -317,17 +317,17 @@ def test_a_drafter_with_another_tokenizer_beside_it_is_refused(tmp_path: Path) -
     main, folder = write_main(tmp_path / "main"), write_drafter(tmp_path / "draft", DFLASH, DFLASH_TENSORS)
     own = folder / "tokenizer.json"
 
-    def refusal(content: str) -> str:
+    def refusal_with(content: str) -> str:
         own.write_text(content)
         found = catalog(tmp_path)
-        return pair(found["main"], found["draft"]).reason
+        return refusal(found["main"], found["draft"])
 
-    assert refusal((main / "tokenizer.json").read_text()) == ""
-    assert refusal(json.dumps(tokenizer(list("abcdefgh"), {"<another mask>": 9}))) == ""
-    foreign = refusal(json.dumps(tokenizer(list("abxdefgh"))))
+    assert refusal_with((main / "tokenizer.json").read_text()) == ""
+    assert refusal_with(json.dumps(tokenizer(list("abcdefgh"), {"<another mask>": 9}))) == ""
+    foreign = refusal_with(json.dumps(tokenizer(list("abxdefgh"))))
     assert "made for another tokenizer: token 2 is 'c' in the main model and 'x' in the draft; choose" in foreign
-    assert "tokenizer.json is not valid; download" in refusal("{")
-    assert "tokenizer.json is not valid; download" in refusal('{"model": 3}')
+    assert "tokenizer.json is not valid; download" in refusal_with("{")
+    assert "tokenizer.json is not valid; download" in refusal_with('{"model": 3}')
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def test_a_broken_drafter_is_never_the_default_nor_in_the_way_of_a_sound_one(tmp
     (bare / "config.json").unlink()
     found = catalog(tmp_path)
     assert default_draft(found["demo-main"], list(found.values())) == found["demo-main-eagle3"]
-    assert pair(found["demo-main"], found["demo-main-eagle3-cut"]).method == "eagle3"
+    assert found["demo-main-eagle3-cut"].method == "eagle3"
 
 
 def test_the_default_drafter_may_be_limited_to_methods(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_drafter_is_not_the_default_of_a_model_whose_name_is_farther_from_its_
     found = catalog(tmp_path)
     models = list(found.values())
     main, other, drafter = found["demo-main"], found["demo-other"], found["demo-main-dflash"]
-    assert pair(other, drafter).fits, "shapes alone do not tell"
+    assert not refusal(other, drafter), "shapes alone do not tell"
     assert default_draft(main, models) == drafter
     assert default_draft(other, models) is None
     assert not suits(other, drafter, models)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from app.hub.catalog import CatalogModel, FolderCatalog
-from app.hub.pairing import default_draft, pair
+from app.hub.pairing import default_draft, refusal
 from tests.hub.folders import write_model
 
 
@@ -18,9 +18,7 @@ def model(root: Path, name: str, *, size: int = 0, **options: Any) -> CatalogMod
 
 def test_identical_tokenizer_files_fit(tmp_path: Path) -> None:
     main, draft = model(tmp_path, "main", rows=16), model(tmp_path, "draft")
-    pairing = pair(main, draft)
-    assert (pairing.fits, pairing.reason, pairing.method) == (True, "", "draft_model")
-    assert (pairing.main_id, pairing.draft_id) == ("main", "draft")
+    assert (refusal(main, draft), draft.method) == ("", "draft_model")
 
 
 def test_equal_tokens_in_different_files_fit_whatever_the_embedding_is_padded_to(tmp_path: Path) -> None:
@@ -31,52 +29,51 @@ def test_equal_tokens_in_different_files_fit_whatever_the_embedding_is_padded_to
     content["model"]["vocab"] = dict(reversed(content["model"]["vocab"].items()))
     content["normalizer"] = None
     file.write_text(json.dumps(content, indent=2))
-    assert pair(main, draft).fits
+    assert not refusal(main, draft)
 
 
 def test_tokens_listed_by_position_are_compared_by_id(tmp_path: Path) -> None:
     main, draft = model(tmp_path, "main", rows=16), model(tmp_path, "draft")
     unigram = {"model": {"type": "Unigram", "vocab": [[piece, -1.0] for piece in "abcdefgh"]}}
     (draft.path / "tokenizer.json").write_text(json.dumps(unigram))
-    assert pair(main, draft).fits
+    assert not refusal(main, draft)
 
 
 def test_the_first_token_that_differs_is_named(tmp_path: Path) -> None:
     main = model(tmp_path, "main", rows=16)
-    assert (
-        "token 2 is 'c' in the main model and 'x' in the draft"
-        in pair(main, model(tmp_path, "other", pieces="abxdyfgh")).reason
+    assert "token 2 is 'c' in the main model and 'x' in the draft" in refusal(
+        main, model(tmp_path, "other", pieces="abxdyfgh")
     )
-    longer = pair(main, model(tmp_path, "longer", added={"<think>": 8}))
-    assert not longer.fits
-    assert "token 8 is unused in the main model and '<think>' in the draft" in longer.reason
+    longer = refusal(main, model(tmp_path, "longer", added={"<think>": 8}))
+    assert longer
+    assert "token 8 is unused in the main model and '<think>' in the draft" in longer
 
 
 def test_special_tokens_count(tmp_path: Path) -> None:
     main = model(tmp_path, "main", rows=16, added={"<eos>": 8})
-    assert pair(main, model(tmp_path, "same", rows=9, vocab_size=9, added={"<eos>": 8})).fits
-    assert "8 rows and none for token 8" in pair(main, model(tmp_path, "short", added={"<eos>": 8})).reason
-    assert "'<eos>'" in pair(main, model(tmp_path, "other", added={"<end>": 8})).reason
+    assert not refusal(main, model(tmp_path, "same", rows=9, vocab_size=9, added={"<eos>": 8}))
+    assert "8 rows and none for token 8" in refusal(main, model(tmp_path, "short", added={"<eos>": 8}))
+    assert "'<eos>'" in refusal(main, model(tmp_path, "other", added={"<end>": 8}))
 
 
 def test_a_draft_larger_than_its_main_model_is_refused(tmp_path: Path) -> None:
     main, draft = model(tmp_path, "main", rows=8), model(tmp_path, "draft", rows=9)
-    assert "larger than the main model" in pair(main, draft).reason
-    assert pair(main, main).fits
+    assert "larger than the main model" in refusal(main, draft)
+    assert not refusal(main, main)
 
 
 def test_broken_folders_and_files_are_reasons_not_errors(tmp_path: Path) -> None:
     main, draft = model(tmp_path, "main", rows=16), model(tmp_path, "draft")
     (draft.path / "tokenizer.json").write_text('{"model": 3}')
-    assert "tokenizer.json is not valid" in pair(main, draft).reason
+    assert "tokenizer.json is not valid" in refusal(main, draft)
     (draft.path / "tokenizer.json").unlink()
-    assert "cannot be compared" in pair(main, draft).reason
+    assert "cannot be compared" in refusal(main, draft)
     (draft.path / "tokenizer.model").write_bytes(b"sentencepiece")
-    assert "cannot be compared" in pair(main, draft).reason
-    assert pair(main, replace(draft, problem="it is broken")).reason.endswith("it is broken")
+    assert "cannot be compared" in refusal(main, draft)
+    assert refusal(main, replace(draft, problem="it is broken")).endswith("it is broken")
     (main.path / "tokenizer.json").rename(main.path / "elsewhere")
     (main.path / "tokenizer.model").write_bytes(b"sentencepiece")
-    assert pair(main, draft).fits
+    assert not refusal(main, draft)
 
 
 def test_the_default_draft_is_a_small_sibling_of_the_same_family(tmp_path: Path) -> None:

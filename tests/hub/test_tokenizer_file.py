@@ -12,7 +12,7 @@ from app.core.errors import DiskUnavailable, ModelUnavailable
 from app.core.safe_files import read_file
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
 from app.hub.catalog import FolderCatalog
-from app.hub.pairing import default_draft, pair
+from app.hub.pairing import default_draft, refusal
 from tests.hub.folders import tokenizer, write_model, write_sixteen_published
 
 
@@ -66,7 +66,7 @@ def test_sixteen_models_with_real_tokenizers_are_paired_by_reading_each_file_onc
     }
     assert kept.stat().st_size < 200_000
     found = {model.id: model for model in models}
-    foreign = pair(found["gemma3-large"], found["qwen3-small"]).reason
+    foreign = refusal(found["gemma3-large"], found["qwen3-small"])
     assert "token 0 is '<pad>' in the main model and '!' in the draft" in foreign
 
 
