@@ -82,7 +82,7 @@ class Fetch:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._done_bytes = 0
-        self._is_verifying = False
+        self._verifying = threading.Event()
         self._no_room: HubProblem | None = None
 
     def run(self) -> None:
@@ -92,8 +92,7 @@ class Fetch:
             contents = self._hub.contents(self._repository, revision)
             files = wanted_files(self._repository, contents.files)
             self._folder = PartialFolder(self._downloads, self._repository, contents.commit)
-            total = sum(file.size_bytes for file in files)
-            self._commit = contents.commit
+            total, self._commit = sum(file.size_bytes for file in files), contents.commit
             if not self._folder.is_there(files):
                 self._folder.make()
                 self._done_bytes = sum(self._folder.received_bytes(file) for file in files)
@@ -128,7 +127,7 @@ class Fetch:
         for use_xet in (self._job.use_xet, False):
             self._receive(file, use_xet=use_xet)
             received = self._folder.received_bytes(file)
-            if self._folder.verify(file, self._note_verifying):
+            if self._folder.verify(file, self._verifying.set):
                 return
             self._add(-received)
         raise HubProblem("wrong_hash", self._repository, printable(file.name))
@@ -208,17 +207,14 @@ class Fetch:
             if done != told:
                 self._tell(phase="downloading", problem="")
                 told = done
-            elif self._is_verifying:
+            elif self._verifying.is_set():
                 self._tell(phase="verifying")
-            self._is_verifying = False
+            self._verifying.clear()
             try:
                 self._check_room(0)
             except HubProblem as problem:
                 self._no_room = problem
                 self._stop.set()
-
-    def _note_verifying(self) -> None:
-        self._is_verifying = True
 
     def _check_room(self, needed_bytes: int) -> None:
         free = shutil.disk_usage(self._downloads).free

@@ -131,7 +131,7 @@ class Downloads:
     ) -> None:
         self._rows = rows
         self._configuration = configuration
-        self._listeners = [arrived]
+        self._arrived = arrived
         self._spawn = spawn
         self._patience = patience or Patience()
         self._clock = clock
@@ -165,10 +165,6 @@ class Downloads:
             await self._save()
         except PacelineError as error:
             _logger.warning("how far downloads are was not kept: %s", error.message)
-
-    def subscribe(self, arrived: Callable[[Download], None]) -> None:
-        """Call `arrived` for each download that is done from now on."""
-        self._listeners.append(arrived)
 
     def views(self) -> list[dict[str, Any]]:
         """Every download as plain values, in the order of the queue: running, queued, paused, then finished ones."""
@@ -300,16 +296,12 @@ class Downloads:
         self._running.pop(download.id, None)
         self._put(download)
         _logger.info("the download of %s is %s %s", download.repository, download.state, download.problem)
-        if download.state == "done":
-            self._arrive(download)
+        try:
+            if download.state == "done":
+                self._arrived(download)
+        except Exception:  # whatever comes of it, the queue goes on
+            _logger.exception("the arrival of %s was not felt everywhere", download.repository)
         self.fill()
-
-    def _arrive(self, download: Download) -> None:
-        for arrived in self._listeners:
-            try:
-                arrived(download)
-            except Exception:
-                _logger.exception("the arrival of %s was not felt everywhere", download.repository)
 
     async def _end(self, download_id: int) -> None:
         running = self._running.pop(download_id, None)

@@ -32,6 +32,9 @@ from app import __version__
 from app.core.errors import HubProblem, InvalidRequest
 from app.core.safe_files import printable
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi, ModelInfo
+
 ALLOWED_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken")
 ADDRESS = re.compile(r"^https?://[^/]+/")
 """What goes when somebody pastes the page of a repository."""
@@ -41,6 +44,18 @@ REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@ -]{0,199}")
 MAX_FILES = 2_000
+STORED_NAME = "hub_token"
+TOKEN = re.compile(r"[A-Za-z0-9_.\-]{8,256}")
+INFO_SECONDS = 20.0
+PATIENT = frozenset({408, 425, 429})
+
+Answer = TypeVar("Answer")
+Origin = Literal["paceline", "hugging_face", "none"]
+HubErrors = (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled)
+"""What a call of the hub may raise; `problem_of` names it."""
+
+logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +90,7 @@ def wanted_files(repository: str, files: Iterable[RepositoryFile]) -> tuple[Repo
     every = list(files)
     for file in every:
         check_path(repository, file)
-    kept = [file for file in every if "/" not in file.name and _is_wanted(file.name)]
+    kept = [file for file in every if file.name.endswith(ALLOWED_SUFFIXES) and FILE_NAME.fullmatch(file.name)]
     weights = [file for file in kept if file.name.endswith(".safetensors")]
     loaded = [file for file in weights if file.name.startswith("model")] or weights
     if not weights:
@@ -95,10 +110,6 @@ def check_path(repository: str, file: RepositoryFile) -> None:
         raise HubProblem("unsafe", repository, printable(file.name))
 
 
-def _is_wanted(name: str) -> bool:
-    return name.endswith(ALLOWED_SUFFIXES) and FILE_NAME.fullmatch(name) is not None
-
-
 def _check_unique(repository: str, files: Iterable[RepositoryFile]) -> None:
     """Two names that differ by case only are one file on a Mac's disk."""
     seen: set[str] = set()
@@ -108,20 +119,6 @@ def _check_unique(repository: str, files: Iterable[RepositoryFile]) -> None:
         seen.add(file.name.casefold())
         if not (SHA256.fullmatch(file.sha256) or COMMIT.fullmatch(file.blob_id)):
             raise HubProblem("unsafe", repository, f"{printable(file.name)} has no hash")
-
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi, ModelInfo
-
-INFO_SECONDS = 20.0
-PATIENT = frozenset({408, 425, 429})
-
-Answer = TypeVar("Answer")
-HubErrors = (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled)
-"""What a call of the hub may raise; `problem_of` names it."""
-
-logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 class Broken(Exception):
@@ -288,12 +285,6 @@ def _file(sibling: Any) -> RepositoryFile:
         sha256=str(large.sha256) if large is not None else "",
         blob_id=str(sibling.blob_id or "") if large is None else "",
     )
-
-
-STORED_NAME = "hub_token"
-TOKEN = re.compile(r"[A-Za-z0-9_.\-]{8,256}")
-
-Origin = Literal["paceline", "hugging_face", "none"]
 
 
 class HubToken:

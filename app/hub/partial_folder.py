@@ -127,10 +127,14 @@ def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> It
     descriptor = os.open(folder / f"{_flat(repository)}.lock", flags, 0o600)
     try:
         until = time.monotonic() + wait_seconds
-        while not _locked(descriptor):
-            if time.monotonic() >= until:
-                raise HubProblem("in_use", repository)
-            time.sleep(0.05)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise HubProblem("in_use", repository) from None
+                time.sleep(0.05)
         yield
     finally:
         os.close(descriptor)
@@ -201,14 +205,6 @@ def _size(path: Path) -> int:
     except OSError:
         return -1
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _sync(folder: Path) -> None:

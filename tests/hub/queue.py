@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from app.core.download import Download
 from app.hub.catalog import FolderCatalog
 from app.hub.download_run import Patience, Spawn, spawn_child
 from app.hub.downloads import Configuration, Downloads
@@ -45,6 +46,7 @@ class Place:
         parallel: int = 1,
         patience: Patience = SHORT,
         spawn: Spawn = spawn_child,
+        arrived: Callable[[Download], None] | None = None,
         token: str = "",
         reserve_bytes: int = 0,
         **job: Any,
@@ -59,9 +61,8 @@ class Place:
             reserve_bytes=reserve_bytes,
             job={"retry_seconds": 0.01, **job},
         )
-        downloads = Downloads(
-            DownloadRows(store), configuration, arrived=lambda _: self.catalog.refresh(), spawn=spawn, patience=patience
-        )
+        arrived = arrived or (lambda _: self.catalog.refresh())
+        downloads = Downloads(DownloadRows(store), configuration, arrived=arrived, spawn=spawn, patience=patience)
         await downloads.start()
         try:
             yield downloads

@@ -239,8 +239,7 @@ async def test_whatever_becomes_of_a_process_the_queue_goes_on(place: Place, hub
         endless = [sys.executable, "-c", "print('x' * 200_000)"]
         return await asyncio.create_subprocess_exec(*endless, stdout=asyncio.subprocess.PIPE)
 
-    async with place.open(spawn=spawn) as downloads:
-        downloads.subscribe(_broken)
+    async with place.open(spawn=spawn, arrived=_broken) as downloads:
         is_noisy = True
         await downloads.add("a/noisy")
         await downloads.add(ID)
