@@ -27,7 +27,7 @@ class Alarm:
 
     def close(self) -> None:
         """Never ring, and keep nothing alive."""
-        self._due_at, self._ring = None, _silence
+        self._due_at, self._ring = None, lambda: None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -46,6 +46,3 @@ class Alarm:
         else:
             self._due_at = None
             self._ring()
-
-
-def _silence() -> None: ...

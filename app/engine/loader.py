@@ -125,7 +125,10 @@ def _build_draft(spec: ModelSpecification, draft: DraftSpecification, target: _P
     """A smaller model of the same tokens, or a module that reads the target's features."""
     if draft.method not in FEATURE_METHODS:
         part = _build(draft.path, f'draft model "{draft.id}"', _build_model)
-        _check_same_tokens(spec, draft, target, part)
+        cache = TokenizerCache()
+        # the rule by which the server paired them, asked again: files may have changed since
+        if misfit := Tokenizer(target.path, cache).misfit(Tokenizer(part.path, cache), part.vocabulary_size):
+            raise ModelUnavailable(f'draft model "{draft.id}" does not fit "{spec.id}": {misfit}')
         return part
     inside = draft.path == spec.path
     make = partial(_build_feature_drafter, method=draft.method, target=target, inside=inside)
@@ -188,15 +191,6 @@ def _embedding_rows(model: nn.Module, config: Mapping[str, Any]) -> int:
         raise ModelUnavailable("it has no token embedding")
     stated = text_part(config).get("vocab_size")
     return stated if isinstance(stated, int) and stated in rows else rows[-1]
-
-
-def _check_same_tokens(spec: ModelSpecification, named: DraftSpecification, target: _Part, draft: _Part) -> None:
-    """The rule by which the server paired them, asked again: files may have changed since."""
-    misfit = Tokenizer(target.path, cache := TokenizerCache()).misfit(
-        Tokenizer(draft.path, cache), draft.vocabulary_size
-    )
-    if misfit:
-        raise ModelUnavailable(f'draft model "{named.id}" does not fit "{spec.id}": {misfit}')
 
 
 def _reason(error: Exception, folder: Path) -> str:

@@ -76,7 +76,7 @@ class DFlashConfig(DrafterConfig):
             block_size=block,
             mask_token_id=mask,
             layer_types=layer_types,
-            sliding_window=_window(values, layer_types),
+            sliding_window=values.whole("sliding_window", "swa_window_size") if SLIDING in layer_types else 0,
             causal=_causality(values, layer_types),
             final_logit_softcapping=values.real("final_logit_softcapping", 0.0),
         )
@@ -119,10 +119,6 @@ def _layer_types(values: ConfigValues, layers: int) -> tuple[str, ...]:
     if not isinstance(told, list) or len(told) != layers or any(kind not in (FULL, SLIDING) for kind in told):
         raise ModelUnavailable(f"its config.json gives no usable layer_types; {DOWNLOAD_AGAIN}")
     return tuple(told)
-
-
-def _window(values: ConfigValues, layer_types: Sequence[str]) -> int:
-    return values.whole("sliding_window", "swa_window_size") if SLIDING in layer_types else 0
 
 
 def _causality(values: ConfigValues, layer_types: Sequence[str]) -> tuple[bool, ...]:

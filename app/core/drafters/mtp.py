@@ -92,9 +92,5 @@ def head_tensors(config: Config, tensors: Mapping[str, Value]) -> dict[str, Valu
     """
     text = text_part(config)
     prefix = f"model.layers.{text.get('num_hidden_layers')}."
-    further = prefix if text.get("num_nextn_predict_layers") else "mtp."
-    return {name: info for name, info in tensors.items() if name.startswith(further) or _is_head(name)}
-
-
-def _is_head(name: str) -> bool:
-    return name.startswith("mtp.") or ".mtp." in name
+    starts = (prefix, "mtp.") if text.get("num_nextn_predict_layers") else ("mtp.",)
+    return {name: info for name, info in tensors.items() if name.startswith(starts) or ".mtp." in name}
