@@ -103,8 +103,7 @@ def serve(
             check_named_drafts(settings, given(drafts=draft).drafts)
 
     def greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog") -> None:
-        from app.command.greeting import greeting
-        from app.command.listing import models_at_once
+        from app.command.listing import greeting, models_at_once
 
         _console().print(greeting(live.current, models_at_once(catalog, live), url, setup), crop=False)
 

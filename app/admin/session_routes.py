@@ -17,8 +17,7 @@ from app.admin.context import Admin, AdminContext
 from app.serving.auth import COOKIE, LOOPBACK, VALID_SECONDS, Door, identity_of, place_of
 from app.serving.errors import Rejected
 from app.serving.gate import read_json
-from app.store.accounts import MIN_CHARACTERS
-from app.store.callers import ABSOLUTE_SECONDS, digest_of
+from app.store.accounts import ABSOLUTE_SECONDS, MIN_CHARACTERS, digest_of
 from app.store.tables import KeyRow, Scope
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from app.command.bench import left_out, measurement_table
-from app.command.plot import as_svg
+from app.command.bench import as_svg, left_out, measurement_table
 from app.core.errors import InvalidSetting
 from app.model_settings import SPECULATION
 from app.serving.live_settings import checked_model

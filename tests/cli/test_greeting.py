@@ -5,8 +5,7 @@ import shlex
 
 from rich.console import Console
 
-from app.command.greeting import curl_line, greeting, python_lines
-from app.command.listing import Row
+from app.command.listing import Row, curl_line, greeting, python_lines
 from app.settings import read_settings
 
 ROW = Row("demo", "main", "embedded", 10_000_000, 4096, "demo-draft", "", "demo")

@@ -11,8 +11,7 @@ from argon2 import PasswordHasher
 from sqlmodel import Session
 
 from app.core.errors import InvalidRequest, StoreUnavailable
-from app.store.accounts import ACCOUNT, Accounts, is_hash_of
-from app.store.callers import MAX_SESSIONS, digest_of
+from app.store.accounts import ACCOUNT, MAX_SESSIONS, Accounts, digest_of, is_hash_of
 from app.store.store import FILE_NAME, Store
 from app.store.tables import AccountRow
 
