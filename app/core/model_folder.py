@@ -54,7 +54,6 @@ class ModelFolder:
     path: Path
     config: Mapping[str, Any]
     model_type: str
-    architectures: tuple[str, ...]
     drafter: str
     """The method of a drafter that reads the target's features; empty for a model of its own."""
     tensors: Mapping[str, TensorInfo]
@@ -66,7 +65,6 @@ class ModelFolder:
     bits: int
     """Bits of one weight: the quantisation's, or the width of the commonest dtype."""
     max_position_embeddings: int
-    vocab_size: int
     has_chat_template: bool
 
 
@@ -113,7 +111,6 @@ def _inspect(root: Path) -> ModelFolder:
         path=root,
         config=config,
         model_type=model_type if isinstance(model_type, str) else "",
-        architectures=_architectures(config),
         drafter=drafter,
         tensors=tensors,
         weight_files=weight_files,
@@ -122,14 +119,8 @@ def _inspect(root: Path) -> ModelFolder:
         parameter_count=_parameter_count(config, tensors),
         bits=_bits(config, tensors),
         max_position_embeddings=text_number(config, *CONTEXT_KEYS),
-        vocab_size=text_number(config, *VOCABULARY_KEYS),
         has_chat_template=_has_chat_template(root, files),
     )
-
-
-def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
-    names = config.get("architectures")
-    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
 def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> Iterator[str]:
@@ -175,15 +166,11 @@ def _refuse_code(root: Path, files: tuple[str, ...]) -> None:
     """Refuse keys in any config that make a library run code."""
     for name in files:
         if "/" not in name and name.endswith("config.json"):
-            _refuse_code_keys(read_object(root / name), name)
-
-
-def _refuse_code_keys(config: dict[str, Any], file: str) -> None:
-    for part in _objects(config):
-        for key in sorted(CODE_KEYS.intersection(part)):
-            raise ModelUnavailable(
-                f'{printable(file)} asks to run code ("{key}"), which is never done here; remove that key'
-            )
+            keys = (key for part in _objects(read_object(root / name)) for key in sorted(CODE_KEYS.intersection(part)))
+            if key := next(keys, ""):
+                raise ModelUnavailable(
+                    f'{printable(name)} asks to run code ("{key}"), which is never done here; remove that key'
+                )
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

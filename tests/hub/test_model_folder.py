@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.core.config_values import VOCABULARY_KEYS, text_number
 from app.core.errors import ModelUnavailable
 from app.core.model_folder import inspect_folder
 from app.core.safe_files import MAX_JSON_BYTES
@@ -36,9 +37,10 @@ def test_a_sound_folder_is_described(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     found = inspect_folder(folder)
     assert found.path == folder.resolve()
-    assert (found.model_type, found.architectures, found.drafter) == ("qwen3", ("Qwen3ForCausalLM",), "")
+    assert (found.model_type, found.drafter) == ("qwen3", "")
     assert (found.weight_bytes, found.parameter_count, found.bits) == (64 + 16, 36, 16)
-    assert (found.max_position_embeddings, found.vocab_size, found.has_chat_template) == (4096, 8, True)
+    assert (found.max_position_embeddings, found.has_chat_template) == (4096, True)
+    assert text_number(found.config, *VOCABULARY_KEYS) == 8
     assert found.tensors["embed.weight"].shape == (8, 4)
     assert found.tensors["embed.weight"].size_bytes == 64
     assert found.weight_files == ("model.safetensors",)
@@ -56,7 +58,7 @@ def test_quantised_weights_count_as_the_weights_they_stand_for(tmp_path: Path) -
 def test_numbers_are_found_in_the_text_part_of_a_nested_config(tmp_path: Path) -> None:
     config = {"model_type": "gemma3", "text_config": {"vocab_size": 7, "max_position_embeddings": 99}}
     found = inspect_folder(write_model(tmp_path / "nested", config=config))
-    assert (found.vocab_size, found.max_position_embeddings) == (7, 99)
+    assert (text_number(found.config, *VOCABULARY_KEYS), found.max_position_embeddings) == (7, 99)
 
 
 @pytest.mark.parametrize(
