@@ -9,9 +9,7 @@ the same model. A path that tries to leave its folder condemns the whole reposit
 """
 
 import logging
-import os
 import re
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +28,7 @@ from huggingface_hub.errors import (
 
 from app import __version__
 from app.core.errors import HubProblem, InvalidRequest
-from app.core.safe_files import printable
+from app.core.safe_files import printable, write_privately
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
@@ -315,14 +313,7 @@ class HubToken:
             return
         if TOKEN.fullmatch(token) is None:
             raise InvalidRequest("That is no token: copy one whole from the hub's settings page.", parameter="token")
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = self._path.with_name(f".{STORED_NAME}.{uuid.uuid4().hex}")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{token}\n{_address(endpoint)}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._path)
+        write_privately(self._path, f"{token}\n{_address(endpoint)}\n".encode("ascii"))
 
     def _stored(self, endpoint: str) -> str:
         try:
