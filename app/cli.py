@@ -5,13 +5,15 @@ This is the one file that imports inside functions, so that `--help` answers at 
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from app import __version__
-from app.command.errors import fail, told_errors
+from app.core.errors import PacelineError
 
 Host = Annotated[
     str | None, typer.Option(help="Address to listen on (default: 127.0.0.1); other than loopback requires a key.")
@@ -59,6 +61,24 @@ Action = Literal["list", "create", "revoke"]
 Scope = Literal["inference", "admin"]
 ConfigAction = Literal["list", "get", "set", "unset"]
 Model = Annotated[str, typer.Argument(help="Model id, as shown by `paceline ls`.")]
+EXIT_INTERRUPTED = 130
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Errors that a person can act on become one line and exit code 1; Ctrl-C just leaves."""
+    try:
+        yield
+    except PacelineError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def fail(message: str) -> NoReturn:
+    """Say what is wrong and leave."""
+    typer.secho(message, fg=typer.colors.RED, err=True)
+    raise typer.Exit(1)
 
 
 @application.callback(invoke_without_command=True)
@@ -85,7 +105,7 @@ def serve(
     from app.command.server import given
     from app.main import run
 
-    with told_errors():
+    with reported_errors():
         wanted = given(
             model_dirs=model_dir or (),
             drafts=draft or (),
@@ -107,7 +127,7 @@ def serve(
 
         _console().print(greeting(live.current, models_at_once(catalog, live), url, setup), crop=False)
 
-    with told_errors():
+    with reported_errors():
         code = run(wanted, check=check, announce=greet)
     raise typer.Exit(code)
 
@@ -118,7 +138,7 @@ def ls(*, as_json: Json = False) -> None:
     from app.command.listing import at_a_glance, disk_table, models_on_disk, rows_as_json
     from app.command.server import given
 
-    with told_errors():
+    with reported_errors():
         settings = given()
         rows = models_on_disk(at_a_glance(settings) or _live(settings))
     _show(rows_as_json(rows) if as_json else disk_table(rows))
@@ -131,7 +151,7 @@ def ps(*, as_json: Json = False) -> None:
     from app.command.server import Server, stored_choices
 
     settings = _asking()
-    with told_errors():
+    with reported_errors():
         snapshot = Server(settings).loaded()
     _show(snapshot if as_json else loaded_table(snapshot, stored_choices(settings)))
 
@@ -149,7 +169,7 @@ def load(
     from app.command.server import Server
 
     server = Server(_asking())
-    with told_errors(), _console().status(f"Loading {model}…"):
+    with reported_errors(), _console().status(f"Loading {model}…"):
         answer = server.load(model, draft=draft, pin=pin, ttl=ttl)
     _show(loaded_text(answer))
 
@@ -159,7 +179,7 @@ def unload(model: Model) -> None:
     """Unload a model."""
     from app.command.server import Server
 
-    with told_errors():
+    with reported_errors():
         was_loaded = Server(_asking()).unload(model).get("was_loaded")
     _console().print(f"{model} {'is unloaded' if was_loaded else 'was not loaded'}.", highlight=False, markup=False)
 
@@ -169,7 +189,7 @@ def release(model: Model) -> None:
     """Release a model that is quarantined because the worker kept crashing on it."""
     from app.command.server import Server
 
-    with told_errors():
+    with reported_errors():
         Server(_asking()).release(model)
     _console().print(f"{model} is released and can load again.", highlight=False)
 
@@ -192,7 +212,7 @@ def chat(
 
     settings = _asking()
     server = Server(settings)
-    with told_errors():
+    with reported_errors():
         chosen = choose_model(server, model or settings.default_model)
         options = ChatOptions(chosen, draft, system, temperature, speculation)
         conversation = Chat(server, options, _console())
@@ -218,7 +238,7 @@ def bench(
     wishes = Wishes(
         model=model, prompts=tuple(prompt or ()), minutes=minutes, rounds=rounds, json=json, svg=svg, apply=apply
     )
-    with told_errors():
+    with reported_errors():
         bench_model(wishes, _settings(), screen=_console())
 
 
@@ -229,7 +249,7 @@ def pull(repository: Repository, *, revision: Revision = "") -> None:
     """Download a model into the downloads folder, by the running server where there is one."""
     from app.command.pull import pull_model
 
-    with told_errors():
+    with reported_errors():
         pull_model(_settings(), repository, revision, _console())
 
 
@@ -238,7 +258,7 @@ def password() -> None:
     """Set or reset the dashboard password and sign out all browsers. Needs no server."""
     from app.command.account import change_password, read_password
 
-    with told_errors():
+    with reported_errors():
         change_password(_settings(), read_password())
     _console().print("The password is set. All browsers are signed out.", highlight=False)
 
@@ -257,7 +277,7 @@ def keys(
     from app.command.account import create_key, keys_as_json, keys_table, list_keys, revoke_key
 
     settings = _settings()
-    with told_errors():
+    with reported_errors():
         if action == "create":
             sys.stdout.write(create_key(settings, name, scope) + "\n")
         elif action == "revoke":
@@ -286,7 +306,7 @@ def config(
 
     if (action != "list") != bool(name) or (action == "set") != (value is not None):
         fail("use `config list`, `config get NAME`, `config set NAME VALUE` or `config unset NAME`")
-    with told_errors():
+    with reported_errors():
         settings = given()
         if action in {"set", "unset"}:
             _console().print(change(settings, name, value, model), highlight=False, markup=False)
@@ -304,7 +324,7 @@ def doctor(*, as_json: Json = False) -> None:
     from app.command.doctor import examine, findings_as_json, findings_table, has_failed
     from app.command.server import given
 
-    with told_errors():
+    with reported_errors():
         findings = examine(given())
     _show(findings_as_json(findings) if as_json else findings_table(findings))
     raise typer.Exit(int(has_failed(findings)))
@@ -314,7 +334,7 @@ def _settings() -> "Settings":
     """The settings of the environment, and what is stored where it says nothing."""
     from app.command.server import given
 
-    with told_errors():
+    with reported_errors():
         return _live(given()).current
 
 
@@ -330,7 +350,7 @@ def _asking() -> "Settings":
     """The settings for a command that only asks the server: it glances at the store, and opens it if it must."""
     from app.command.server import given, known
 
-    with told_errors():
+    with reported_errors():
         return known(given()) or _settings()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from app.command.errors import CommandError
+from app.core.errors import CommandError
 from app.settings import Settings
 from app.store.accounts import Accounts
 from app.store.store import FILE_NAME, Store

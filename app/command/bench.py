@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.command.errors import CommandError
 from app.command.server import NoKey, NoServer, Server, running_server
+from app.core.errors import CommandError
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell
 from app.serving.sweep.report import CellReport, Figures, Report, doubt_text, report_of
 from app.settings import Settings

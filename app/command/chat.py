@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from app.command.errors import CommandError
 from app.command.loaded import share_text
 from app.command.server import NoServer, Server
+from app.core.errors import CommandError
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401 - lets `input` edit lines and remember them

@@ -12,8 +12,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from app.command.errors import CommandError
 from app.command.server import running_server
+from app.core.errors import CommandError
 from app.core.setting_texts import size_text
 from app.hub.catalog import default_catalog
 from app.serving.live_settings import LiveSettings

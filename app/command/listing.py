@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from app import __version__
-from app.command.errors import CommandError
 from app.command.loaded import bytes_text, choice_text, columns_table, count_text, unbroken
+from app.core.errors import CommandError
 from app.hub import pairing
 from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.model_settings import ModelSettings

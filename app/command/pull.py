@@ -19,9 +19,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from app.command.errors import CommandError
 from app.command.server import NoKey, NoServer, Server, running_server
 from app.core.download import Download, DownloadJob, problem_text
+from app.core.errors import CommandError
 from app.hub.download_run import Patience, run_download
 from app.hub.hub_files import HubToken, checked_repository, checked_revision
 from app.settings import Settings

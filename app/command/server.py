@@ -15,8 +15,7 @@ from urllib.parse import quote
 
 from pydantic import SecretStr
 
-from app.command.errors import CommandError
-from app.core.errors import InvalidSetting
+from app.core.errors import CommandError, InvalidSetting
 from app.core.server_file import read_server
 from app.model_settings import ModelSettings
 from app.settings import Settings, read_settings

@@ -12,7 +12,8 @@ PacelineError
 │   └── DiskUnavailable            nothing can be read for the moment; says nothing about the model
 ├── HubProblem                502  the hub of models: offline, gated, not found …; `HUB_STATUS` has what differs
 ├── StoreUnavailable          503  the file of choices and measurements cannot be used
-└── WorkerGone                503  the worker process ended while the request ran
+├── WorkerGone                503  the worker process ended while the request ran
+└── CommandError                   a person at the prompt can act on it; no server tells it
 """
 
 from collections.abc import Mapping
@@ -160,6 +161,10 @@ class WorkerGone(PacelineError):
 
     status = 503
     code = "worker_restarted"
+
+
+class CommandError(PacelineError):
+    """Something that a person at the prompt can act on; the message is all they see."""
 
 
 def wording_of(problem: Mapping[str, Any]) -> tuple[str, dict[str, object]]:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.command.errors import told_errors
+from app.cli import reported_errors
 from app.core.errors import InvalidRequest
 from bench.comparison import NOTE
 from bench.comparison.cases import ENGINE_CASES, Bench, Case
@@ -85,7 +85,7 @@ def main(
     cases: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
 ) -> None:
     """Compare Paceline with mlx-lm, paired in one run."""
-    with told_errors():
+    with reported_errors():
         if cases:
             Console().print(list_cases())
         else:
