@@ -48,7 +48,8 @@ def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:
 
 def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:
     """One setting. Raises `CommandError` for an unknown name."""
-    found = next((each for each in rows(settings, model) if each["name"] == _bare(name)), None)
+    bare = name.lower().replace("-", "_").removeprefix("paceline_")
+    found = next((each for each in rows(settings, model) if each["name"] == bare), None)
     if found is None:
         where = f"models have no setting {name}" if model else f"unknown setting {name}"
         raise CommandError(f"{where}: `paceline config list{' --model MODEL' if model else ''}` lists them")
@@ -123,7 +124,3 @@ def _known(live: LiveSettings, model: str) -> str:
 
 def _names(live: LiveSettings) -> set[str]:
     return {each.id for each in default_catalog(live.current.model_folders).models()}
-
-
-def _bare(name: str) -> str:
-    return name.lower().replace("-", "_").removeprefix("paceline_")

@@ -247,14 +247,10 @@ def build(path: Path, *, locked_down_at: float | None = None) -> Path:
     os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE))
     migrate(temporary)
     if locked_down_at is not None:
-        _lock_down(temporary, locked_down_at)
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as file:
+            row = (LOCKED_DOWN, "true", "damage", locked_down_at)
+            file.execute("INSERT INTO setting (name, value, source, updated_at) VALUES (?, ?, ?, ?)", row)
     return temporary
-
-
-def _lock_down(path: Path, at: float) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as file:
-        row = (LOCKED_DOWN, "true", "damage", at)
-        file.execute("INSERT INTO setting (name, value, source, updated_at) VALUES (?, ?, ?, ?)", row)
 
 
 def put(new: Path, path: Path) -> None:
