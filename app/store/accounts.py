@@ -1,6 +1,7 @@
 """The one person who may open the dashboard: a password, the browsers that signed in, and the API keys.
 
-Sessions and keys are random secrets, of which the store knows only the SHA-256.
+Sessions and keys are random secrets, of which the store knows only the SHA-256. A session ends after seven days without
+use and thirty days in any case; a key when it is revoked. When one was last used is written at most once a minute.
 Everything is in the store, nothing in memory, so `paceline password` and `paceline keys` work beside a running server.
 Of a password, length is all that is asked for, and that it is none of the first words anybody tries (NIST SP 800-63B).
 """
