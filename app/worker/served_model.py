@@ -11,13 +11,7 @@ from dataclasses import replace
 import msgspec
 
 from app.core.errors import PacelineError
-from app.core.messages import (
-    LoadedModel,
-    LoadModel,
-    ModelSpecification,
-    Submission,
-    short_text,
-)
+from app.core.messages import LoadedModel, LoadModel, ModelSpecification, Submission, short_text
 from app.core.ports import Clock, EnginePort
 from app.core.step import FinishReason, StepCost, StepPlan, TokenEvent
 from app.engine.pool import EnginePool
