@@ -11,7 +11,7 @@ import pytest
 
 from app.core.messages import DraftSpecification, Generate, ModelSpecification
 from app.hub.catalog import FolderCatalog
-from app.hub.pairing import pair
+from app.hub.pairing import refusal
 from tests.tiny import CHAT_TEMPLATE, write_tiny_model
 from tests.worker.serving import collect
 from tests.worker.test_process import GREEDY, text_of, working
@@ -93,7 +93,7 @@ def test_nothing_in_a_folder_runs_while_its_model_is_listed_paired_loaded_and_an
     monkeypatch.chdir(models / "main")  # where `paceline serve` may well be started
     listed = {model.id: model for model in FolderCatalog([models]).models()}
     assert [model.problem for model in listed.values()] == ["", ""]
-    assert pair(listed["main"], listed["draft"]).fits
+    assert refusal(listed["main"], listed["draft"]) == ""
 
     async def scenario() -> list[str]:
         texts = []
