@@ -216,8 +216,6 @@ SCRYPT = "scrypt$"
 """How the hashes of an earlier Paceline begin."""
 SCRYPT_MEMORY_BYTES = 256 * 1024 * 1024
 
-logger = logging.getLogger(__name__)
-
 
 class Accounts:
     """The account of a store. `clock` tells Unix seconds; `hasher` says what one guess at the password costs."""
