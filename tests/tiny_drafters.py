@@ -6,9 +6,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import qwen3_next
 
-from app.core.drafters.dflash import DFlashConfig
-from app.core.drafters.eagle3 import Eagle3Config
-from app.core.drafters.mtp import MtpConfig
+from app.core.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.engine.drafters.dflash import DFlash, DFlashModel
 from app.engine.drafters.eagle3 import Eagle3, Eagle3Model
 from app.engine.drafters.features import FeatureDrafter

@@ -19,7 +19,7 @@ from mlx_lm.utils import _get_classes, load_model
 
 from app.core.config_values import context_tokens, text_part
 from app.core.drafters import FEATURE_METHODS, check_drafter
-from app.core.drafters.mtp import head_tensors
+from app.core.drafters.formats import head_tensors
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder

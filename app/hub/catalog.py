@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from app.core.drafters import DRAFT_MODEL, MTP, drafter_method
-from app.core.drafters.mtp import head_tensors
+from app.core.drafters.formats import head_tensors
 from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
 from app.core.model_folder import MAX_FILES, inspect_folder
 from app.core.ports import Clock

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.core.drafters.dflash import DFlashConfig
+from app.core.drafters.formats import DFlashConfig
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafters, LoadedUnit
 from app.engine.drafters.dflash import DFlash, DFlashModel

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.drafters.config import FULL, SLIDING
-from app.core.drafters.dflash import DFlashConfig
-from app.core.drafters.eagle3 import Eagle3Config
-from app.core.drafters.mtp import MtpConfig
+from app.core.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.core.errors import ModelUnavailable
 
 TARGET = {

@@ -10,9 +10,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_next
 
-from app.core.drafters.dflash import DFlashConfig
-from app.core.drafters.eagle3 import Eagle3Config
-from app.core.drafters.mtp import MtpConfig
+from app.core.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.engine.drafters.dflash import DFlashModel
 from app.engine.drafters.eagle3 import Eagle3Model
 from app.engine.drafters.mtp import MtpModel

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from mlx.utils import tree_flatten
 
-from app.core.drafters.mtp import MtpConfig
+from app.core.drafters.formats import MtpConfig
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import inspect_folder

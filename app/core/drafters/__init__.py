@@ -1,7 +1,7 @@
 """Every way to draft, described once: whoever lists, recognises, pairs, sets, words or runs methods asks `METHODS`.
 
 To add one: one line in `METHODS`, and its `Drafter` in `app/engine/drafters/<name>.py`. One whose checkpoints have a
-format of their own describes it in a `DrafterConfig` beside `dflash.py`.
+format of their own describes it in a `DrafterConfig` of `formats.py`.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,7 @@ from typing import Literal
 
 from app.core.config_values import Config
 from app.core.drafters.config import DrafterConfig, Tensors, own_names
-from app.core.drafters.dflash import DFlashConfig
-from app.core.drafters.eagle3 import Eagle3Config
-from app.core.drafters.mtp import MtpConfig
+from app.core.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.core.errors import ModelUnavailable
 from app.core.safe_files import printable
 from app.core.tokenizer_file import Tokenizer

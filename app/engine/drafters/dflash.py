@@ -15,7 +15,7 @@ from mlx_lm.models.qwen3 import TransformerBlock
 
 from app.core.config_values import Config
 from app.core.drafters.config import SLIDING
-from app.core.drafters.dflash import BORROWED, DFlashConfig
+from app.core.drafters.formats import BORROWED, DFlashConfig
 from app.core.model_folder import ModelFolder
 from app.core.step import DecodeRow
 from app.engine.drafters.draft_model import drawn_behind

@@ -12,7 +12,7 @@ from mlx import nn
 from mlx_lm.models.qwen3 import TransformerBlock
 
 from app.core.config_values import Config
-from app.core.drafters.eagle3 import Eagle3Config
+from app.core.drafters.formats import Eagle3Config
 from app.core.model_folder import ModelFolder
 from app.engine.drafters.features import Attention, FeatureDrafter, FeatureModule, own_tensors
 from app.engine.layers import Target

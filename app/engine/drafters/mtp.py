@@ -16,7 +16,7 @@ from mlx import nn
 from mlx_lm.models import deepseek_v3, qwen3_5, qwen3_next
 
 from app.core.config_values import Config, text_part
-from app.core.drafters.mtp import MtpConfig
+from app.core.drafters.formats import MtpConfig
 from app.core.model_folder import ModelFolder
 from app.engine.drafters.features import FeatureDrafter, FeatureModule, own_tensors
 

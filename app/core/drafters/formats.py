@@ -1,0 +1,341 @@
+"""What the checkpoints of each feature drafter look like that have a format of their own.
+
+DFlash as z-lab publishes it, and EAGLE-3 as SafeAI Lab does, each in the `speculators` format too; and the multi-token
+head that Qwen3-Next, Qwen3.5 and the DeepSeek family are trained with, in a folder of its own or inside the main
+model's checkpoint.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self, TypeVar
+
+from app.core.config_values import Config, ConfigValues, TargetFacts, text_part
+from app.core.drafters.config import (
+    FINAL,
+    FULL,
+    SLIDING,
+    DrafterConfig,
+    Shape,
+    Tensors,
+    attention_tensors,
+    check_attention,
+    check_made_for,
+    check_width,
+    checked_taps,
+    is_speculators,
+    layer_tensors,
+    shape_of,
+    values_of,
+)
+from app.core.errors import ModelUnavailable
+from app.core.safe_files import DOWNLOAD_AGAIN, read_integers, read_object
+from app.core.tokenizer_file import ORDINARY, Tokenizer
+
+LONGEST_BLOCK = 65
+"""An anchor and the 64 drafts that a request may ask for."""
+SPECULATORS_BLOCK = 8
+DFLASH2_KEYS = ("conv_kernel_size", "selector_rank", "selector_top_k")
+ANCHOR_KEYS = ("sample_from_anchor", "num_anchors")
+UNSUPPORTED_KEYS = (
+    "attention_sink_bias",
+    "attention_value_scale",
+    "input_embedding_scale",
+    "output_multiplier",
+    "projector_type",
+)
+BORROWED = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")
+"""What a checkpoint may carry beside its own layers: the target's copies are used."""
+MAX_TEMPLATE_BYTES = 1 << 20
+MTP_LAYOUTS = {"qwen3_next": "qwen", "qwen3_5": "qwen", "deepseek": "deepseek"}
+"""Where the head of a target lies in its checkpoint, by the start of the target's `model_type`."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashConfig(DrafterConfig):
+    """Block diffusion: `block_size` slots, the anchor's included; `causal` says for each layer whether a slot of the
+    block sees only the slots before it."""
+
+    block_size: int
+    mask_token_id: int
+    sliding_window: int
+    causal: tuple[bool, ...]
+    final_logit_softcapping: float
+
+    @classmethod
+    def read(cls, config: Config, target_config: Config) -> Self:
+        target = TargetFacts.read(target_config)
+        values = values_of(config, "dflash_config")
+        _check_dflash_kind(config, values)
+        check_made_for(values, target)
+        shape = shape_of(values, target)
+        if shape["hidden_size"] != target.hidden_size:
+            raise ModelUnavailable("its hidden size is not that of the main model, whose embedding it borrows")
+        layer_types = _layer_types(values, shape["num_hidden_layers"])
+        block = values.whole("block_size", default=SPECULATORS_BLOCK if is_speculators(config) else None, least=2)
+        mask = values.whole("mask_token_id", least=0)
+        if block > LONGEST_BLOCK:
+            raise ModelUnavailable(f"it drafts blocks of {block} tokens, more than {LONGEST_BLOCK}; choose another one")
+        if mask >= shape["vocab_size"]:
+            raise ModelUnavailable(f"its mask token {mask} is beyond the main model's {shape['vocab_size']} tokens")
+        return cls(
+            **shape,
+            taps=_dflash_taps(config, values, shape["num_hidden_layers"], target),
+            block_size=block,
+            mask_token_id=mask,
+            layer_types=layer_types,
+            sliding_window=values.whole("sliding_window", "swa_window_size") if SLIDING in layer_types else 0,
+            causal=_causality(values, layer_types),
+            final_logit_softcapping=values.real("final_logit_softcapping", 0.0),
+        )
+
+    def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
+        """Its features have the right width, and its mask is no token that the target may write."""
+        check_width(tensors, "fc.weight", (self.hidden_size, len(self.taps) * self.target_hidden_size))
+        if use := _token_use(target, self.mask_token_id):
+            raise ModelUnavailable(f"its mask token {self.mask_token_id} is {use} of the main model")
+
+    def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
+        """The layers, and what surrounds them; what the target has too is not looked at."""
+        check_attention(self)
+        hidden = self.hidden_size
+        attention = attention_tensors(self, hidden, 1, bias=self.attention_bias, norms=True)
+        layer = layer_tensors(attention, hidden, self.intermediate_size)
+        numbers = range(self.num_hidden_layers)
+        layers = {f"layers.{index}.{name}": shape for index in numbers for name, shape in layer.items()}
+        fused = len(self.taps) * self.target_hidden_size
+        own = {"fc.weight": (hidden, fused), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
+        return {name: info for name, info in tensors.items() if not name.startswith(BORROWED)}, {**own, **layers}
+
+
+def _check_dflash_kind(config: Config, values: ConfigValues) -> None:
+    if "dflash2" in str(config.get("architectures")).lower() or values.get(*DFLASH2_KEYS) is not None:
+        raise ModelUnavailable("it is a DFlash2 drafter, which cannot run here; choose a DFlash one")
+    if values.get(*ANCHOR_KEYS):
+        raise ModelUnavailable("it drafts from the anchor's own slot, which cannot run here; choose another one")
+    for key in UNSUPPORTED_KEYS:
+        if values.get(key) not in (None, False, 1):  # 1 is the factor that changes nothing
+            raise ModelUnavailable(f"its config.json asks for {key}, which cannot run here; choose another one")
+
+
+def _layer_types(values: ConfigValues, layers: int) -> tuple[str, ...]:
+    told = values.get("layer_types")
+    if told is None:
+        pattern = values.whole("sliding_window_pattern", default=0)
+        usual = SLIDING if pattern or values.flag("use_swa") else FULL
+        return tuple(FULL if pattern and (layer + 1) % pattern == 0 else usual for layer in range(layers))
+    if not isinstance(told, list) or len(told) != layers or any(kind not in (FULL, SLIDING) for kind in told):
+        raise ModelUnavailable(f"its config.json gives no usable layer_types; {DOWNLOAD_AGAIN}")
+    return tuple(told)
+
+
+def _causality(values: ConfigValues, layer_types: Sequence[str]) -> tuple[bool, ...]:
+    """A sliding layer is causal inside the block, a full one is not, unless the config says otherwise."""
+    told = values.get("causal", "is_causal", "dflash_query_causal")
+    if isinstance(told, bool):
+        return (told,) * len(layer_types)
+    sliding = not values.flag("sliding_window_non_causal")
+    return tuple(kind == SLIDING and sliding for kind in layer_types)
+
+
+def _dflash_taps(config: Config, values: ConfigValues, layers: int, target: TargetFacts) -> tuple[int, ...]:
+    """`target_layer_ids` count outputs from 0, the `speculators` format from 1; without either, spread evenly."""
+    before = values.layer_ids("aux_hidden_state_layer_ids") if is_speculators(config) else None
+    taps = [tap - 1 for tap in before] if before else values.layer_ids("target_layer_ids")
+    if taps is None:
+        depth = target.layers
+        spread = [round(1 + layer * (depth - 4) / (layers - 1)) for layer in range(layers)] if layers > 1 else []
+        taps = spread or [depth // 2]
+    return checked_taps(taps, target)
+
+
+def _token_use(tokenizer: Tokenizer, token: int) -> str:
+    """What a model with this tokenizer can write with this id, in words; "" for an id that no answer holds.
+
+    A special token that ends no text and that no chat template mentions is free. Raises ModelUnavailable.
+    """
+    folder = tokenizer.folder
+    if not (folder / "tokenizer.json").is_file():
+        return ""
+    use = tokenizer.use_of(token)
+    if use == ORDINARY:
+        return "an ordinary token"
+    return "a special token in the answers" if use and (token in _ends(folder) or use in _template(folder)) else ""
+
+
+def _ends(folder: Path) -> set[int]:
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        config = read_object(folder / name) if (folder / name).is_file() else {}
+        for part in (config, text_part(config)):
+            for key in ("eos_token_id", "bos_token_id"):
+                value = part.get(key)
+                found.update(each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int))
+    return found
+
+
+def _template(folder: Path) -> str:
+    """Every chat template of the folder, as text to search."""
+    files = [folder / name for name in ("tokenizer_config.json", "chat_template.json")]
+    texts = [str(read_object(file).get("chat_template")) for file in files if file.is_file()]
+    path = folder / "chat_template.jinja"
+    if path.is_file() and path.stat().st_size <= MAX_TEMPLATE_BYTES:
+        texts.append(path.read_text("utf-8", errors="replace"))
+    return "\n".join(texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Config(DrafterConfig):
+    """One layer over pairs of a token and a state. The two kinds of norms before `fc` exclude one another:
+    `norm_before_fc` over all taps joined, `fc_norm` for each tap. `norm_output`: the state fed back is the normed one.
+    """
+
+    norm_before_residual: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_output: bool
+
+    @classmethod
+    def read(cls, config: Config, target_config: Config) -> Self:
+        target = TargetFacts.read(target_config)
+        values = values_of(config, "eagle_config")
+        names = " ".join(map(str, (config.get("architectures"), config.get("speculators_model_type")))).lower()
+        if "eagle" in names.replace("eagle3", "") and not ("eagle3" in names or values.get("draft_vocab_size")):
+            raise ModelUnavailable("it is an EAGLE drafter of an older kind; choose an EAGLE-3 one")
+        check_made_for(values, target)
+        shape = shape_of(values, target)
+        if shape["num_hidden_layers"] != 1:
+            raise ModelUnavailable(f"it has {shape['num_hidden_layers']} layers, an EAGLE-3 drafter here has one")
+        before_fc, each_tap = values.flag("norm_before_fc"), values.flag("fc_norm")
+        if before_fc and each_tap:
+            raise ModelUnavailable(f"its config.json sets norm_before_fc and fc_norm, which exclude; {DOWNLOAD_AGAIN}")
+        return cls(
+            **shape,
+            taps=_eagle_taps(values, target),
+            norm_before_residual=values.flag("norm_before_residual"),
+            norm_before_fc=before_fc,
+            fc_norm=each_tap,
+            norm_output=values.flag("norm_output"),
+        )
+
+    def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
+        """It can run, and its vocabulary leads to the target's."""
+        if self.norm_before_fc or self.fc_norm:
+            raise ModelUnavailable("it norms the states before it joins them, which cannot run here")
+        check_width(tensors, "fc.weight", (self.hidden_size, len(self.taps) * self.target_hidden_size))
+        _check_draft_vocabulary(folder, tensors, self)
+
+    def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
+        """The one layer, its head, and an embedding and a table of tokens where it brings them."""
+        check_attention(self)
+        own = {name.replace("layers.0.", "midlayer."): info for name, info in tensors.items() if name != "t2d"}
+        hidden, rows = self.hidden_size, self.draft_vocab_size
+        attention = attention_tensors(self, 2 * hidden, 1, bias=self.attention_bias, norms=False)
+        layer = {**layer_tensors(attention, hidden, self.intermediate_size), "hidden_norm.weight": (hidden,)}
+        wanted: dict[str, Shape] = {
+            "fc.weight": (hidden, len(self.taps) * self.target_hidden_size),
+            "norm.weight": (hidden,),
+            "lm_head.weight": (rows, hidden),
+            **{f"midlayer.{name}": shape for name, shape in layer.items()},
+        }
+        optional: dict[str, Shape] = {"embed_tokens.weight": (self.vocab_size, hidden), "d2t": (rows,)}
+        return own, wanted | {name: shape for name, shape in optional.items() if name in own}
+
+
+def _eagle_taps(values: ConfigValues, target: TargetFacts) -> tuple[int, ...]:
+    """Published ids say before which layer the state is taken: one less is the layer that put it out."""
+    told = values.layer_ids("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+    before = [2, target.layers // 2, target.layers - 3] if told is None else told
+    return checked_taps([tap - 1 for tap in before], target)
+
+
+def _check_draft_vocabulary(folder: Path, tensors: Tensors, config: Eagle3Config) -> None:
+    """The head has a row for each draft token, and `d2t` leads from each to a token of the target."""
+    rows, vocabulary = config.draft_vocab_size, config.vocab_size
+    check_width(tensors, "lm_head.weight", (rows, config.hidden_size))
+    if "embed_tokens.weight" in tensors:
+        check_width(tensors, "embed_tokens.weight", (vocabulary, config.hidden_size))
+    elif config.hidden_size != config.target_hidden_size:
+        raise ModelUnavailable("it has no embedding of its own, and that of the main model has another width")
+    if "t2d" in tensors and tensors["t2d"].shape != (vocabulary,):
+        raise ModelUnavailable(f"its t2d is not a table of the main model's {vocabulary} tokens")
+    if "d2t" not in tensors:
+        if rows != vocabulary:
+            raise ModelUnavailable(f"it has no table d2t from its {rows} tokens to the main model's; {DOWNLOAD_AGAIN}")
+        return
+    if tensors["d2t"].shape != (rows,):
+        raise ModelUnavailable(f"its d2t is not a table of its {rows} tokens; {DOWNLOAD_AGAIN}")
+    offsets = read_integers(folder, tensors["d2t"])
+    if any(not 0 <= token + offset < vocabulary for token, offset in enumerate(offsets)):
+        raise ModelUnavailable(f"its d2t leads beyond the main model's {vocabulary} tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpConfig(DrafterConfig):
+    """The multi-token head of a target; what the drafter's config leaves out, the target's says.
+
+    `layout` `qwen`: tensors `mtp.*`; `deepseek`: further decoder layers, the first with index `target_layers`.
+    """
+
+    layout: str
+    model_type: str
+
+    @classmethod
+    def read(cls, config: Config, target_config: Config) -> Self:
+        target = TargetFacts.read(target_config)
+        own = ConfigValues(text_part(config))
+        check_made_for(own, target)
+        layout = next((found for name, found in MTP_LAYOUTS.items() if target.model_type.startswith(name)), "")
+        if not layout:
+            raise ModelUnavailable(f"the multi-token head of a {target.model_type or 'nameless'} model cannot run here")
+        values = ConfigValues(text_part(config), text_part(target_config))
+        layers = values.whole("mtp_num_hidden_layers", "num_nextn_predict_layers", default=1)
+        return cls(
+            **{**shape_of(values, target), "num_hidden_layers": layers},
+            taps=(FINAL,),
+            layout=layout,
+            model_type=target.model_type,
+        )
+
+    def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
+        """Its projection joins an embedding and a state of the target's width."""
+        name = next((name for name in tensors if name.endswith(("mtp.fc.weight", ".eh_proj.weight"))), "fc.weight")
+        check_width(tensors, name, (self.hidden_size, 2 * self.hidden_size))
+
+    def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:
+        """A Qwen head's one layer has the sizes of the main model's, its experts are left alone; DeepSeek's is not
+        looked at."""
+        if self.layout != "qwen":
+            return {}, {}
+        mine = {f"mtp.{name.partition('mtp.')[2]}": info for name, info in tensors.items() if "mtp." in name}
+        target = ConfigValues(text_part(target_config))
+        hidden, heads = target.whole("hidden_size"), target.whole("num_attention_heads")
+        sizes = replace(
+            self,
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            num_key_value_heads=target.whole("num_key_value_heads", default=heads),
+            head_dim=target.whole("head_dim", default=max(1, hidden // heads)),
+        )
+        attention = attention_tensors(sizes, hidden, 2, bias=target.flag("attention_bias"), norms=True)
+        sparse = any(".experts" in name or ".switch_mlp" in name for name in mine)
+        layer = layer_tensors(attention, hidden, 0 if sparse else target.whole("intermediate_size"))
+        wanted: dict[str, Shape] = {
+            "mtp.fc.weight": (hidden, 2 * hidden),
+            **{f"mtp.{name}.weight": (hidden,) for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")},
+            **{f"mtp.layers.0.{name}": shape for name, shape in layer.items()},
+        }
+        return {name: info for name, info in mine.items() if not (sparse and ".mlp." in name)}, wanted
+
+
+def head_tensors(config: Config, tensors: Mapping[str, Value]) -> dict[str, Value]:
+    """The multi-token head that lies inside a main model's checkpoint, by name; empty when there is none.
+
+    Qwen calls its tensors `mtp.*`; DeepSeek adds layers behind the `num_hidden_layers` that the config counts.
+    """
+    text = text_part(config)
+    prefix = f"model.layers.{text.get('num_hidden_layers')}."
+    starts = (prefix, "mtp.") if text.get("num_nextn_predict_layers") else ("mtp.",)
+    return {name: info for name, info in tensors.items() if name.startswith(starts) or ".mtp." in name}
