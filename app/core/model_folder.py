@@ -60,31 +60,39 @@ class ModelFolder:
     weight_files: tuple[str, ...]
     files: tuple[str, ...]
     """Every file below the folder, as relative POSIX paths; hidden ones are left out."""
-    weight_bytes: int
+    size_bytes: int
+    """Of its tensors."""
     parameter_count: int
     bits: int
     """Bits of one weight: the quantisation's, or the width of the commonest dtype."""
-    max_position_embeddings: int
+    context: int
+    """The longest context in tokens that the config declares."""
     has_chat_template: bool
 
 
 def inspect_folder(path: Path) -> ModelFolder:
-    """Read and check the folder at `path`; costs one small read per file, whatever the size of the weights.
-
-    Raises `ModelUnavailable` with one line (reason; next action) that names the folder but never its full path.
-    """
+    """As `read_folder`; what it raises names the folder, but never its full path."""
     try:
-        return _inspect(path.resolve(strict=True))
+        return read_folder(path)
     except DiskUnavailable:
         raise
     except ModelUnavailable as refusal:
-        reason = refusal.message
+        raise ModelUnavailable(f'model "{printable(path.name)}": {refusal.message}') from None
+
+
+def read_folder(path: Path) -> ModelFolder:
+    """Read and check the folder at `path`; costs one small read per file, whatever the size of the weights.
+
+    Raises `ModelUnavailable` with one line: reason; next action.
+    """
+    try:
+        return _inspect(path.resolve(strict=True))
     except OSError as error:
         check_momentary(error)
         reason = f"its folder cannot be read ({error.strerror}); check that it exists and is readable"
     except (ValueError, RuntimeError):
         reason = "its path is not usable; rename the folder"
-    raise ModelUnavailable(f'model "{printable(path.name)}": {reason}')
+    raise ModelUnavailable(reason)
 
 
 def _inspect(root: Path) -> ModelFolder:
@@ -115,10 +123,10 @@ def _inspect(root: Path) -> ModelFolder:
         tensors=tensors,
         weight_files=weight_files,
         files=files,
-        weight_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
+        size_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
         parameter_count=_parameter_count(config, tensors),
         bits=_bits(config, tensors),
-        max_position_embeddings=text_number(config, *CONTEXT_KEYS),
+        context=text_number(config, *CONTEXT_KEYS),
         has_chat_template=_has_chat_template(root, files),
     )
 

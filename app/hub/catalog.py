@@ -22,7 +22,8 @@ from typing import Any, Literal
 from app.core.drafters import DRAFT_MODEL, MTP, drafter_method
 from app.core.drafters.formats import head_tensors
 from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
-from app.core.model_folder import MAX_FILES, inspect_folder
+from app.core.messages import DraftSpecification
+from app.core.model_folder import MAX_FILES, read_folder
 from app.core.ports import Clock
 from app.core.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printable, read_file, read_object
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
@@ -164,10 +165,8 @@ class CatalogModel:
     id: str
     path: Path
     source: Source
-    kind: Kind = "main"
-    """`drafter`: reads the features of one target, cannot run alone."""
-    method: str = DRAFT_MODEL.name
-    """How it drafts when it is a drafter."""
+    drafter: str = ""
+    """The method of a drafter that reads the features of one target; empty for a model of its own."""
     size_bytes: int = 0
     parameter_count: int = 0
     context: int = 0
@@ -175,12 +174,32 @@ class CatalogModel:
     model_type: str = ""
     bits: int = 0
     has_chat_template: bool = False
-    problem: str = ""
-    """Why it cannot be loaded, in one line with the next action; empty when nothing is known to be wrong."""
+    reason: str = ""
+    """Why it cannot be loaded; the next action. Empty when nothing is known to be wrong."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     tensors: Mapping[str, TensorInfo] = field(default_factory=dict, compare=False, repr=False)
     """Of a drafter its tensors; of a main model those of the multi-token head inside its checkpoint, if it has one."""
     tokenizers: TokenizerCache = field(default_factory=TokenizerCache, compare=False, repr=False)
+
+    @property
+    def kind(self) -> Kind:
+        """`drafter`: cannot run alone."""
+        return "drafter" if self.drafter else "main"
+
+    @property
+    def method(self) -> str:
+        """How it drafts for another model."""
+        return self.drafter or DRAFT_MODEL.name
+
+    @property
+    def problem(self) -> str:
+        """Its name with the reason why it cannot be loaded, in one line; empty when nothing is known to be wrong."""
+        return self.reason and f'model "{self.id}": {self.reason}'
+
+    @property
+    def as_draft(self) -> DraftSpecification:
+        """What the worker loads to draft with it."""
+        return DraftSpecification(self.id, str(self.path), self.method)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -190,10 +209,10 @@ class CatalogModel:
     @property
     def head(self) -> "CatalogModel | None":
         """The multi-token head inside a main model's checkpoint as a drafter, under the id of that model."""
-        if self.kind != "main" or not self.tensors:
+        if self.drafter or not self.tensors:
             return None
         size = sum(tensor.size_bytes for tensor in self.tensors.values())
-        return replace(self, kind="drafter", method=MTP.name, size_bytes=size)
+        return replace(self, drafter=MTP.name, size_bytes=size)
 
 
 class FolderCatalog:
@@ -311,9 +330,8 @@ class FolderCatalog:
         try:
             return signature, replace(_inspect(candidate, source), tokenizers=self._tokenizers)
         except DiskUnavailable as error:
-            name = printable(candidate.id)
-            problem = f'model "{name}": {error.message}'
-            return known or ((), CatalogModel(name, candidate.path, source, problem=problem))
+            model = CatalogModel(printable(candidate.id), candidate.path, source, reason=error.message)
+            return known or ((), model)
 
 
 def _read_all(tokenizers: Sequence[Tokenizer]) -> None:
@@ -374,29 +392,20 @@ def _stamp(entry: os.DirEntry[str]) -> tuple[str, int, int]:
 def _inspect(candidate: FolderCandidate, source: Source) -> CatalogModel:
     name = printable(candidate.id)
     try:
-        folder = inspect_folder(candidate.path)
+        folder = read_folder(candidate.path)
     except DiskUnavailable:
         raise
     except ModelUnavailable as error:
         method = _method_of_broken(candidate.path)
-        reason = error.message.removeprefix(f'model "{printable(candidate.path.name)}": ')
-        return CatalogModel(
-            id=name,
-            path=candidate.path,
-            source=source,
-            kind="drafter" if method else "main",
-            method=method or DRAFT_MODEL.name,
-            problem=f'model "{name}": {reason}',
-        )
+        return CatalogModel(name, candidate.path, source, drafter=method, reason=error.message)
     return CatalogModel(
         id=name,
         path=candidate.path,
         source=source,
-        kind="drafter" if folder.drafter else "main",
-        method=folder.drafter or DRAFT_MODEL.name,
-        size_bytes=folder.weight_bytes,
+        drafter=folder.drafter,
+        size_bytes=folder.size_bytes,
         parameter_count=folder.parameter_count,
-        context=folder.max_position_embeddings,
+        context=folder.context,
         model_type=folder.model_type,
         bits=folder.bits,
         has_chat_template=folder.has_chat_template,

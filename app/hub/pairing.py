@@ -37,8 +37,8 @@ def refusal(main: CatalogModel, draft: CatalogModel) -> str:
     """
     if main.problem:
         return main.problem
-    if draft.problem:
-        return draft.problem.removeprefix(f'model "{draft.id}": ')
+    if draft.reason:
+        return draft.reason
     if main.kind != "main":
         return f'"{main.id}" is a drafter itself; choose a main model'
     if draft.kind == "main" and draft.size_bytes > main.size_bytes:

@@ -128,7 +128,7 @@ class Chooser:
                     raise SpeculationUnavailable(message, parameter="draft_model")
                 reasons.append(message)
             else:
-                drafts[draft.method] = _specification(draft)
+                drafts[draft.method] = draft.as_draft
         return Chosen(tuple(drafts.values()), "; ".join(reasons))
 
     def best(self, main: CatalogModel, methods: Collection[str], *, by_measured: bool = True) -> Chosen:
@@ -137,7 +137,7 @@ class Chooser:
         measured = self._measured(main.id) if by_measured else {}
         draft = self._pairings.default_draft(main, models, methods, measured)
         if draft is not None:
-            return Chosen((_specification(draft),))
+            return Chosen((draft.as_draft,))
         refusals = (
             (model.id, self._pairings.refusal(main, model))
             for model in (main.head, *models)
@@ -212,8 +212,8 @@ class Chooser:
 
     def _misfit(self, main: CatalogModel, draft: CatalogModel, other: DraftSpecification | None) -> str:
         """Why a drafter cannot be used beside `other`, the one of its method that was named before it."""
-        if draft.problem:
-            return draft.problem.removeprefix(f'model "{draft.id}": ')
+        if draft.reason:
+            return draft.reason
         if refusal := self._pairings.refusal(main, draft):
             return refusal
         return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""
@@ -235,7 +235,3 @@ def _allowed(found: Chosen, methods: tuple[str, ...] | None) -> Chosen:
 def _only(main: CatalogModel, methods: tuple[str, ...]) -> str:
     """Why no drafter is loaded where only methods without one are allowed."""
     return "" if set(methods) & set(DRAFT_METHODS) else f"only {' and '.join(methods) or OFF} may draft for {main.id}"
-
-
-def _specification(draft: CatalogModel) -> DraftSpecification:
-    return DraftSpecification(draft.id, str(draft.path), draft.method)

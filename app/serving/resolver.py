@@ -144,9 +144,8 @@ class Resolver:
     def main(self, model_id: str | None) -> CatalogModel:
         """The main model called `model_id`, or the only sensible one when there is no id."""
         model = self.find(model_id or self._live.current.default_model or self._only_model())
-        if model.problem:
-            problem = model.problem.removeprefix(f'model "{model.id}": ')
-            raise ModelUnavailable(f"{model.id} cannot be loaded: {problem}", parameter="model")
+        if model.reason:
+            raise ModelUnavailable(f"{model.id} cannot be loaded: {model.reason}", parameter="model")
         if model.kind != "main":
             raise InvalidRequest(f"{model.id} is a drafter for another model and cannot answer.", parameter="model")
         return model

@@ -82,7 +82,7 @@ async def told(wanted: str = "", **site: Any) -> dict[str, Any]:
     return answer
 
 
-MODELS = (model("a"), model("b"), model("c", kind="drafter"), model("d", problem="no weights"))
+MODELS = (model("a"), model("b"), model("c", drafter="dflash"), model("d", reason="no weights"))
 
 
 async def test_a_model_in_memory_comes_first_and_drafters_and_broken_ones_never() -> None:

@@ -197,16 +197,16 @@ def model(name: str, **fields: Any) -> CatalogModel:
 
 
 MODELS = (
-    model("broken", problem="the weights are missing: download them again"),
+    model("broken", reason="the weights are missing: download them again"),
     model("demo-draft"),
     model("demo-main"),
-    model("eagle", kind="drafter", method="eagle3"),
+    model("eagle", drafter="eagle3"),
     model("org/other"),
 )
 
 
 def drafter(method: str, name: str = "") -> CatalogModel:
-    return model(name or f"demo-main-{method}", kind="drafter", method=method)
+    return model(name or f"demo-main-{method}", drafter=method)
 
 
 DRAFTERS = (*MODELS, drafter("dflash"), drafter("eagle3"))

@@ -38,8 +38,8 @@ def test_a_sound_folder_is_described(tmp_path: Path) -> None:
     found = inspect_folder(folder)
     assert found.path == folder.resolve()
     assert (found.model_type, found.drafter) == ("qwen3", "")
-    assert (found.weight_bytes, found.parameter_count, found.bits) == (64 + 16, 36, 16)
-    assert (found.max_position_embeddings, found.has_chat_template) == (4096, True)
+    assert (found.size_bytes, found.parameter_count, found.bits) == (64 + 16, 36, 16)
+    assert (found.context, found.has_chat_template) == (4096, True)
     assert text_number(found.config, *VOCABULARY_KEYS) == 8
     assert found.tensors["embed.weight"].shape == (8, 4)
     assert found.tensors["embed.weight"].size_bytes == 64
@@ -58,7 +58,7 @@ def test_quantised_weights_count_as_the_weights_they_stand_for(tmp_path: Path) -
 def test_numbers_are_found_in_the_text_part_of_a_nested_config(tmp_path: Path) -> None:
     config = {"model_type": "gemma3", "text_config": {"vocab_size": 7, "max_position_embeddings": 99}}
     found = inspect_folder(write_model(tmp_path / "nested", config=config))
-    assert (text_number(found.config, *VOCABULARY_KEYS), found.max_position_embeddings) == (7, 99)
+    assert (text_number(found.config, *VOCABULARY_KEYS), found.context) == (7, 99)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_snapshot_of_the_hugging_face_cache_may_link_to_its_own_blobs_only(tmp
     (repository / "blobs").mkdir()
     (snapshot / "model.safetensors").rename(repository / "blobs" / "sha")
     (snapshot / "model.safetensors").symlink_to("../../blobs/sha")
-    assert inspect_folder(snapshot).weight_bytes == 64
+    assert inspect_folder(snapshot).size_bytes == 64
     (tmp_path / "other").write_text("{}")
     (snapshot / "extra.json").symlink_to("../../../other")
     assert "leaves the folder" in refused(snapshot)
@@ -330,4 +330,4 @@ def test_whatever_a_file_holds_the_gate_answers_or_refuses(name: str, content: b
         (folder / "model.safetensors").write_bytes(SOUND)
         (folder / name).write_bytes(content)
         with contextlib.suppress(ModelUnavailable):
-            assert inspect_folder(folder).weight_bytes >= 0
+            assert inspect_folder(folder).size_bytes >= 0

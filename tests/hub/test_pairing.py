@@ -70,7 +70,7 @@ def test_broken_folders_and_files_are_reasons_not_errors(tmp_path: Path) -> None
     assert "cannot be compared" in refusal(main, draft)
     (draft.path / "tokenizer.model").write_bytes(b"sentencepiece")
     assert "cannot be compared" in refusal(main, draft)
-    assert refusal(main, replace(draft, problem="it is broken")).endswith("it is broken")
+    assert refusal(main, replace(draft, reason="it is broken")).endswith("it is broken")
     (main.path / "tokenizer.json").rename(main.path / "elsewhere")
     (main.path / "tokenizer.model").write_bytes(b"sentencepiece")
     assert not refusal(main, draft)
@@ -87,7 +87,7 @@ def test_the_default_draft_is_a_small_sibling_of_the_same_family(tmp_path: Path)
     assert default_draft(main, everything) == relative
     assert default_draft(main, [large, stranger, foreign, elsewhere]) == stranger
     assert default_draft(main, [main, large, foreign, elsewhere]) is None
-    assert default_draft(replace(main, problem="broken"), everything) is None
+    assert default_draft(replace(main, reason="broken"), everything) is None
     measured = {("draft_model", name): times for name, times in (("demo-large", 1.9), ("demo-foreign", 9.0))}
     assert default_draft(main, everything, measured=measured) == large, "of those that fit, the fastest here"
     slow = {("draft_model", "demo-draft"): 0.9}

@@ -56,7 +56,7 @@ def test_small_models_stay_small_and_tiny_mains_get_none() -> None:
 
 def test_a_lost_multi_token_head_is_pointed_at_and_drafters_get_nothing() -> None:
     assert "mtp" in [each.method for each in published_for(main("Qwen3.5-9B-4bit", model_type="qwen3_5"))]
-    assert published_for(main("Qwen3-8B-DFlash", kind="drafter")) == []
+    assert published_for(main("Qwen3-8B-DFlash", drafter="dflash")) == []
 
 
 @pytest.mark.parametrize("gigabytes", [4, 8, 12, 16, 24, 32, 64, 128])
