@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from app.admin.model_view import ModelView
 from app.core.drafters import DRAFT_METHODS
 from app.core.errors import PacelineError, SpeculationUnavailable
-from app.core.messages import DraftSpecification, LoadedModel, ModelSpecification
+from app.core.messages import LoadedModel, ModelSpecification
 from app.hub.catalog import CatalogModel
 from app.hub.pairing import Candidate
 from app.model_settings import Id
@@ -198,10 +198,9 @@ class Measuring:
                 continue
             alone = alone and alone + each.footprint
             chosen.append(each)
-        paths = {main.id: main.path} | {each.id: each.path for each in self._resolver.models() if each.id != main.id}
         return msgspec.structs.replace(
             self._resolver.planned(main),
-            drafts=tuple(DraftSpecification(each.id, str(paths[each.id]), each.method) for each in chosen),
+            drafts=tuple(each.draft.as_draft for each in chosen if each.draft is not None),
             draft_unavailable="",
             policy="auto",
             methods=(),

@@ -17,7 +17,7 @@ from app.core.drafters import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_d
 from app.core.drafters.config import FULL, SLIDING, check_tensors
 from app.core.errors import ModelUnavailable
 from app.core.footprint import Footprint, cache_families, drafter_footprint
-from app.core.messages import DraftSpecification, ModelSpecification
+from app.core.messages import ModelSpecification
 from app.hub.catalog import CatalogModel
 
 DEFAULT_SIZE_SHARE = 1 / 3
@@ -60,43 +60,22 @@ def default_draft(
     methods: Collection[str] = DRAFT_METHODS,
     measured: Speedups = NOT_MEASURED,
 ) -> CatalogModel | None:
-    """The drafter to use when none was asked for, of one of `methods`, or None: the first by `precedence` that fits.
+    """The drafter to use when none was asked for, of one of `methods`, or None: the first by `rank` that fits.
 
-    What was measured to pay goes first. Of the others, siblings from the same source: the best method first, and the
-    head inside the checkpoint before an equal one beside it. Of draft models those of at most a third of the size: the
-    same name family first (`demo-draft` for `demo-assistant`), then the smallest.
+    Nothing but what was measured to pay, siblings from the same source, and of draft models among them those of at most
+    a third of the size.
     """
     if main.kind != "main" or main.problem:
         return None
-
-    def place(model: CatalogModel) -> tuple[Any, ...]:
-        known = precedence(model.method, measured=measured.get((model.method, model.id)))
-        return *known, model.id != main.id, _family(model.id) != _family(main.id), model.size_bytes, model.id
-
     drafters = (model for model in (main.head, *models) if model is not None and model.method in methods)
+    known = ((draft, measured.get((draft.method, draft.id))) for draft in drafters)
     usable = [
-        model
-        for model in drafters
-        if measured.get((model.method, model.id), 0.0) >= PAYS
-        or (model.source == main.source and _is_usual(main, model, models))
+        Candidate(method=draft.method, draft=draft, measured=times)
+        for draft, times in known
+        if (times or 0.0) >= PAYS or (draft.source == main.source and _is_usual(main, draft, models))
     ]
-    fitting = (model for model in sorted(usable, key=place) if _shares_tokens(main, model) and not refusal(main, model))
-    return next(fitting, None)
-
-
-def precedence(
-    method: str, *, fits: bool = True, is_usual: bool = True, measured: float | None = None
-) -> tuple[int, float, int]:
-    """What goes first, for whoever chooses or shows: what was measured to pay, the fastest first; then what is usual by
-    method and size; then what did not pay, or does not fit."""
-    rank = METHOD_NAMES.index(method) if method in METHOD_NAMES else len(METHOD_NAMES)
-    if not fits:
-        group = 4
-    elif measured is not None:
-        group = 0 if measured >= PAYS else 3
-    else:
-        group = 1 if is_usual else 2
-    return group, -(measured or 0.0), rank
+    ranked = (each.draft for each in rank(main, usable) if each.draft is not None)
+    return next((draft for draft in ranked if _shares_tokens(main, draft) and not refusal(main, draft)), None)
 
 
 def suits(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel]) -> bool:
@@ -150,7 +129,7 @@ def _megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB"
 
 
-Origin = Literal["disk", "checkpoint", "text", "hub"]
+Origin = Literal["disk", "checkpoint", "text"]
 Tokens = Literal["same", "other", "borrowed", "unneeded", "unknown"]
 
 
@@ -159,10 +138,9 @@ class Candidate:
     """One way to draft for one main model."""
 
     method: str
-    id: str = ""
-    """Of the drafter; a head inside the checkpoint has that of the main model, n-grams have none."""
+    draft: CatalogModel | None = None
+    """n-grams have none."""
     origin: Origin = "disk"
-    size_bytes: int = 0
     tokens: Tokens = "unknown"
     """Whether its tokens are those of the main model; feature drafters borrow them, n-grams need none."""
     token_difference: str = ""
@@ -178,6 +156,16 @@ class Candidate:
     """How many times plain decoding it was measured to be here."""
 
     @property
+    def id(self) -> str:
+        """Of the drafter; a head inside the checkpoint has that of the main model, n-grams an empty one."""
+        return self.draft.id if self.draft is not None else ""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its weights."""
+        return self.draft.size_bytes if self.draft is not None else 0
+
+    @property
     def fits(self) -> bool:
         """Whether it can draft for the model at all, memory aside."""
         return not self.refusal
@@ -191,7 +179,7 @@ def candidates_for(
     *,
     widen: bool,
 ) -> list[Candidate]:
-    """The head inside the checkpoint, everything on disk that is not the model itself, and n-grams, by `precedence`.
+    """The head inside the checkpoint, everything on disk that is not the model itself, and n-grams, by `rank`.
 
     `specification` says for how many rows, and how long a context, memory is counted. Never raises.
     """
@@ -201,9 +189,8 @@ def candidates_for(
         tokens, difference = _tokens(main, draft, fits=not reason)
         return Candidate(
             method=draft.method,
-            id=draft.id,
+            draft=draft,
             origin="checkpoint" if draft.id == main.id else "disk",
-            size_bytes=draft.size_bytes,
             tokens=tokens,
             token_difference=difference,
             refusal=reason,
@@ -219,15 +206,27 @@ def candidates_for(
         Candidate(method=name, origin="text", tokens="unneeded", measured=measured.get((name, "")))
         for name in TEXT_METHODS
     ]
-    return rank([*found, *texts])
+    return rank(main, [*found, *texts])
 
 
-def rank(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """By `precedence`, the smallest first among equals."""
+def rank(main: CatalogModel, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """What goes first, for whoever chooses or shows: what was measured to pay, the fastest first; then what is usual;
+    then what is not, what did not pay, and what does not fit.
+
+    Of the usual ones the best method first; the head inside the checkpoint before an equal one beside it; the same name
+    family (`demo-draft` for `demo-assistant`); the smallest.
+    """
 
     def place(each: Candidate) -> tuple[Any, ...]:
-        known = precedence(each.method, fits=each.fits, is_usual=each.is_usual, measured=each.measured)
-        return *known, each.size_bytes, each.id
+        if not each.fits:
+            group = 4
+        elif each.measured is not None:
+            group = 0 if each.measured >= PAYS else 3
+        else:
+            group = 1 if each.is_usual else 2
+        method = METHOD_NAMES.index(each.method) if each.method in METHOD_NAMES else len(METHOD_NAMES)
+        nearness = (each.id != main.id, _family(each.id) != _family(main.id), each.size_bytes, each.id)
+        return group, -(each.measured or 0.0), method, *nearness
 
     return sorted(candidates, key=place)
 
@@ -254,9 +253,7 @@ def _tokens(main: CatalogModel, draft: CatalogModel, *, fits: bool) -> tuple[Tok
 
 def _footprint(draft: CatalogModel, specification: ModelSpecification, *, widen: bool) -> Footprint:
     try:
-        return drafter_footprint(
-            DraftSpecification(draft.id, str(draft.path), draft.method), specification, widen=widen
-        )
+        return drafter_footprint(draft.as_draft, specification, widen=widen)
     except (ModelUnavailable, OSError):
         return Footprint()
 

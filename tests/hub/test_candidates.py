@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.core.footprint import unit_footprint
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
-from app.hub.pairing import Candidate, candidates_for, rank
+from app.hub.pairing import Candidate, candidates_for, default_draft, rank
 from tests.hub.folders import write_model
 
 
@@ -92,15 +93,31 @@ def test_a_state_that_cannot_be_cut_is_a_snapshot(embedded: FolderCatalog) -> No
 
 
 def test_what_was_measured_to_pay_comes_first_and_what_does_not_fit_last() -> None:
+    main = CatalogModel("main", Path("main"), "folder")
+
+    def candidate(method: str, name: str, **more: Any) -> Candidate:
+        return Candidate(method=method, draft=replace(main, id=name), **more)
+
     candidates = [
-        Candidate(method="draft_model", id="refused", refusal="it has another tokenizer"),
+        candidate("draft_model", "refused", refusal="it has another tokenizer"),
         Candidate(method="ngram", origin="text"),
-        Candidate(method="draft_model", id="slow"),
-        Candidate(method="eagle3", id="stranger", is_usual=False),
-        Candidate(method="draft_model", id="quick"),
-        Candidate(method="dflash", id="new"),
+        candidate("draft_model", "slow"),
+        candidate("eagle3", "stranger", is_usual=False),
+        candidate("draft_model", "quick"),
+        candidate("dflash", "new"),
     ]
     speedups = {("draft_model", "slow"): 0.8, ("draft_model", "quick"): 1.7, ("draft_model", "refused"): 9.0}
-    ranked = rank(replace(each, measured=speedups.get((each.method, each.id))) for each in candidates)
+    ranked = rank(main, (replace(each, measured=speedups.get((each.method, each.id))) for each in candidates))
     assert [each.id or each.method for each in ranked] == ["quick", "new", "ngram", "stranger", "slow", "refused"]
     assert [each.measured for each in ranked[:2]] == [1.7, None]
+
+
+def test_of_equal_drafters_the_first_one_is_the_one_that_is_chosen_by_itself(tmp_path: Path) -> None:
+    write_model(tmp_path / "demo-main", rows=64)
+    write_model(tmp_path / "demo-small", rows=16)
+    write_model(tmp_path / "another", rows=8)
+    catalog = FolderCatalog([tmp_path])
+    main = catalog.find("demo-main")
+    first, second, *_ = found(main, catalog).values()
+    assert (first.id, second.id) == ("demo-small", "another"), "the same family goes before a smaller one"
+    assert first.draft == default_draft(main, catalog.models())
