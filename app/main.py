@@ -36,7 +36,6 @@ from app.core import descriptors
 from app.core.errors import StoreUnavailable
 from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
 from app.core.server_file import RunningServer, written_server
-from app.hub import pairing
 from app.hub.catalog import FolderCatalog, default_catalog
 from app.hub.pairing import Speedups
 from app.i18n import Catalogs
@@ -87,7 +86,7 @@ def create_app(
     live: LiveSettings, store: Store, client: WorkerClient, catalog: FolderCatalog, logs: LogRing | None = None
 ) -> FastAPI:
     """The ASGI application around settings and a store that are open already; `client` need not be ready."""
-    resolver = Resolver(live, catalog, client, pairing, measured_in(store))
+    resolver = Resolver(live, catalog, client, measured_in(store))
     context = Context(
         live=live,
         worker=client,

@@ -12,8 +12,8 @@ from rich.text import Text
 from app import __version__
 from app.command.loaded import bytes_text, choice_text, columns_table, count_text, unbroken
 from app.core.errors import CommandError
-from app.hub import pairing
 from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
+from app.hub.pairing import refusal, suits
 from app.model_settings import ModelSettings
 from app.serving.choosing import Chooser
 from app.serving.live_settings import LiveSettings
@@ -61,7 +61,7 @@ def models_at_once(catalog: FolderCatalog, live: LiveSettings) -> list[Row]:
 
 def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) -> list[Row]:
     kept = glance(live.current.home / FILE_NAME) or Glance()
-    chooser = Chooser(live, catalog, pairing, lambda model_id: speedups(kept.measurements.get(model_id, ())))
+    chooser = Chooser(live, catalog, lambda model_id: speedups(kept.measurements.get(model_id, ())))
     models = catalog.models()
     return [
         _row(model, () if looking else models, None if looking else chooser, live.model(model.id)) for model in models
@@ -71,7 +71,7 @@ def _rows(catalog: FolderCatalog, live: LiveSettings, *, looking: bool = False) 
 def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
     """Raise CommandError for a main model whose drafters were named just now, and cannot be used."""
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
-    chooser = Chooser(LiveSettings(settings), catalog, pairing)
+    chooser = Chooser(LiveSettings(settings), catalog)
     mains = {model.id: model for model in catalog.models() if model.kind == "main"}
     for main_id in main_ids:
         if main_id not in mains:
@@ -83,7 +83,7 @@ def check_named_drafts(settings: Settings, main_ids: Iterable[str]) -> None:
 def _misfit(drafter: CatalogModel, models: Sequence[CatalogModel]) -> str:
     """Why a drafter fits none of the main models that its name is nearest to; "" when it fits one of them."""
     mains = (model for model in models if model.kind == "main" and not model.problem)
-    reasons = [pairing.refusal(main, drafter) for main in mains if pairing.suits(main, drafter, models)]
+    reasons = [refusal(main, drafter) for main in mains if suits(main, drafter, models)]
     return f'"{drafter.id}" cannot draft: {reasons[0]}' if reasons and all(reasons) else ""
 
 

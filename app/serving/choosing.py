@@ -8,35 +8,15 @@ fit is refused; another one is left out with its reason. Everything here may rea
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from app.core.drafters import DRAFT_METHODS, DRAFT_MODEL, OFF, TEXT_METHODS
 from app.core.errors import ModelNotFound, SpeculationUnavailable
 from app.core.messages import DraftSpecification
 from app.core.setting_texts import SpeculativeConfig
 from app.hub.catalog import CatalogModel, FolderCatalog
-from app.hub.pairing import Speedups
+from app.hub.pairing import Speedups, default_draft, refusal, suits
 from app.model_settings import ModelSettings
 from app.serving.live_settings import UNSET, LiveSettings
-
-
-class Pairings(Protocol):
-    """Which drafter fits which main model. Calls may read the disk: make them in a thread."""
-
-    def refusal(self, main: CatalogModel, draft: CatalogModel) -> str:
-        """Why it cannot draft; "" when it can."""
-        ...
-
-    def default_draft(
-        self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str], measured: Speedups
-    ) -> CatalogModel | None:
-        """The best drafter of one of `methods` for a model that nobody chose one for."""
-        ...
-
-    def suits(self, main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:
-        """Whether no other model's name is nearer to the drafter's."""
-        ...
-
 
 Measured = Callable[[str], Speedups]
 
@@ -75,12 +55,10 @@ class Chooser:
         self,
         settings: LiveSettings,
         catalog: FolderCatalog,
-        pairings: Pairings,
         measured: Measured = lambda _model_id: {},
     ) -> None:
         self._live = settings
         self._catalog = catalog
-        self._pairings = pairings
         self._measured = measured
 
     def choose(self, main: CatalogModel, *, by_measured: bool = True) -> Chosen:
@@ -135,18 +113,15 @@ class Chooser:
         """The best drafter of one of these methods."""
         models = list(self._catalog.models())
         measured = self._measured(main.id) if by_measured else {}
-        draft = self._pairings.default_draft(main, models, methods, measured)
+        draft = default_draft(main, models, methods, measured)
         if draft is not None:
             return Chosen((draft.as_draft,))
         refusals = (
-            (model.id, self._pairings.refusal(main, model))
+            (model.id, refusal(main, model))
             for model in (main.head, *models)
-            if model is not None
-            and model.kind == "drafter"
-            and model.method in methods
-            and self._pairings.suits(main, model, models)
+            if model is not None and model.kind == "drafter" and model.method in methods and suits(main, model, models)
         )
-        nearest = next((f' ("{name}" cannot draft: {refusal})' for name, refusal in refusals if refusal), "")
+        nearest = next((f' ("{name}" cannot draft: {problem})' for name, problem in refusals if problem), "")
         kind = "draft model" if DRAFT_MODEL.name in methods else f"{' or '.join(methods)} drafter"
         return Chosen(reason=f"no {kind} on this computer fits {main.id}{nearest}")
 
@@ -156,7 +131,7 @@ class Chooser:
             return main.head is not None
         models = list(self._catalog.models())
         draft = next((model for model in models if model.id == draft_id), None)
-        return draft is None or self._pairings.suits(main, draft, models)
+        return draft is None or suits(main, draft, models)
 
     def _usual(self, main: CatalogModel, methods: tuple[str, ...] | None, *, by_measured: bool) -> Chosen:
         """The best drafter; with `methods` chosen by hand, the best one of each of them."""
@@ -212,10 +187,8 @@ class Chooser:
 
     def _misfit(self, main: CatalogModel, draft: CatalogModel, other: DraftSpecification | None) -> str:
         """Why a drafter cannot be used beside `other`, the one of its method that was named before it."""
-        if draft.reason:
-            return draft.reason
-        if refusal := self._pairings.refusal(main, draft):
-            return refusal
+        if problem := refusal(main, draft):
+            return problem
         return f"{other.id} is its {draft.method} drafter already; name one for each method" if other else ""
 
 

@@ -18,7 +18,7 @@ from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel, FolderCatalog
 from app.hub.pairing import NOT_MEASURED
 from app.model_settings import ModelSettings
-from app.serving.choosing import Chooser, Chosen, Measured, Pairings
+from app.serving.choosing import Chooser, Chosen, Measured
 from app.serving.live_settings import LiveSettings
 from app.worker.client import WorkerClient
 
@@ -96,13 +96,12 @@ class Resolver:
         settings: LiveSettings,
         catalog: FolderCatalog,
         worker: WorkerClient,
-        pairings: Pairings,
         measured: Measured = lambda _model_id: NOT_MEASURED,
     ) -> None:
         self._live = settings
         self._catalog = catalog
         self._worker = worker
-        self._chooser = Chooser(settings, catalog, pairings, measured)
+        self._chooser = Chooser(settings, catalog, measured)
         self._last: dict[str, ModelSpecification] = {}
         self._own: dict[str, ModelSpecification] = {}
         """Of a model that is measured: the unit whose drafters its requests keep."""

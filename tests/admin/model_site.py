@@ -22,7 +22,6 @@ from app.core.messages import (
     Snapshot,
 )
 from app.core.step import MethodStatistics, Statistics
-from app.hub import pairing
 from app.hub.catalog import FolderCatalog, default_catalog
 from app.main import admin_context, build, measured_in
 from app.serving.context import Activity, Context
@@ -127,7 +126,7 @@ def make_model_site(home: Path, *, catalog: FolderCatalog | None = None, **setti
     store = Store(home / FILE_NAME)
     live = LiveSettings(Settings(home=home, api_key=KEY, **settings), StoredSettings(store))
     catalog = catalog or default_catalog([], environment={}, home=home)
-    resolver = Resolver(live, catalog, worker, pairing, measured_in(store))
+    resolver = Resolver(live, catalog, worker, measured_in(store))
     context = Context(
         live=live,
         worker=worker,

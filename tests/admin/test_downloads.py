@@ -24,7 +24,7 @@ from app.serving.live_settings import LiveSettings
 from app.serving.resolver import IdleLimit, Resolver
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
-from tests.api.fakes import FakeKeeper, FakePairings, FakeWorker
+from tests.api.fakes import FakeKeeper, FakeWorker
 from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
@@ -71,7 +71,7 @@ async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch)
     settings = Settings(home=tmp_path, api_key=KEY, hub_endpoint=hub.address)
     live, worker = LiveSettings(settings, FakeKeeper()), FakeWorker()
     worker.ready_info = Ready(process_id=1, device="cpu", memory_ceiling_bytes=16_000_000_000)
-    resolver = Resolver(live, FolderCatalog([settings.downloads_path], refresh_seconds=1e9), worker, FakePairings())
+    resolver = Resolver(live, FolderCatalog([settings.downloads_path], refresh_seconds=1e9), worker)
     activity = Activity(lambda: live.current.max_requests)
     context = Context(
         live=live, worker=worker, resolver=resolver, activity=activity, idle=IdleLimit(worker, resolver, live)

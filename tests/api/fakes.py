@@ -1,9 +1,11 @@
-"""A scripted worker, a catalog in memory and pairings by table: what the endpoints see in tests."""
+"""A scripted worker and a catalog of small folders: what the endpoints see in tests."""
 
 import asyncio
+import atexit
 import contextlib
+import shutil
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,7 @@ from app.core.messages import (
 )
 from app.core.reason import NO_REASON, Reason
 from app.core.step import Decision, MethodStatistics, Statistics
-from app.hub import pairing
-from app.hub.catalog import CatalogModel
+from app.hub.catalog import CatalogModel, FolderCatalog
 from app.main import admin_context, build
 from app.model_settings import ModelSettings
 from app.serving.context import Activity, Context
@@ -39,6 +40,8 @@ from app.serving.server import DeadlineProtocol, DrainingServer, bind, serve_con
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import RequestStream, StreamEvent
+from tests.hub.drafters import DFLASH, DFLASH_TENSORS, EAGLE3, EAGLE3_TENSORS, write_drafter, write_main
+from tests.hub.folders import write_model
 
 Script = Callable[[Generate], AsyncIterator[Accepted | Delta | Finished]]
 
@@ -196,19 +199,36 @@ def model(name: str, **fields: Any) -> CatalogModel:
     return CatalogModel(id=name, path=Path("/models") / name, source="folder", context=4096, **fields)
 
 
-MODELS = (
-    model("broken", reason="the weights are missing: download them again"),
-    model("demo-draft"),
-    model("demo-main"),
-    model("eagle", drafter="eagle3"),
-    model("org/other"),
-)
+FOLDERS = Path(tempfile.mkdtemp(prefix="paceline-models-"))
+"""Small ones that pass the gate: what fits what is told by their files."""
+atexit.register(shutil.rmtree, FOLDERS, ignore_errors=True)
+
+
+def found(name: str) -> CatalogModel:
+    """What lies in `FOLDERS` under this name."""
+    return FolderCatalog([FOLDERS]).find(name)
 
 
 def drafter(method: str, name: str = "") -> CatalogModel:
-    return model(name or f"demo-main-{method}", drafter=method)
+    """One that was made for `demo-main`."""
+    name = name or f"demo-main-{method}"
+    if not (FOLDERS / name).exists():
+        config, tensors = {"dflash": (DFLASH, DFLASH_TENSORS), "eagle3": (EAGLE3, EAGLE3_TENSORS)}[method]
+        write_drafter(FOLDERS / name, config, tensors)
+    return found(name)
 
 
+write_main(FOLDERS / "demo-main")
+write_main(FOLDERS / "demo-draft", rows=16)
+write_drafter(FOLDERS / "eagle", {**EAGLE3, "target_hidden_size": 8}, EAGLE3_TENSORS)
+write_model(FOLDERS / "org" / "other", pieces="hgfedcba")
+MODELS = (
+    model("broken", reason="the weights are missing: download them again"),
+    found("demo-draft"),
+    found("demo-main"),
+    found("eagle"),
+    found("org/other"),
+)
 DRAFTERS = (*MODELS, drafter("dflash"), drafter("eagle3"))
 
 
@@ -228,23 +248,6 @@ class FakeCatalog:
 
     def is_looking(self) -> bool:
         return False
-
-
-class FakePairings:
-    """`demo-draft`, and what is called `demo-main-…`, drafts for `demo-main`, and nothing else for anything."""
-
-    def refusal(self, main: CatalogModel, draft: CatalogModel) -> str:
-        fits = main.id == "demo-main" and (draft.id == "demo-draft" or draft.id.startswith("demo-main-"))
-        return "" if fits else "it has another tokenizer"
-
-    def default_draft(
-        self, main: CatalogModel, models: Sequence[CatalogModel], methods: Collection[str], measured: pairing.Speedups
-    ) -> CatalogModel | None:
-        fitting = (each for each in models if each.method in methods and not self.refusal(main, each))
-        return min(fitting, key=lambda each: pairing.DRAFT_METHODS.index(each.method), default=None)
-
-    def suits(self, main: CatalogModel, draft: CatalogModel, models: Sequence[CatalogModel]) -> bool:
-        return pairing.suits(main, draft, models)
 
 
 class FakeKeeper:
@@ -315,7 +318,7 @@ def make_site(
     chosen = Settings(**settings)
     keeper = FakeKeeper()
     live = LiveSettings(chosen, keeper)
-    resolver = Resolver(live, FakeCatalog(models), worker, FakePairings())
+    resolver = Resolver(live, FakeCatalog(models), worker)
     made = Context(
         live=live,
         worker=worker,

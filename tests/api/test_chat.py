@@ -6,7 +6,7 @@ import pytest
 
 from app.core.messages import DraftSpecification, LoadedModel, Snapshot
 from app.core.request import SpeculationRequest
-from tests.api.fakes import DRAFTERS, Site, chat_body, frames, make_site, names_of
+from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, frames, make_site, names_of
 
 pytestmark = pytest.mark.anyio
 
@@ -184,8 +184,8 @@ async def test_a_method_that_is_named_brings_its_drafter_or_is_refused() -> None
     (command,) = site.worker.commands
     assert command.speculation.method == "eagle3"
     assert command.model.drafts == (
-        DraftSpecification("demo-main-dflash", "/models/demo-main-dflash", "dflash"),
-        DraftSpecification("demo-main-eagle3", "/models/demo-main-eagle3", "eagle3"),
+        DraftSpecification("demo-main-dflash", str(FOLDERS / "demo-main-dflash"), "dflash"),
+        DraftSpecification("demo-main-eagle3", str(FOLDERS / "demo-main-eagle3"), "eagle3"),
     )
     refused = await site.chat(speculation={"method": "mtp"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "speculation_unavailable")

@@ -8,7 +8,7 @@ from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, Spe
 from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, Snapshot
 from app.core.safe_files import TensorInfo
 from app.serving.resolver import Resolver
-from tests.api.fakes import DRAFTERS, MODELS, Site, drafter, make_site, model, names_of
+from tests.api.fakes import DRAFTERS, FOLDERS, MODELS, Site, drafter, make_site, model, names_of
 
 
 def resolver(models: Any = MODELS, **settings: Any) -> Resolver:
@@ -19,8 +19,8 @@ def test_the_settings_reach_the_specification() -> None:
     made = resolver(policy="auto", max_rows=3, queue_limit=9, num_draft_tokens=5, acceptance="rejection").resolve(
         "demo-main"
     )
-    assert (made.id, made.path, made.draft_unavailable) == ("demo-main", "/models/demo-main", "")
-    assert made.drafts == (DraftSpecification("demo-draft", "/models/demo-draft", "draft_model"),)
+    assert (made.id, made.path, made.draft_unavailable) == ("demo-main", str(FOLDERS / "demo-main"), "")
+    assert made.drafts == (DraftSpecification("demo-draft", str(FOLDERS / "demo-draft"), "draft_model"),)
     assert (made.policy, made.max_rows, made.queue_limit, made.num_draft_tokens) == ("auto", 3, 9, 5)
     assert (made.acceptance, made.methods, made.prompt_lookup_min) == ("rejection", (), None)
 
@@ -149,7 +149,10 @@ def test_two_drafters_of_one_method_are_refused() -> None:
 def test_one_misfit_of_several_chosen_drafters_is_left_out_with_its_reason() -> None:
     made = resolver(DRAFTERS, drafts="demo-main=demo-main-dflash+eagle+gone").resolve("demo-main")
     assert names_of(made) == ["demo-main-dflash"]
-    assert "eagle cannot draft for demo-main: it has another tokenizer" in made.draft_unavailable
+    assert (
+        "eagle cannot draft for demo-main: it was made for a hidden size of 8, the main model has 4"
+        in made.draft_unavailable
+    )
     assert "gone" in made.draft_unavailable
 
 
@@ -175,7 +178,7 @@ def test_the_best_drafter_is_the_usual_one_and_a_named_method_adds_its_own() -> 
 
 
 def test_a_named_method_that_no_drafter_here_can_serve_says_what_is_wrong_with_the_nearest() -> None:
-    refusal = r'no eagle3 drafter .* \("eagle" cannot draft: it has another tokenizer\)'
+    refusal = r'no eagle3 drafter .* \("eagle" cannot draft: it was made for a hidden size of 8, .*\)'
     with pytest.raises(SpeculationUnavailable, match=refusal):
         resolver().resolve("demo-main", method="eagle3")
 

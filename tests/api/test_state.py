@@ -18,7 +18,7 @@ from app.core.messages import (
     TextWork,
 )
 from app.core.reason import Reason
-from tests.api.fakes import DRAFTERS, Site, failing, make_site
+from tests.api.fakes import DRAFTERS, FOLDERS, Site, failing, make_site
 
 pytestmark = pytest.mark.anyio
 
@@ -232,7 +232,7 @@ async def test_load_and_unload(site: Site) -> None:
         "seconds": 1.5,
     }
     (specification,) = site.worker.loads
-    assert specification.drafts == (DraftSpecification("demo-draft", "/models/demo-draft"),)
+    assert specification.drafts == (DraftSpecification("demo-draft", str(FOLDERS / "demo-draft")),)
     assert site.worker.kept == [("demo-main", True, 60)]
     await site.client.post("/api/load", json={"model": "demo-main", "draft": "off", "ttl": -1})
     assert site.worker.loads[1].drafts == ()

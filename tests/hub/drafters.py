@@ -104,10 +104,10 @@ def write_drafter(folder: Path, config: Mapping[str, Any], tensors: Tensors, *, 
     return folder
 
 
-def write_main(folder: Path, **options: Any) -> Path:
+def write_main(folder: Path, *, rows: int = 64, **options: Any) -> Path:
     """The main model: ordinary tokens 0 to 7, a mask 8 that nobody writes, an end 10 and a turn 11 of its template."""
     added = {"<|mask|>": 8, "<|end|>": 10, "<|turn|>": 11}
-    write_model(folder, rows=64, added=added, **{**MAIN, "eos_token_id": 10, **options})
+    write_model(folder, rows=rows, added=added, **{**MAIN, "eos_token_id": 10, **options})
     (folder / "chat_template.jinja").write_text("<|turn|>{{ messages[0].content }}")
     return folder
 
