@@ -216,27 +216,20 @@ class CatalogModel:
 
 
 class FolderCatalog:
-    """Every model below the given folders; on equal ids the first folder wins, in the order of the arguments."""
+    """Every model below the given folders, and below `roots` behind them; on equal ids the first one wins."""
 
     def __init__(
         self,
         folders: Sequence[Path],
+        roots: Sequence[tuple[Source, Path]] = (),
         *,
-        hugging_face_cache: Path | None = None,
-        lm_studio: Sequence[Path] = (),
-        embedded: Path | None = None,
         tokenizers: TokenizerCache | None = None,
         refresh_seconds: float = 2.0,
         patience_seconds: float = 0.5,
         clock: Clock = time.monotonic,
     ) -> None:
-        roots: list[tuple[Source, Path | None]] = [
-            ("hugging_face", hugging_face_cache),
-            *(("lm_studio", folder) for folder in lm_studio),
-            ("embedded", embedded),
-        ]
         self._folders = tuple(folders)
-        self._roots = [(source, root) for source, root in roots if root is not None]
+        self._roots = tuple(roots)
         self._tokenizers = tokenizers or TokenizerCache()
         self._looker: threading.Thread | None = None
         self._is_whole = True
@@ -343,8 +336,6 @@ def _read_all(tokenizers: Sequence[Tokenizer]) -> None:
 def default_catalog(
     model_folders: Sequence[Path],
     *,
-    use_hugging_face: bool = True,
-    use_lm_studio: bool = True,
     kept_in: Path | None = None,
     environment: Mapping[str, str] = os.environ,
     home: Path | None = None,
@@ -356,9 +347,11 @@ def default_catalog(
     home = home or Path.home()
     return FolderCatalog(
         [folder.expanduser() for folder in model_folders],
-        hugging_face_cache=hugging_face_cache(environment, home) if use_hugging_face else None,
-        lm_studio=lm_studio_folders(home) if use_lm_studio else (),
-        embedded=Path(str(importlib.resources.files("app").joinpath("demo_models"))),
+        [
+            ("hugging_face", hugging_face_cache(environment, home)),
+            *(("lm_studio", folder) for folder in lm_studio_folders(home)),
+            ("embedded", Path(str(importlib.resources.files("app").joinpath("demo_models")))),
+        ],
         tokenizers=TokenizerCache(kept_in / KEPT_TOKENIZERS) if kept_in is not None else None,
     )
 

@@ -35,7 +35,7 @@ def snapshot(cache: Path, name: str, revision: str, *, main: str = "") -> Path:
 
 def test_missing_folders_hold_no_models(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    catalog = FolderCatalog([nowhere], hugging_face_cache=nowhere, lm_studio=[nowhere], embedded=nowhere)
+    catalog = FolderCatalog([nowhere], [("hugging_face", nowhere), ("lm_studio", nowhere), ("embedded", nowhere)])
     assert catalog.models() == ()
 
 
@@ -80,9 +80,8 @@ def test_a_broken_model_is_listed_with_its_problem_and_harms_no_other(tmp_path: 
 
 def test_a_broken_model_of_the_hugging_face_cache_is_told_by_its_id(tmp_path: Path) -> None:
     (snapshot(tmp_path, "models--org--two", "abc", main="abc") / "model.safetensors").write_bytes(b"cut")
-    assert (
-        FolderCatalog([], hugging_face_cache=tmp_path).find("org/two").problem.startswith('model "org/two": model.safe')
-    )
+    catalog = FolderCatalog([], [("hugging_face", tmp_path)])
+    assert catalog.find("org/two").problem.startswith('model "org/two": model.safe')
 
 
 def test_the_hugging_face_cache_is_read_through_refs_main(tmp_path: Path) -> None:
@@ -94,7 +93,7 @@ def test_the_hugging_face_cache_is_read_through_refs_main(tmp_path: Path) -> Non
     snapshot(tmp_path, "models--gpt2", "c0ffee", main="c0ffee")
     (tmp_path / "models--org--partial" / "snapshots").mkdir(parents=True)
     (tmp_path / "datasets--org--data").mkdir()
-    found = {model.id: model.path for model in FolderCatalog([], hugging_face_cache=tmp_path).models()}
+    found = {model.id: model.path for model in FolderCatalog([], [("hugging_face", tmp_path)]).models()}
     assert found == {
         "org/two": tmp_path / "models--org--two" / "snapshots" / "aaa",
         "org/newest": newest,
@@ -106,7 +105,7 @@ def test_the_first_folder_wins(tmp_path: Path) -> None:
     first = write_model(tmp_path / "one" / "same")
     write_model(tmp_path / "two" / "same")
     write_model(tmp_path / "embedded" / "same")
-    catalog = FolderCatalog([tmp_path / "one", tmp_path / "two"], embedded=tmp_path / "embedded")
+    catalog = FolderCatalog([tmp_path / "one", tmp_path / "two"], [("embedded", tmp_path / "embedded")])
     assert [(model.path, model.source) for model in catalog.models()] == [(first, "folder")]
 
 
@@ -162,8 +161,6 @@ def test_the_default_catalog_honours_the_hub_variables(tmp_path: Path, environme
     told = {name: value.format(tmp_path) for name, value in environment.items()}
     catalog = default_catalog([], environment=told, home=tmp_path / "home")
     assert catalog.find("org/name").source == "hugging_face"
-    off = default_catalog([], environment=told, home=tmp_path / "home", use_hugging_face=False)
-    assert "org/name" not in ids(off)
 
 
 def test_all_folders_of_lm_studio_are_searched(tmp_path: Path) -> None:
@@ -185,8 +182,6 @@ def test_all_folders_of_lm_studio_are_searched(tmp_path: Path) -> None:
     assert found() == {"org/legacy", "org/usual", "org/named", "org/pointed"}
     settings.write_text("{broken")
     assert found() == {"org/legacy", "org/usual", "org/pointed"}
-    off = default_catalog([], environment={}, home=home, use_lm_studio=False)
-    assert "org/usual" not in ids(off)
 
 
 def test_a_folder_is_listed_once_however_many_ways_lead_to_it(tmp_path: Path) -> None:
@@ -197,7 +192,8 @@ def test_a_folder_is_listed_once_however_many_ways_lead_to_it(tmp_path: Path) ->
     (root / "org" / "another").symlink_to("name")
     (root / "zzz").symlink_to(root / "org" / "name")
     (tmp_path / "linked").symlink_to(root)
-    nested = FolderCatalog([root, tmp_path / "linked", root / "org"], lm_studio=[root, root / "org"], embedded=root)
+    others = [("lm_studio", root), ("lm_studio", root / "org"), ("embedded", root)]
+    nested = FolderCatalog([root, tmp_path / "linked", root / "org"], others)
     assert [(model.id, model.source) for model in nested.models()] == [("org/name", "folder")]
     write_model(tmp_path / "apart" / "name")
     (root / "linked").symlink_to(tmp_path / "apart" / "name")
