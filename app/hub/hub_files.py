@@ -125,9 +125,8 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """One repository at one commit. `gated` and `private` as the hub tells them."""
+    """What a repository holds at one commit."""
 
-    repository: str
     commit: str
     files: tuple[RepositoryFile, ...]
     information: Any
@@ -153,7 +152,7 @@ class Hub:
         if COMMIT.fullmatch(commit) is None:
             raise HubProblem("hub_error", repository, "no commit")
         files = tuple(_file(sibling) for sibling in information.siblings or ())
-        return Contents(repository, commit, files, information)
+        return Contents(commit, files, information)
 
     def ask(self, call: "Callable[[HfApi], Answer]", repository: str = "") -> Answer:
         """One call of huggingface_hub. Raises `HubProblem`."""

@@ -117,7 +117,7 @@ def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details
     """Exact sizes, licence and kind of a repository, by one or two requests."""
     contents = hub.contents(repository, revision)
     files = wanted_files(repository, contents.files)
-    config = _config(hub, contents, files)
+    config = _config(hub, repository, contents, files)
     model_type = str(config.get("model_type") or "")
     quantisation = config.get("quantization") or config.get("quantization_config")
     method = drafter_method(config)
@@ -156,7 +156,7 @@ def _found(information: Any) -> FoundRepository:
     )
 
 
-def _config(hub: Hub, contents: Contents, files: tuple[RepositoryFile, ...]) -> Mapping[str, Any]:
+def _config(hub: Hub, repository: str, contents: Contents, files: tuple[RepositoryFile, ...]) -> Mapping[str, Any]:
     """`config.json` when it may be read; else the little that the hub tells of it."""
     told = contents.information.config
     little: Mapping[str, Any] = told if isinstance(told, dict) else {}
@@ -165,7 +165,7 @@ def _config(hub: Hub, contents: Contents, files: tuple[RepositoryFile, ...]) -> 
         return little
     content = bytearray()
     try:
-        for _, chunk in hub.chunks(contents.repository, contents.commit, file, 0):
+        for _, chunk in hub.chunks(repository, contents.commit, file, 0):
             content += chunk
             if len(content) > MAX_CONFIG_BYTES:
                 return little
