@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from app.core.config_values import VOCABULARY_KEYS, text_number
 from app.core.drafters import DRAFT_METHODS, METHOD_NAMES, TEXT_METHODS, check_drafter, read_drafter
-from app.core.drafters.config import FULL, SLIDING, check_tensors
+from app.core.drafters.config import FULL, SLIDING
 from app.core.errors import ModelUnavailable
 from app.core.footprint import Footprint, cache_families, drafter_footprint
 from app.core.messages import ModelSpecification
@@ -101,10 +101,9 @@ def _shares_tokens(main: CatalogModel, draft: CatalogModel) -> bool:
 def _misfit(main: CatalogModel, draft: CatalogModel) -> str:
     """Why a feature drafter was not made for `main`, with what to do; "" when it was."""
     try:
-        config = check_drafter(
+        check_drafter(
             draft.method, draft.path, draft.config, draft.tensors, target=main.tokenizer, target_config=main.config
         )
-        check_tensors(config, draft.tensors, main.config)
         # the tokenizer that a drafter brings along, though none is needed, tells for whom it was made
         difference = "" if draft.path == main.path else main.tokenizer.other_word(draft.tokenizer)
         reason = difference and f"it was made for another tokenizer: {difference}"

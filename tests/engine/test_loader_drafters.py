@@ -165,9 +165,9 @@ def test_a_head_with_a_tensor_too_many_is_refused(tmp_path: Path) -> None:
         ),
         (
             lambda root: write_dflash(root, dflash_config={"mask_token_id": 259, "target_layer_ids": [1]}),
-            "its fc.weight is 32 x 64, its config and the main model ask for 32 x 32",
+            "its fc.weight is 32 x 64, its config.json and the main model ask for 32 x 32",
         ),
-        (lambda root: write_dflash(root, num_hidden_layers=3), "its tensors are not those of its config"),
+        (lambda root: write_dflash(root, num_hidden_layers=3), "its weights lack layers.2.input_layernorm.weight"),
         (lambda root: write_eagle3(root, draft_vocab_size=41), "its lm_head.weight is 40 x 32"),
     ],
 )

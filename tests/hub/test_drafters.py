@@ -112,7 +112,8 @@ def test_a_dflash_drafter_that_was_made_for_something_else_is_refused(
 
 def test_missing_and_quantised_tensors_are_refused(tmp_path: Path) -> None:
     packed = {**DFLASH_TENSORS, "fc.scales": ("F16", (4, 1))}
-    assert "has no tensor fc.weight" in reason(tmp_path / "one", DFLASH, without(DFLASH_TENSORS, "fc.weight"))
+    missing = without(DFLASH_TENSORS, "fc.weight")
+    assert "its weights lack the tensor fc.weight" in reason(tmp_path / "one", DFLASH, missing)
     assert "it is quantised" in reason(tmp_path / "two", DFLASH, packed)
 
 
@@ -152,7 +153,7 @@ def test_every_layout_of_an_eagle3_config_fits(tmp_path: Path, changes: dict[str
     [
         ({}, {}, (0, 5, 14), "its d2t leads beyond the main model's 16 tokens"),
         ({}, {}, (-1, 5, 13), "its d2t leads beyond"),
-        ({}, {"d2t": ("I64", (2,))}, (), "its d2t is not a table of its 3 tokens"),
+        ({}, {"d2t": ("I64", (2,))}, (), "its d2t is 2, its config.json and the main model ask for 3"),
         ({}, {"d2t": None}, (), "has no table d2t"),
         ({}, {"t2d": ("BOOL", (17,))}, (), "its t2d is not a table"),
         ({}, {"lm_head.weight": ("F16", (4, 4))}, (), "its lm_head.weight is 4 x 4"),
@@ -160,7 +161,7 @@ def test_every_layout_of_an_eagle3_config_fits(tmp_path: Path, changes: dict[str
             {},
             {"fc.weight": ("F16", (4, 8))},
             (),
-            "its fc.weight is 4 x 8, its config and the main model ask for 4 x 12",
+            "its fc.weight is 4 x 8, its config.json and the main model ask for 4 x 12",
         ),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4]}}, {}, (), "ask for 4 x 8"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 4, 5]}}, {}, (), "reads layers that the main"),

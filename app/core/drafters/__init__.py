@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from app.core.config_values import Config
-from app.core.drafters.config import DrafterConfig, Tensors, own_names
+from app.core.drafters.config import DrafterConfig, Tensors, check_tensors, own_names
 from app.core.drafters.formats import DFlashConfig, Eagle3Config, MtpConfig
 from app.core.errors import ModelUnavailable
 from app.core.safe_files import printable
@@ -117,5 +117,6 @@ def check_drafter(
     found, names = read_drafter(method, config, target_config), own_names(tensors)
     if any(name.endswith(".scales") for name in names):
         raise ModelUnavailable("it is quantised, which a drafter of this kind cannot be here; choose the original")
+    check_tensors(found, names, target_config)
     found.check(folder, names, target)
     return found

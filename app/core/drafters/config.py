@@ -77,9 +77,9 @@ class DrafterConfig:
         return cls(**shape_of(values, target), taps=(FINAL,) if taps is None else checked_taps(taps, target))
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:
-        """What else can be known of its tensors before anything is loaded. Raises ModelUnavailable.
+        """What else can be known before anything is loaded of a drafter whose tensors are those of its config.
 
-        `target` is the tokenizer of the main model.
+        `target` is the tokenizer of the main model. Raises ModelUnavailable.
         """
 
     def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
@@ -159,23 +159,14 @@ def checked_taps(taps: Sequence[int], target: TargetFacts) -> tuple[int, ...]:
     return tuple(taps)
 
 
-def check_width(tensors: Tensors, name: str, wanted: tuple[int, int]) -> None:
-    if name not in tensors:
-        raise ModelUnavailable(f"it has no tensor {name}; {DOWNLOAD_AGAIN}")
-    if tensors[name].shape != wanted:
-        shape, needed = (" x ".join(map(str, each)) for each in (tensors[name].shape, wanted))
-        raise ModelUnavailable(f"its {name} is {shape}, its config and the main model ask for {needed}")
-
-
 def check_tensors(config: DrafterConfig, tensors: Tensors, target_config: Config) -> None:
     """Raises ModelUnavailable with one line: what is missing, foreign or misshapen, and the next action."""
-    names = own_names(tensors)
-    if config.num_hidden_layers > len(names):  # before as many names are made up
+    if config.num_hidden_layers > len(tensors):  # before as many names are made up
         raise ModelUnavailable(
-            f"its config.json asks for {config.num_hidden_layers} layers, its weights hold {len(names)} tensors; "
+            f"its config.json asks for {config.num_hidden_layers} layers, its weights hold {len(tensors)} tensors; "
             f"{DOWNLOAD_AGAIN}"
         )
-    _compare(*config.wanted(names, target_config))
+    _compare(*config.wanted(tensors, target_config))
 
 
 def own_names(tensors: Tensors) -> Tensors:

@@ -21,7 +21,6 @@ from app.core.drafters.config import (
     attention_tensors,
     check_attention,
     check_made_for,
-    check_width,
     checked_taps,
     is_speculators,
     layer_tensors,
@@ -92,8 +91,7 @@ class DFlashConfig(DrafterConfig):
         )
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
-        """Its features have the right width, and its mask is no token that the target may write."""
-        check_width(tensors, "fc.weight", (self.hidden_size, len(self.taps) * self.target_hidden_size))
+        """Its mask is no token that the target may write."""
         if use := _token_use(target, self.mask_token_id):
             raise ModelUnavailable(f"its mask token {self.mask_token_id} is {use} of the main model")
 
@@ -221,14 +219,22 @@ class Eagle3Config(DrafterConfig):
         )
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
-        """It can run, and its vocabulary leads to the target's."""
-        if self.norm_before_fc or self.fc_norm:
-            raise ModelUnavailable("it norms the states before it joins them, which cannot run here")
-        check_width(tensors, "fc.weight", (self.hidden_size, len(self.taps) * self.target_hidden_size))
-        _check_draft_vocabulary(folder, tensors, self)
+        """Each draft token is a token of the target: `d2t` leads there."""
+        rows, vocabulary = self.draft_vocab_size, self.vocab_size
+        if "embed_tokens.weight" not in tensors and self.hidden_size != self.target_hidden_size:
+            raise ModelUnavailable("it has no embedding of its own, and that of the main model has another width")
+        if "t2d" in tensors and tensors["t2d"].shape != (vocabulary,):
+            raise ModelUnavailable(f"its t2d is not a table of the main model's {vocabulary} tokens")
+        if "d2t" not in tensors and rows != vocabulary:
+            raise ModelUnavailable(f"it has no table d2t from its {rows} tokens to the main model's; {DOWNLOAD_AGAIN}")
+        offsets = read_integers(folder, tensors["d2t"]) if "d2t" in tensors else ()
+        if any(not 0 <= token + offset < vocabulary for token, offset in enumerate(offsets)):
+            raise ModelUnavailable(f"its d2t leads beyond the main model's {vocabulary} tokens")
 
     def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
         """The one layer, its head, and an embedding and a table of tokens where it brings them."""
+        if self.norm_before_fc or self.fc_norm:
+            raise ModelUnavailable("it norms the states before it joins them, which cannot run here")
         check_attention(self)
         own = {name.replace("layers.0.", "midlayer."): info for name, info in tensors.items() if name != "t2d"}
         hidden, rows = self.hidden_size, self.draft_vocab_size
@@ -249,27 +255,6 @@ def _eagle_taps(values: ConfigValues, target: TargetFacts) -> tuple[int, ...]:
     told = values.layer_ids("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
     before = [2, target.layers // 2, target.layers - 3] if told is None else told
     return checked_taps([tap - 1 for tap in before], target)
-
-
-def _check_draft_vocabulary(folder: Path, tensors: Tensors, config: Eagle3Config) -> None:
-    """The head has a row for each draft token, and `d2t` leads from each to a token of the target."""
-    rows, vocabulary = config.draft_vocab_size, config.vocab_size
-    check_width(tensors, "lm_head.weight", (rows, config.hidden_size))
-    if "embed_tokens.weight" in tensors:
-        check_width(tensors, "embed_tokens.weight", (vocabulary, config.hidden_size))
-    elif config.hidden_size != config.target_hidden_size:
-        raise ModelUnavailable("it has no embedding of its own, and that of the main model has another width")
-    if "t2d" in tensors and tensors["t2d"].shape != (vocabulary,):
-        raise ModelUnavailable(f"its t2d is not a table of the main model's {vocabulary} tokens")
-    if "d2t" not in tensors:
-        if rows != vocabulary:
-            raise ModelUnavailable(f"it has no table d2t from its {rows} tokens to the main model's; {DOWNLOAD_AGAIN}")
-        return
-    if tensors["d2t"].shape != (rows,):
-        raise ModelUnavailable(f"its d2t is not a table of its {rows} tokens; {DOWNLOAD_AGAIN}")
-    offsets = read_integers(folder, tensors["d2t"])
-    if any(not 0 <= token + offset < vocabulary for token, offset in enumerate(offsets)):
-        raise ModelUnavailable(f"its d2t leads beyond the main model's {vocabulary} tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,16 +284,12 @@ class MtpConfig(DrafterConfig):
             model_type=target.model_type,
         )
 
-    def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
-        """Its projection joins an embedding and a state of the target's width."""
-        name = next((name for name in tensors if name.endswith(("mtp.fc.weight", ".eh_proj.weight"))), "fc.weight")
-        check_width(tensors, name, (self.hidden_size, 2 * self.hidden_size))
-
     def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:
-        """A Qwen head's one layer has the sizes of the main model's, its experts are left alone; DeepSeek's is not
-        looked at."""
+        """A Qwen head's one layer has the sizes of the main model's, its experts are left alone; of DeepSeek's only the
+        projection is looked at that joins an embedding and a state."""
         if self.layout != "qwen":
-            return {}, {}
+            joins = {name: info for name, info in tensors.items() if name.endswith("eh_proj.weight")}
+            return joins, dict.fromkeys(joins or ("eh_proj.weight",), (self.hidden_size, 2 * self.hidden_size))
         mine = {f"mtp.{name.partition('mtp.')[2]}": info for name, info in tensors.items() if "mtp." in name}
         target = ConfigValues(text_part(target_config))
         hidden, heads = target.whole("hidden_size"), target.whole("num_attention_heads")
