@@ -58,8 +58,6 @@ class ModelFolder:
     """The method of a drafter that reads the target's features; empty for a model of its own."""
     tensors: Mapping[str, TensorInfo]
     weight_files: tuple[str, ...]
-    files: tuple[str, ...]
-    """Every file below the folder, as relative POSIX paths; hidden ones are left out."""
     size_bytes: int
     """Of its tensors."""
     parameter_count: int
@@ -122,7 +120,6 @@ def _inspect(root: Path) -> ModelFolder:
         drafter=drafter,
         tensors=tensors,
         weight_files=weight_files,
-        files=files,
         size_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
         parameter_count=_parameter_count(config, tensors),
         bits=_bits(config, tensors),
@@ -132,7 +129,7 @@ def _inspect(root: Path) -> ModelFolder:
 
 
 def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> Iterator[str]:
-    """Relative names of all files; refuses links that leave the tree, and whatever is neither file nor folder."""
+    """Relative POSIX names of all files but hidden ones; refuses links that leave the tree, and whatever is neither file nor folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if next(count) >= MAX_FILES:
