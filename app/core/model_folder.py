@@ -129,7 +129,8 @@ def _inspect(root: Path) -> ModelFolder:
 
 
 def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> Iterator[str]:
-    """Relative POSIX names of all files but hidden ones; refuses links that leave the tree, and whatever is neither file nor folder."""
+    """Names of all files but hidden ones, below `root`; refuses links that leave the tree, and whatever is neither file
+    nor folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if next(count) >= MAX_FILES:
