@@ -102,8 +102,6 @@ class Sessions:
     def is_open(self, secret: str) -> bool:
         """Whether this secret belongs to a session that has not ended; its use is noted."""
         now = self._clock()
-        if not self._store.exists:
-            return False
         with self._store.reading() as session:
             row = session.get(SessionRow, digest_of(secret))
         if row is None or not _is_alive(row, now):
@@ -124,8 +122,6 @@ class Sessions:
     def list(self) -> Sequence[SessionRow]:
         """The sessions that are open, the last used first."""
         now = self._clock()
-        if not self._store.exists:
-            return []
         with self._store.reading() as session:
             rows = session.exec(select(SessionRow).order_by(col(SessionRow.seen_at).desc())).all()
         return [row for row in rows if _is_alive(row, now)]
@@ -174,7 +170,7 @@ class Keys:
 
     def find(self, text: str) -> KeyRow | None:
         """The key with this text, unless it was revoked; its use is noted."""
-        if not text.startswith(PREFIX) or not self._store.exists:
+        if not text.startswith(PREFIX):
             return None
         with self._store.reading() as session:
             row = session.exec(select(KeyRow).where(KeyRow.digest == digest_of(text), _active())).one_or_none()
@@ -184,8 +180,6 @@ class Keys:
 
     def list(self) -> Sequence[KeyRow]:
         """Every key that opens something, the newest first."""
-        if not self._store.exists:
-            return []
         with self._store.reading() as session:
             return session.exec(select(KeyRow).where(_active()).order_by(col(KeyRow.id).desc())).all()
 
@@ -283,8 +277,6 @@ class Accounts:
             return self._hasher.hash(_normal(password))
 
     def _hash(self) -> str | None:
-        if not self._store.exists:
-            return None
         with self._store.reading() as session:
             row = session.get(AccountRow, ACCOUNT)
             return None if row is None else row.password_hash

@@ -52,8 +52,6 @@ class Conversations:
 
     def list(self, search: str = "") -> Sequence[ConversationRow]:
         """The one that changed last comes first; `search` is looked for in titles and messages."""
-        if not self._store.exists:
-            return []
         found = select(ConversationRow).order_by(col(ConversationRow.changed_at).desc(), col(ConversationRow.id).desc())
         if search:
             found = found.where(_contains(search))
@@ -82,8 +80,6 @@ class Conversations:
 
     def find(self, conversation_id: int) -> tuple[ConversationRow, Sequence[MessageRow]] | None:
         """One with its turns; a turn comes after the one it follows."""
-        if not self._store.exists:
-            return None
         with self._store.reading() as session:
             row = session.get(ConversationRow, conversation_id)
             return None if row is None else (row, _rows(session, conversation_id))

@@ -22,7 +22,8 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, StaticPool
+from sqlmodel import SQLModel
 
 from app.core.errors import StoreUnavailable
 from app.store.glance import LOCKED_DOWN
@@ -173,6 +174,16 @@ def open_engine(path: Path, *, pooled: bool = False) -> Engine:
     engine = create_engine(url) if pooled else create_engine(url, poolclass=NullPool)
     event.listen(engine, "connect", configure)
     event.listen(engine, "begin", begin)
+    return engine
+
+
+@cache
+def nothing() -> Engine:
+    """Every table and no row, in memory: what there is to read before anything is kept."""
+    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    SQLModel.metadata.create_all(engine)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA query_only = ON")
     return engine
 
 

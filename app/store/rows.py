@@ -29,8 +29,6 @@ class StoredSettings:
 
     def settings(self) -> dict[str, Any]:
         """Every stored setting as plain JSON values."""
-        if not self._store.exists:
-            return {}
         with self._store.reading() as session:
             rows = session.exec(select(SettingRow).where(col(SettingRow.name) != LOCKED_DOWN))
             return {row.name: row.value for row in rows}
@@ -46,8 +44,6 @@ class StoredSettings:
 
     def models(self) -> dict[str, ModelSettings]:
         """What is set for each model that something is set for."""
-        if not self._store.exists:
-            return {}
         with self._store.reading() as session:
             return {row.model_id: ModelSettings.read(row.values) for row in session.exec(select(ModelSettingsRow))}
 
@@ -63,8 +59,6 @@ class StoredSettings:
 
     def has_keys(self) -> bool:
         """Whether an API key was made and not revoked."""
-        if not self._store.exists:
-            return False
         with self._store.reading() as session:
             return session.exec(select(KeyRow.id).where(col(KeyRow.revoked_at).is_(None))).first() is not None
 
@@ -131,8 +125,6 @@ class KeptMeasurements:
 
     def of(self, model_id: str = "") -> list[BenchmarkRow]:
         """Those of one model, or of all, the latest first."""
-        if not self._store.exists:
-            return []
         wanted = select(BenchmarkRow).order_by(col(BenchmarkRow.created_at).desc(), col(BenchmarkRow.id).desc())
         if model_id:
             wanted = wanted.where(BenchmarkRow.model_id == model_id)
@@ -141,7 +133,7 @@ class KeptMeasurements:
 
     def find(self, number: int) -> BenchmarkRow | None:
         """One of them; None when it is not there."""
-        if not self._store.exists or not 0 < number < 1 << 63:
+        if not 0 < number < 1 << 63:
             return None
         with self._store.reading() as session:
             return session.get(BenchmarkRow, number)
@@ -200,8 +192,6 @@ class RequestHistory:
 
     def page(self, *, count: int, before: str = "", model_id: str = "", outcome: str = "") -> list[Past]:
         """The latest first, older than the request `before`; an `outcome` is one of `OUTCOMES`, or exact. No texts."""
-        if not self._store.exists:
-            return []
         wanted = select(RequestRow).order_by(col(RequestRow.created_at).desc(), col(RequestRow.id).desc()).limit(count)
         if model_id:
             wanted = wanted.where(RequestRow.model_id == model_id)
@@ -218,23 +208,17 @@ class RequestHistory:
 
     def find(self, request_id: str) -> Past | None:
         """One of them, with its texts where they are kept."""
-        if not self._store.exists:
-            return None
         with self._store.reading() as session:
             row = session.get(RequestRow, request_id)
             return None if row is None else _past(row, texts=True)
 
     def models(self) -> list[str]:
         """Every model that a request was for."""
-        if not self._store.exists:
-            return []
         with self._store.reading() as session:
             return list(session.exec(select(RequestRow.model_id).distinct().order_by(RequestRow.model_id)))
 
     def count(self) -> int:
         """How many there are."""
-        if not self._store.exists:
-            return 0
         with self._store.reading() as session:
             return int(session.exec(select(func.count()).select_from(RequestRow)).one())
 

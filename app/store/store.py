@@ -1,10 +1,10 @@
 """The store: settings, accounts, downloads, requests and measurements, in one SQLite file that only its owner reads.
 
 `session` is one transaction that may write, `reading` one that may not. The first use makes the file with its folder
-and tables, or brings an older one to the latest revision after a backup copy; what only reads asks `exists` first.
-Calls may come from any thread and take milliseconds: make them in a thread. What is wrong with the file ends in one
-`StoreUnavailable`; only `start`, for the server, puts a new and locked-down file in the place of a damaged one.
-Beside the file lies a little room in reserve, so that a full disk does not keep a key alive.
+and tables, or brings an older one to the latest revision after a backup copy; what only reads makes none. Calls may
+come from any thread and take milliseconds: make them in a thread. What is wrong with the file ends in one
+`StoreUnavailable`; only `start`, for the server, puts a new and locked-down file in the place of a damaged one. Beside
+the file lies a little room in reserve, so that a full disk does not keep a key alive.
 """
 
 import contextlib
@@ -66,10 +66,12 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """One moment of the store; nothing that is done to the rows is kept."""
-        with self._explained(), Session(self._opened(), expire_on_commit=False, autoflush=False) as session:
-            session.connection(execution_options={"reading": True})
-            yield session
+        """One moment of the store, without a row where nothing was ever kept; what is done to the rows is not kept."""
+        with self._explained():
+            engine = self._opened() if self.exists else database.nothing()
+            with Session(engine, expire_on_commit=False, autoflush=False) as session:
+                session.connection(execution_options={"reading": True})
+                yield session
 
     def start(self) -> str:
         """Open the file for a server. The answer says what was done about it, for people; empty: nothing."""
