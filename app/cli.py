@@ -152,7 +152,7 @@ def ps(*, as_json: Json = False) -> None:
 
     settings = _asking()
     with reported_errors():
-        snapshot = Server(settings).loaded()
+        snapshot = Server(settings).call("GET", "/api/status")
     _show(snapshot if as_json else loaded_table(snapshot, stored_choices(settings)))
 
 
@@ -170,7 +170,8 @@ def load(
 
     server = Server(_asking())
     with reported_errors(), _console().status(f"Loading {model}…"):
-        answer = server.load(model, draft=draft, pin=pin, ttl=ttl)
+        asked = {"model": model, "draft": draft, "pin": pin, "ttl": ttl}
+        answer = server.call("POST", "/api/load", {name: value for name, value in asked.items() if value is not None})
     _show(loaded_text(answer))
 
 
@@ -180,7 +181,7 @@ def unload(model: Model) -> None:
     from app.command.server import Server
 
     with reported_errors():
-        was_loaded = Server(_asking()).unload(model).get("was_loaded")
+        was_loaded = Server(_asking()).call("POST", "/api/unload", {"model": model}).get("was_loaded")
     _console().print(f"{model} {'is unloaded' if was_loaded else 'was not loaded'}.", highlight=False, markup=False)
 
 
@@ -190,7 +191,7 @@ def release(model: Model) -> None:
     from app.command.server import Server
 
     with reported_errors():
-        Server(_asking()).release(model)
+        Server(_asking()).call("POST", "/api/release", {"model": model})
     _console().print(f"{model} is released and can load again.", highlight=False)
 
 
@@ -207,15 +208,21 @@ def chat(
     once: Annotated[str | None, typer.Option(help="Send this prompt, print the reply and exit.")] = None,
 ) -> None:
     """Chat with a model. Accepted draft tokens are marked; speed and acceptance follow each reply."""
-    from app.command.chat import Chat, ChatOptions, choose_model
+    from app.command.chat import Chat, choose_model
     from app.command.server import Server
 
     settings = _asking()
     server = Server(settings)
     with reported_errors():
         chosen = choose_model(server, model or settings.default_model)
-        options = ChatOptions(chosen, draft, system, temperature, speculation)
-        conversation = Chat(server, options, _console())
+        asked: dict[str, Any] = {"model": chosen}
+        if draft:
+            asked["draft_model"] = draft
+        if temperature is not None:
+            asked["temperature"] = temperature
+        if not speculation:
+            asked["speculation"] = {"method": "off"}
+        conversation = Chat(server, asked, _console(), system=system)
         if once is None:
             raise typer.Exit(conversation.converse(input))
         conversation.say(once)
@@ -233,13 +240,11 @@ def bench(
     apply: Annotated[bool, typer.Option("--apply", help="Apply the recommendation to MODEL.")] = False,
 ) -> None:
     """Does drafting pay for MODEL on this computer? Measured by the running server, or by one just for this."""
-    from app.command.bench import Wishes, bench_model
+    from app.command.bench import bench_model
 
-    wishes = Wishes(
-        model=model, prompts=tuple(prompt or ()), minutes=minutes, rounds=rounds, json=json, svg=svg, apply=apply
-    )
+    asked = {"model": model, "prompts": prompt or [], "minutes": minutes, "rounds": rounds, "grid": "full"}
     with reported_errors():
-        bench_model(wishes, _settings(), screen=_console())
+        bench_model(asked, _settings(), screen=_console(), json_file=json, svg_file=svg, apply=apply)
 
 
 @application.command(

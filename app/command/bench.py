@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from pydantic import SecretStr
@@ -32,6 +33,7 @@ from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell
 from app.serving.sweep.report import CellReport, Figures, Report, doubt_text, report_of
 from app.settings import Settings
 
+MEASUREMENTS = "/admin/api/measurements"
 ASK_SECONDS = 0.5
 START_SECONDS = 0.1
 START = "from app.cli import main; main()"
@@ -39,56 +41,48 @@ COLUMNS = ("Setting", "Tokens/s", "Speedup", "Accepted", "Tokens\nper step")
 PHASES = {"loading": "loading", "paused": "waiting for other requests", "restoring": "restoring what was loaded"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the command line said."""
+def bench_model(
+    asked: Mapping[str, Any],
+    settings: Settings,
+    *,
+    screen: Console,
+    json_file: Path | None = None,
+    svg_file: Path | None = None,
+    apply: bool = False,
+) -> None:
+    """Measure what is `asked` of the server (`model`, `prompts`, …) and show it.
 
-    model: str
-    prompts: tuple[str, ...] = ()
-    minutes: float = 3.0
-    rounds: int = 3
-    json: Path | None = None
-    svg: Path | None = None
-    apply: bool = False
-
-
-def bench_model(wishes: Wishes, settings: Settings, *, screen: Console) -> None:
-    """Measure and show it. Raises `CommandError` when that is not possible, KeyboardInterrupt after a second Ctrl-C."""
-    with screen.status(f"{wishes.model}: starting") as status, _begun(wishes, settings, screen) as server:
-        row = measured(server, wishes.model, status.update)
+    Raises `CommandError` when that is not possible, KeyboardInterrupt after a second Ctrl-C.
+    """
+    model = asked["model"]
+    with screen.status(f"{model}: starting") as status, _begun(asked, settings, screen) as server:
+        row = measured(server, model, status.update)
         status.stop()
         show_measurement(row, screen)
         document = {**row["results"], **{name: row[name] for name in ("report", "machine", "versions")}}
-        _write(wishes.json, json.dumps(document, indent=2) + "\n")
-        _write(wishes.svg, as_svg(report_of(row["results"]), f"Speed by draft length: {_title(row)}"))
+        _write(json_file, json.dumps(document, indent=2) + "\n")
+        _write(svg_file, as_svg(report_of(row["results"]), f"Speed by draft length: {_title(row)}"))
         if not row["report"]["advice"]["changes"]:
             screen.print("Nothing to change.")
-        elif wishes.apply:
-            server.apply_measurement(row["id"])
+        elif apply:
+            server.call("POST", f"{MEASUREMENTS}/{row['id']}/apply", {})
             screen.print(Text(f"Stored for {row['model_id']}; a loaded model gets it as soon as it is free."))
         else:
             screen.print("--apply stores this.")
 
 
 @contextmanager
-def _begun(wishes: Wishes, settings: Settings, screen: Console) -> Iterator[Server]:
+def _begun(asked: Mapping[str, Any], settings: Settings, screen: Console) -> Iterator[Server]:
     """The server that measures now: the running one, or one of this command's own."""
-    asked = {
-        "model": wishes.model,
-        "prompts": list(wishes.prompts),
-        "minutes": wishes.minutes,
-        "rounds": wishes.rounds,
-        "grid": "full",
-    }
     with ExitStack() as stack:
         server = running_server(settings) or Server(settings)
         try:
-            server.begin_measurement(asked)
+            server.call("POST", MEASUREMENTS, asked)
         except (NoServer, NoKey) as error:
             if isinstance(error, NoKey):
                 screen.print(Text(f"{error}. Benchmarking with a separate server.", style="dim"))
             server = stack.enter_context(own_server(settings))
-            server.begin_measurement(asked)
+            server.call("POST", MEASUREMENTS, asked)
         yield server
 
 
@@ -125,7 +119,7 @@ def own_server(settings: Settings) -> Iterator[Server]:
 
 def _is_live(server: Server) -> bool:
     try:
-        server.live()
+        server.call("GET", "/health/live")
     except NoServer:
         return False
     return True
@@ -135,14 +129,14 @@ def measured(server: Server, model: str, tell: Callable[[str], None]) -> dict[st
     """What the server kept of the measurement that it runs; Ctrl-C ends it and keeps what is known by then."""
     while True:
         try:
-            view = server.measurements(model)
+            view = server.call("GET", f"{MEASUREMENTS}?model={quote(model)}")
             if view["active"] is None:
                 break
             tell(progress_text(view["active"]))
             time.sleep(ASK_SECONDS)
         except KeyboardInterrupt:
             tell("stopping")
-            server.stop_measurement()
+            server.call("DELETE", f"{MEASUREMENTS}/current")
     last = view["last"]
     row = next((row for row in view["measurements"] if row["id"] == last["number"]), None)
     if row is None:

@@ -30,28 +30,6 @@ ReadLine = Callable[[str], str]
 """Shows a prompt and returns a line; raises EOFError on Ctrl-D."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """What goes along with every request."""
-
-    model: str
-    draft: str | None = None
-    system: str = ""
-    temperature: float | None = None
-    speculation: bool = True
-
-    def body(self) -> dict[str, Any]:
-        """The fields of the request besides the messages."""
-        body: dict[str, Any] = {"model": self.model}
-        if self.draft:
-            body["draft_model"] = self.draft
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
-        if not self.speculation:
-            body["speculation"] = {"method": "off"}
-        return body
-
-
 @dataclass(slots=True)
 class Reply:
     """What came back so far."""
@@ -63,25 +41,25 @@ class Reply:
 
 
 class Chat:
-    """One conversation."""
+    """One conversation. `asked`: the model, and what else goes along with every request."""
 
-    def __init__(self, server: Server, options: ChatOptions, console: Console) -> None:
+    def __init__(self, server: Server, asked: Mapping[str, Any], console: Console, *, system: str = "") -> None:
         self._server = server
-        self._options = options
+        self._asked = asked
+        self._system = system
         self._console = console
         self._messages: list[dict[str, str]] = []
         self.reset()
 
     def reset(self) -> None:
         """Forget everything but the system message."""
-        system = self._options.system
-        self._messages = [{"role": "system", "content": system}] if system else []
+        self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def say(self, prompt: str) -> Reply:
         """Send one message, show the reply while it comes, and its numbers at the end. Ctrl-C stops the reply."""
         self._messages.append({"role": "user", "content": prompt})
         reply = Reply()
-        body = {**self._options.body(), "messages": list(self._messages)}
+        body = {**self._asked, "messages": list(self._messages)}
         try:
             with contextlib.closing(self._server.stream_chat(body)) as chunks:
                 for chunk in chunks:
@@ -98,7 +76,7 @@ class Chat:
 
     def converse(self, read_line: ReadLine) -> int:
         """Talk until Ctrl-D or /quit. The answer is the exit code: 1 when the server went away."""
-        self._console.print(Text(f"{self._options.model}. /help lists the commands.", style="dim"))
+        self._console.print(Text(f"{self._asked['model']}. /help lists the commands.", style="dim"))
         self._console.print(legend())
         while True:
             try:
@@ -184,7 +162,7 @@ def choose_model(server: Server, wanted: str | None) -> str:
     has a drafter. Raises `CommandError` where there is a choice to make."""
     if wanted:
         return wanted
-    models = server.models()
+    models = server.call("GET", "/v1/models").get("data")
     if not models:
         raise CommandError("no model found: add one to a folder in PACELINE_MODEL_DIRS, then check `paceline ls`")
     loaded = [model["id"] for model in models if model.get("state") == "loaded"]

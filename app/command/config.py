@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import quote
 
 from rich.table import Table
 from rich.text import Text
@@ -62,7 +63,8 @@ def change(settings: Settings, name: str, value: str | None, model: str = "") ->
     wanted = _as_list(value) if model and value is not None and now["kind"] == "list" else value
     server = running_server(settings)
     if server is not None:
-        server.change_setting(now["name"], wanted, model)
+        path = f"/admin/api/models/{quote(model)}/settings" if model else "/admin/api/settings"
+        server.call("PATCH", path, {now["name"]: wanted})
     else:
         _change_stored(settings, now["name"], wanted, model)
     now = row(settings, name, model)

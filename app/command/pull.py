@@ -26,6 +26,7 @@ from app.hub.download_run import Patience, run_download
 from app.hub.hub_files import HubToken, checked_repository, checked_revision
 from app.settings import Settings
 
+DOWNLOADS = "/admin/api/downloads"
 ASK_SECONDS = 0.5
 PATIENCE = Patience(pauses_seconds=(1, 2, 5, 10, 20))
 """Shorter than the server's: somebody looks on."""
@@ -66,15 +67,16 @@ def _bar(repository: str, screen: Console) -> Iterator[Show]:
 def _pull_there(settings: Settings, repository: str, revision: str, show: Show) -> None:
     """In the server's queue."""
     server = running_server(settings) or Server(settings)
-    view = server.add_download(repository, revision)
+    view = server.call("POST", DOWNLOADS, {"repository": repository, "revision": revision})
     number = int(view["id"])
     try:
         while view.get("state") in {"queued", "running"}:
             show(msgspec.convert(view, Download))
             time.sleep(ASK_SECONDS)
-            view = server.download(number)
+            rows = server.call("GET", DOWNLOADS)["downloads"]
+            view = next((row for row in rows if row["id"] == number), {})
     except KeyboardInterrupt:
-        server.pause_download(number)
+        server.call("POST", f"{DOWNLOADS}/{number}/pause", {})
         raise
     state = view.get("state", "removed")
     if state == "failed":

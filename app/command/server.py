@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from pydantic import SecretStr
 
@@ -79,7 +78,7 @@ def running_server(settings: Settings) -> "Server | None":
         return None
     server = Server(settings.with_command_line(host=found.host, port=found.port, api_key=SecretStr(found.key)))
     try:
-        is_ours = server.asker() == "command"
+        is_ours = server.call("GET", "/admin/api/session").get("kind") == "command"
     except CommandError:
         return None
     return server if is_ours else None
@@ -95,67 +94,11 @@ class Server:
         if settings.api_key is not None:
             self._headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
 
-    def live(self) -> None:
-        """`GET /health/live`. Raises NoServer until one answers."""
-        self._call("GET", "/health/live")
-
-    def asker(self) -> str:
-        """`GET /admin/api/session`: as what the server knows who asks."""
-        return str(self._call("GET", "/admin/api/session").get("kind", ""))
-
-    def change_setting(self, name: str, value: Any, model: str = "") -> None:
-        """`PATCH /admin/api/settings`, or `…/models/{id}/settings`: keep a value, or with None forget it."""
-        self._call("PATCH", _settings_path(model), {name: value})
-
-    def models(self) -> list[dict[str, Any]]:
-        """`GET /v1/models`."""
-        return list(self._call("GET", "/v1/models").get("data", []))
-
-    def loaded(self) -> dict[str, Any]:
-        """`GET /api/status`."""
-        return self._call("GET", "/api/status")
-
-    def load(self, model: str, *, draft: str | None, pin: bool | None, ttl: float | None) -> dict[str, Any]:
-        """`POST /api/load`; returns when the model is ready."""
-        asked = {"model": model, "draft": draft, "pin": pin, "ttl": ttl}
-        return self._call("POST", "/api/load", {name: value for name, value in asked.items() if value is not None})
-
-    def unload(self, model: str) -> dict[str, Any]:
-        """`POST /api/unload`."""
-        return self._call("POST", "/api/unload", {"model": model})
-
-    def release(self, model: str) -> dict[str, Any]:
-        """`POST /api/release`."""
-        return self._call("POST", "/api/release", {"model": model})
-
-    def add_download(self, repository: str, revision: str = "") -> dict[str, Any]:
-        """`POST /admin/api/downloads`: the download, new or gone on with."""
-        return self._call("POST", "/admin/api/downloads", {"repository": repository, "revision": revision})
-
-    def download(self, number: int) -> dict[str, Any]:
-        """One of `GET /admin/api/downloads`; empty when it is gone."""
-        rows = self._call("GET", "/admin/api/downloads").get("downloads", [])
-        return next((row for row in rows if row.get("id") == number), {})
-
-    def pause_download(self, number: int) -> dict[str, Any]:
-        """`POST /admin/api/downloads/{id}/pause`."""
-        return self._call("POST", f"/admin/api/downloads/{number}/pause", {})
-
-    def begin_measurement(self, wishes: Mapping[str, Any]) -> None:
-        """`POST /admin/api/measurements`: measure in the background."""
-        self._call("POST", "/admin/api/measurements", wishes)
-
-    def measurements(self, model: str) -> dict[str, Any]:
-        """`GET /admin/api/measurements`: the `active` one, how the `last` one ended, and those kept of `model`."""
-        return self._call("GET", f"/admin/api/measurements?model={quote(model)}")
-
-    def stop_measurement(self) -> None:
-        """`DELETE /admin/api/measurements/current`: what is known by then is kept."""
-        self._call("DELETE", "/admin/api/measurements/current")
-
-    def apply_measurement(self, number: int) -> None:
-        """`POST /admin/api/measurements/{id}/apply`."""
-        self._call("POST", f"/admin/api/measurements/{number}/apply", {})
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON object that a route answers with. Raises NoServer, NoKey, and `CommandError` with what it says."""
+        with self._explained_errors(), self._asked(method, path, body) as response:
+            answer = json.loads(response.read())
+        return answer if isinstance(answer, dict) else {}
 
     def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
         """The chunks of a streamed chat answer; closing the generator ends the request."""
@@ -167,14 +110,9 @@ class Server:
                 if line.startswith(b"data: "):
                     chunk: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
                     if "error" in chunk:
-                        raise CommandError(_message(chunk))
+                        raise CommandError(_error(chunk, "message"))
                     yield chunk
             raise HTTPException("it ended early")
-
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        with self._explained_errors(), self._asked(method, path, body) as response:
-            answer = json.loads(response.read())
-        return answer if isinstance(answer, dict) else {}
 
     @contextmanager
     def _asked(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[HTTPResponse]:
@@ -201,9 +139,9 @@ class Server:
                 body = json.loads(response.read())
             except ValueError:
                 body = {}
-            if _code(body) == "insufficient_scope":
-                raise NoKey(_message(body))
-            raise CommandError(_message(body) or f"{self.address} answered {response.status}; is it Paceline?")
+            if _error(body, "code") == "insufficient_scope":
+                raise NoKey(_error(body, "message"))
+            raise CommandError(_error(body, "message") or f"{self.address} answered {response.status}; is it Paceline?")
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
@@ -220,15 +158,7 @@ class Server:
             ) from None
 
 
-def _settings_path(model: str) -> str:
-    return f"/admin/api/models/{quote(model)}/settings" if model else "/admin/api/settings"
-
-
-def _code(body: Any) -> str:
+def _error(body: Any, name: str) -> str:
+    """A field of OpenAI's error object, or the text that other servers put in its place; "" where there is none."""
     error = body.get("error") if isinstance(body, dict) else None
-    return str(error.get("code", "")) if isinstance(error, dict) else ""
-
-
-def _message(body: Any) -> str:
-    error = body.get("error") if isinstance(body, dict) else None
-    return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")
+    return str(error.get(name, "")) if isinstance(error, dict) else str(error or "")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from app.command.chat import ACCEPTED_STYLE, Chat, ChatOptions, Reply, marked, summary_of
+from app.command.chat import ACCEPTED_STYLE, Chat, Reply, marked, summary_of
 from tests.cli.fake_server import chunk
 
 
@@ -28,7 +28,7 @@ class InterruptedServer:
 
 def test_ctrl_c_stops_the_reply_and_keeps_what_was_said() -> None:
     server, console = InterruptedServer(), Console(record=True, width=100)
-    chat = Chat(server, ChatOptions("big"), console)
+    chat = Chat(server, {"model": "big"}, console)
     assert chat.say("Hi").stopped
     chat.say("Go on")
     assert server.closed == 2
@@ -42,7 +42,7 @@ def test_ctrl_d_leaves_and_ctrl_c_at_the_prompt_does_not() -> None:
     def read_line(_prompt: str) -> str:
         raise next(keys)
 
-    assert Chat(InterruptedServer(), ChatOptions("big"), Console(record=True)).converse(read_line) == 0
+    assert Chat(InterruptedServer(), {"model": "big"}, Console(record=True)).converse(read_line) == 0
     assert next(keys, None) is None
 
 
