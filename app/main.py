@@ -24,8 +24,8 @@ from app.admin import (
     session_routes,
     settings_routes,
 )
-from app.admin.context import DASHBOARD, AdminContext
-from app.admin.download_routes import DownloadTools
+from app.admin.context import AdminContext
+from app.admin.downloading import Downloads
 from app.admin.live import LiveFeed
 from app.admin.loading import Loading
 from app.admin.measuring import Measuring
@@ -37,6 +37,7 @@ from app.core.errors import StoreUnavailable
 from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
 from app.core.server_file import RunningServer, written_server
 from app.hub.catalog import FolderCatalog, default_catalog
+from app.hub.hub_files import HubToken
 from app.hub.pairing import Speedups
 from app.i18n import Catalogs
 from app.serving.auth import Door, Lockout, SetupToken, authorize
@@ -59,7 +60,7 @@ from app.serving.sweep.report import speedups
 from app.settings import Settings
 from app.store.accounts import Accounts
 from app.store.conversations import Conversations
-from app.store.rows import KeptMeasurements, RequestHistory, StoredSettings
+from app.store.rows import DownloadRows, KeptMeasurements, RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 
@@ -119,12 +120,11 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
     """What the dashboard needs besides."""
     kept, models = KeptMeasurements(store), ModelView(context)
     measuring = Measuring(context, models, kept)
-    loading = Loading(context, models, measuring, source=DASHBOARD)
+    loading = Loading(context, models, measuring)
     catalogs = Catalogs(context.settings.home / OWN_CATALOGS)
     return AdminContext(
         serving=context,
         store=store,
-        settings=context.live,
         pages=Pages(read_assets(), catalogs, lambda: context.settings),
         live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
@@ -136,7 +136,12 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
         kept=kept,
         history=RequestHistory(store),
         conversations=Conversations(store),
-        downloads=DownloadTools(context, store, loading.arrived),
+        downloads=Downloads(
+            lambda: context.settings,
+            DownloadRows(store),
+            HubToken(context.settings.home),
+            arrived=loading.arrived,
+        ),
         logs=logs or LogRing(),
     )
 
@@ -152,7 +157,7 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
         context.worker.subscribe(context.journal.hear, LoadProgress, Finished),
         context.worker.subscribe(admin.loading.hear, Heartbeat),
     ]
-    feelers = (context.idle.feel, context.journal.feel, admin.downloads.queue.fill)
+    feelers = (context.idle.feel, context.journal.feel, admin.downloads.fill)
     unsubscribes += [context.live.subscribe(feel) for feel in feelers]
     journalling = asyncio.create_task(context.journal.run())
     compiling = asyncio.create_task(asyncio.to_thread(admin.pages.compile))

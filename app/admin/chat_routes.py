@@ -156,7 +156,7 @@ router = APIRouter()
 @router.get("/admin/chat", response_class=HTMLResponse)
 async def get_chat(request: Request, admin: Admin) -> HTMLResponse:
     """The page; its script asks for conversations and models."""
-    data = {"model": admin.settings.current.default_model, "text_methods": TEXT_METHODS}
+    data = {"model": admin.serving.settings.default_model, "text_methods": TEXT_METHODS}
     return admin.pages.render("chat.html", request, area="chat", data=data)
 
 

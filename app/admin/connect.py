@@ -113,7 +113,7 @@ def get_snippets(request: Request, admin: Admin, model: str = "") -> dict[str, A
 def _target(admin: AdminContext, request: Request, wanted: str) -> tuple[ClientTarget, list[str]]:
     """What the code is written for, and the names to choose from, those in memory first."""
     resolver = admin.serving.resolver
-    loaded, first = resolver.loaded(), admin.settings.current.default_model
+    loaded, first = resolver.loaded(), admin.serving.settings.default_model
     usable = {each.id: each for each in resolver.models() if each.kind == "main" and not each.problem}
     names = sorted(usable, key=lambda name: (name != first, name not in loaded))
     name = wanted if wanted in usable else next(iter(names), NO_MODEL)

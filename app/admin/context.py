@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from app.admin.download_routes import DownloadTools
+from app.admin.downloading import Downloads
 from app.admin.live import LiveFeed
 from app.admin.loading import Loading
 from app.admin.measuring import Measuring
@@ -13,16 +13,12 @@ from app.admin.model_view import ModelView
 from app.admin.templating import Pages
 from app.serving.auth import Lockout, SetupToken
 from app.serving.context import Context
-from app.serving.live_settings import LiveSettings
 from app.serving.logs import LogRing
 from app.serving.measurements import Pace
 from app.store.accounts import Accounts
 from app.store.conversations import Conversations
 from app.store.rows import KeptMeasurements, RequestHistory
 from app.store.store import Store
-
-DASHBOARD = "dashboard"
-"""Who changed a setting that was changed with a button."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +27,6 @@ class AdminContext:
 
     serving: Context
     store: Store
-    settings: LiveSettings
     pages: Pages
     live: LiveFeed
     accounts: Accounts
@@ -43,7 +38,7 @@ class AdminContext:
     kept: KeptMeasurements
     history: RequestHistory
     conversations: Conversations
-    downloads: DownloadTools
+    downloads: Downloads
     logs: LogRing
     pace: Pace = field(default_factory=Pace)
     loaded_drafts: dict[tuple[str, tuple[str, ...]], list[dict[str, str]]] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from app.admin.context import DASHBOARD, Admin, AdminContext
+from app.admin.context import Admin, AdminContext
 from app.admin.measuring import Wish
 from app.admin.model_routes import render_model
 from app.admin.model_view import sizes
@@ -25,6 +25,7 @@ from app.hub.catalog import CatalogModel
 from app.hub.hub_search import published_for
 from app.hub.pairing import Candidate
 from app.model_settings import SPECULATION, Id
+from app.serving.auth import SESSION
 from app.serving.gate import read_json
 from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object
 from app.store.tables import BenchmarkRow
@@ -107,10 +108,10 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
             for each in published_for(main)
             if each.repository not in here
         ]
-    current = admin.settings.current
+    current = admin.serving.settings
     return {
         "model": admin.models.describe(main),
-        "choice": {name: admin.settings.model(main.id).given().get(name) for name in SPECULATION},
+        "choice": {name: admin.serving.live.model(main.id).given().get(name) for name in SPECULATION},
         "usual": {"policy": current.policy, "acceptance": current.acceptance},
         "elsewhere": decided_elsewhere(admin),
         "ceiling_bytes": admin.serving.memory_ceiling_bytes,
@@ -131,7 +132,7 @@ async def put_drafts(request: Request, admin: Admin, model_id: str) -> dict[str,
         if body.drafts:
             admin.models.check_room(main, admin.models.named(main, admin.models.candidates(main), body.drafts))
         values = body.model_dump()
-        admin.settings.change_model(main.id, {name: values[name] for name in SPECULATION}, DASHBOARD)
+        admin.serving.live.change_model(main.id, {name: values[name] for name in SPECULATION}, SESSION.name)
         return main.id
 
     model = await asyncio.to_thread(choose)
@@ -172,7 +173,7 @@ def _unavailable(candidate: Candidate, loaded: LoadedModel | None) -> Reason:
 
 def decided_elsewhere(admin: AdminContext) -> list[str]:
     """Those settings of the server that go before what is chosen for a model."""
-    return [name for name in DECIDED_ELSEWHERE if admin.settings.origin(name) in GIVEN]
+    return [name for name in DECIDED_ELSEWHERE if admin.serving.live.origin(name) in GIVEN]
 
 
 # --- measurements -----------------------------------------------------------------------------------------------
@@ -242,7 +243,7 @@ def drafting_now(admin: AdminContext, model_id: str) -> dict[str, Any]:
     resolver = admin.serving.resolver
     main = resolver.find(model_id)
     unit = resolver.planned(main, by_measured=False) if main.kind == "main" and not main.problem else None
-    return drafting_of(admin.settings.model(model_id).given(), unit)
+    return drafting_of(admin.serving.live.model(model_id).given(), unit)
 
 
 def _apply(admin: AdminContext, row: BenchmarkRow, body: ApplyBody) -> list[dict[str, Any]]:
@@ -258,7 +259,7 @@ def _apply(admin: AdminContext, row: BenchmarkRow, body: ApplyBody) -> list[dict
         changes = measured[0]["changes"]
     elif not changes:
         raise InvalidRequest(f"This measurement recommends no change: {report['text']}.", parameter="method")
-    admin.settings.change_model(row.model_id, {each["name"]: each["new"] for each in changes}, MEASUREMENT)
+    admin.serving.live.change_model(row.model_id, {each["name"]: each["new"] for each in changes}, MEASUREMENT)
     return list(changes)
 
 

@@ -16,6 +16,7 @@ from app.admin.model_view import ModelView
 from app.core.download import Download
 from app.core.errors import ModelUnavailable, PacelineError
 from app.core.messages import Event, Heartbeat, ModelLoaded
+from app.serving.auth import SESSION
 from app.serving.context import Context
 
 Reloaded = Literal["loaded", "in_use", "not_loaded"]
@@ -25,16 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 class Loading:
-    """Loads for one server. `source` is who changes the settings of a model that a drafter joins."""
+    """Loads for one server."""
 
-    def __init__(self, context: Context, models: ModelView, measuring: Measuring, *, source: str) -> None:
+    def __init__(self, context: Context, models: ModelView, measuring: Measuring) -> None:
         self._settings = context.live
         self._worker = context.worker
         self._resolver = context.resolver
         self._activity = context.activity
         self._models = models
         self._measuring = measuring
-        self._source = source
         self._tasks: dict[str, asyncio.Task[ModelLoaded]] = {}
         self._waiting: set[str] = set()
         """Models whose change waits for the end of their requests."""
@@ -50,7 +50,8 @@ class Loading:
             self._begin(self.renew(model_id), f"what changed for {model_id} could not be loaded")
 
     def arrived(self, download: Download) -> None:
-        """A download is done: attach it when it was asked for as a drafter."""
+        """A download is done: list it, and attach it when it was asked for as a drafter."""
+        self._resolver.refresh()
         if download.drafts_for:
             failed = f"{download.repository} was not attached to {download.drafts_for}"
             self._begin(self._attach_arrived(download), failed)
@@ -144,7 +145,7 @@ class Loading:
             changes["policy"] = None
         if stored.methods is not None and wanted.method not in stored.methods:
             changes |= {"methods": None, "num_draft_tokens": None}
-        self._settings.change_model(main.id, changes, self._source)
+        self._settings.change_model(main.id, changes, SESSION.name)
         return drafts
 
     def _begin(self, work: Coroutine[Any, Any, Any], failed: str) -> None:

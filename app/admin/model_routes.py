@@ -12,10 +12,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
-from app.admin.context import DASHBOARD, Admin, AdminContext
+from app.admin.context import Admin, AdminContext
 from app.admin.settings_routes import OPTION_WORDS, sound_models
 from app.core.drafters import METHOD_NAMES
 from app.core.errors import ModelNotFound
+from app.serving.auth import SESSION
 from app.serving.errors import said
 from app.serving.gate import read_json
 
@@ -46,14 +47,16 @@ router = APIRouter()
 @router.get("/admin/models", response_class=HTMLResponse)
 async def get_models_page(request: Request, admin: Admin) -> HTMLResponse:
     """The list; its script asks for the models, since a first look at a large folder takes a while."""
-    folders = [str(folder) for folder in admin.settings.current.model_dirs]
+    folders = [str(folder) for folder in admin.serving.settings.model_dirs]
     return admin.pages.render("models.html", request, area="models", data={"folders": folders})
 
 
 @router.get("/admin/models/{model_id:path}", response_class=HTMLResponse)
 def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse:
     """One model and its settings."""
-    rows = {row["name"]: row for row in admin.settings.describe_model(admin.settings.named(model_id) or model_id)}
+    rows = {
+        row["name"]: row for row in admin.serving.live.describe_model(admin.serving.live.named(model_id) or model_id)
+    }
     return render_model(
         admin,
         request,
@@ -126,7 +129,7 @@ async def unpin_model(request: Request, admin: Admin) -> dict[str, Any]:
 async def _pinned(request: Request, admin: AdminContext, changes: dict[str, Any]) -> dict[str, Any]:
     body = await read_json(request, ModelBody)
     model = await asyncio.to_thread(admin.serving.resolver.find, body.model)
-    await asyncio.to_thread(admin.settings.change_model, model.id, changes, DASHBOARD)
+    await asyncio.to_thread(admin.serving.live.change_model, model.id, changes, SESSION.name)
     return {"model": model.id, "pinned": bool(changes["pinned"])}
 
 
@@ -135,5 +138,5 @@ async def make_default(request: Request, admin: Admin) -> dict[str, Any]:
     """The model of requests that name none."""
     body = await read_json(request, ModelBody)
     model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
-    await asyncio.to_thread(admin.settings.change, {"default_model": model.id}, DASHBOARD)
+    await asyncio.to_thread(admin.serving.live.change, {"default_model": model.id}, SESSION.name)
     return {"model": model.id, "is_default": True}

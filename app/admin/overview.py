@@ -183,7 +183,7 @@ async def get_topics(admin: Admin) -> dict[str, Any]:
 @router.get("/admin/logs", response_class=HTMLResponse)
 async def get_log_page(request: Request, admin: Admin) -> HTMLResponse:
     """The last lines at once, new ones as they come."""
-    level = admin.settings.current.log_level
+    level = admin.serving.settings.log_level
     data = {**log_lines(admin, count=SHOWN_LINES), "loggers": admin.logs.loggers(), "level": level}
     return admin.pages.render("logs.html", request, area="logs", data=data, levels=LEVELS)
 

@@ -46,7 +46,7 @@ router = APIRouter()
 @router.get("/admin/settings", response_class=HTMLResponse)
 def get_settings_page(request: Request, admin: Admin) -> HTMLResponse:
     """A form made from the schema."""
-    rows = admin.settings.describe()
+    rows = admin.serving.live.describe()
     mains = sound_models(admin, "main")
     drafts = ["off", *sound_models(admin, "drafter")]
     return admin.pages.render(
@@ -72,7 +72,7 @@ def sound_models(admin: AdminContext, kind: Kind) -> list[str]:
 @router.get("/admin/api/settings")
 def get_settings(admin: Admin) -> dict[str, Any]:
     """Every setting: value, default, where it comes from, unit, range, and when a change is felt."""
-    return {"settings": admin.settings.describe()}
+    return {"settings": admin.serving.live.describe()}
 
 
 @router.patch("/admin/api/settings")
@@ -80,15 +80,15 @@ async def change_settings(request: Request, admin: Admin) -> dict[str, Any]:
     """Change some. 422 for an unknown name, a value out of range, or settings that cannot stand together."""
     changes = (await read_json(request, Changes)).root
     models = {each.id for each in await asyncio.to_thread(admin.serving.resolver.models)}
-    await asyncio.to_thread(admin.settings.change, changes, identity_of(request).name, models=models)
-    return {"changed": [admin.settings.describe_one(name) for name in changes]}
+    await asyncio.to_thread(admin.serving.live.change, changes, identity_of(request).name, models=models)
+    return {"changed": [admin.serving.live.describe_one(name) for name in changes]}
 
 
 @router.get("/admin/api/models/{model_id:path}/settings")
 def get_model_settings(admin: Admin, model_id: str) -> dict[str, Any]:
     """What is set for one model, and what holds where nothing is."""
     model = admin.serving.resolver.find(model_id)
-    return {"model": model.id, "settings": admin.settings.describe_model(model.id)}
+    return {"model": model.id, "settings": admin.serving.live.describe_model(model.id)}
 
 
 @router.patch("/admin/api/models/{model_id:path}/settings")
@@ -104,8 +104,8 @@ async def change_model_settings(request: Request, admin: Admin, model_id: str) -
     resolver = admin.serving.resolver
     model = await asyncio.to_thread(resolver.find, model_id)
     taken = {each.id for each in await asyncio.to_thread(resolver.models)}
-    await asyncio.to_thread(admin.settings.change_model, model.id, changes, identity_of(request).name, taken=taken)
-    rows = admin.settings.describe_model(model.id)
+    await asyncio.to_thread(admin.serving.live.change_model, model.id, changes, identity_of(request).name, taken=taken)
+    rows = admin.serving.live.describe_model(model.id)
     waits = any(row["takes_effect"] == RELOAD for row in rows if row["name"] in changes)
     if not waits or model.id not in resolver.loaded():
         became = "not needed"
@@ -116,10 +116,10 @@ async def change_model_settings(request: Request, admin: Admin, model_id: str) -
 
 async def _unloaded(admin: AdminContext, model_id: str) -> str:
     try:
-        await admin.serving.worker.unload(model_id)
+        await admin.loading.unload(model_id)
     except ModelUnavailable:
         return "busy"
     return "done"
 
 
-TOPICS = {"settings": lambda admin: admin.settings.changes}
+TOPICS = {"settings": lambda admin: admin.serving.live.changes}

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
@@ -142,15 +142,6 @@ class Pages:
             if key in self._script_keys or _without_form(key) in self._script_keys or key.startswith("method.")
         }
         return htmlsafe_json_dumps(named)
-
-
-async def pages_of(request: Request) -> Pages:
-    """The pages of the application that serves `request`."""
-    pages: Pages = request.app.state.pages
-    return pages
-
-
-PagesOf = Annotated[Pages, Depends(pages_of)]
 
 
 def _without_form(key: str) -> str:

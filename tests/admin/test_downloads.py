@@ -12,17 +12,18 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.admin.download_routes import DownloadTools
+from app.admin.downloading import Downloads
 from app.core.download import Download
 from app.core.messages import LoadedModel, Ready, Snapshot
 from app.hub.catalog import FolderCatalog
-from app.hub.hub_files import Hub
+from app.hub.hub_files import Hub, HubToken
 from app.hub.hub_search import FoundRepository, search
 from app.main import admin_context, build
 from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
 from app.serving.resolver import IdleLimit, Resolver
 from app.settings import Settings
+from app.store.rows import DownloadRows
 from app.store.store import FILE_NAME, Store
 from tests.api.fakes import FakeKeeper, FakeWorker
 from tests.hub.queue import model_files
@@ -39,7 +40,7 @@ class DownloadSite:
     """An application whose hub is the stand-in."""
 
     client: httpx2.AsyncClient
-    tools: DownloadTools
+    downloads: Downloads
     worker: FakeWorker
     hub: StandInHub
     home: Path
@@ -51,8 +52,8 @@ class DownloadSite:
         return response.json()
 
     async def until(self, state: str, number: int = 1) -> dict[str, Any]:
-        while (view := self.tools.queue.view(number))["state"] not in {state, "failed"}:
-            await self.tools.queue.changed()
+        while (view := self.downloads.view(number))["state"] not in {state, "failed"}:
+            await self.downloads.changed()
         assert view["state"] == state, view
         return view
 
@@ -78,14 +79,19 @@ async def site(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch)
     )
     store = Store(tmp_path / FILE_NAME)
     arrived: list[Download] = []
-    tools = DownloadTools(context, store, arrived.append)
-    app = build(dataclasses.replace(admin_context(context, store), downloads=tools))
-    await tools.start()
+
+    def listed(download: Download) -> None:
+        resolver.refresh()
+        arrived.append(download)
+
+    downloads = Downloads(lambda: settings, DownloadRows(store), HubToken(tmp_path), arrived=listed)
+    app = build(dataclasses.replace(admin_context(context, store), downloads=downloads))
+    await downloads.start()
     headers = {"authorization": f"Bearer {KEY}"}
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8710", headers=headers) as client:
-        yield DownloadSite(client, tools, worker, hub, tmp_path, arrived)
-    await tools.queue.stop()
+        yield DownloadSite(client, downloads, worker, hub, tmp_path, arrived)
+    await downloads.stop()
     store.close()
 
 
@@ -103,7 +109,7 @@ async def test_search_sizes_download_and_delete(site: DownloadSite) -> None:
     assert (await site.call("GET", f"/admin/api/hub/repository?id={ID}"))["is_here"]
     assert (await site.call("GET", "/admin/api/downloads"))["downloads"][0]["state"] == "done"
     await site.call("DELETE", f"/admin/api/files/{ID}", {})
-    assert list(site.tools.folder().glob("[!.]*")) == []
+    assert list(site.downloads.folder.glob("[!.]*")) == []
     await site.call("DELETE", f"/admin/api/files/{ID}", {}, 404)
     await site.call("DELETE", "/admin/api/downloads/1", {})
     assert (await site.call("GET", "/admin/api/downloads"))["downloads"] == []
@@ -147,7 +153,7 @@ async def test_offline_has_words_and_leaves_the_rest_alone(site: DownloadSite) -
 
 async def test_a_hub_that_does_not_answer_holds_up_nothing_else(site: DownloadSite) -> None:
     site.hub.faults.searches_hang = True
-    searches = [asyncio.create_task(site.tools.ask(_search)) for _ in range(40)]
+    searches = [asyncio.create_task(site.downloads.ask(_search)) for _ in range(40)]
     async with asyncio.timeout(10):
         while not site.hub.seen:
             await site.call("GET", "/admin/api/downloads")
@@ -169,9 +175,9 @@ async def test_a_model_in_use_or_of_somebody_else_is_not_deleted(site: DownloadS
         error = (await site.call("DELETE", f"/admin/api/files/{ID}", {}, 409))["error"]
         assert (error["code"], loaded.id in error["message"]) == ("model_in_use", True)
     site.worker.snapshot = Snapshot()
-    (site.tools.folder() / ID / ".paceline.json").unlink()
+    (site.downloads.folder / ID / ".paceline.json").unlink()
     assert (await site.call("DELETE", f"/admin/api/files/{ID}", {}, 409))["error"]["code"] == "not_downloaded"
-    assert (site.tools.folder() / ID / "config.json").is_file()
+    assert (site.downloads.folder / ID / "config.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["../secret", "%2e%2e/secret", "/etc", "a/../../secret", ".partial/x", ".", "~"])
@@ -208,17 +214,17 @@ async def test_a_token_is_told_to_the_hub_that_it_is_for_and_to_no_other(
 ) -> None:
     stranger = site.hub.address
     monkeypatch.setenv("HF_TOKEN", "hf_of_other_tools")
-    site.tools.token.write("hf_of_the_hub", "")
-    assert (site.tools.token.read(""), site.tools.token.read(stranger)) == ("hf_of_the_hub", "")
+    site.downloads.token.write("hf_of_the_hub", "")
+    assert (site.downloads.token.read(""), site.downloads.token.read(stranger)) == ("hf_of_the_hub", "")
     assert (await site.call("GET", "/admin/api/hub/token"))["origin"] == "none"
     await site.call("GET", "/admin/api/hub/search?q=tiny")
     await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
     await site.until("done")
     assert {each.authorization for each in site.hub.seen} == {""}
-    site.tools.token.write("", "")
-    assert (site.tools.token.read(""), site.tools.token.origin("")) == ("hf_of_other_tools", "hugging_face")
+    site.downloads.token.write("", "")
+    assert (site.downloads.token.read(""), site.downloads.token.origin("")) == ("hf_of_other_tools", "hugging_face")
     (site.home / "hub_token").write_text("hf_as_once_written")
-    assert (site.tools.token.read(""), site.tools.token.read(stranger)) == ("hf_as_once_written", "")
+    assert (site.downloads.token.read(""), site.downloads.token.read(stranger)) == ("hf_as_once_written", "")
 
 
 async def test_recommended_pairs_fit_the_memory_of_this_computer(site: DownloadSite) -> None:

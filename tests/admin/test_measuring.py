@@ -80,7 +80,7 @@ async def test_what_was_not_in_memory_is_not_afterwards(site: ModelSite) -> None
 
 async def test_the_recommendation_is_listed_applied_and_nothing_else(site: ModelSite) -> None:
     other = {"acceptance": "rejection", "temperature": 0.3}
-    site.admin.settings.change_model(DEMO, other, "test")
+    site.admin.serving.live.change_model(DEMO, other, "test")
     row = await site.measured()
     listed = row["report"]["advice"]["changes"]
     assert {each["name"]: (each["old"], each["new"]) for each in listed} == {
@@ -91,7 +91,7 @@ async def test_the_recommendation_is_listed_applied_and_nothing_else(site: Model
     answer = await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", {})
     assert (answer["became"], answer["changes"]) == ("not_loaded", listed)
     expected = {"drafts": ["demo-draft"], "methods": ["draft_model"], "policy": "auto", **other}
-    assert site.admin.settings.model(DEMO).given() == expected
+    assert site.admin.serving.live.model(DEMO).given() == expected
     again = make_model_site(site.admin.serving.settings.home)
     unit = again.admin.serving.resolver.resolve(DEMO)
     assert ([draft.id for draft in unit.drafts], unit.methods) == (["demo-draft"], ("draft_model",))
@@ -127,7 +127,7 @@ async def test_where_nothing_differs_nothing_is_recommended(site: ModelSite) -> 
 async def test_any_measured_setting_can_be_used(site: ModelSite, body: Any, expected: Any) -> None:
     row = await site.measured(rounds=1, grid="one")
     await site.call("POST", f"/admin/api/measurements/{row['id']}/apply", body)
-    assert site.admin.settings.model(DEMO).given() == expected
+    assert site.admin.serving.live.model(DEMO).given() == expected
 
 
 async def test_what_was_not_measured_cannot_be_used(site: ModelSite) -> None:
@@ -171,7 +171,7 @@ async def test_a_turn_that_others_would_share_is_done_again_without_them(site: M
 async def test_requests_that_come_meanwhile_keep_their_own_drafters(
     site: ModelSite, is_loaded: bool, chosen: Any, expected: SpeculationRequest
 ) -> None:
-    site.admin.settings.change_model(DEMO, chosen, "test")
+    site.admin.serving.live.change_model(DEMO, chosen, "test")
     if is_loaded:
         await site.call("POST", "/admin/api/models/load", {"model": DEMO})
     site.worker.hold = asyncio.Event()

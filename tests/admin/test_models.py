@@ -139,7 +139,7 @@ async def test_the_picker_ranks_what_fits_and_says_why_the_rest_does_not(site: M
     assert first["measured"]["num_draft_tokens"] == 1
     assert first["in_use"], "the best measured one is the usual one from now on"
     assert not candidate(measured, "demo-assistant-dflash")["in_use"]
-    listed = {row.id: row.draft for row in models_at_once(site.catalog, site.admin.settings)}
+    listed = {row.id: row.draft for row in models_at_once(site.catalog, site.admin.serving.live)}
     assert listed[DEMO] == "demo-draft", "and the command line says so too"
 
 
@@ -152,7 +152,7 @@ async def test_another_tokenizer_is_told_token_by_token(tmp_path: Path) -> None:
     assert "token 2 is 'c' in the main model and 'x' in the draft" in stranger["token_difference"]
     refused = await site.call("PUT", "/admin/api/drafts/main", {"drafts": ["stranger"]}, status=400)
     assert refused["error"]["code"] == "speculation_unavailable"
-    assert site.admin.settings.model("main").given() == {}
+    assert site.admin.serving.live.model("main").given() == {}
 
 
 async def test_a_drafter_without_room_beside_the_model_is_marked(site: ModelSite) -> None:
@@ -167,7 +167,7 @@ async def test_a_drafter_without_room_beside_the_model_is_marked(site: ModelSite
     refused = {"model": DEMO, "draft": "demo-assistant-dflash"}
     answer = await site.call("POST", "/admin/api/drafts/attach", refused, status=503)
     assert answer["error"]["code"] == "insufficient_memory"
-    assert site.admin.settings.model(DEMO).given() == {}, "nothing was chosen"
+    assert site.admin.serving.live.model(DEMO).given() == {}, "nothing was chosen"
 
 
 async def test_a_choice_is_stored_as_the_same_settings_that_everybody_sees(site: ModelSite) -> None:
@@ -188,7 +188,7 @@ async def test_a_choice_is_stored_as_the_same_settings_that_everybody_sees(site:
     unit = again.admin.serving.resolver.resolve(DEMO)
     assert ([draft.id for draft in unit.drafts], unit.num_draft_tokens, unit.policy) == (["demo-draft"], 5, "auto")
     await again.call("PUT", f"/admin/api/drafts/{DEMO}", {})
-    assert again.admin.settings.model(DEMO).given() == {}, "nothing is chosen any more"
+    assert again.admin.serving.live.model(DEMO).given() == {}, "nothing is chosen any more"
 
 
 async def test_a_loaded_model_gets_a_choice_at_once_unless_it_is_used(site: ModelSite) -> None:
@@ -247,7 +247,7 @@ async def test_a_second_drafter_joins_the_first_of_another_method(site: ModelSit
     attach = {"model": DEMO, "measure": False}
     await site.call("POST", "/admin/api/drafts/attach", {**attach, "draft": "demo-draft"})
     await site.call("POST", "/admin/api/drafts/attach", {**attach, "draft": "demo-assistant-eagle3"})
-    assert site.admin.settings.model(DEMO).drafts == ("demo-assistant-eagle3", "demo-draft")
+    assert site.admin.serving.live.model(DEMO).drafts == ("demo-assistant-eagle3", "demo-draft")
     assert set(site.worker.snapshot.models[0].draft_ids) == {"demo-assistant-eagle3", "demo-draft"}
 
 
@@ -257,7 +257,7 @@ async def test_a_drafter_that_was_downloaded_for_a_model_joins_it_by_itself(site
     ended = await site.admin.measuring.wait()
     assert ended is not None
     assert ended.outcome == "done"
-    assert site.admin.settings.model(DEMO).drafts == ("demo-draft",)
+    assert site.admin.serving.live.model(DEMO).drafts == ("demo-draft",)
     site.admin.loading.arrived(Download(id=2, repository="demo-hybrid", state="done"))
     assert site.admin.measuring.active == "", "it was not asked to draft for any model"
 

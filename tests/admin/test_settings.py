@@ -54,7 +54,7 @@ async def test_every_setting_is_told_with_all_that_a_form_needs(client: httpx2.A
 
 
 async def test_a_language_of_the_users_own_can_be_chosen(site: SignInSite, client: httpx2.AsyncClient) -> None:
-    own = site.admin.settings.current.home / OWN_CATALOGS
+    own = site.admin.serving.settings.home / OWN_CATALOGS
     own.mkdir(parents=True, exist_ok=True)
     (own / "tlh.json").write_text('{"language.name": "tlhIngan Hol"}')
     row = by_name((await client.get(ADDRESS)).json()["settings"])["language"]
@@ -69,7 +69,7 @@ async def test_a_change_is_kept_felt_and_answered(site: SignInSite, client: http
     assert [rows[name]["takes_effect"] for name in ("theme", "port", "queue_limit")] == ["now", "restart", "reload"]
     assert [rows[name]["in_effect"] for name in ("theme", "port", "queue_limit")] == [True, False, True]
     assert {row["origin"] for row in rows.values()} == {"store"}
-    assert site.admin.settings.current.theme == "dark"
+    assert site.admin.serving.settings.theme == "dark"
     assert site.site.keeper.values == {"theme": "dark", "port": 9000, "queue_limit": 5}
     assert 'data-theme="dark"' in (await client.get("/admin/settings")).text
     back = by_name((await client.patch(ADDRESS, json={"port": None})).json()["changed"])["port"]
@@ -154,7 +154,7 @@ async def test_the_page_has_a_labelled_field_for_each_setting(client: httpx2.Asy
 
 async def test_hostile_values_stay_text(site: SignInSite, client: httpx2.AsyncClient) -> None:
     hostile = "</script><script>alert(1)</script>"
-    site.admin.settings.change({"default_model": hostile}, "test")
+    site.admin.serving.live.change({"default_model": hostile}, "test")
     page = (await client.get("/admin/settings")).text
     assert hostile not in page
     assert json.dumps(hostile)[1:-1].replace("<", "\\u003c").replace(">", "\\u003e") in page
@@ -258,11 +258,11 @@ async def test_pins_and_idle_times_are_felt_at_load_and_now(site: SignInSite, cl
 
 
 def test_methods_and_descriptions_are_complete(site: SignInSite) -> None:
-    rows = by_name(site.admin.settings.describe_model("demo-main"))
+    rows = by_name(site.admin.serving.live.describe_model("demo-main"))
     assert rows["methods"]["options"] == list(METHOD_NAMES)
     assert rows["system_prompt"]["kind"] == "long_text"
     assert all(row["description"] for row in rows.values())
-    assert len(site.admin.settings.describe()) == len(Settings.model_fields)
+    assert len(site.admin.serving.live.describe()) == len(Settings.model_fields)
 
 
 async def test_a_store_that_cannot_be_used_is_told_in_words_and_never_where_it_lies(

@@ -322,11 +322,11 @@ async def test_the_setting_require_key_closes_the_endpoint_at_once() -> None:
     site.site.keeper.keys = 1
     client, key = site.browser(), site.key()
     assert (await client.get("/v1/models")).status_code == 200
-    site.admin.settings.change({"require_key": True}, "test")
+    site.admin.serving.live.change({"require_key": True}, "test")
     assert (await client.get("/v1/models")).status_code == 401
     assert (await client.get("/v1/models", headers={"x-api-key": key})).status_code == 200
     assert (await (await site.signed_in()).get("/admin/api/keys")).json()["required"] is True
-    site.admin.settings.change({"require_key": False}, "test")
+    site.admin.serving.live.change({"require_key": False}, "test")
     assert (await client.get("/v1/models")).status_code == 200
 
 

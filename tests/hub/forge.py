@@ -17,9 +17,11 @@ from typing import Any, cast
 
 from huggingface_hub import file_download, hf_api  # noqa: F401 - warm: a life imports them at its first request
 
+from app.admin.downloading import Downloads
 from app.hub import download_child
 from app.hub.download_run import Patience
-from app.hub.downloads import Configuration, Downloads
+from app.hub.hub_files import HubToken
+from app.settings import Settings
 from app.store.rows import DownloadRows
 from app.store.store import Store
 
@@ -82,13 +84,17 @@ def serve_forked(stdin: int, stdout: int) -> None:
 async def live(order: dict[str, Any]) -> None:
     """One life of a server: go on with what there is, begin what is asked for, until that is done."""
     store = Store(Path(order["store"]))
-    configuration = Configuration(
-        folder=lambda: Path(order["folder"]),
-        endpoint=lambda: order["endpoint"],
+    settings = Settings(home=store.path.parent, downloads_folder=Path(order["folder"]), hub_endpoint=order["endpoint"])
+    downloads = Downloads(
+        lambda: settings,
+        DownloadRows(store),
+        HubToken(settings.home),
+        spawn=fork_child,
+        patience=PATIENCE,
         reserve_bytes=0,
-        job={"retry_seconds": 0.01, "streams": 2},
+        retry_seconds=0.01,
+        streams=2,
     )
-    downloads = Downloads(DownloadRows(store), configuration, spawn=fork_child, patience=PATIENCE)
     await downloads.start()
     view = await downloads.add(order["repository"])
     while view["state"] not in {"done", "failed"}:

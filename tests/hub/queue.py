@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from app.admin.downloading import Downloads
 from app.core.download import Download
 from app.hub.catalog import FolderCatalog
 from app.hub.download_run import Patience, Spawn, spawn_child
-from app.hub.downloads import Configuration, Downloads
+from app.hub.hub_files import HubToken
+from app.settings import Settings
 from app.store.rows import DownloadRows
 from app.store.store import Store
 from tests.hub.folders import CONFIG, safetensors, tensors_of, tokenizer
@@ -53,16 +55,24 @@ class Place:
     ) -> AsyncGenerator[Downloads, None]:
         """The queue of one life of the server."""
         store = Store(self.store_file)
-        configuration = Configuration(
-            folder=lambda: self.folder,
-            parallel=lambda: parallel,
-            token=lambda: token,
-            endpoint=lambda: self.hub.address,
-            reserve_bytes=reserve_bytes,
-            job={"retry_seconds": 0.01, **job},
+        settings = Settings(
+            home=self.store_file.parent,
+            downloads_folder=self.folder,
+            hub_endpoint=self.hub.address,
+            parallel_downloads=parallel,
         )
-        arrived = arrived or (lambda _: self.catalog.refresh())
-        downloads = Downloads(DownloadRows(store), configuration, arrived=arrived, spawn=spawn, patience=patience)
+        hub_token = HubToken(settings.home)
+        hub_token.write(token, self.hub.address)
+        downloads = Downloads(
+            lambda: settings,
+            DownloadRows(store),
+            hub_token,
+            arrived=arrived or (lambda _: self.catalog.refresh()),
+            spawn=spawn,
+            patience=patience,
+            reserve_bytes=reserve_bytes,
+            **{"retry_seconds": 0.01, **job},
+        )
         await downloads.start()
         try:
             yield downloads

@@ -1,4 +1,4 @@
-"""The queue of downloads in the server: so many at a time, in their order, kept over restarts.
+"""Downloads: their queue (so many at a time, in their order, kept over restarts), and the hub that a person asks.
 
 One event loop calls everything here. What runs when the server ends goes on at the next start; what was paused stays
 paused. A repository has one download: asking again goes on with it.
@@ -6,57 +6,32 @@ paused. A repository has one download: asking again goes on with it.
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from app.core.download import FINISHED, RESERVE_BYTES, Download, DownloadJob, problem_text
-from app.core.errors import InvalidRequest, PacelineError
+from app.core.errors import HubProblem, InvalidRequest, StoreUnavailable
 from app.core.ports import Clock
 from app.hub.download_run import Patience, Spawn, run_download, spawn_child
-from app.hub.hub_files import checked_repository, checked_revision
+from app.hub.hub_files import Hub, HubToken, checked_repository, checked_revision
 from app.hub.partial_folder import forget_partials
+from app.settings import Settings
+from app.store.rows import DownloadRows
 
 RANKS = {"running": 0, "queued": 1, "paused": 2}
 SMOOTHING_SECONDS, SHORTEST_SECONDS = 5.0, 0.5
-SAVE_SECONDS, UNWRITTEN_SECONDS = 1.0, 60.0
-UNWRITTEN = "the list of downloads cannot be written: %s"
+ANSWER_SECONDS = 25.0
+CONVERSATIONS = 4
+"""With the hub at the same time."""
+
+Answer = TypeVar("Answer")
 
 _logger = logging.getLogger("paceline.downloads")
-
-
-class DownloadStore(Protocol):
-    """Where downloads are kept. Calls take milliseconds and are made in a thread."""
-
-    def all(self) -> list[Download]:
-        """Every download."""
-        ...
-
-    def add(self, download: Download) -> Download:
-        """Keep a new one; it gets its id here."""
-        ...
-
-    def save(self, downloads: Iterable[Download]) -> None:
-        """Keep their changes in one transaction."""
-        ...
-
-    def delete(self, download_id: int) -> None:
-        """Forget one."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """What is asked each time a download starts; `job` holds further fields of each `DownloadJob`."""
-
-    folder: Callable[[], Path]
-    parallel: Callable[[], int] = lambda: 1
-    token: Callable[[], str] = lambda: ""
-    endpoint: Callable[[], str] = lambda: ""
-    reserve_bytes: int = RESERVE_BYTES
-    job: dict[str, Any] = field(default_factory=dict)
 
 
 class TransferRate:
@@ -116,38 +91,47 @@ def in_order(downloads: Iterable[Download]) -> list[Download]:
 
 
 class Downloads:
-    """All downloads of this computer. `arrived` is called for each one that is done."""
+    """All downloads of this computer, into the folder and from the hub that the settings name.
+
+    `arrived` is called for each one that is done; `job` holds further fields of each `DownloadJob`.
+    """
 
     def __init__(
         self,
-        rows: DownloadStore,
-        configuration: Configuration,
+        settings: Callable[[], Settings],
+        rows: DownloadRows,
+        token: HubToken,
         *,
         arrived: Callable[[Download], None] = lambda _download: None,
         spawn: Spawn = spawn_child,
         patience: Patience | None = None,
-        clock: Clock = time.monotonic,
-        wall_clock: Clock = time.time,
+        reserve_bytes: int = RESERVE_BYTES,
+        **job: Any,
     ) -> None:
+        self._settings = settings
         self._rows = rows
-        self._configuration = configuration
+        self.token = token
         self._arrived = arrived
         self._spawn = spawn
         self._patience = patience or Patience()
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._reserve_bytes = reserve_bytes
+        self._job_fields = job
         self._downloads: dict[int, Download] = {}
         self._running: dict[int, Running] = {}
-        self._unsaved: set[int] = set()
-        self._saver: asyncio.Task[None] | None = None
+        self._is_open = False
         self._changing = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._changed = asyncio.Event()
+        self._threads = ThreadPoolExecutor(CONVERSATIONS, "hub")
+        """For the hub alone: one that does not answer must not take the threads that every request needs."""
 
     async def start(self) -> None:
-        """Read what is kept and go on with what ran. Raises `StoreUnavailable`; the queue works without, too."""
-        self._saver = asyncio.create_task(self._save_often(), name="downloads: save")
-        self._downloads = {each.id: each for each in await asyncio.to_thread(self._rows.all)}
+        """Read what is kept and go on with what ran; where it cannot be read the queue works, too."""
+        self._is_open = True
+        try:
+            self._downloads = {each.id: each for each in await asyncio.to_thread(self._rows.all)}
+        except StoreUnavailable as error:
+            _logger.warning("Earlier downloads are not known: %s", error.message)
         for download in self._downloads.values():
             if download.state == "running":
                 self._put(download, state="queued")
@@ -155,16 +139,42 @@ class Downloads:
 
     async def stop(self) -> None:
         """End the processes; what ran is kept as running."""
-        saver, self._saver = self._saver, None
+        self._is_open = False
+        self._threads.shutdown(wait=False, cancel_futures=True)
         running, self._running = list(self._running.values()), {}
-        tasks = [saver, *(each.task for each in running)] if saver is not None else []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for each in running:
+            each.task.cancel()
+        await asyncio.gather(*(each.task for each in running), return_exceptions=True)
+        await self._save()
+
+    @property
+    def folder(self) -> Path:
+        """Where downloads go."""
+        return self._settings().downloads_path
+
+    @property
+    def endpoint(self) -> str:
+        """The address of the hub; empty: the public one, or what HF_ENDPOINT says."""
+        return self._settings().hub_endpoint
+
+    async def ask(self, call: Callable[[Hub], Answer]) -> Answer:
+        """One conversation with the hub, in a thread, for as long as a person waits. Raises `HubProblem`."""
+        endpoint = self.endpoint
+        token = await asyncio.to_thread(self.token.read, endpoint)
+        loop = asyncio.get_running_loop()
         try:
-            await self._save()
-        except PacelineError as error:
-            _logger.warning("how far downloads are was not kept: %s", error.message)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await loop.run_in_executor(self._threads, call, Hub(endpoint or None, token))
+        except TimeoutError:
+            raise HubProblem("offline") from None
+
+    def free_bytes(self) -> int:
+        """Room on the disk of the downloads folder, which need not be there yet; a disk may take long to answer."""
+        there = next((each for each in (self.folder, *self.folder.parents) if each.is_dir()), Path("/"))
+        try:
+            return shutil.disk_usage(there).free
+        except OSError:
+            return 0
 
     def views(self) -> list[dict[str, Any]]:
         """Every download as plain values, in the order of the queue: running, queued, paused, then finished ones."""
@@ -194,7 +204,7 @@ class Downloads:
             if known is not None and known.state in {"queued", "running"}:
                 return self._view(known)
             if known is None:
-                fresh = Download(id=0, repository=repository, created_at=self._wall_clock(), position=self._last() + 1)
+                fresh = Download(id=0, repository=repository, created_at=time.time(), position=self._last() + 1)
                 known = await asyncio.to_thread(self._rows.add, fresh)
                 self._downloads[known.id] = known
             if known.state in FINISHED:
@@ -226,7 +236,7 @@ class Downloads:
             await self._end(download_id)
             download = self._downloads[download_id]
             if download.state != "done":
-                await asyncio.to_thread(forget_partials, self._configuration.folder(), download.repository)
+                await asyncio.to_thread(forget_partials, self.folder, download.repository)
                 self._put(download, state="cancelled", done_bytes=0, problem="")
             return await self._settle(download_id)
 
@@ -246,7 +256,7 @@ class Downloads:
         async with self._changing:
             download = self._find(download_id, *FINISHED)
             if download.state == "failed":
-                await asyncio.to_thread(forget_partials, self._configuration.folder(), download.repository)
+                await asyncio.to_thread(forget_partials, self.folder, download.repository)
             async with self._writing:
                 await asyncio.to_thread(self._rows.delete, download_id)
                 del self._downloads[download_id]
@@ -254,13 +264,13 @@ class Downloads:
 
     def fill(self) -> None:
         """Start the next ones while there is room for them."""
-        if self._saver is None:
+        if not self._is_open:
             return
-        room = max(0, self._configuration.parallel() - len(self._running))
+        room = max(0, self._settings().parallel_downloads - len(self._running))
         for download in next_waiting(self._downloads.values())[:room]:
             self._put(download, state="running", phase="connecting", problem="")
             task = asyncio.create_task(self._run(download.id), name=f"download {download.id}")
-            self._running[download.id] = Running(task, TransferRate(self._clock))
+            self._running[download.id] = Running(task, TransferRate(time.monotonic))
 
     async def _run(self, download_id: int) -> None:
         try:
@@ -272,6 +282,7 @@ class Downloads:
             problem = f"interrupted: {getattr(error, 'strerror', None) or type(error).__name__}"
             end = replace(present, state="failed", phase="", problem=problem)
         self._finish(end)
+        await self._save()
 
     async def _job(self, download_id: int) -> DownloadJob:
         download = self._downloads[download_id]
@@ -279,11 +290,11 @@ class Downloads:
         promised = sum(other.missing_bytes for other in others)
         return DownloadJob(
             download=download,
-            downloads_folder=str(self._configuration.folder()),
-            token=await asyncio.to_thread(self._configuration.token),
-            endpoint=self._configuration.endpoint(),
-            reserve_bytes=self._configuration.reserve_bytes + promised,
-            **(self._configuration.job or {}),
+            downloads_folder=str(self.folder),
+            token=await asyncio.to_thread(self.token.read, self.endpoint),
+            endpoint=self.endpoint,
+            reserve_bytes=self._reserve_bytes + promised,
+            **self._job_fields,
         )
 
     def _hear(self, download: Download) -> None:
@@ -311,18 +322,14 @@ class Downloads:
             self._put(self._downloads[download_id], phase="")
 
     async def _settle(self, download_id: int) -> dict[str, Any]:
-        """After a command: fill the free places, keep the change, tell the result; `_save_often` tries again."""
+        """After a command: fill the free places, keep the change, tell the result."""
         self.fill()
-        try:
-            await self._save()
-        except PacelineError as error:
-            _logger.warning(UNWRITTEN, error.message)
+        await self._save()
         return self._view(self._downloads[download_id])
 
     def _put(self, download: Download, **changes: Any) -> Download:
-        changed = replace(download, **changes, changed_at=self._wall_clock())
+        changed = replace(download, **changes, changed_at=time.time())
         self._downloads[download.id] = changed
-        self._unsaved.add(download.id)
         self._tell_change()
         return changed
 
@@ -331,25 +338,12 @@ class Downloads:
         changed.set()
 
     async def _save(self) -> None:
-        async with self._writing:
-            unsaved, self._unsaved = self._unsaved, set()
-            rows = [self._downloads[each] for each in unsaved if each in self._downloads]
-            try:
-                if rows:
-                    await asyncio.to_thread(self._rows.save, rows)
-            except BaseException:
-                self._unsaved |= unsaved
-                raise
-
-    async def _save_often(self) -> None:
-        """What cannot be written is told and waits: the files on the disk are what counts."""
-        while True:
-            await asyncio.sleep(SAVE_SECONDS)
-            try:
-                await self._save()
-            except PacelineError as error:
-                _logger.warning(UNWRITTEN, error.message)
-                await asyncio.sleep(UNWRITTEN_SECONDS)
+        """Keep all of them. What cannot be written waits for the next change: the files on the disk are what counts."""
+        try:
+            async with self._writing:
+                await asyncio.to_thread(self._rows.save, list(self._downloads.values()))
+        except StoreUnavailable as error:
+            _logger.warning("the list of downloads cannot be written: %s", error.message)
 
     def _find(self, download_id: int, *states: str) -> Download:
         download = self._downloads.get(download_id)
