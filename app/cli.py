@@ -261,10 +261,11 @@ def pull(repository: Repository, *, revision: Revision = "") -> None:
 @application.command()
 def password() -> None:
     """Set or reset the dashboard password and sign out all browsers. Needs no server."""
-    from app.command.account import change_password, read_password
+    from app.command.config import account, read_password
+    from app.command.server import given
 
-    with reported_errors():
-        change_password(_settings(), read_password())
+    with reported_errors(), account(given()) as accounts:
+        accounts.set_password(read_password())
     _console().print("The password is set. All browsers are signed out.", highlight=False)
 
 
@@ -279,17 +280,17 @@ def keys(
     as_json: Json = False,
 ) -> None:
     """List, create or revoke API keys. A new key is shown once. Needs no server."""
-    from app.command.account import create_key, keys_as_json, keys_table, list_keys, revoke_key
+    from app.command.config import account, keys_as_json, keys_table, revoke_key
+    from app.command.server import given
 
-    settings = _settings()
-    with reported_errors():
+    with reported_errors(), account(given()) as accounts:
         if action == "create":
-            sys.stdout.write(create_key(settings, name, scope) + "\n")
+            sys.stdout.write(accounts.keys.create(name, scope)[1] + "\n")
         elif action == "revoke":
-            revoke_key(settings, name)
+            revoke_key(accounts.keys, name)
             _console().print(f"The key {name} is revoked.", highlight=False, markup=False)
         else:
-            rows = list_keys(settings)
+            rows = accounts.keys.list()
             _show(keys_as_json(rows) if as_json else keys_table(rows))
 
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from app.core.clock import Clock
 from app.core.download import FINISHED, RESERVE_BYTES, Download, DownloadJob, problem_text
 from app.core.errors import HubProblem, InvalidRequest, StoreUnavailable
-from app.core.ports import Clock
 from app.hub.download_run import Patience, Spawn, run_download, spawn_child
 from app.hub.hub_files import Hub, HubToken, checked_repository, checked_revision
 from app.hub.partial_folder import forget_partials

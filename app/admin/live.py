@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from app.core.ports import Clock
+from app.core.clock import Clock
 from app.serving.sse import comment
 
 PERIOD_SECONDS = 1.0

@@ -6,7 +6,9 @@ time to come again.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,9 +16,9 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
-from app.api.rendering import FinishedChoice, Renderer
+from app.api.commands import GenerationBody
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import Accepted, Finished, Generate, check_prompt
+from app.core.messages import Accepted, Delta, Finished, Generate, TokenText, check_prompt
 from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
@@ -30,6 +32,111 @@ DASHBOARD = "/admin/"
 """Whose streams go on for a while without a reader."""
 
 Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class FinishedChoice:
+    """Everything that one choice told."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenText] = field(default_factory=list)
+    finish_reason: str = ""
+    usage: Statistics = field(default_factory=Statistics)
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.texts)
+
+    def take(self, event: Delta | Finished) -> None:
+        """Add what one event told."""
+        if isinstance(event, Finished):
+            self.finish_reason, self.usage = event.finish_reason, event.usage
+        else:
+            self.texts.append(event.text)
+            self.logprobs.extend(event.logprobs)
+
+
+class Renderer:
+    """The objects of one answer to `command`, or to several like it; a subclass says what a choice looks like."""
+
+    whole_name: str
+    chunk_name: str
+
+    def __init__(self, request_id: str, command: Generate, body: GenerationBody) -> None:
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self.id = request_id
+        """What the client is told."""
+        self.n = body.n or 1
+        self.include_usage = include_usage
+        """Whether a stream ends with the usage of all choices."""
+        self.wants_logprobs = command.sampling.top_logprobs is not None
+        self._no_drafter = command.model.no_drafter
+        self._seed = command.sampling.seed if body.seed is None else body.seed
+        self._base = {"id": request_id, "created": int(time.time()), "model": command.model.id}
+        self._extra = {"usage": None} if include_usage else {}
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Chunks that come before the first token."""
+        return []
+
+    def chunk(self, choice: int, event: Delta | Finished) -> dict[str, Any] | None:
+        """What one event tells of a choice; the last one brings its numbers. None when there is nothing to tell."""
+        if isinstance(event, Finished):
+            return self._chunk(self.piece(choice, "", event.finish_reason)) | self._numbers(event.usage)
+        if not event.text and not event.logprobs:
+            return None
+        piece = self.piece(choice, event.text)
+        if event.logprobs:
+            piece["logprobs"] = self.logprobs(choice, event.logprobs)
+        if event.accepted_spans:
+            piece["accepted_spans"] = event.accepted_spans
+            piece["method"] = event.method
+        return self._chunk(piece)
+
+    def usage(self, usages: Sequence[Statistics]) -> dict[str, Any]:
+        """The chunk without choices at the end of a stream."""
+        total = Statistics.side_by_side(usages, choices_per_prompt=self.n)
+        return self._base | {"object": self.chunk_name, "choices": [], "usage": usage_object(total)}
+
+    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+        """The answer in one piece."""
+        total = Statistics.side_by_side([each.usage for each in finished], choices_per_prompt=self.n)
+        choices = [self.whole_choice(index, each) for index, each in enumerate(finished)]
+        named = self._base | {"object": self.whole_name, "choices": choices, "usage": usage_object(total)}
+        return named | self._numbers(total)
+
+    def piece(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        """One choice of a chunk; with a reason it is the last of this choice and has no text."""
+        raise NotImplementedError
+
+    def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
+        """The `logprobs` of the next tokens of a choice."""
+        raise NotImplementedError
+
+    def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
+        """One choice of the answer in one piece."""
+        raise NotImplementedError
+
+    def _chunk(self, piece: dict[str, Any]) -> dict[str, Any]:
+        return {**self._base, "object": self.chunk_name, "choices": [piece], **self._extra}
+
+    def _numbers(self, usage: Statistics) -> dict[str, Any]:
+        return {"timings": usage.timings(), "speculation": usage.speculation(self._no_drafter), "seed": self._seed}
+
+
+def usage_object(usage: Statistics) -> dict[str, Any]:
+    """OpenAI's `usage`, with its own fields for drafts: accepted and rejected prediction tokens."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.accepted,
+            "rejected_prediction_tokens": usage.drafted - usage.accepted,
+        },
+    }
 
 
 async def answer(request: Request, commands: Sequence[Generate], renderer: Renderer, *, stream: bool) -> Response:

@@ -6,6 +6,7 @@ of a chunk may carry `method` and `accepted_spans`, the parts of its text that a
 
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,10 +14,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
-from app.api.answer import answer
+from app.api.answer import FinishedChoice, Renderer, answer
 from app.api.commands import MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens, max_tokens, shared_command
-from app.api.rendering import ChatRenderer
-from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES
+from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES, TokenText
 from app.serving.context import context_of
 from app.serving.gate import read_json
 
@@ -191,3 +191,36 @@ def messages_of(body: ChatBody, system_prompt: str | None) -> list[dict[str, Any
     if system_prompt is None or any(message["role"] == "system" for message in messages):
         return messages
     return [{"role": "system", "content": system_prompt}, *messages]
+
+
+class ChatRenderer(Renderer):
+    """OpenAI's `chat.completion` and `chat.completion.chunk`."""
+
+    whole_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The role, once for each choice."""
+        role = {"role": "assistant", "content": ""}
+        return [self._chunk(self.piece(index, "") | {"delta": role}) for index in range(self.n)]
+
+    def piece(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        delta = {} if finish_reason else {"content": text}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+    def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:  # noqa: ARG002 - all are alike
+        return {"content": [_chat_token(token) for token in tokens], "refusal": None}
+
+    def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": finished.text, "refusal": None},
+            "logprobs": self.logprobs(index, finished.logprobs) if self.wants_logprobs else None,
+            "finish_reason": finished.finish_reason,
+        }
+
+
+def _chat_token(token: TokenText) -> dict[str, Any]:
+    entry = {"token": token.token, "logprob": token.logprob, "bytes": list(token.token_bytes)}
+    top = [{"token": text, "logprob": logprob, "bytes": list(raw)} for text, logprob, raw in token.top]
+    return entry | {"top_logprobs": top}

@@ -5,6 +5,7 @@ prompt × n + index.
 """
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,9 +13,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
-from app.api.answer import answer
+from app.api.answer import FinishedChoice, Renderer, answer
 from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody, max_tokens, shared_command
-from app.api.rendering import CompletionRenderer
+from app.core.messages import Generate, TokenText
 from app.serving.context import context_of
 from app.serving.gate import read_json
 
@@ -84,3 +85,33 @@ async def create_completion(request: Request) -> Response:
     ]
     renderer = CompletionRenderer(completion_id, shared, body)
     return await answer(request, commands, renderer, stream=bool(body.stream))
+
+
+class CompletionRenderer(Renderer):
+    """OpenAI's `text_completion`; `text_offset` of the log probs counts characters of a choice."""
+
+    whole_name = chunk_name = "text_completion"
+
+    def __init__(self, request_id: str, command: Generate, body: GenerationBody) -> None:
+        super().__init__(request_id, command, body)
+        self._offsets: dict[int, int] = {}
+
+    def piece(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+    def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets.get(choice, 0))
+            self._offsets[choice] = offsets[-1] + len(token.token)
+        tops = [None if each.logprob is None else {text: value for text, value, _ in each.top} for each in tokens]
+        return {
+            "tokens": [token.token for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+    def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
+        logprobs = self.logprobs(index, finished.logprobs) if self.wants_logprobs else None
+        return self.piece(index, finished.text, finished.finish_reason) | {"logprobs": logprobs}

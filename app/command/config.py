@@ -1,12 +1,16 @@
-"""`paceline config`: the settings of the server and of each model, as the command line and the store give them.
+"""`paceline config`, `password` and `keys`: what is kept, with or without a server.
 
-A change is made by the running server, which feels it at once, and in the store where none runs; every answer says when
-it is felt.
+A setting is changed by the running server, which applies it at once, and in the store where none runs; every answer
+says when it applies. Account and keys are changed straight in the store by whoever may write it; a running server asks
+the store at the next request.
 """
 
+import getpass
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -19,8 +23,10 @@ from app.core.setting_texts import size_text
 from app.hub.catalog import default_catalog
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
+from app.store.accounts import Accounts, Keys
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
+from app.store.tables import KeyRow
 
 SOURCE = "paceline config"
 FELT = {
@@ -34,11 +40,15 @@ SHOWN_CHARACTERS = 60
 @contextmanager
 def opened(settings: Settings) -> Iterator[LiveSettings]:
     """The settings of this computer over what is given, of which no server runs. Raises `StoreUnavailable`."""
-    store = Store(settings.home / FILE_NAME)
-    try:
+    with closing(Store(settings.home / FILE_NAME)) as store:
         yield LiveSettings(settings, StoredSettings(store))
-    finally:
-        store.close()
+
+
+@contextmanager
+def account(settings: Settings) -> Iterator[Accounts]:
+    """The account and its keys. Raises `StoreUnavailable`."""
+    with closing(Store(settings.home / FILE_NAME)) as store:
+        yield Accounts(store)
 
 
 def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:
@@ -126,3 +136,45 @@ def _known(live: LiveSettings, model: str) -> str:
 
 def _names(live: LiveSettings) -> set[str]:
     return {each.id for each in default_catalog(live.current.model_folders).models()}
+
+
+# --- account and keys ---------------------------------------------------------------------------------------------
+
+
+def read_password() -> str:
+    """A new password: typed twice without being shown, or the first line of a pipe. Raises `CommandError`."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\r\n")
+    password = getpass.getpass("New password for the dashboard: ")
+    if getpass.getpass("Again: ") != password:
+        raise CommandError("the passwords do not match; nothing was changed")
+    return password
+
+
+def revoke_key(keys: Keys, name: str) -> None:
+    """End the key with this number or name. Raises `CommandError` when there is not exactly one."""
+    found = [key for key in keys.list() if name in {str(key.id), key.name}]
+    if len(found) != 1:
+        what = "several keys are" if found else "no key is"
+        raise CommandError(f"{what} called {name}: use its number from `paceline keys`")
+    keys.revoke(found[0].id)
+
+
+def keys_table(keys: Sequence[KeyRow]) -> Table | Text:
+    """The keys for a person."""
+    if not keys:
+        return Text("No API keys. Create one: paceline keys create NAME")
+    table = Table("number", "name", "begins with", "scope", "created", "last used", box=None, pad_edge=False)
+    for key in keys:
+        used = "never" if key.used_at is None else _day(key.used_at)
+        table.add_row(str(key.id), Text(key.name), key.hint, key.scope, _day(key.created_at), used)
+    return table
+
+
+def keys_as_json(keys: Sequence[KeyRow]) -> list[dict[str, Any]]:
+    """The keys for a program."""
+    return [key.model_dump(include={"id", "name", "scope", "created_at", "used_at"}) for key in keys]
+
+
+def _day(unix_seconds: float) -> str:
+    return datetime.fromtimestamp(unix_seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")

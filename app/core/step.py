@@ -1,4 +1,5 @@
-"""One step of the loop: what the scheduler plans, what the engine answers, what the client is told.
+"""One step of the loop: what the scheduler plans, what the engine answers, what the client is told; and the engine as
+those who drive it see it, so that they can be tested with a fake.
 
 There are no phases, only counters: `computed` counts the tokens of a sequence that are in the cache. Chunked
 prefill, a prefix hit, rejected drafts and carried-over tokens are all `computed` lagging behind `len(tokens)`.
@@ -8,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from app.core.reason import NO_REASON, Reason, reason_object
+from app.core.request import Request
 
 DRAFT_LENGTHS = (1, 2, 3, 5, 7, 15)
 """The draft lengths that are weighed, and warmed up: with the token before them, blocks of 8 and 16 are among them."""
@@ -376,3 +378,49 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     statistics: Statistics = field(default_factory=Statistics)
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a loaded engine can do, fixed for its life."""
+
+    max_context_tokens: int
+    max_rows: int
+    prefill_chunk_tokens: int = 512
+    drafters: tuple[str, ...] = ()
+    """Methods that can run here, best first."""
+    longest_drafts: Mapping[str, int] = field(default_factory=dict)
+    """Method -> the most drafts that it ever proposes; others know no such limit."""
+    unavailable: Mapping[str, Reason] = field(default_factory=dict)
+    """Method -> the reason why it cannot run here."""
+
+
+class EnginePort(Protocol):
+    """One loaded model with its drafters. All calls come from the MLX thread; none blocks on anything else."""
+
+    measured: Sequence[StepCost]
+    """What steps cost when the model was warmed up, or in an earlier life on this machine."""
+
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    def admit(self, request: Request) -> int:
+        """Claim a row; the answer is how many prompt tokens the prefix cache already holds (< prompt length)."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run one forward. All caches commit or none: on an exception the rows of the plan are unusable."""
+
+    def release(self, request_id: str, tokens: Sequence[int]) -> None:
+        """Free the row; `tokens` (prompt and told output) may be kept for the prefix cache. Unknown ids are fine."""
+
+    # --- for the pool: its bytes, and to let go of them -------------------------------------------------------
+
+    @property
+    def cache_bytes(self) -> int: ...
+    @property
+    def prefix_cache_bytes(self) -> int: ...
+    @property
+    def cache_families(self) -> tuple[str, ...]: ...
+    def drop_prefix_cache(self) -> None: ...
+    def bound_prefix_cache(self, limit_bytes: int) -> None: ...
+    def close(self) -> None: ...

@@ -14,12 +14,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.core.ports import EngineLimits
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import (
     DecodeRow,
     DecodeStep,
+    EngineLimits,
     Parts,
     PrefillRow,
     PrefillStep,

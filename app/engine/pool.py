@@ -14,10 +14,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable, PacelineError
 from app.core.footprint import Footprint
 from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
-from app.core.ports import Clock, EnginePort
+from app.core.step import EnginePort
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import open_engine

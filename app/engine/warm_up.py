@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
+from app.core.clock import Clock
 from app.core.drafters import TEXT_METHODS
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
-from app.core.ports import Clock, EnginePort
 from app.core.request import Request, SamplingParameters
 from app.core.safe_files import read_object, write_privately
 from app.core.step import (
@@ -28,6 +28,7 @@ from app.core.step import (
     LONGEST_DRAFT,
     DecodeRow,
     DecodeStep,
+    EnginePort,
     PrefillRow,
     PrefillStep,
     StepCost,

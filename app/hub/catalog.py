@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from app.core.clock import Clock
 from app.core.drafters import DRAFT_MODEL, MTP, drafter_method
 from app.core.drafters.formats import head_tensors
 from app.core.errors import DiskUnavailable, ModelNotFound, ModelUnavailable
 from app.core.messages import DraftSpecification
 from app.core.model_folder import MAX_FILES, read_folder
-from app.core.ports import Clock
 from app.core.safe_files import MOMENTARY, RETRY_SECONDS, TensorInfo, printable, read_file, read_object
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
 

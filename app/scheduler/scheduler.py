@@ -10,13 +10,14 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from app.core.clock import Clock
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
-from app.core.ports import Clock, EngineLimits
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
     DecodeStep,
+    EngineLimits,
     FinishReason,
     Parts,
     PrefillRow,

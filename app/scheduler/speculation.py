@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 
-from app.core.ports import EngineLimits
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
-from app.core.step import LONGEST_DRAFT, DecodeRow, Parts, StepCost, StepResult
+from app.core.step import LONGEST_DRAFT, DecodeRow, EngineLimits, Parts, StepCost, StepResult
 from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation

@@ -25,7 +25,7 @@ from urllib.parse import quote
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from app.core.ports import Clock
+from app.core.clock import Clock
 from app.core.setting_texts import is_loopback
 from app.serving.errors import Rejected
 from app.store.accounts import Accounts

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from app.core.clock import Clock
 from app.core.errors import ModelUnavailable, QueueFull
-from app.core.ports import Clock
 from app.serving.journal import Journal
 from app.serving.live_settings import LiveSettings
 from app.serving.measurements import Measurements

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from app.core.clock import Clock
 from app.core.errors import CONTEXT_OVERFLOW, PacelineError
 from app.core.messages import Accepted, Delta, Event, Finished, Generate, LoadProgress
-from app.core.ports import Clock
 from app.core.request import Past
 from app.core.step import MethodStatistics, Statistics
 from app.serving.measurements import Measurements

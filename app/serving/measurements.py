@@ -14,8 +14,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
+from app.core.clock import Clock
 from app.core.messages import Delta, Event, Heartbeat, TextWork
-from app.core.ports import Clock
 from app.core.step import Statistics
 from app.worker.client import WorkerClient
 

@@ -12,7 +12,7 @@ import msgspec
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from app.core.alarm import Alarm
+from app.core.clock import Alarm
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = "paceline.comment"

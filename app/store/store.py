@@ -58,11 +58,13 @@ class Store:
         `vital` is what protects somebody: it must succeed on a full disk, too, so it gets the room that is kept in
         reserve, and leaves nothing in the journal alone, whose damaged end SQLite drops silently.
         """
-        with self._room() if vital else contextlib.nullcontext(), self._explained():
-            with Session(self._opened(), expire_on_commit=False) as session, session.begin():
-                yield session
-            if vital:
-                self._checkpoint()
+        with self._explained():
+            engine = self._opened()
+            with self._room() if vital else contextlib.nullcontext():
+                with Session(engine, expire_on_commit=False) as session, session.begin():
+                    yield session
+                if vital:
+                    self._checkpoint()
 
     @contextmanager
     def reading(self) -> Iterator[Session]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, get_args
 
-from app.core.alarm import Alarm
+from app.core.clock import Alarm
 from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
     Accepted,

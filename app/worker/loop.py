@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from app.core.clock import Clock
 from app.core.errors import PacelineError, QueueFull
 from app.core.messages import (
     Cancel,
@@ -30,7 +31,6 @@ from app.core.messages import (
     failed_frame,
     short_text,
 )
-from app.core.ports import Clock
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent
 from app.worker.channel import CrashNote
 from app.worker.served_model import KeepCosts, OpenScheduler, ServedModel

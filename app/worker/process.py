@@ -27,8 +27,8 @@ from pathlib import Path
 from types import FrameType
 
 from app.core.messages import ModelSpecification, Ready, Shutdown
-from app.core.ports import EnginePort
 from app.core.request import SpeculationRequest
+from app.core.step import EnginePort
 from app.engine import memory
 from app.engine.warm_up import CostFiles
 from app.scheduler.scheduler import Scheduler

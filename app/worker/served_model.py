@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import msgspec
 
+from app.core.clock import Clock
 from app.core.errors import PacelineError
 from app.core.messages import LoadedModel, LoadModel, ModelSpecification, Submission, short_text
-from app.core.ports import Clock, EnginePort
-from app.core.step import FinishReason, StepCost, StepPlan, TokenEvent
+from app.core.step import EnginePort, FinishReason, StepCost, StepPlan, TokenEvent
 from app.engine.pool import EnginePool
 from app.scheduler.scheduler import Scheduler
 from app.worker.text_thread import TextThread

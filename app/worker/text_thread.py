@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from app.core.clock import Clock
 from app.core.errors import PacelineError, QueueFull, WorkerGone
 from app.core.messages import (
     Cancel,
@@ -29,7 +30,6 @@ from app.core.messages import (
     failed_frame,
     short_text,
 )
-from app.core.ports import Clock
 from app.core.step import TokenEvent
 from app.worker.answer import Answer, check_command
 from app.worker.texts import Reading

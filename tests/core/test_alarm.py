@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from app.core.alarm import Alarm
+from app.core.clock import Alarm
 
 
 class Loop(asyncio.SelectorEventLoop):

@@ -13,9 +13,8 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.core.ports import EngineLimits
 from app.core.request import Request, SamplingParameters
-from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
+from app.core.step import DecodeRow, DecodeStep, EngineLimits, PrefillRow, PrefillStep
 from app.engine.drafters import Drafter, Drafters, Proposal
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.features import FeatureDrafter

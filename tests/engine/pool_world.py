@@ -8,9 +8,8 @@ from mlx import nn
 
 from app.core.footprint import Footprint
 from app.core.messages import ModelSpecification
-from app.core.ports import EngineLimits
 from app.core.request import Request
-from app.core.step import StepCost, StepPlan, StepResult
+from app.core.step import EngineLimits, StepCost, StepPlan, StepResult
 from app.engine.drafters import LoadedUnit
 from app.engine.pool import EnginePool, PoolEvent
 

@@ -9,9 +9,18 @@ import pytest
 
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, LoadProgress, ModelSpecification
-from app.core.ports import EngineLimits
 from app.core.request import Request
-from app.core.step import DRAFT_LENGTHS, DecodeStep, Parts, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
+from app.core.step import (
+    DRAFT_LENGTHS,
+    DecodeStep,
+    EngineLimits,
+    Parts,
+    PrefillStep,
+    RowOutcome,
+    StepCost,
+    StepPlan,
+    StepResult,
+)
 from app.engine import memory
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit

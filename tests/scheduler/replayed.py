@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.core.ports import EngineLimits
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DRAFT_LENGTHS,
     DecodeRow,
     DecodeStep,
+    EngineLimits,
     Offer,
     Parts,
     PrefillRow,

@@ -8,12 +8,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from app.core.ports import EngineLimits
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
     DecodeStep,
+    EngineLimits,
     FinishReason,
     PrefillStep,
     RowOutcome,

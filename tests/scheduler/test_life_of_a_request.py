@@ -3,9 +3,8 @@
 import pytest
 
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable
-from app.core.ports import EngineLimits
 from app.core.reason import Reason
-from app.core.step import FinishReason
+from app.core.step import EngineLimits, FinishReason
 from app.scheduler.scheduler import Scheduler
 from tests.scheduler.scripted import Loop, ManualClock, ScriptedEngine, build, check_against_naive, some_request
 

@@ -4,10 +4,9 @@ import msgspec
 import pytest
 
 from app.core.errors import SpeculationUnavailable
-from app.core.ports import EngineLimits
 from app.core.reason import NO_REASON, Reason
 from app.core.request import SpeculationRequest
-from app.core.step import DecodeStep
+from app.core.step import DecodeStep, EngineLimits
 from app.scheduler.scheduler import Scheduler
 from tests.scheduler.scripted import Loop, ScriptedEngine, build, some_request, speculative_limits
 

@@ -6,9 +6,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.ports import EngineLimits
 from app.core.request import Request, SpeculationRequest
-from app.core.step import DecodeStep, FinishReason
+from app.core.step import DecodeStep, EngineLimits, FinishReason
 from app.scheduler.scheduler import Scheduler
 from tests.scheduler.scripted import VOCABULARY, Loop, ScriptedEngine, check_against_naive
 

@@ -2,9 +2,17 @@
 
 import pytest
 
-from app.core.ports import EngineLimits
 from app.core.reason import Reason
-from app.core.step import DecodeStep, FinishReason, Parts, PrefillStep, RowOutcome, StepResult, TokenLogprobs
+from app.core.step import (
+    DecodeStep,
+    EngineLimits,
+    FinishReason,
+    Parts,
+    PrefillStep,
+    RowOutcome,
+    StepResult,
+    TokenLogprobs,
+)
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.sequence import Sequence
 from tests.scheduler.scripted import (

@@ -4,11 +4,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
 from app.core.messages import Generate, LoadedModel, LoadProgress, ModelSpecification
-from app.core.ports import Clock, EngineLimits
 from app.core.request import Request, SpeculationRequest
-from app.core.step import DecodeRow, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult, TokenEvent, TokenLogprobs
+from app.core.step import (
+    DecodeRow,
+    EngineLimits,
+    PrefillStep,
+    RowOutcome,
+    StepCost,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+    TokenLogprobs,
+)
 from app.engine.pool import Evicted, Loaded, LoadFailed, PoolEvent
 from app.scheduler.scheduler import Scheduler
 from app.text.detokenizer import TokenTable

@@ -15,7 +15,7 @@ from app.core.messages import (
     LoopCommand,
     ModelSpecification,
 )
-from app.core.ports import EnginePort
+from app.core.step import EnginePort
 from app.worker.channel import CrashNote
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread

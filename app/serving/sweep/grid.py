@@ -13,7 +13,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
-from app.core.ports import Clock
+from app.core.clock import Clock
 
 TOKENS = 64
 WARM_UP_TOKENS = 20

@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
+from app.core.clock import Clock
 from app.core.errors import PacelineError
 from app.core.messages import MEASUREMENT, Delta, Finished, Generate, ModelSpecification
-from app.core.ports import Clock
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.step import Statistics
 from app.serving.sweep.grid import (

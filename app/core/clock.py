@@ -1,7 +1,10 @@
-"""A timer that is set and put off for every token: the event loop hears of it only when it is due."""
+"""Time: what tells it, and a timer that is set and put off for every token."""
 
 import asyncio
 from collections.abc import Callable
+
+Clock = Callable[[], float]
+"""Seconds that only go forward."""
 
 
 class Alarm:
