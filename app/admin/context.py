@@ -41,8 +41,6 @@ class AdminContext:
     downloads: Downloads
     logs: LogRing
     pace: Pace = field(default_factory=Pace)
-    loaded_drafts: dict[tuple[str, tuple[str, ...]], list[dict[str, str]]] = field(default_factory=dict)
-    """The drafters of what is in memory, by model and ids of drafters: the disk is read once for each."""
 
 
 async def admin_of(request: Request) -> AdminContext:

@@ -143,7 +143,7 @@ def _used(admin: AdminContext, main: CatalogModel, loaded: LoadedModel | None) -
     """Method and id of what drafts for the model now, or would if it were loaded."""
     resolver = admin.serving.resolver
     planned = (resolver.last(main.id) if loaded is not None else None) or resolver.planned(main)
-    drafts = planned.drafts if loaded is None else resolver.loaded_drafts(loaded)
+    drafts = planned.drafts if loaded is None else loaded.drafts
     if planned.policy == "off":
         return set()
     may = loaded.methods if loaded is not None and loaded.state == "ready" else planned.methods

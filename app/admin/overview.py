@@ -5,7 +5,6 @@ Topics: `worker` for the frame of every page; `state`, `pace` and `minutes` for 
 page that missed some asks for those behind the last number that it has.
 """
 
-import asyncio
 import functools
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -26,7 +25,7 @@ from app.core.reason import reason_object
 from app.serving.auth import is_let_in
 from app.serving.gate import read_json
 from app.serving.logs import CAPACITY, LEVELS, line_object
-from app.serving.resolver import drafts_object
+from app.serving.resolver import loaded_object
 from app.serving.sse import EventStream
 
 DRAIN_SECONDS = 600.0
@@ -69,7 +68,7 @@ async def get_overview(request: Request, admin: Admin) -> HTMLResponse:
 @router.get("/admin/api/state")
 async def get_state(admin: Admin) -> dict[str, Any]:
     """What the page shows, once: the topics `state`, `pace` and `minutes`."""
-    return {"state": await server_state(admin), "pace": pace(admin), "minutes": admin.pace.minutes()}
+    return {"state": server_state(admin), "pace": pace(admin), "minutes": admin.pace.minutes()}
 
 
 @router.post("/admin/api/worker/restart")
@@ -110,7 +109,7 @@ def worker_state(admin: AdminContext) -> dict[str, Any]:
     }
 
 
-async def server_state(admin: AdminContext) -> dict[str, Any]:
+def server_state(admin: AdminContext) -> dict[str, Any]:
     """Everything but the running requests, in bytes and seconds as the names say."""
     worker = admin.serving.worker
     snapshot = worker.snapshot
@@ -122,7 +121,7 @@ async def server_state(admin: AdminContext) -> dict[str, Any]:
             "cached_bytes": snapshot.cached_bytes,
             "peak_bytes": snapshot.peak_bytes,
         },
-        "models": [await _loaded_model(admin, model) for model in snapshot.models],
+        "models": [_loaded_model(model) for model in snapshot.models],
         "loading": [
             {"id": name, "phase": progress.phase, "fraction": round(progress.fraction, 3)}
             for name, progress in sorted(worker.progress.items())
@@ -134,12 +133,9 @@ async def server_state(admin: AdminContext) -> dict[str, Any]:
     }
 
 
-async def _loaded_model(admin: AdminContext, model: LoadedModel) -> dict[str, Any]:
-    unit, known = (model.id, model.draft_ids), admin.loaded_drafts
-    if unit not in known:
-        known[unit] = drafts_object(await asyncio.to_thread(admin.serving.resolver.loaded_drafts, model))
+def _loaded_model(model: LoadedModel) -> dict[str, Any]:
     unavailable = {method: reason_object(why) for method, why in model.unavailable.items()}
-    return {**msgspec.to_builtins(model), "drafts": known[unit], "unavailable": unavailable}
+    return {**loaded_object(model), "unavailable": unavailable}
 
 
 def pace(admin: AdminContext) -> dict[str, Any]:

@@ -13,7 +13,6 @@ drafter), `drafts` (id and method of each), `looking` (its drafters are not know
 """
 
 import asyncio
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -25,13 +24,12 @@ from pydantic import Field
 from app.api.answer import unless_client_leaves
 from app.api.commands import Body, ModelName
 from app.core.errors import ModelNotFound, ModelUnavailable
-from app.core.messages import LoadedModel
 from app.hub.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.errors import endpoints
 from app.serving.gate import read_json
-from app.serving.resolver import Resolver, drafts_object
+from app.serving.resolver import drafts_object, loaded_object
 
 router = APIRouter()
 
@@ -129,7 +127,6 @@ async def get_status(request: Request) -> dict[str, Any]:
     context = context_of(request)
     worker = context.worker
     snapshot = msgspec.to_builtins(worker.snapshot)
-    models = await asyncio.to_thread(_with_drafts, context.resolver, worker.snapshot.models)
     return {
         "worker": {
             "ready": worker.ready,
@@ -141,19 +138,8 @@ async def get_status(request: Request) -> dict[str, Any]:
         "quarantined": {name: str(why) for name, why in worker.quarantined.items()},
         "loading": {name: msgspec.to_builtins(progress) for name, progress in worker.progress.items()},
         **snapshot,
-        "models": models,
+        "models": [loaded_object(each) | {"unavailable": each.unavailable_words} for each in worker.snapshot.models],
     }
-
-
-def _with_drafts(resolver: Resolver, models: Iterable[LoadedModel]) -> list[dict[str, Any]]:
-    """What is loaded; `draft` is the id of the first drafter, `drafts` has id and method of each."""
-    described = []
-    for model in models:
-        drafts = drafts_object(resolver.loaded_drafts(model))
-        first = drafts[0]["id"] if drafts else None
-        words = {"draft": first, "drafts": drafts, "unavailable": model.unavailable_words}
-        described.append({**msgspec.to_builtins(model), **words})
-    return described
 
 
 @router.get("/health/live")

@@ -245,7 +245,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     state: str
     """loading, ready or unloading."""
-    draft_ids: tuple[str, ...] = ()
+    drafts: tuple[DraftSpecification, ...] = ()
     weights_bytes: int = 0
     cache_bytes: int = 0
     prefix_cache_bytes: int = 0
@@ -262,6 +262,11 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
     idle_seconds: float = 0.0
     leases: int = 0
+
+    @property
+    def draft_ids(self) -> tuple[str, ...]:
+        """The ids of its drafters."""
+        return tuple(draft.id for draft in self.drafts)
 
     @property
     def unavailable_words(self) -> dict[str, str]:

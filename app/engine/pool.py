@@ -116,7 +116,7 @@ class Resident:
         return LoadedModel(
             id=self.spec.id,
             state="loading" if self.ready_engine is None else "ready",
-            draft_ids=tuple(draft.id for draft in self.spec.drafts),
+            drafts=self.spec.drafts,
             weights_bytes=unit.weights_bytes if unit else 0,
             cache_bytes=self.cache_bytes,
             prefix_cache_bytes=self.prefix_bytes,

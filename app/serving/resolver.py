@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from app.core.config_values import context_tokens
-from app.core.drafters import DRAFT_METHODS, DRAFT_MODEL, MTP, OFF, TEXT_METHODS
+from app.core.drafters import DRAFT_METHODS, OFF, TEXT_METHODS
 from app.core.errors import InvalidRequest, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import DraftSpecification, Event, LoadedModel, LoadProgress, ModelSpecification
 from app.core.request import SpeculationRequest
@@ -86,6 +86,17 @@ class ModelEntry:
 def drafts_object(drafts: Iterable[DraftSpecification]) -> list[dict[str, str]]:
     """The drafters of a unit as JSON."""
     return [{"id": draft.id, "method": draft.method} for draft in drafts]
+
+
+def loaded_object(model: LoadedModel) -> dict[str, Any]:
+    """What the worker tells of a model, as JSON; `draft` is the id of the first drafter."""
+    ids = model.draft_ids
+    return {
+        **msgspec.to_builtins(model),
+        "draft": ids[0] if ids else None,
+        "drafts": drafts_object(model.drafts),
+        "draft_ids": ids,
+    }
 
 
 class Resolver:
@@ -249,7 +260,7 @@ class Resolver:
     def _drafts(self, model: CatalogModel, loaded: LoadedModel | None) -> tuple[DraftSpecification, ...]:
         """The drafters that a model is loaded with, else those that it would get; none where that cannot be told."""
         if loaded is not None:
-            return self.loaded_drafts(loaded)
+            return loaded.drafts
         if model.kind != "main" or model.problem:
             return ()
         last = self._last.get(model.id)
@@ -257,16 +268,6 @@ class Resolver:
             return last.drafts if last is not None and self._is_loaded(last) else self._chooser.choose(model).drafts
         except ModelUnavailable:  # a folder that cannot be read for the moment
             return ()
-
-    def loaded_drafts(self, loaded: LoadedModel) -> tuple[DraftSpecification, ...]:
-        """The drafters of a model that the worker holds."""
-        last = self._last.get(loaded.id)
-        known = {draft.id: draft for draft in last.drafts} if last is not None else {}
-        methods = {model.id: model.method for model in self._catalog.models()} | {loaded.id: MTP.name}
-        return tuple(
-            known.get(name) or DraftSpecification(name, "", methods.get(name, DRAFT_MODEL.name))
-            for name in loaded.draft_ids
-        )
 
     def loaded(self) -> dict[str, LoadedModel]:
         """The models that the worker holds, by id."""

@@ -59,7 +59,7 @@ class PacedWorker(FakeWorker):
         held = LoadedModel(
             id=model.id,
             state="ready",
-            draft_ids=tuple(draft.id for draft in model.drafts),
+            drafts=model.drafts,
             methods=tuple(each for each in methods if not model.methods or each in model.methods),
             longest_drafts={"dflash": 7},
             cache_families=("trim",),

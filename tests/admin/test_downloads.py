@@ -14,7 +14,7 @@ import pytest
 
 from app.admin.downloading import Downloads
 from app.core.download import Download
-from app.core.messages import LoadedModel, Ready, Snapshot
+from app.core.messages import DraftSpecification, LoadedModel, Ready, Snapshot
 from app.hub.catalog import FolderCatalog
 from app.hub.hub_files import Hub, HubToken
 from app.hub.hub_search import FoundRepository, search
@@ -170,7 +170,10 @@ def _search(hub: Hub) -> list[FoundRepository]:
 async def test_a_model_in_use_or_of_somebody_else_is_not_deleted(site: DownloadSite) -> None:
     await site.call("POST", "/admin/api/downloads", {"repository": ID}, 202)
     await site.until("done")
-    for loaded in (LoadedModel(id=ID, state="ready"), LoadedModel(id="main", state="ready", draft_ids=(ID,))):
+    for loaded in (
+        LoadedModel(id=ID, state="ready"),
+        LoadedModel(id="main", state="ready", drafts=(DraftSpecification(ID, ""),)),
+    ):
         site.worker.snapshot = Snapshot(models=(loaded,))
         error = (await site.call("DELETE", f"/admin/api/files/{ID}", {}, 409))["error"]
         assert (error["code"], loaded.id in error["message"]) == ("model_in_use", True)

@@ -1,12 +1,11 @@
 """The overview: what it tells of the server, and what may be done about it."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
 from app.admin.live import LiveFeed
-from app.core.messages import Delta, LoadedModel, LoadProgress, Ready, Snapshot
+from app.core.messages import Delta, DraftSpecification, LoadedModel, LoadProgress, Ready, Snapshot
 from app.core.reason import Reason
 from app.main import build
 from app.serving.measurements import Pace
@@ -26,7 +25,10 @@ def site() -> Site:
             LoadedModel(
                 id="demo-main",
                 state="ready",
-                draft_ids=("demo-draft", "demo-main"),
+                drafts=(
+                    DraftSpecification("demo-draft", "/private/draft"),
+                    DraftSpecification("demo-main", "/private/main", "mtp"),
+                ),
                 weights_bytes=3_000,
                 methods=("draft_model", "ngram"),
                 unavailable={"eagle3": Reason("cannot_draft", {"detail": "no drafter fits"})},
@@ -67,6 +69,7 @@ async def test_the_state_names_worker_memory_models_loads_and_quarantine(site: S
         "peak_bytes": 6_000,
     }
     (loaded,) = state["models"]
+    assert "/private" not in str(loaded), "no path of this computer"
     assert loaded["drafts"] == [
         {"id": "demo-draft", "method": "draft_model"},
         {"id": "demo-main", "method": "mtp"},
@@ -128,13 +131,3 @@ async def test_actions_need_a_session_and_json(site: Site, path: str) -> None:
     assert form.status_code == 415
     assert site.worker.renewals == []
     assert site.worker.quarantined
-
-
-async def test_the_disk_is_asked_once_for_each_set_of_drafters(site: Site) -> None:
-    resolver = site.context.resolver
-    reads = []
-    looked_up = resolver.loaded_drafts
-    resolver.loaded_drafts = lambda model: reads.append(model.id) or looked_up(model)  # type: ignore[method-assign, func-returns-value]
-    for _ in range(3):
-        await asyncio.gather(*(site.client.get("/admin/api/state", headers=OWN) for _ in range(2)))
-    assert len(reads) <= 2

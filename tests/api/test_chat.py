@@ -195,8 +195,8 @@ async def test_a_method_that_is_named_brings_its_drafter_or_is_refused() -> None
 async def test_a_drafter_that_is_named_is_the_only_one_that_may_draft() -> None:
     site = make_site(models=DRAFTERS)
     assert (await site.chat(draft_model="demo-main-dflash+demo-draft")).status_code == 200
-    ids = tuple(names_of(site.worker.commands[0].model))
-    site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready", draft_ids=ids),))
+    drafts = site.worker.commands[0].model.drafts
+    site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready", drafts=drafts),))
     for length in (None, 3):
         assert (await site.chat(draft_model="demo-draft", num_draft_tokens=length)).status_code == 200
         command = site.worker.commands[-1]

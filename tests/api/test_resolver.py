@@ -80,9 +80,9 @@ def test_a_configured_draft_that_cannot_be_used_is_left_out_with_its_reason(draf
         resolver(drafts=drafts).resolve("demo-main", method="draft_model")
 
 
-def load(site: Site, *draft_ids: str) -> None:
+def load(site: Site, *drafts: DraftSpecification) -> None:
     """The worker has loaded demo-main with these drafters."""
-    site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready", draft_ids=draft_ids),))
+    site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready", drafts=drafts),))
 
 
 def test_a_loaded_unit_keeps_its_drafters() -> None:
@@ -106,10 +106,10 @@ def test_a_loaded_unit_serves_a_request_that_names_one_of_its_drafters() -> None
     site = make_site(models=DRAFTERS)
     loaded = site.context.resolver.resolve("demo-main", "demo-main-dflash+demo-draft")
     assert names_of(loaded) == ["demo-main-dflash", "demo-draft"]
-    load(site, *names_of(loaded))
+    load(site, *loaded.drafts)
     assert site.context.resolver.resolve("demo-main", "demo-draft") is loaded
     assert names_of(site.context.resolver.resolve("demo-main", "demo-main-eagle3")) == ["demo-main-eagle3"]
-    load(site, *names_of(loaded))
+    load(site, *loaded.drafts)
     assert names_of(site.context.resolver.resolve("demo-main", "off")) == [], "off is another unit"
 
 
@@ -119,17 +119,17 @@ def test_a_loaded_unit_serves_a_request_that_names_one_of_its_drafters() -> None
 def test_what_is_loaded_by_hand_has_the_drafters_named_and_no_others() -> None:
     site = make_site(models=DRAFTERS)
     both = site.context.resolver.resolve_load("demo-main", "demo-main-dflash+demo-draft")
-    load(site, *names_of(both))
+    load(site, *both.drafts)
     assert site.context.resolver.resolve_load("demo-main", None) is both
     alone = site.context.resolver.resolve_load("demo-main", "demo-draft")
     assert names_of(alone) == ["demo-draft"]
-    load(site, *names_of(alone))
+    load(site, *alone.drafts)
     assert site.context.resolver.resolve("demo-main") is alone
 
 
 def test_a_drafter_and_a_method_that_it_does_not_draft_by_are_refused() -> None:
     site = make_site(models=DRAFTERS)
-    load(site, *names_of(site.context.resolver.resolve("demo-main", "demo-main-dflash+demo-draft")))
+    load(site, *site.context.resolver.resolve("demo-main", "demo-main-dflash+demo-draft").drafts)
     for method in ("draft_model", "ngram", "mtp"):
         with pytest.raises(SpeculationUnavailable, match=f"demo-main-dflash does not draft by {method}"):
             site.context.resolver.resolve("demo-main", "demo-main-dflash", method=method)
@@ -165,12 +165,12 @@ def test_the_best_drafter_is_the_usual_one_and_a_named_method_adds_its_own() -> 
     site = make_site(models=DRAFTERS)
     usual = site.context.resolver.resolve("demo-main")
     assert names_of(usual) == ["demo-main-dflash"]
-    load(site, *names_of(usual))
+    load(site, *usual.drafts)
     assert site.context.resolver.resolve("demo-main", method="ngram") is usual
     assert site.context.resolver.resolve("demo-main", method="dflash") is usual
     more = site.context.resolver.resolve("demo-main", method="draft_model")
     assert names_of(more) == ["demo-main-dflash", "demo-draft"], "best first"
-    load(site, *names_of(more))
+    load(site, *more.drafts)
     assert site.context.resolver.resolve("demo-main") is more
     with pytest.raises(SpeculationUnavailable, match="no mtp drafter on this computer fits demo-main") as refusal:
         site.context.resolver.resolve("demo-main", method="mtp")
@@ -201,6 +201,6 @@ def test_the_head_inside_a_checkpoint_is_named_by_the_model() -> None:
     site = make_site(models=(main, model("demo-main")))
     with pytest.raises(SpeculationUnavailable, match="cannot draft for demo-main"):
         resolver((model("demo-main"),)).resolve("demo-main", "demo-main")
-    assert site.context.resolver.loaded_drafts(
-        LoadedModel(id="demo-main-next", state="ready", draft_ids=("demo-main-next",))
-    ) == (DraftSpecification("demo-main-next", "", "mtp"),)
+    loaded = LoadedModel(id=main.id, state="ready", drafts=(DraftSpecification(main.id, "", "mtp"),))
+    site.worker.snapshot = Snapshot(models=(loaded,))
+    assert site.context.resolver.entry(main).drafts == loaded.drafts
