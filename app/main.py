@@ -32,7 +32,7 @@ from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages, read_assets
 from app.api import chat, completions, control
-from app.core import descriptors
+from app.core import descriptors, setting_texts
 from app.core.errors import StoreUnavailable
 from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
 from app.core.server_file import RunningServer, written_server
@@ -80,7 +80,6 @@ AREAS = (
 """The dashboard: modules with a `router`; `TOPICS` are what their pages hear of live."""
 EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
-UNSPECIFIED = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 
 
 def create_app(
@@ -253,7 +252,7 @@ def run(
 def setup_address(admin: AdminContext, url: str) -> str:
     """Where the first password is chosen, with a new code in the fragment; empty once there is one, or from afar."""
     host = admin.serving.settings.host
-    is_near = admin.serving.settings.is_loopback or host in UNSPECIFIED
+    is_near = admin.serving.settings.is_loopback or host in setting_texts.UNSPECIFIED
     return f"{url}admin/setup#{admin.setup.issue()}" if is_near and not admin.accounts.has_account else ""
 
 
@@ -278,7 +277,7 @@ async def _serve(
     def started() -> None:
         if said:
             logging.getLogger("paceline.store").warning("%s", said)
-        url = address_url(settings.host, port)
+        url = f"{setting_texts.local_url(settings.host, port)}/"
         setup = setup_address(app.state.admin, url)
         threading.Thread(target=announce, args=(url, setup, live, catalog), daemon=True).start()
         if settings.open:
@@ -297,13 +296,6 @@ async def _serve(
             await server.serve(sockets=[listener])
     finally:
         await worker.stop()
-
-
-def address_url(host: str, port: int) -> str:
-    """Where a browser on this machine finds a server that listens on `host`."""
-    if host in UNSPECIFIED:
-        host = "127.0.0.1"
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def _announce(url: str, setup: str, _live: LiveSettings, catalog: FolderCatalog) -> None:

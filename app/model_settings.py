@@ -114,10 +114,6 @@ class ModelSettings(BaseModel):
             logger.warning("stored settings of a model are left out: %s", ", ".join(sorted(strange)))
             return cls.model_validate({name: value for name, value in known.items() if name not in strange})
 
-    def with_speculation(self, other: "ModelSettings") -> "ModelSettings":
-        """This model, drafting as `other` says and as nothing else."""
-        return self.model_copy(update={name: getattr(other, name) for name in SPECULATION})
-
     def over(self, other: "ModelSettings") -> "ModelSettings":
         """This, and where it says nothing, `other`."""
         return ModelSettings.model_validate(other.given() | self.given())

@@ -22,8 +22,8 @@ from rich.text import Text
 from app.command.config import opened
 from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
-from app.command.server import address_of
 from app.core.errors import StoreUnavailable
+from app.core.setting_texts import local_url
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
 from app.store.database import is_writable_by_others
@@ -133,7 +133,7 @@ def check_package_owner(_settings: Settings, owners: Mapping[str, Sequence[str]]
 
 def check_port(settings: Settings, answer_seconds: float = 2.0) -> Iterator[Finding]:
     """Our server answers there, or the port is free, or somebody else holds it."""
-    address = address_of(settings)
+    address = local_url(settings.host, settings.port)
     try:
         answer = httpx2.get(f"{address}/health/ready", timeout=answer_seconds, trust_env=False)
     except httpx2.TransportError:

@@ -16,13 +16,13 @@ from pydantic import SecretStr
 
 from app.core.errors import CommandError, InvalidSetting
 from app.core.server_file import read_server
+from app.core.setting_texts import local_url, reachable
 from app.model_settings import ModelSettings
 from app.settings import Settings, read_settings
 from app.store.glance import FILE_NAME, glance
 
 CONNECT_SECONDS = 3.0
 BAD_REQUEST, UNAUTHORIZED = 400, 401
-UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to compare with, not to bind
 
 
 def given(*, model_dirs: Sequence[Path] = (), drafts: Sequence[str] = (), **words: Any) -> Settings:
@@ -57,16 +57,6 @@ class NoServer(CommandError):
     """Nothing answers at the address."""
 
 
-def address_of(settings: Settings) -> str:
-    """Where a client on this computer reaches the server."""
-    host = _reachable(settings)
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-
-
-def _reachable(settings: Settings) -> str:
-    return UNSPECIFIED.get(settings.host, settings.host)
-
-
 class NoKey(CommandError):
     """The server asks for a key that was not given, or not for enough."""
 
@@ -88,8 +78,8 @@ class Server:
     """The server at an address; a connection for each call. Loading takes long, so only connecting times out."""
 
     def __init__(self, settings: Settings) -> None:
-        self.address = address_of(settings)
-        self._place = _reachable(settings), settings.port
+        self.address = local_url(settings.host, settings.port)
+        self._place = reachable(settings.host), settings.port
         self._headers = {"Content-Type": "application/json"}
         if settings.api_key is not None:
             self._headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"

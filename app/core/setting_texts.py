@@ -19,6 +19,7 @@ from app.core.drafters import METHOD_NAMES, METHODS, NGRAM, TEXT_METHODS
 OTHER_NAMES = {other: method.name for method in METHODS for other in method.other_names}
 MAX_DRAFT_TOKENS = 64
 MAX_LOOKUP_TOKENS = 32
+UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses to compare with, not to bind
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -174,6 +175,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def reachable(host: str) -> str:
+    """The address at which a client on this computer reaches a server that listens on `host`."""
+    return UNSPECIFIED.get(host, host)
+
+
+def local_url(host: str, port: int) -> str:
+    """Its URL, without a path."""
+    host = reachable(host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def host_names(host: str) -> tuple[str, ...]:

@@ -166,8 +166,6 @@ class KeptMeasurements:
 
 
 FINE = ("stop", "length", "tool_calls")
-OUTCOMES = ("fine", "cancelled", "failed")
-"""What a list may be narrowed to."""
 
 
 class RequestHistory:
@@ -191,7 +189,7 @@ class RequestHistory:
         return self.page(count=count)
 
     def page(self, *, count: int, before: str = "", model_id: str = "", outcome: str = "") -> list[Past]:
-        """The latest first, older than the request `before`; an `outcome` is one of `OUTCOMES`, or exact. No texts."""
+        """The latest first, older than `before`; an `outcome` is `fine`, `cancelled`, `failed`, or exact. No texts."""
         wanted = select(RequestRow).order_by(col(RequestRow.created_at).desc(), col(RequestRow.id).desc()).limit(count)
         if model_id:
             wanted = wanted.where(RequestRow.model_id == model_id)

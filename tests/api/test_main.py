@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from app.core import server_file
-from app.main import address_url, run
+from app.core.setting_texts import local_url
+from app.main import run
 from app.serving.server import bind
 from app.settings import Settings
 from app.store.rows import StoredSettings
@@ -215,10 +216,10 @@ def test_a_store_of_a_newer_paceline_is_one_line(tmp_path: Path, capfd: pytest.C
 
 
 def test_addresses() -> None:
-    assert address_url("127.0.0.1", 1) == "http://127.0.0.1:1/"
-    assert address_url("0.0.0.0", 1) == "http://127.0.0.1:1/"  # noqa: S104
-    assert address_url("::", 1) == "http://127.0.0.1:1/"
-    assert address_url("::1", 1) == "http://[::1]:1/"
+    assert local_url("127.0.0.1", 1) == "http://127.0.0.1:1"
+    assert local_url("0.0.0.0", 1) == "http://127.0.0.1:1"  # noqa: S104
+    assert local_url("::", 1) == "http://[::1]:1"
+    assert local_url("::1", 1) == "http://[::1]:1"
 
 
 @pytest.mark.anyio
