@@ -151,13 +151,13 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     context = admin.serving
     unsubscribes = [
         context.worker.subscribe(context.measurements.observe, Heartbeat, TextWork),
-        context.worker.subscribe(context.idle.hear, LoadProgress),
-        context.worker.subscribe(admin.pace.hear, Delta),
-        context.worker.subscribe(context.journal.hear, LoadProgress, Finished),
-        context.worker.subscribe(admin.loading.hear, Heartbeat),
+        context.worker.subscribe(context.idle.on_event, LoadProgress),
+        context.worker.subscribe(admin.pace.on_event, Delta),
+        context.worker.subscribe(context.journal.on_event, LoadProgress, Finished),
+        context.worker.subscribe(admin.loading.on_event, Heartbeat),
     ]
-    feelers = (context.idle.feel, context.journal.feel, admin.downloads.fill)
-    unsubscribes += [context.live.subscribe(feel) for feel in feelers]
+    listeners = (context.idle.on_settings_changed, context.journal.on_settings_changed, admin.downloads.fill)
+    unsubscribes += [context.live.subscribe(on_settings_changed) for on_settings_changed in listeners]
     journalling = asyncio.create_task(context.journal.run())
     compiling = asyncio.create_task(asyncio.to_thread(admin.pages.compile))
     await admin.downloads.start()
@@ -225,15 +225,15 @@ def run(
     give_memory_back()
     store = Store(given.home / FILE_NAME)
     try:
-        said = store.start()
+        notice = store.start()
         kept = StoredSettings(store)
         live = LiveSettings(given, kept)
         is_unsafe = BEYOND_LOOPBACK.clashes(Situation(live.current, kept.has_keys()))
     except StoreUnavailable as error:
         _complain(str(error))
         return EXIT_UNAVAILABLE
-    if said:
-        _complain(said)
+    if notice:
+        _complain(notice)
     check(live.current)
     if is_unsafe:
         _complain(f"{live.current.host}: {BEYOND_LOOPBACK.advice}")
@@ -245,7 +245,7 @@ def run(
         return EXIT_UNAVAILABLE
     secrets = (given.api_key.get_secret_value(),) if given.api_key is not None else ()
     with open_outlets(LogRing(secrets=secrets), given.home) as lines:
-        asyncio.run(_serve(live, store, listener, announce or _announce, lines, said))
+        asyncio.run(_serve(live, store, listener, announce or _announce, lines, notice))
     return 0
 
 
@@ -257,9 +257,9 @@ def setup_address(admin: AdminContext, url: str) -> str:
 
 
 async def _serve(
-    live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, said: str
+    live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, notice: str
 ) -> None:
-    """`said` is what was done about the store: it belongs in the log too."""
+    """`notice` is what was done about the store: it belongs in the log too."""
     settings, port = live.current, listener.getsockname()[1]
     worker = WorkerClient(
         memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs", on_line=lines.take
@@ -267,16 +267,16 @@ async def _serve(
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
     app = create_app(live, store, worker, catalog, lines.ring)
 
-    def feel() -> None:
+    def on_settings_changed() -> None:
         catalog.look_in(live.current.model_folders)
         set_log_level(live.current.log_level)
 
-    feel()
-    live.subscribe(feel)
+    on_settings_changed()
+    live.subscribe(on_settings_changed)
 
     def started() -> None:
-        if said:
-            logging.getLogger("paceline.store").warning("%s", said)
+        if notice:
+            logging.getLogger("paceline.store").warning("%s", notice)
         url = f"{setting_texts.local_url(settings.host, port)}/"
         setup = setup_address(app.state.admin, url)
         threading.Thread(target=announce, args=(url, setup, live, catalog), daemon=True).start()

@@ -275,7 +275,7 @@ class Downloads:
     async def _run(self, download_id: int) -> None:
         try:
             job = await self._job(download_id)
-            end = await run_download(job, self._hear, spawn=self._spawn, patience=self._patience)
+            end = await run_download(job, self._on_event, spawn=self._spawn, patience=self._patience)
         except Exception as error:  # whatever it is, the queue goes on
             present = self._downloads[download_id]
             _logger.exception("the download of %s was interrupted", present.repository)
@@ -297,7 +297,7 @@ class Downloads:
             **self._job_fields,
         )
 
-    def _hear(self, download: Download) -> None:
+    def _on_event(self, download: Download) -> None:
         running = self._running.get(download.id)
         if running is not None:
             running.rate.note(download.done_bytes)

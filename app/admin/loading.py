@@ -40,7 +40,7 @@ class Loading:
         """Models whose change waits for the end of their requests."""
         self._background: set[asyncio.Task[None]] = set()
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """One event of the worker, on the event loop: a change that waited comes when its model is idle."""
         if not self._waiting or not isinstance(event, Heartbeat) or event.snapshot is None:
             return

@@ -152,7 +152,7 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         key_name=identity_of(request).name,
         is_streamed=stream,
     )
-    events = context.worker.open(commands, hear=record.hear)
+    events = context.worker.open(commands, on_event=record.on_event)
 
     def close() -> None:
         events.close()

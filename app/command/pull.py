@@ -89,7 +89,7 @@ def _pull_there(settings: Settings, repository: str, revision: str, show: Show) 
 def _pull_here(settings: Settings, repository: str, revision: str, show: Show) -> None:
     """In a process of this command's own."""
 
-    def tell(download: Download) -> None:
+    def report(download: Download) -> None:
         if download.problem.startswith("offline") and not download.total_bytes:
             raise CommandError(_sentence(problem_text(repository, download.problem)))
         show(download)
@@ -101,7 +101,7 @@ def _pull_here(settings: Settings, repository: str, revision: str, show: Show) -
         endpoint=settings.hub_endpoint,
     )
     settings.downloads_path.mkdir(parents=True, exist_ok=True)
-    end = asyncio.run(run_download(job, tell, patience=PATIENCE))
+    end = asyncio.run(run_download(job, report, patience=PATIENCE))
     if end.state == "failed":
         raise CommandError(_sentence(problem_text(repository, end.problem)))
     show(end)

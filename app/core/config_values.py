@@ -39,8 +39,8 @@ class ConfigValues:
         if value is None:
             raise ModelUnavailable(f"its config.json names no {keys[0]}; {DOWNLOAD_AGAIN}")
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_NUMBER:
-            told = next(key for key in keys if self.get(key) is not None)
-            raise ModelUnavailable(f"its config.json gives no usable {told}; {DOWNLOAD_AGAIN}")
+            given = next(key for key in keys if self.get(key) is not None)
+            raise ModelUnavailable(f"its config.json gives no usable {given}; {DOWNLOAD_AGAIN}")
         return value
 
     def real(self, key: str, default: float) -> float:

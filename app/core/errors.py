@@ -171,10 +171,10 @@ def wording_of(problem: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
     """Key and values of the words for a problem that pydantic found: by its kind, or by the field's own rule."""
     kind = str(problem["type"])
     own = kind in {"value_error", "string_pattern_mismatch"} and problem["loc"]
-    told: Mapping[str, object] = problem.get("ctx", {})
-    values: dict[str, object] = {name: value for name, value in told.items() if isinstance(value, str | int | float)}
+    details: Mapping[str, object] = problem.get("ctx", {})
+    values: dict[str, object] = {name: value for name, value in details.items() if isinstance(value, str | int | float)}
     if kind == "literal_error":
-        values["expected"] = str(told["expected"]).replace(" or ", ", ")
+        values["expected"] = str(details["expected"]).replace(" or ", ", ")
     return str(problem["loc"][0]) if own else kind, values
 
 

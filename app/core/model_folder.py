@@ -258,11 +258,11 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _bits(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
-    told = text_number(_quantisation(config), "bits")
+    declared = text_number(_quantisation(config), "bits")
     sizes = Counter[str]()
     for tensor in tensors.values():
         sizes[tensor.dtype] += tensor.size_bytes
-    return told or (DTYPE_BITS[sizes.most_common(1)[0][0]] if sizes else 0)
+    return declared or (DTYPE_BITS[sizes.most_common(1)[0][0]] if sizes else 0)
 
 
 def _parameter_count(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:

@@ -62,7 +62,7 @@ LONGEST_WAIT_SECONDS = 20.0
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 RETRIED = frozenset({"offline", "busy", "hub_error"})
 
-Tell = Callable[[Download], None]
+Report = Callable[[Download], None]
 
 
 class Abandoned(Exception):
@@ -72,9 +72,9 @@ class Abandoned(Exception):
 class Fetch:
     """One job from its list of files to its place on the disk."""
 
-    def __init__(self, job: DownloadJob, tell: Tell) -> None:
+    def __init__(self, job: DownloadJob, report: Report) -> None:
         self._job = job
-        self._listener = tell
+        self._listener = report
         self._hub = Hub(job.endpoint or None, job.token, job.read_timeout_seconds)
         self._downloads = Path(job.downloads_folder)
         self._download = replace(job.download, state="running", phase="connecting", problem="")
@@ -96,17 +96,17 @@ class Fetch:
             if not self._folder.is_there(files):
                 self._folder.make()
                 self._done_bytes = sum(self._folder.received_bytes(file) for file in files)
-                self._tell(revision=contents.commit, total_bytes=total)
+                self._report(revision=contents.commit, total_bytes=total)
                 self._check_room(total - self._done_bytes)
                 self._fetch_all([file for file in files if not self._folder.is_verified(file)])
                 self._folder.publish(files)
             self._done_bytes = total
             place = str(self._folder.target)
-            self._tell(revision=contents.commit, total_bytes=total, state="done", phase="", problem="", folder=place)
+            self._report(revision=contents.commit, total_bytes=total, state="done", phase="", problem="", folder=place)
 
     def fail(self, problem: str) -> None:
         """Tell the bad end."""
-        self._tell(state="failed", phase="", problem=problem)
+        self._report(state="failed", phase="", problem=problem)
 
     def _fetch_all(self, files: list[RepositoryFile]) -> None:
         watch = threading.Thread(target=self._watch, daemon=True, name="watch")
@@ -153,7 +153,7 @@ class Fetch:
         """Before the next connection; raises the problem when another one would not help."""
         if problem.reason not in RETRIED or failures >= self._job.attempts:
             raise problem
-        self._tell(phase="waiting", problem=problem.problem)
+        self._report(phase="waiting", problem=problem.problem)
         if self._stop.wait(min(LONGEST_WAIT_SECONDS, self._job.retry_seconds * 2 ** (failures - 1))):
             raise Abandoned
 
@@ -190,7 +190,7 @@ class Fetch:
                 return _stored_chunks(stored, headers, file.size_bytes, offset)
         return self._hub.chunks(self._repository, self._commit, file, offset)
 
-    def _tell(self, **changes: Any) -> None:
+    def _report(self, **changes: Any) -> None:
         with self._lock:
             self._download = replace(self._download, done_bytes=self._done_bytes, **changes)
             self._listener(self._download)
@@ -201,14 +201,14 @@ class Fetch:
 
     def _watch(self) -> None:
         """Tell how far it is, and look at the disk, a few times a second: a silent process is taken for stalled."""
-        told = self._done_bytes
+        reported = self._done_bytes
         while not self._stop.wait(TELL_SECONDS):
             done = self._done_bytes
-            if done != told:
-                self._tell(phase="downloading", problem="")
-                told = done
+            if done != reported:
+                self._report(phase="downloading", problem="")
+                reported = done
             elif self._verifying.is_set():
-                self._tell(phase="verifying")
+                self._report(phase="verifying")
             self._verifying.clear()
             try:
                 self._check_room(0)
@@ -223,9 +223,9 @@ class Fetch:
             raise HubProblem("disk_full", self._repository, f"{missing / 1e6:,.0f} MB more are needed")
 
 
-def download(job: DownloadJob, tell: Tell) -> None:
+def download(job: DownloadJob, report: Report) -> None:
     """Do a job and tell its end, whatever it is."""
-    fetch = Fetch(job, tell)
+    fetch = Fetch(job, report)
     try:
         fetch.run()
     except HubProblem as problem:
@@ -240,7 +240,7 @@ def download(job: DownloadJob, tell: Tell) -> None:
 def serve(read: BinaryIO, write: BinaryIO) -> None:
     """The job of `read`, the download as it becomes to `write`; ends the process when `read` closes."""
 
-    def tell(present: Download) -> None:
+    def report(present: Download) -> None:
         try:
             write.write(msgspec.json.encode(present) + b"\n")
             write.flush()
@@ -249,7 +249,7 @@ def serve(read: BinaryIO, write: BinaryIO) -> None:
 
     job = msgspec.json.decode(read.readline(), type=DownloadJob)
     threading.Thread(target=_end_with_parent, args=(read,), daemon=True, name="parent").start()
-    download(job, tell)
+    download(job, report)
 
 
 def _end_with_parent(read: BinaryIO) -> None:

@@ -60,12 +60,12 @@ _decode = msgspec.json.Decoder(Download).decode
 
 
 async def run_download(
-    job: DownloadJob, tell: Callable[[Download], None], *, spawn: Spawn = spawn_child, patience: Patience
+    job: DownloadJob, report: Callable[[Download], None], *, spawn: Spawn = spawn_child, patience: Patience
 ) -> Download:
     """Process after process until the repository is here or another attempt would not help: the download at its end."""
     fruitless = 0
     while True:
-        end, has_arrived = await _attempt(job, tell, spawn, patience)
+        end, has_arrived = await _attempt(job, report, spawn, patience)
         code = end.problem.partition(":")[0]
         if end.state == "done" or code not in TRANSIENT:
             return end
@@ -77,25 +77,25 @@ async def run_download(
         fruitless = 0 if has_arrived else fruitless + 1
         if fruitless > len(patience.pauses_seconds):
             return end
-        tell(replace(end, state="running", phase="waiting"))
+        report(replace(end, state="running", phase="waiting"))
         await asyncio.sleep(patience.pauses_seconds[max(0, fruitless - 1)])
 
 
 async def _attempt(
-    job: DownloadJob, tell: Callable[[Download], None], spawn: Spawn, patience: Patience
+    job: DownloadJob, report: Callable[[Download], None], spawn: Spawn, patience: Patience
 ) -> tuple[Download, bool]:
     """The end of one process, done or failed, and whether it brought bytes."""
     present, has_arrived = job.download, False
 
-    def hear(download: Download) -> None:
+    def on_event(download: Download) -> None:
         nonlocal present, has_arrived
         present, has_arrived = download, has_arrived or download.phase == "downloading"
         if download.state == "running":
-            tell(download)
+            report(download)
 
     child = await spawn(msgspec.json.encode(job) + b"\n")
     try:
-        problem = await _listen(child, hear, patience)
+        problem = await _listen(child, on_event, patience)
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
@@ -103,7 +103,7 @@ async def _attempt(
     return (replace(present, state="failed", phase="", problem=problem) if problem else present), has_arrived
 
 
-async def _listen(child: Process, hear: Callable[[Download], None], patience: Patience) -> str:
+async def _listen(child: Process, on_event: Callable[[Download], None], patience: Patience) -> str:
     """What it tells until it is done or has failed: ""; or why it cannot: a silent process is taken for stalled."""
     limit = patience.first_byte_seconds
     while True:
@@ -120,7 +120,7 @@ async def _listen(child: Process, hear: Callable[[Download], None], patience: Pa
             download = _decode(line)
         except msgspec.MsgspecError:
             continue
-        hear(download)
+        on_event(download)
         if download.state != "running":
             return ""
         if download.phase == "downloading":

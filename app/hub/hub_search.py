@@ -158,8 +158,8 @@ def _found(information: Any) -> FoundRepository:
 
 def _config(hub: Hub, repository: str, contents: Contents, files: tuple[RepositoryFile, ...]) -> Mapping[str, Any]:
     """`config.json` when it may be read; else the little that the hub tells of it."""
-    told = contents.information.config
-    little: Mapping[str, Any] = told if isinstance(told, dict) else {}
+    declared = contents.information.config
+    little: Mapping[str, Any] = declared if isinstance(declared, dict) else {}
     file = next((file for file in files if file.name == "config.json"), None)
     if file is None or file.size_bytes > MAX_CONFIG_BYTES:
         return little
@@ -177,9 +177,9 @@ def _config(hub: Hub, repository: str, contents: Contents, files: tuple[Reposito
 
 def _licence(information: Any) -> str:
     card = information.card_data
-    told = card.get("license") if card is not None else None
+    declared = card.get("license") if card is not None else None
     tagged = next((tag.partition(":")[2] for tag in information.tags or () if str(tag).startswith("license:")), "")
-    return printable(told if isinstance(told, str) else str(tagged))
+    return printable(declared if isinstance(declared, str) else str(tagged))
 
 
 def _modified(information: Any) -> float:

@@ -1,7 +1,7 @@
 """Generation requests: what runs now and what ran, as records, a short ring of the last ones, and their history.
 
-`Record.hear` is called for every step of every stream: it only counts. Nothing that a person wrote is in a `Past` but
-where texts are kept; stop strings and biases are texts, too. Requests that ended are written about once a second,
+`Record.on_event` is called for every step of every stream: it only counts. Nothing that a person wrote is in a `Past`
+but where texts are kept; stop strings and biases are texts, too. Requests that ended are written about once a second,
 together, in a thread. A history that cannot be written costs entries of the history and nothing else.
 """
 
@@ -89,7 +89,7 @@ class Record:
         self._cancel = cancel
         self._journal.begun(self)
 
-    def hear(self, event: StreamEvent | LoadProgress | PacelineError) -> None:
+    def on_event(self, event: StreamEvent | LoadProgress | PacelineError) -> None:
         """One event of it, a step of the load that it waits for, or the error that ends all of it."""
         match event:
             case Delta():
@@ -316,12 +316,12 @@ class Journal:
         """Whether texts of a request that begins now are kept."""
         return self._keeps_texts() and self._limit() > 0
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Listen to the worker: loads that requests wait for, and the figures of cancelled ones."""
         if isinstance(event, LoadProgress):
             for record in self._running.values():
                 if record.model_id == event.model_id:
-                    record.hear(event)
+                    record.on_event(event)
         elif isinstance(event, Finished):
             for record in list(self._unaccounted):
                 if event.id in {command.id for command in record.commands}:
@@ -373,7 +373,7 @@ class Journal:
         """Whether something ended that is not written yet."""
         return bool(self._pending)
 
-    def feel(self) -> None:
+    def on_settings_changed(self) -> None:
         """The settings changed: perhaps less is to be remembered."""
         self._wake.set()
 

@@ -212,7 +212,7 @@ class LiveSettings:
             self.wanted = wanted
             at_start = {name: getattr(self.current, name) for name in AT_START}
             self.current = wanted.with_values(at_start)
-            self._tell()
+            self._notify()
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -246,7 +246,7 @@ class LiveSettings:
                 )
             keeper.save_model(model_id, model, source=source)
             self._models = {name: each for name, each in {**self._models, model_id: model}.items() if each != UNSET}
-            self._tell()
+            self._notify()
             return model
 
     def describe(self) -> list[dict[str, Any]]:
@@ -292,10 +292,10 @@ class LiveSettings:
         self._listeners.append(entry)
         return lambda: self._listeners.remove(entry)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.changes += 1
         for loop, listener in tuple(self._listeners):
-            loop.call_soon_threadsafe(_feel, listener)
+            loop.call_soon_threadsafe(_call, listener)
 
     def _open_keeper(self) -> "StoredSettings":
         if self._keeper is None:
@@ -303,7 +303,7 @@ class LiveSettings:
         return self._keeper
 
 
-def _feel(listener: Listener) -> None:
+def _call(listener: Listener) -> None:
     try:
         listener()
     except Exception:

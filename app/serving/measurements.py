@@ -235,7 +235,7 @@ class Pace:
         self._seconds = Track(clock, 1, span_seconds)
         self._minutes = Track(clock, 60, SPAN_MINUTES)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Listen to the worker."""
         if isinstance(event, Delta):
             self._seconds.add(event)

@@ -67,8 +67,8 @@ class ModelEntry:
     @property
     def context_tokens(self) -> int:
         """The longest context."""
-        told = self.loaded.max_context_tokens if self.loaded is not None else 0
-        return told or self.model.context or (context_tokens(self.model.config) if self.model.config else 0)
+        known = self.loaded.max_context_tokens if self.loaded is not None else 0
+        return known or self.model.context or (context_tokens(self.model.config) if self.model.config else 0)
 
     def as_object(self) -> dict[str, Any]:
         """What API and pages say alike, as JSON."""
@@ -340,13 +340,13 @@ class IdleLimit:
         limit = self._own.get(model.id, self._wanted(model.id)[1] or DEFAULT_IDLE_SECONDS)
         return FOR_EVER_SECONDS if model.pinned or limit < 0 else max(0.0, limit - model.idle_seconds)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """One event of the worker, on the event loop."""
         if not isinstance(event, LoadProgress) or event.phase != LOADED or event.model_id in self._own:
             return
         self._send_if_new(event.model_id, always=True)
 
-    def feel(self) -> None:
+    def on_settings_changed(self) -> None:
         """The settings changed: send the worker what is new for the models that it holds, on the event loop."""
         for model_id in self._resolver.loaded():
             self._send_if_new(model_id, always=False)

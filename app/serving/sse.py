@@ -107,13 +107,13 @@ class KeptFrames:
         try:
             async for each in frames:
                 self._frames.append(each)
-                self._tell()
+                self._notify()
         finally:
             on_close()
             self._ended = True
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 

@@ -80,8 +80,8 @@ class Store:
         with self._explained(), self._lock:
             self.close()
             narrowed = NARROWED if database.is_writable_by_others(self.path.parent) else ""
-            said, self._engine = self._open(repair=True)
-            return " ".join(each for each in (narrowed, said, LOCKED_WORDS if self.locked_down else "") if each)
+            notice, self._engine = self._open(repair=True)
+            return " ".join(each for each in (narrowed, notice, LOCKED_WORDS if self.locked_down else "") if each)
 
     def check(self) -> None:
         """Raise `StoreUnavailable` unless the file is sound, or not there, and its folder ours; changes nothing."""
@@ -120,8 +120,8 @@ class Store:
             if _is_full(error):
                 raise self._unusable(FULL) from error
             self.close()
-            said = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
-            reason = " ".join(str(said).split())[:200]
+            notice = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
+            reason = " ".join(str(notice).split())[:200]
             raise self._unusable(f"cannot be used ({reason}): check that it is yours and the disk has room") from error
 
     def _unusable(self, why: str) -> StoreUnavailable:
@@ -154,11 +154,11 @@ class Store:
         return opened
 
     def _open_once(self, *, repair: bool) -> tuple[str, Engine]:
-        said = self._prepare(repair=repair)
+        notice = self._prepare(repair=repair)
         engine = database.open_engine(self.path, pooled=True)
         with engine.connect().execution_options(reading=True) as connection:  # makes the journal, which takes room
             connection.exec_driver_sql("SELECT 1 FROM sqlite_master")
-        return said, engine
+        return notice, engine
 
     def _prepare(self, *, repair: bool) -> str:
         """A sound file of the latest revision lies at our path afterwards; without `repair` damage is raised."""

@@ -88,7 +88,7 @@ class Choice:
     def feed(self, event: TokenEvent, at: float) -> None:
         """Tell what one event brings; a FAILED one only after `close`."""
         if not self.closing and (chunk := self._take(event, at)).text:
-            self._tell(chunk)
+            self._emit(chunk)
         if event.finish_reason is None:
             return
         if self.closing:
@@ -96,7 +96,7 @@ class Choice:
             return
         tail = self._stream.finish()
         if tail.text:
-            self._tell(tail)
+            self._emit(tail)
         self._finish("stop" if tail.stopped else event.finish_reason.value, self._usage(event.statistics))
 
     def _take(self, event: TokenEvent, at: float) -> TextChunk:
@@ -122,12 +122,12 @@ class Choice:
     def _finish(self, finish_reason: str, usage: Statistics) -> None:
         self.ended = True
         if self._next.tokens:
-            self._tell(TextChunk())
+            self._emit(TextChunk())
         finished = Finished(id=self._command.id, index=self._index, finish_reason=finish_reason, usage=usage)
         _log(self._command, "%s", describe(self._command.model.id, finished))
         self._send(finished)
 
-    def _tell(self, chunk: TextChunk) -> None:
+    def _emit(self, chunk: TextChunk) -> None:
         delta = self._next
         self._next = Delta(id=delta.id, index=delta.index, text="", tokens=0, method=delta.method)
         delta.text, delta.accepted_spans = chunk.text, chunk.accepted_spans

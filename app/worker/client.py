@@ -52,7 +52,7 @@ _logger = logging.getLogger("paceline.client")
 class RequestStream:
     """The events of one request, of all its prompts, in one queue of at most `limit` for one reader.
 
-    `hear` is told each event when it comes, and the error that ends the request; `cancel` ends one prompt in the
+    `on_event` is told each event when it comes, and the error that ends the request; `cancel` ends one prompt in the
     worker. Choices are numbered over prompts: prompt × n + index.
     """
 
@@ -61,7 +61,7 @@ class RequestStream:
         commands: Sequence[Generate],
         *,
         cancel: Callable[[str], None],
-        hear: Callable[[StreamEvent | PacelineError], None] = lambda _event: None,
+        on_event: Callable[[StreamEvent | PacelineError], None] = lambda _event: None,
         limit: int = BUFFER_EVENTS,
     ) -> None:
         self.model_id = commands[0].model.id
@@ -70,7 +70,7 @@ class RequestStream:
         """Of the prompts that have not ended."""
         self._unaccepted = set(self._open_choices)
         self._cancel = cancel
-        self._hear = hear
+        self._on_event = on_event
         self._limit = limit
         self._events: deque[StreamEvent] = deque()
         self._error: PacelineError | None = None
@@ -106,7 +106,7 @@ class RequestStream:
             self.fail(PacelineError("The client does not read its answer.", code="client_too_slow"))
             return
         try:
-            self._hear(event)
+            self._on_event(event)
         except Exception:
             _logger.exception("%s: an event could not be counted", event.id)
             self.fail(PacelineError(INTERNAL_ERROR))
@@ -124,7 +124,7 @@ class RequestStream:
         """End with `error`, which the reader gets after the events that are already here; cancel what runs."""
         if not self.ended:
             self._error = error.with_traceback(None)  # which would keep the prompt
-            self._hear(error)
+            self._on_event(error)
             self._cancel_open()
             self._changed.set()
 
@@ -215,7 +215,10 @@ class WorkerClient(Supervisor):
     # --- requests -------------------------------------------------------------------------------------------
 
     def open(
-        self, commands: Sequence[Generate], *, hear: Callable[[StreamEvent | PacelineError], None] = lambda _event: None
+        self,
+        commands: Sequence[Generate],
+        *,
+        on_event: Callable[[StreamEvent | PacelineError], None] = lambda _event: None,
     ) -> RequestStream:
         """Send one request, prompt by prompt, as soon as a worker is ready; close the stream in the end.
 
@@ -224,7 +227,7 @@ class WorkerClient(Supervisor):
         """
         if any(command.id in self._streams for command in commands):
             raise ValueError(f"a request id of {[command.id for command in commands]} is in use")
-        stream = RequestStream(commands, cancel=self._cancel_prompt, hear=hear, limit=self._buffer_events)
+        stream = RequestStream(commands, cancel=self._cancel_prompt, on_event=on_event, limit=self._buffer_events)
         task = asyncio.get_running_loop().create_task(self._send(stream, commands))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
@@ -304,7 +307,7 @@ class WorkerClient(Supervisor):
 
     # --- what the supervisor tells ----------------------------------------------------------------------------
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case Accepted() | Delta() | Finished():
                 self._put(event)
@@ -324,7 +327,7 @@ class WorkerClient(Supervisor):
                 self.ready_info = event
         self._publish(event)
 
-    def _hear_end(self, cause: Reason) -> None:
+    def _on_exit(self, cause: Reason) -> None:
         message = (
             f"The model worker ended while the request ran: {cause}. It is being restarted; send the request again."
         )

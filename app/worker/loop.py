@@ -92,7 +92,7 @@ class Loop:
             with self._crash_note.on(self._pool.next_load):
                 events = self._pool.advance()
             for event in events:
-                self._hear(event)
+                self._on_event(event)
             self._beat_if_due()
         self._moved = False
         for model_id, served in tuple(self._served.items()):
@@ -204,7 +204,7 @@ class Loop:
             )
         return self._served[model_id]
 
-    def _hear(self, event: PoolEvent) -> None:
+    def _on_event(self, event: PoolEvent) -> None:
         """What the pool told about one model."""
         model_id, served = event.model_id, self._serve(event.model_id)
         match event:
@@ -268,7 +268,7 @@ class Loop:
             return
         self._next_house_work = now + HOUSEWORK_SECONDS
         for event in self._pool.expire():
-            self._hear(event)
+            self._on_event(event)
         if now >= self._next_remembering and not self._busy():
             self._remember()
 

@@ -143,7 +143,7 @@ class ServedModel:
                 self._line[place : place + 1] = [replace(each, requests=left)] if left else []
                 self._release()
                 end = TokenEvent(request_id, finish_reason=FinishReason.CANCELLED)
-                self._text_thread.tell((end,), self._clock())
+                self._text_thread.emitted((end,), self._clock())
                 return
         if request_id in self._open and self._scheduler is not None:
             try:
@@ -261,4 +261,4 @@ class ServedModel:
                 self._open.discard(event.request_id)
                 self._release()
         if current:
-            self._text_thread.tell(current, self._clock())
+            self._text_thread.emitted(current, self._clock())

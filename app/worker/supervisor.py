@@ -144,7 +144,7 @@ class CrashLog:
 
 class Supervisor:
     """One worker at a time, for ever, until `stop`. Who speaks to it is a subclass, which overrides `in_flight`,
-    `_hear` and `_hear_end`; none of them may raise."""
+    `_on_event` and `_on_exit`; none of them may raise."""
 
     def __init__(
         self,
@@ -188,10 +188,10 @@ class Supervisor:
         """The models of which an answer of the worker is waited for."""
         return frozenset()
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """One event of the worker, in order."""
 
-    def _hear_end(self, cause: Reason) -> None:
+    def _on_exit(self, cause: Reason) -> None:
         """The worker is gone: nothing that was in flight will be answered."""
 
     # --- state ------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class Supervisor:
             code = await child.end(*steps)
         self._ready.clear()
         self.last_exit = Reason(why, {"code": exit_name(code)})
-        self._hear_end(self.last_exit)
+        self._on_exit(self.last_exit)
 
     def _lose(self, cause: Reason, blamed: str) -> None:
         """The worker is gone: tell everyone first, then learn from it. `blamed`: the model whose doing it was."""
@@ -361,7 +361,7 @@ class Supervisor:
         self._closed = self.last_exit = cause
         _logger.error("the worker is gone: %s", cause)
         self._lost_at, self._pause_seconds = now, self._backoff.pause_seconds(now - self._began)
-        self._hear_end(cause)
+        self._on_exit(cause)
         if blamed and self._crashes.record(now, blamed, cause):
             _logger.error("quarantined %s: %s", blamed, self._crashes.quarantined(now)[blamed])
 
@@ -383,7 +383,7 @@ class Supervisor:
             return  # the last words of a worker that was given up
         if isinstance(event, Heartbeat):
             self._watchdog.beat(event)
-        self._hear(event)
+        self._on_event(event)
         if isinstance(event, Ready):
             self._greeted = True
             self._usual_start_seconds = time.monotonic() - self._began

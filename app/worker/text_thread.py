@@ -1,8 +1,8 @@
 """The text thread: commands in, prompts to the loop; token events in, text to the client.
 
-Threads meet in one queue of work: the reader calls `receive`, the MLX thread `queued`, `refused` and `tell`, those that
-wait for a prompt to be read leave word, and the text thread is in `run`. Nothing here waits, nor runs anything of a
-model folder.
+Threads meet in one queue of work: the reader calls `receive`, the MLX thread `queued`, `refused` and `emitted`, those
+that wait for a prompt to be read leave word, and the text thread is in `run`. Nothing here waits, nor runs anything of
+a model folder.
 """
 
 import logging
@@ -82,7 +82,7 @@ class TextThread:
         """A submission ended before it was queued."""
         self._deliver(partial(self._with_answer, request_id, lambda answer: answer.fail(error)))
 
-    def tell(self, events: Sequence[TokenEvent], at: float) -> None:
+    def emitted(self, events: Sequence[TokenEvent], at: float) -> None:
         """What one step, or one cancel, told."""
         self._deliver(partial(self._feed, events, at))
 

@@ -210,16 +210,16 @@ async def test_a_choice_for_a_model_in_use_comes_as_soon_as_no_request_uses_it(s
     await site.call("POST", "/admin/api/models/load", {"model": DEMO})
     site.worker.in_use = True
     assert (await site.call("PUT", f"/admin/api/drafts/{DEMO}", {"drafts": []}))["became"] == "in_use"
-    hear, resolver, loads = site.admin.loading.hear, site.admin.serving.resolver, len(site.worker.loads)
+    on_event, resolver, loads = site.admin.loading.on_event, site.admin.serving.resolver, len(site.worker.loads)
     (used,) = site.worker.snapshot.models
-    hear(Heartbeat(pending=True, snapshot=Snapshot(models=(msgspec.structs.replace(used, leases=1),))))
+    on_event(Heartbeat(pending=True, snapshot=Snapshot(models=(msgspec.structs.replace(used, leases=1),))))
     assert resolver.resolve(DEMO).drafts, "until then requests get what is in memory"
     site.worker.in_use = False
-    hear(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
+    on_event(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
     await site.worker.wait_for(lambda: len(site.worker.loads) > loads)
     assert not site.worker.snapshot.models[0].draft_ids
     assert not resolver.resolve(DEMO).drafts
-    hear(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
+    on_event(Heartbeat(pending=False, snapshot=Snapshot(models=(used,))))
     assert len(site.worker.loads) == loads + 1, "it came once"
 
 

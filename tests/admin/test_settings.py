@@ -252,7 +252,7 @@ async def test_pins_and_idle_times_are_felt_at_load_and_now(site: SignInSite, cl
         ({"idle_seconds": None}, (None, 3600.0)),
     ):
         await client.patch(MODEL, json=body)
-        context.idle.feel()
+        context.idle.on_settings_changed()
         assert worker.kept[-1] == ("demo-main", *told), body
     assert worker.loads == [], "a model that went meanwhile stays away"
 

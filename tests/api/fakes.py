@@ -122,9 +122,12 @@ class FakeWorker:
         self.changed = asyncio.Condition()
 
     def open(
-        self, commands: Sequence[Generate], *, hear: Callable[[StreamEvent | PacelineError], None] = lambda _event: None
+        self,
+        commands: Sequence[Generate],
+        *,
+        on_event: Callable[[StreamEvent | PacelineError], None] = lambda _event: None,
     ) -> RequestStream:
-        stream = RequestStream(commands, cancel=self._cancel, hear=hear)
+        stream = RequestStream(commands, cancel=self._cancel, on_event=on_event)
         self._saying |= {each.id: asyncio.create_task(self._say(stream, each)) for each in commands}
         return stream
 

@@ -22,7 +22,7 @@ class Witness:
         self._address = address
         self._expected: set[int] = set()
         context.add_init_script(WATCH_POLICY)
-        context.on("console", self._hear)
+        context.on("console", self._on_event)
         context.on("weberror", lambda error: self.problems.append(f"error of a script: {error.error}"))
         context.on("request", self._see_request)
         context.on("response", self._see_response)
@@ -33,7 +33,7 @@ class Witness:
         """These answers belong to the test."""
         self._expected |= set(statuses)
 
-    def _hear(self, message: ConsoleMessage) -> None:
+    def _on_event(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning", "assert"} and not message.text.startswith(REFUSED):
             self.problems.append(f"console: {message.text} ({message.location.get('url', '')})")
 

@@ -81,9 +81,9 @@ def finished(index: int = 0, **usage: object) -> Finished:
 def run(journal: Journal, name: str = "r", created_at: float = 1.0) -> Record:
     record = opened(journal, name, created_at=created_at)
     record.begin(lambda _error: None)
-    record.hear(Accepted(id=name, prompt_tokens=5))
-    record.hear(delta())
-    record.hear(finished(completion_tokens=1, prompt_tokens=5))
+    record.on_event(Accepted(id=name, prompt_tokens=5))
+    record.on_event(delta())
+    record.on_event(finished(completion_tokens=1, prompt_tokens=5))
     return record
 
 
@@ -99,16 +99,16 @@ async def test_a_request_goes_through_its_phases_and_their_seconds_add_up() -> N
     record.begin(lambda _error: None)
     time.now += 2
     for fraction in (0.0, 0.5, 1.0):
-        journal.hear(LoadProgress(model_id="m", phase="weights", fraction=fraction))
-        journal.hear(LoadProgress(model_id="another", phase="weights", fraction=fraction))
+        journal.on_event(LoadProgress(model_id="m", phase="weights", fraction=fraction))
+        journal.on_event(LoadProgress(model_id="another", phase="weights", fraction=fraction))
         time.now += 1
     assert record.seconds() == {"queue": 3.0, "load": 2.0, "prefill": 0.0, "decode": 0.0, "total": 5.0}
-    record.hear(Accepted(id="r-0", prompt_tokens=40))
+    record.on_event(Accepted(id="r-0", prompt_tokens=40))
     time.now += 4
     assert (record.is_accepted, record.writes) == (True, False)
-    record.hear(delta(3, drafted=4, accepted=2, method="ngram", why_not_drafted=NO_REASON))
+    record.on_event(delta(3, drafted=4, accepted=2, method="ngram", why_not_drafted=NO_REASON))
     time.now += 2
-    record.hear(delta(1, why_not_drafted=Reason("batched")))
+    record.on_event(delta(1, why_not_drafted=Reason("batched")))
     assert record.seconds() == {"queue": 3.0, "load": 2.0, "prefill": 4.0, "decode": 2.0, "total": 11.0}
     assert (record.tokens_per_second, record.acceptance, record.method) == (2.0, 0.5, "off")
     assert record.why_not_drafted == Reason("batched")
@@ -125,10 +125,10 @@ async def test_what_the_worker_told_at_the_end_goes_before_what_was_counted() ->
     journal = Journal()
     record = opened(journal)
     record.begin(lambda _error: None)
-    record.hear(Accepted(id="r-0", prompt_tokens=40))
+    record.on_event(Accepted(id="r-0", prompt_tokens=40))
     usage = {"prompt_tokens": 40, "completion_tokens": 9, "prefill_seconds": 1.5, "decode_seconds": 3.0}
     methods = (MethodStatistics("dflash", steps=4, drafted=8, accepted=6, accepted_per_position=(4, 2)),)
-    record.hear(finished(**usage, by_method=methods))
+    record.on_event(finished(**usage, by_method=methods))
     (past,) = journal.recent
     assert past.figures["seconds"]["prefill"] == 1.5
     assert past.figures["seconds"]["decode"] == 3.0
@@ -142,15 +142,15 @@ async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterw
     journal = Journal(history(tmp_path))
     record = opened(journal, n=2)
     record.begin(lambda _error: None)
-    record.hear(Accepted(id="r-0", prompt_tokens=40))
-    record.hear(delta(3, drafted=4, accepted=2, method="ngram"))
+    record.on_event(Accepted(id="r-0", prompt_tokens=40))
+    record.on_event(delta(3, drafted=4, accepted=2, method="ngram"))
     record.close()
     await journal.flush()
     assert journal.recent[0].figures["usage"]["completion_tokens"] == 3
     for index in range(2):
         methods = (MethodStatistics("ngram", steps=2, drafted=6, accepted=3),)
         usage = Statistics(cached_tokens=38, completion_tokens=4, decode_seconds=0.5, by_method=methods)
-        journal.hear(Finished(id="r-0", index=index, finish_reason="cancelled", usage=usage))
+        journal.on_event(Finished(id="r-0", index=index, finish_reason="cancelled", usage=usage))
     (past,) = journal.recent
     await journal.flush()
     assert past == history(tmp_path).find("r")
@@ -158,7 +158,7 @@ async def test_a_cancelled_request_gets_the_figures_that_the_worker_tells_afterw
     assert past.figures["usage"] == {"prompt_tokens": 0, "cached_tokens": 38, "completion_tokens": 8}
     assert past.figures["speculation"]["tokens_per_cycle"] == 2.5
     assert past.figures["timings"]["predicted_per_second"] == 16.0
-    journal.hear(Finished(id="r-0", index=0, finish_reason="cancelled", usage=Statistics()))
+    journal.on_event(Finished(id="r-0", index=0, finish_reason="cancelled", usage=Statistics()))
     assert journal.recent == [past]
 
 
@@ -167,10 +167,10 @@ async def test_several_choices_of_several_prompts_are_one_request() -> None:
     record = opened(journal, prompts=2, n=2)
     record.begin(lambda _error: None)
     for _ in range(2):
-        record.hear(Accepted(id="r", prompt_tokens=5))
+        record.on_event(Accepted(id="r", prompt_tokens=5))
     for index in range(4):
         assert journal.running == [record]
-        record.hear(finished(index, prompt_tokens=5, completion_tokens=7))
+        record.on_event(finished(index, prompt_tokens=5, completion_tokens=7))
     assert journal.running == []
     (past,) = journal.recent
     assert past.figures["usage"]["completion_tokens"] == 28
@@ -181,9 +181,9 @@ async def test_an_error_is_its_outcome_and_the_first_end_is_the_only_one() -> No
     journal = Journal()
     record = opened(journal)
     record.begin(lambda _error: None)
-    record.hear(ModelUnavailable("x" * 1000))
+    record.on_event(ModelUnavailable("x" * 1000))
     record.close()
-    record.hear(finished())
+    record.on_event(finished())
     (past,) = journal.recent
     assert past.outcome == "model_unavailable"
     assert len(past.figures["problem"]) == 300
@@ -298,5 +298,5 @@ async def test_a_step_of_a_stream_costs_next_to_nothing() -> None:
     for keeps_texts in (False, True):
         record = opened(Journal(keeps_texts=lambda keeps=keeps_texts: keeps))  # type: ignore[misc]
         event = delta(4, drafted=4, accepted=3, method="ngram")
-        best = min(timeit.repeat(lambda: record.hear(event), number=2_000, repeat=5)) / 2_000  # noqa: B023
+        best = min(timeit.repeat(lambda: record.on_event(event), number=2_000, repeat=5)) / 2_000  # noqa: B023
         assert best < 20e-6

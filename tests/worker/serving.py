@@ -38,11 +38,11 @@ async def until(client: WorkerClient, wanted: Callable[[Event], bool]) -> Event:
     """The next event of the worker that is wanted."""
     found: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
 
-    def hear(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if wanted(event) and not found.done():
             found.set_result(event)
 
-    unsubscribe = client.subscribe(hear)
+    unsubscribe = client.subscribe(on_event)
     try:
         return await asyncio.wait_for(found, DEADLINE_SECONDS)
     finally:

@@ -116,12 +116,12 @@ def test_both_ends_speak_and_the_worker_learns_that_the_server_is_gone() -> None
         events: list[Event] = []
         arrived = asyncio.Event()
 
-        def hear(event: Event) -> None:
+        def on_event(event: Event) -> None:
             events.append(event)
             if len(events) == 300:
                 arrived.set()
 
-        server = await ServerChannel.open(ours, hear, [].append)
+        server = await ServerChannel.open(ours, on_event, [].append)
         peer = Peer(theirs)
         commands: list[Command] = [Cancel(id="1"), Generate(id="2", model=MODEL, tokens=[1, 2]), Shutdown()]
         for command in commands:

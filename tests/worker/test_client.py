@@ -108,7 +108,7 @@ def test_prompts_of_one_request_share_a_queue_and_an_end() -> None:
         async with serving() as client:
             heard: list[object] = []
             stream = client.open(
-                [ask("words 2", request_id="a", n=2), ask("words 2", request_id="b", n=2)], hear=heard.append
+                [ask("words 2", request_id="a", n=2), ask("words 2", request_id="b", n=2)], on_event=heard.append
             )
             await stream.wait_accepted(10)
             events = []
@@ -122,7 +122,7 @@ def test_prompts_of_one_request_share_a_queue_and_an_end() -> None:
             stream.close()
 
             stream = client.open(
-                [ask("forever", request_id="a"), ask("fail QueueFull", request_id="b")], hear=heard.append
+                [ask("forever", request_id="a"), ask("fail QueueFull", request_id="b")], on_event=heard.append
             )
             gone = asyncio.create_task(until(client, cancelled))
             with pytest.raises(QueueFull, match="as asked"):

@@ -119,21 +119,25 @@ def _check_dflash_kind(config: Config, values: ConfigValues) -> None:
 
 
 def _layer_types(values: ConfigValues, layers: int) -> tuple[str, ...]:
-    told = values.get("layer_types")
-    if told is None:
+    declared = values.get("layer_types")
+    if declared is None:
         pattern = values.whole("sliding_window_pattern", default=0)
         usual = SLIDING if pattern or values.flag("use_swa") else FULL
         return tuple(FULL if pattern and (layer + 1) % pattern == 0 else usual for layer in range(layers))
-    if not isinstance(told, list) or len(told) != layers or any(kind not in (FULL, SLIDING) for kind in told):
+    if (
+        not isinstance(declared, list)
+        or len(declared) != layers
+        or any(kind not in (FULL, SLIDING) for kind in declared)
+    ):
         raise ModelUnavailable(f"its config.json gives no usable layer_types; {DOWNLOAD_AGAIN}")
-    return tuple(told)
+    return tuple(declared)
 
 
 def _causality(values: ConfigValues, layer_types: Sequence[str]) -> tuple[bool, ...]:
     """A sliding layer is causal inside the block, a full one is not, unless the config says otherwise."""
-    told = values.get("causal", "is_causal", "dflash_query_causal")
-    if isinstance(told, bool):
-        return (told,) * len(layer_types)
+    declared = values.get("causal", "is_causal", "dflash_query_causal")
+    if isinstance(declared, bool):
+        return (declared,) * len(layer_types)
     sliding = not values.flag("sliding_window_non_causal")
     return tuple(kind == SLIDING and sliding for kind in layer_types)
 
@@ -252,8 +256,8 @@ class Eagle3Config(DrafterConfig):
 
 def _eagle_taps(values: ConfigValues, target: TargetFacts) -> tuple[int, ...]:
     """Published ids say before which layer the state is taken: one less is the layer that put it out."""
-    told = values.layer_ids("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
-    before = [2, target.layers // 2, target.layers - 3] if told is None else told
+    declared = values.layer_ids("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+    before = [2, target.layers // 2, target.layers - 3] if declared is None else declared
     return checked_taps([tap - 1 for tap in before], target)
 
 

@@ -123,11 +123,11 @@ class Ngram(Drafter):
         own.extend(tokens[len(own.tokens) :])
         own.extend(emitted)
         known = own.tokens[-self._longest :]
-        told = own.continuation(known, limit, self._longest)
+        own_offer = own.continuation(known, limit, self._longest)
         own.cut(len(emitted))
         earlier = self._earlier.get(owner)
-        other = earlier.continuation(known, limit, self._longest) if earlier else told
-        return other if other.matched_tokens > told.matched_tokens else told
+        other = earlier.continuation(known, limit, self._longest) if earlier else own_offer
+        return other if other.matched_tokens > own_offer.matched_tokens else own_offer
 
     def release(self, sequence_id: str) -> None:
         """The text joins the earlier ones."""
