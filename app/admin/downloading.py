@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from app.core.clock import Clock
-from app.core.download import FINISHED, RESERVE_BYTES, Download, DownloadJob, problem_text
+from app.core.download import FINISHED, RESERVE_BYTES, Download, DownloadJob
 from app.core.errors import HubProblem, InvalidRequest, StoreUnavailable
 from app.hub.download_run import Patience, Spawn, run_download, spawn_child
 from app.hub.hub_files import Hub, HubToken, checked_repository, checked_revision
@@ -119,6 +119,7 @@ class Downloads:
         self._downloads: dict[int, Download] = {}
         self._running: dict[int, Running] = {}
         self._is_open = False
+        self._saving: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -145,7 +146,7 @@ class Downloads:
         for each in running:
             each.task.cancel()
         await asyncio.gather(*(each.task for each in running), return_exceptions=True)
-        await self._save()
+        await self._save()  # after the one that may be under way
 
     @property
     def folder(self) -> Path:
@@ -298,10 +299,13 @@ class Downloads:
         )
 
     def _on_event(self, download: Download) -> None:
-        running = self._running.get(download.id)
+        running, before = self._running.get(download.id), self._downloads[download.id]
         if running is not None:
             running.rate.note(download.done_bytes)
             self._put(download)
+            if (download.revision, download.total_bytes) != (before.revision, before.total_bytes):
+                # whatever ends the server, the next one goes on with this commit
+                self._saving = asyncio.create_task(self._save(), name="downloads: save")
 
     def _finish(self, download: Download) -> None:
         self._running.pop(download.id, None)
@@ -364,6 +368,6 @@ class Downloads:
         return asdict(download) | {
             "bytes_per_second": round(running.rate.bytes_per_second()) if running is not None else 0.0,
             "seconds_left": None if seconds is None else round(seconds),
-            "problem": download.problem.partition(": ")[0],
-            "problem_text": problem_text(download.repository, download.problem),
+            "problem": download.problem_code,
+            "problem_text": download.problem_text,
         }

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from app.command.server import NoKey, NoServer, Server, running_server
-from app.core.download import Download, DownloadJob, problem_text
+from app.core.download import Download, DownloadJob
 from app.core.errors import CommandError
 from app.hub.download_run import Patience, run_download
 from app.hub.hub_files import HubToken, checked_repository, checked_revision
@@ -90,8 +90,8 @@ def _pull_here(settings: Settings, repository: str, revision: str, show: Show) -
     """In a process of this command's own."""
 
     def report(download: Download) -> None:
-        if download.problem.startswith("offline") and not download.total_bytes:
-            raise CommandError(_sentence(problem_text(repository, download.problem)))
+        if download.problem_code == "offline" and not download.total_bytes:
+            raise CommandError(_sentence(download.problem_text))
         show(download)
 
     job = DownloadJob(
@@ -103,7 +103,7 @@ def _pull_here(settings: Settings, repository: str, revision: str, show: Show) -
     settings.downloads_path.mkdir(parents=True, exist_ok=True)
     end = asyncio.run(run_download(job, report, patience=PATIENCE))
     if end.state == "failed":
-        raise CommandError(_sentence(problem_text(repository, end.problem)))
+        raise CommandError(_sentence(end.problem_text))
     show(end)
 
 

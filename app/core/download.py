@@ -64,6 +64,16 @@ class Download:
         """What is still to arrive; 0 also while nobody knows."""
         return max(0, self.total_bytes - self.done_bytes)
 
+    @property
+    def problem_code(self) -> str:
+        """Its code alone; "" for none."""
+        return self.problem.partition(": ")[0]
+
+    @property
+    def problem_text(self) -> str:
+        """Its words, with the detail behind them; "" for none."""
+        return problem_text(self.repository, self.problem)
+
 
 class DownloadJob(msgspec.Struct, frozen=True, kw_only=True):
     """What a downloading process is told, on its standard input; the token travels nowhere else.

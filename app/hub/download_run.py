@@ -66,12 +66,11 @@ async def run_download(
     fruitless = 0
     while True:
         end, has_arrived = await _attempt(job, report, spawn, patience)
-        code = end.problem.partition(":")[0]
-        if end.state == "done" or code not in TRANSIENT:
+        if end.state == "done" or end.problem_code not in TRANSIENT:
             return end
         _logger.info("the download of %s ended: %s", printable(end.repository), end.problem)
         job = msgspec.structs.replace(job, download=end)
-        if code == "stalled" and job.use_xet:
+        if end.problem_code == "stalled" and job.use_xet:
             job = msgspec.structs.replace(job, use_xet=False)
             continue
         fruitless = 0 if has_arrived else fruitless + 1

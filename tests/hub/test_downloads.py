@@ -2,8 +2,10 @@
 
 import asyncio
 import shutil
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from app.core.download import Download
 from app.core.errors import InvalidRequest
 from app.hub.download_run import Patience, spawn_child
-from tests.hub.queue import Place, model_files, until, until_state
+from tests.hub.queue import WAIT_SECONDS, Place, model_files, until, until_state
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
 pytestmark = pytest.mark.anyio
@@ -110,6 +112,19 @@ async def test_a_resumed_download_stays_at_its_commit(place: Place, hub: StandIn
         assert place.partial_bytes() == 0
         await downloads.add(ID)
         assert (await until_state(downloads, "done"))["revision"] == hub.repositories[ID].commit != old
+
+
+@pytest.mark.parametrize("revision", ["", "main"])
+async def test_what_is_downloaded_is_kept_as_soon_as_it_is_known(place: Place, hub: StandInHub, revision: str) -> None:
+    hub.faults.stalls.extend([10_000_000, 10_000_000, 65_536])
+    async with place.open(streams=1) as downloads:
+        await downloads.add(ID, revision)
+        await until(downloads, lambda view: view["done_bytes"] >= 65_536)
+        known = hub.repositories[ID].commit, downloads.view(1)["total_bytes"]
+        with closing(sqlite3.connect(place.store_file)) as file:  # as a server that was killed now leaves it
+            async with asyncio.timeout(WAIT_SECONDS):
+                while file.execute("SELECT revision, total_bytes FROM download").fetchall() != [known]:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
 
 
 async def test_a_newer_commit_takes_the_place_of_an_older_one(place: Place, hub: StandInHub) -> None:
