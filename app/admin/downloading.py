@@ -345,7 +345,8 @@ class Downloads:
         """Keep all of them. What cannot be written waits for the next change: the files on the disk are what counts."""
         try:
             async with self._writing:
-                await asyncio.to_thread(self._rows.save, list(self._downloads.values()))
+                if self._downloads:
+                    await asyncio.to_thread(self._rows.save, list(self._downloads.values()))
         except StoreUnavailable as error:
             _logger.warning("the list of downloads cannot be written: %s", error.message)
 
