@@ -36,9 +36,20 @@ export const keeping = {
     await this.deliver(conversation.id);
   },
   deliver(number) {
-    const next = (deliveries.get(number) ?? Promise.resolve()).then(() => this.sendWaiting(number));
-    deliveries.set(number, next);
+    return this.inTurn([number], () => this.sendWaiting(number));
+  },
+  // After what is on its way for these conversations, whether that succeeds or not.
+  inTurn(numbers, call) {
+    const next = Promise.allSettled(numbers.map((number) => deliveries.get(number))).then(call);
+    for (const number of numbers) deliveries.set(number, next);
     return next;
+  },
+  // A turn that is on its way arrives before, so that none comes to a conversation that is gone.
+  async deleteKept(address, number) {
+    await this.inTurn(number ? [number] : [...deliveries.keys()], async () => {
+      await api("DELETE", address);
+      discard(number);
+    });
   },
   // Everything that waits, whoever wrote it.
   async flush() {

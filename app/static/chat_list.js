@@ -3,7 +3,7 @@
 import { ago, api, confirm, t } from "./core.js";
 import { ADDRESS } from "./chat_keeping.js";
 import { byId, formOf } from "./chat_options.js";
-import { discard, entries } from "./chat_outbox.js";
+import { entries } from "./chat_outbox.js";
 import { stored } from "./chat_thread.js";
 import { choose, newNumber } from "./chat_tree.js";
 
@@ -162,16 +162,13 @@ export const list = {
   async remove(conversation) {
     const title = t("chat.delete_title", { title: conversation.title });
     if (!(await confirm({ title, text: t("chat.delete_text"), action: t("chat.delete"), tone: "bad" }))) return;
-    const isDone = await this.attempt(() => api("DELETE", this.path(conversation)));
-    if (!isDone) return;
-    discard(conversation.id);
+    if (!(await this.attempt(() => this.deleteKept(this.path(conversation), conversation.id)))) return;
     await this.forget((each) => each.id === conversation.id);
   },
   async removeAll() {
     const title = t("chat.delete_all_title");
     if (!(await confirm({ title, text: t("chat.delete_text"), action: t("chat.delete_all"), tone: "bad" }))) return;
-    if (!(await this.attempt(() => api("DELETE", ADDRESS)))) return;
-    discard();
+    if (!(await this.attempt(() => this.deleteKept(ADDRESS)))) return;
     await this.forget(() => true);
   },
   // They are gone from the store: their replies need no more writing.

@@ -232,6 +232,33 @@ def test_what_is_written_after_another_window_deleted_it_is_a_conversation_of_it
     assert len(texts(page)) == 4
 
 
+def test_a_conversation_that_is_deleted_while_a_turn_is_on_its_way_stays_deleted(
+    server: Server, visitor: Visitor
+) -> None:
+    server.call("DELETE", ALL)
+    page = opened(visitor(server))
+    ask(page, "Count from 1 to 3.")
+    is_saved(page)
+    on_their_way: list[Route] = []
+
+    def hold(route: Route) -> None:
+        on_their_way.append(route)
+
+    page.route(TURNS, hold, times=1)
+    with page.expect_request(TURNS):
+        send(page, "Spell the word river.")
+    button(page.locator(".conversations"), "Delete").click()
+    button(page.get_by_role("dialog"), "Delete").click()
+    page.evaluate("fetch('/admin/api/models').then((response) => response.text())")
+    on_their_way.pop().continue_()
+    expect(page.locator(".conversations li")).to_have_count(0)
+    expect(page.locator(".message")).to_have_count(0)
+    page.reload()
+    is_settled(page)
+    assert server.call("GET", ALL)["conversations"] == []
+    expect(page.locator(".conversations li")).to_have_count(0)
+
+
 def test_an_early_reply_that_is_made_anew_leaves_every_later_turn(server: Server, chat: Page) -> None:
     for limit in range(3, 7):
         ask(chat, f"Count from 1 to {limit}.")
