@@ -370,8 +370,8 @@ class Journal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something ended that is not written yet."""
-        return bool(self._pending)
+        """Whether something ended that is not written yet, or just being written."""
+        return bool(self._pending) or self._writing.locked()
 
     def on_settings_changed(self) -> None:
         """The settings changed: perhaps less is to be remembered."""

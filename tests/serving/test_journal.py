@@ -1,5 +1,7 @@
 """Records of requests: what is counted, how they end, what is written, and what never is."""
 
+import asyncio
+import threading
 import timeit
 from collections.abc import Sequence
 from pathlib import Path
@@ -279,6 +281,29 @@ async def test_a_store_that_cannot_be_written_costs_no_request_and_is_tried_agai
     broken.mended = True
     await journal.flush()
     assert broken.kept == ["a", "b"]
+    assert not journal.is_behind
+
+
+async def test_who_reads_while_a_request_is_being_written_waits_for_it() -> None:
+    class Slow(Broken):
+        def keep(self, requests: Sequence[Past], limit: int) -> None:
+            writes.set()
+            goes_on.wait()
+            super().keep(requests, limit)
+
+    writes, goes_on = threading.Event(), threading.Event()
+    slow = Slow()
+    slow.mended = True
+    journal = Journal(slow)
+    run(journal)
+    writing = asyncio.create_task(journal.flush())
+    await asyncio.to_thread(writes.wait)
+    assert journal.is_behind
+    reading = asyncio.create_task(journal.flush())
+    goes_on.set()
+    await reading
+    assert slow.kept == ["r"]
+    await writing
     assert not journal.is_behind
 
 
