@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak check advisories format bench screenshots lock clean
+.PHONY: help serve test soak check advisories format bench screenshots icons lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ bench: $(VENV)/installed-dev ## Measure speed against mlx-lm, paired in one run
 
 screenshots: $(VENV)/installed-dev ## Photograph every page into docs/screenshots (needs chromium)
 	@$(BIN)/python -m tests.browser.screenshots
+
+icons: $(VENV)/installed-dev ## Draw the icons of app and menu bar (needs chromium)
+	@$(BIN)/python -m tests.browser.icons
 
 lock: ## Rewrite the lock files (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet pyproject.toml -o requirements.lock

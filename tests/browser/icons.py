@@ -1,0 +1,115 @@
+"""`make icons`: the icons of app and menu bar, drawn from `app/desktop/icons/icons.svg`, into the same folder."""
+
+import base64
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+from playwright.sync_api import Page, sync_playwright
+
+from tests.browser.conftest import CHROMIUM, MISSING
+from tests.browser.picture import READ_PIXELS
+
+FOLDER = Path(__file__).resolve().parents[2] / "app" / "desktop" / "icons"
+STATES = ("stopped", "starting", "ready", "busy", "trouble")
+MENU_BAR_POINTS = 18
+WINDOW_PIXELS = 256
+PNG_PIXELS = {
+    "ic07": 128,
+    "ic08": 256,
+    "ic09": 512,
+    "ic10": 1024,
+    "ic11": 32,
+    "ic12": 64,
+    "ic13": 256,
+    "ic14": 512,
+}
+"""Pixels of the images that an .icns holds as PNG; ic10 to ic14 are those of 512, 16, 32, 128 and 256 points at 2x."""
+ARGB_PIXELS = {"ic04": 16, "ic05": 32}
+"""16 and 32 points at 1x: macOS takes no PNG there, but channels, as its own `iconutil` writes them."""
+MOST_BYTES = 300_000
+HIDDEN = '<div style="position:absolute;width:0;height:0;overflow:hidden">{}</div>'
+"""Not `display: none`: colours of what is not displayed are not drawn either."""
+LONGEST_LITERAL, LONGEST_RUN, SHORTEST_RUN = 128, 130, 3
+
+
+def drawn(page: Page, symbol: str, pixels: int) -> bytes:
+    """One symbol of the source as a PNG of so many pixels, on nothing."""
+    source = (FOLDER / "icons.svg").read_text(encoding="utf-8")
+    picture = f'<svg width="{pixels}" height="{pixels}" style="display:block"><use href="#{symbol}"/></svg>'
+    page.set_viewport_size({"width": pixels, "height": pixels})
+    page.set_content(f'<body style="margin:0;background:none">{picture}{HIDDEN.format(source)}</body>')
+    return page.screenshot(omit_background=True)
+
+
+def argb(page: Page, picture: bytes) -> bytes:
+    """A PNG as the four channels that an .icns holds, each packed."""
+    told = page.evaluate(READ_PIXELS, base64.b64encode(picture).decode())
+    red, green, blue, alpha = np.frombuffer(base64.b64decode(told["pixels"]), np.uint8).reshape(-1, 4).T
+    return b"ARGB" + b"".join(packed(channel.tobytes()) for channel in (alpha, red, green, blue))
+
+
+def packed(channel: bytes) -> bytes:
+    """Literals of 1 to 128 bytes after their number less one; runs of 3 to 130 after their number plus 125."""
+    out, literal, place = bytearray(), bytearray(), 0
+
+    def flush() -> None:
+        for begin in range(0, len(literal), LONGEST_LITERAL):
+            part = literal[begin : begin + LONGEST_LITERAL]
+            out.extend((len(part) - 1, *part))
+        literal.clear()
+
+    while place < len(channel):
+        value = channel[place]
+        length = 1
+        while length < LONGEST_RUN and channel[place + length : place + length + 1] == bytes([value]):
+            length += 1
+        if length >= SHORTEST_RUN:
+            flush()
+            out.extend((length + 125, value))
+        else:
+            literal.extend(channel[place : place + length])
+        place += length
+    flush()
+    return bytes(out)
+
+
+def icns(images: dict[str, bytes]) -> bytes:
+    """The container: a type of four letters, the length with these eight bytes, the image; and so the whole."""
+    body = b"".join(_element(kind, image) for kind, image in images.items())
+    return _element("icns", body)
+
+
+def _element(kind: str, content: bytes) -> bytes:
+    return kind.encode() + struct.pack(">I", len(content) + 8) + content
+
+
+def draw(page: Page) -> dict[str, bytes]:
+    """Every file that lies beside the source."""
+    sizes = {pixels: drawn(page, "app", pixels) for pixels in {*PNG_PIXELS.values(), *ARGB_PIXELS.values()}}
+    images = {kind: argb(page, sizes[pixels]) for kind, pixels in ARGB_PIXELS.items()}
+    images |= {kind: sizes[pixels] for kind, pixels in PNG_PIXELS.items()}
+    files = {"paceline.icns": icns(images), "paceline.png": sizes[WINDOW_PIXELS]}
+    for state in STATES:
+        files[f"{state}.png"] = drawn(page, state, MENU_BAR_POINTS)
+        files[f"{state}@2x.png"] = drawn(page, state, 2 * MENU_BAR_POINTS)
+    return files
+
+
+def main() -> None:
+    if not CHROMIUM.exists():
+        sys.exit(MISSING)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        files = draw(browser.new_page())
+        browser.close()
+    for name, content in files.items():
+        (FOLDER / name).write_bytes(content)
+    size = sum(len(content) for content in files.values())
+    print(f"{len(files)} files, {size / 1e3:.0f} kB, in {FOLDER}")
+    assert size < MOST_BYTES
+
+
+if __name__ == "__main__":
+    main()
