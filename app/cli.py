@@ -4,6 +4,7 @@ This is the one file that imports inside functions, so that `--help` answers at 
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ application = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Action = Literal["list", "create", "revoke"]
 Scope = Literal["inference", "admin"]
+AppAction = Literal["install", "uninstall", "status"]
 ConfigAction = Literal["list", "get", "set", "unset"]
 Model = Annotated[str, typer.Argument(help="Model id, as shown by `paceline ls`.")]
 EXIT_INTERRUPTED = 130
@@ -322,6 +324,33 @@ def config(
         else:
             all_rows = rows(settings, model)
             _show(all_rows if as_json else table(all_rows))
+
+
+@application.command(
+    name="app", epilog="Example: `paceline app install`, then double-click Paceline in ~/Applications."
+)
+def app_(
+    action: Annotated[AppAction, typer.Argument(help="install, uninstall or status.")] = "status",
+    *,
+    folder: Annotated[Path, typer.Option(help="Folder of the app.")] = Path("~/Applications"),
+) -> None:
+    """Put Paceline.app into a folder, for double clicks in the Finder of macOS; it runs this installation."""
+    from app.command.server import given
+    from app.desktop import bundle
+    from app.i18n import Catalogs, system_languages
+
+    place = folder.expanduser().absolute()
+    with reported_errors():
+        if action == "uninstall":
+            said = bundle.uninstall(place)
+        else:
+            catalogs = Catalogs()
+            words = catalogs.words(catalogs.choose(system_languages(os.environ)))
+            this = bundle.this_installation(given(), words)
+            said = (
+                bundle.status(place, this) if action == "status" else bundle.install(place, this, tuple(catalogs.names))
+            )
+    _console().print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 @application.command()

@@ -99,6 +99,12 @@ def read_words(language: str = DEFAULT_LANGUAGE) -> Words:
     return Words(language, dict(sorted({**methods, **entries}.items())))
 
 
+def system_languages(environment: Mapping[str, str]) -> str:
+    """What the user's own programs speak, as an `Accept-Language` header: `ko_KR.UTF-8` is `ko-KR`."""
+    named = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return named.partition(".")[0].partition("@")[0].replace("_", "-")
+
+
 def _read_own(path: Path) -> dict[str, str]:
     """A catalog that somebody put there: only known shapes, and never a reason not to start."""
     try:

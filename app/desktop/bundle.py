@@ -1,0 +1,267 @@
+"""`Paceline.app`: a bundle for the Finder that runs this installation; what is in it, written, told and removed.
+
+It holds no copy of Paceline: its launcher is a script of `/bin/sh` that runs the Python of this installation. What was
+written is recorded in it with hashes, so that uninstalling removes exactly that.
+"""
+
+import contextlib
+import hashlib
+import os
+import plistlib
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from app import __version__
+from app.core.errors import CommandError, ModelUnavailable
+from app.core.safe_files import read_file, write_privately
+from app.i18n import Words
+from app.settings import Settings
+
+NAME = "Paceline.app"
+IDENTIFIER = "app.paceline.Paceline"
+ICONS = Path(__file__).parent / "icons"
+INFORMATION, LAUNCHER = "Contents/Info.plist", "Contents/MacOS/paceline"
+ICON, RECORD = "Contents/Resources/paceline.icns", "Contents/Resources/written.json"
+FOLDERS = ("Contents/MacOS", "Contents/Resources", "Contents", "")
+"""Of the bundle, the inner ones first."""
+EXECUTABLE = frozenset({LAUNCHER})
+FIRST_MACOS = "14.0"
+"""The first that mlx runs on."""
+MAX_RECORD_BYTES = 1 << 20
+MAX_FILE_BYTES = 16 << 20
+
+SCRIPT = """#!/bin/sh
+# Written by `paceline app install` of Paceline {version}; `paceline app uninstall` removes it.
+python={python}
+{environment}if [ -x "$python" ] && "$python" -P -c 'import sys, importlib.util as found
+sys.exit(found.find_spec("app.desktop.bundle") is None)' 2>/dev/null; then
+  exec "$python" -P -m app.cli app open
+fi
+message={moved}
+echo "$message" >&2
+if command -v osascript >/dev/null; then
+  osascript -e 'on run argv' \\
+    -e 'display dialog (item 1 of argv) with title "Paceline" buttons {{"OK"}} default button 1 with icon caution' \\
+    -e 'end run' "$message" >/dev/null
+fi
+exit 1
+"""
+"""What is shown goes to osascript as an argument, never as part of its program."""
+
+
+class BundleRecord(msgspec.Struct, frozen=True):
+    """What a bundle says of itself: who wrote it, and what, each with its SHA-256."""
+
+    version: str
+    python: str
+    files: dict[str, str]
+    folders_made: int = 0
+    """How many folders above the bundle were made for it; they go with it, if they are empty then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """What the launcher knows of the installation that wrote it."""
+
+    version: str
+    python: Path
+    moved: str
+    """What somebody reads once it is no longer there."""
+    home: str = ""
+    """The state folder, where it is not the usual one."""
+
+    @property
+    def place(self) -> str:
+        """Where its Python is, as a record can say it."""
+        return os.fsencode(self.python).decode(errors="replace")
+
+
+def this_installation(settings: Settings, words: Words) -> Launching:
+    """What runs this very command."""
+    is_usual = settings.home == type(settings).model_fields["home"].default.expanduser()
+    home = "" if is_usual else str(settings.home)
+    return Launching(__version__, steady_python(Path(sys.executable)), words("desktop.moved"), home)
+
+
+def steady_python(executable: Path) -> Path:
+    """This installation's Python by a path that outlives its updates: Homebrew's own changes with each version."""
+    parts = executable.parts
+    if "Cellar" in parts[:-3]:
+        place = parts.index("Cellar")
+        linked = Path(*parts[:place], "opt", parts[place + 1], *parts[place + 3 :])
+        if linked.exists():
+            return linked
+    return executable
+
+
+def information(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
+    """The Info.plist. Versions there are three numbers at most."""
+    numbers = re.match(r"\d+(?:\.\d+){0,2}", version)
+    return {
+        "CFBundleDevelopmentRegion": "en",
+        "CFBundleDisplayName": "Paceline",
+        "CFBundleExecutable": Path(LAUNCHER).name,
+        "CFBundleIconFile": Path(ICON).name,
+        "CFBundleIdentifier": IDENTIFIER,
+        "CFBundleInfoDictionaryVersion": "6.0",
+        "CFBundleLocalizations": list(languages),
+        "CFBundleName": "Paceline",
+        "CFBundlePackageType": "APPL",
+        "CFBundleShortVersionString": numbers[0] if numbers else "0",
+        "CFBundleVersion": numbers[0] if numbers else "0",
+        "LSApplicationCategoryType": "public.app-category.developer-tools",
+        "LSArchitecturePriority": ["arm64"],  # or macOS takes a script for Intel's and asks for Rosetta
+        "LSMinimumSystemVersion": FIRST_MACOS,
+        "LSUIElement": True,
+        "NSHighResolutionCapable": True,
+    }
+
+
+def launcher(launching: Launching) -> str:
+    """The script that a double click runs; every word of it quoted."""
+    home = f"export PACELINE_HOME={shlex.quote(launching.home)}\n" if launching.home else ""
+    return SCRIPT.format(
+        version=launching.version,
+        python=shlex.quote(str(launching.python)),
+        environment=home,
+        moved=shlex.quote(launching.moved),
+    )
+
+
+def contents(launching: Launching, languages: tuple[str, ...]) -> dict[str, bytes]:
+    """Every file of the bundle but its record."""
+    return {
+        INFORMATION: plistlib.dumps(information(launching.version, languages)),
+        LAUNCHER: os.fsencode(launcher(launching)),
+        ICON: (ICONS / "paceline.icns").read_bytes(),
+    }
+
+
+def read_record(bundle: Path) -> BundleRecord | None:
+    """What is recorded in a bundle; None where there is none. Raises `CommandError` for what is not ours."""
+    if bundle.is_symlink() or (bundle.exists() and not bundle.is_dir()):
+        raise CommandError(f"{bundle} is no app of Paceline's: move it away, or choose another folder with --folder")
+    if not bundle.exists():
+        return None
+    try:
+        return msgspec.json.decode(read_file(_inside(bundle, RECORD), MAX_RECORD_BYTES), type=BundleRecord)
+    except (ModelUnavailable, msgspec.MsgspecError):
+        raise CommandError(
+            f"{bundle} was not written by `paceline app install`: move it away, or choose another folder with --folder"
+        ) from None
+
+
+def install(folder: Path, launching: Launching, languages: tuple[str, ...]) -> str:
+    """Write the bundle into `folder`, over an earlier one of ours, and say what that was. Raises `CommandError`."""
+    bundle = folder / NAME
+    before = read_record(bundle)
+    files = contents(launching, languages)
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    made = before.folders_made if before else sum(not each.exists() for each in (folder, *folder.parents))
+    record = BundleRecord(launching.version, launching.place, hashes, made)
+    is_whole = before == record and not _differing(bundle, record)
+    if is_whole:
+        return f"{bundle} is installed already, for Paceline {launching.version}."
+    with _explained(folder):
+        # The record first: whatever ends this on its way, what is there is known to be ours.
+        for name, content in {RECORD: msgspec.json.encode(record), **files}.items():
+            path = _inside(bundle, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_privately(path, content)
+            path.chmod(0o755 if name in EXECUTABLE else 0o644)
+        _remove(bundle, {name: known for name, known in (before.files if before else {}).items() if name not in files})
+    if before is None:
+        return f"{bundle} is installed, for Paceline {launching.version}."
+    return f"{bundle} was {_apart(before, launching)} and is now for Paceline {launching.version}."
+
+
+def uninstall(folder: Path) -> str:
+    """Remove what was written, and nothing else; what else lies there is named. Raises `CommandError`."""
+    bundle = folder / NAME
+    record = read_record(bundle)
+    if record is None:
+        return f"There is no {NAME} in {folder}."
+    with _explained(folder):
+        _remove(bundle, record.files)
+        _inside(bundle, RECORD).unlink(missing_ok=True)
+        for each in (*(bundle / name for name in FOLDERS), *bundle.parents[: record.folders_made]):
+            with contextlib.suppress(OSError):  # not empty
+                each.rmdir()
+    if not bundle.exists():
+        return f"{bundle} is removed."
+    left = sorted(str(path.relative_to(bundle)) for path in bundle.rglob("*") if not path.is_dir())
+    return f"What Paceline wrote is removed from {bundle}; this is not Paceline's and stays: {', '.join(left)}"
+
+
+def status(folder: Path, launching: Launching) -> str:
+    """Whether the bundle is there, whole, and for this installation. Raises `CommandError`."""
+    bundle = folder / NAME
+    record = read_record(bundle)
+    if record is None:
+        return f"{NAME} is not installed in {folder}: `paceline app install` does it."
+    if broken := _differing(bundle, record):
+        return f"{bundle} is damaged ({', '.join(broken)}): `paceline app install` repairs it."
+    if (record.version, record.python) != (launching.version, launching.place):
+        return f"{bundle} is {_apart(record, launching)}: `paceline app install` makes it run {launching.version}."
+    return f"{bundle} is installed, for Paceline {record.version}."
+
+
+def _apart(record: BundleRecord, launching: Launching) -> str:
+    """How the one that is there differs from this installation."""
+    if record.version != launching.version:
+        age = "newer" if _order(record.version) > _order(launching.version) else "older"
+        return f"of Paceline {record.version}, {age} than this one,"
+    if record.python != launching.place:
+        return f"of another installation ({record.python})"
+    return "of an earlier install"
+
+
+def _order(version: str) -> tuple[tuple[int, ...], bool]:
+    """Numbers first; a version with letters comes before the one without."""
+    numbers = re.match(r"[\d.]*", version)
+    found = numbers[0] if numbers else ""
+    return tuple(int(each) for each in found.split(".") if each), found == version
+
+
+def _differing(bundle: Path, record: BundleRecord) -> list[str]:
+    """Which of the files are not there as they were written."""
+    return [name for name, known in record.files.items() if _hash(_inside(bundle, name)) != known]
+
+
+def _hash(path: Path) -> str:
+    try:
+        return hashlib.sha256(read_file(path, MAX_FILE_BYTES)).hexdigest()
+    except ModelUnavailable:
+        return ""
+
+
+def _remove(bundle: Path, files: Mapping[str, str]) -> None:
+    """Remove files that still hold what was written."""
+    for name, known in files.items():
+        path = _inside(bundle, name)
+        if not path.is_symlink() and _hash(path) == known:
+            path.unlink()
+
+
+def _inside(bundle: Path, name: str) -> Path:
+    """A file of the bundle, whatever its record says. Raises `CommandError` for one that is elsewhere."""
+    path = bundle / name
+    if not path.parent.resolve().is_relative_to(bundle.resolve()):
+        raise CommandError(f"{path} leads out of {bundle}: remove the app by hand")
+    return path
+
+
+@contextlib.contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise CommandError(f"{folder} cannot be written ({why}): choose another folder with --folder") from None

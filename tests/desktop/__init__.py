@@ -1,0 +1,1 @@
+"""Paceline on the desktop: menu bar, app and window."""
