@@ -150,11 +150,11 @@ def ls(*, as_json: Json = False) -> None:
 def ps(*, as_json: Json = False) -> None:
     """Show loaded models: state, memory, methods, running and queued requests."""
     from app.command.loaded import loaded_table
-    from app.command.server import Server, stored_choices
+    from app.command.server import asked_server, stored_choices
 
     settings = _asking()
     with reported_errors():
-        snapshot = Server(settings).call("GET", "/api/status")
+        snapshot = asked_server(settings).call("GET", "/api/status")
     _show(snapshot if as_json else loaded_table(snapshot, stored_choices(settings)))
 
 
@@ -168,9 +168,9 @@ def load(
 ) -> None:
     """Load a model and its drafters."""
     from app.command.loaded import loaded_text
-    from app.command.server import Server
+    from app.command.server import asked_server
 
-    server = Server(_asking())
+    server = asked_server(_asking())
     with reported_errors(), _console().status(f"Loading {model}…"):
         asked = {"model": model, "draft": draft, "pin": pin, "ttl": ttl}
         answer = server.call("POST", "/api/load", {name: value for name, value in asked.items() if value is not None})
@@ -180,20 +180,20 @@ def load(
 @application.command()
 def unload(model: Model) -> None:
     """Unload a model."""
-    from app.command.server import Server
+    from app.command.server import asked_server
 
     with reported_errors():
-        was_loaded = Server(_asking()).call("POST", "/api/unload", {"model": model}).get("was_loaded")
+        was_loaded = asked_server(_asking()).call("POST", "/api/unload", {"model": model}).get("was_loaded")
     _console().print(f"{model} {'is unloaded' if was_loaded else 'was not loaded'}.", highlight=False, markup=False)
 
 
 @application.command()
 def release(model: Model) -> None:
     """Release a model that is quarantined because the worker kept crashing on it."""
-    from app.command.server import Server
+    from app.command.server import asked_server
 
     with reported_errors():
-        Server(_asking()).call("POST", "/api/release", {"model": model})
+        asked_server(_asking()).call("POST", "/api/release", {"model": model})
     _console().print(f"{model} is released and can load again.", highlight=False)
 
 
@@ -211,10 +211,10 @@ def chat(
 ) -> None:
     """Chat with a model. Accepted draft tokens are marked; speed and acceptance follow each reply."""
     from app.command.chat import Chat, choose_model
-    from app.command.server import Server
+    from app.command.server import asked_server
 
     settings = _asking()
-    server = Server(settings)
+    server = asked_server(settings)
     with reported_errors():
         chosen = choose_model(server, model or settings.default_model)
         asked: dict[str, Any] = {"model": chosen}

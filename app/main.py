@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import socket
 import sys
 import threading
+import time
 import webbrowser
 from collections.abc import AsyncGenerator, Callable
 
@@ -33,9 +35,9 @@ from app.admin.model_view import ModelView
 from app.admin.templating import Pages, read_assets
 from app.api import chat, completions, control
 from app.core import descriptors, setting_texts
-from app.core.errors import StoreUnavailable
+from app.core.errors import ServerRuns, StoreUnavailable
 from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
-from app.core.server_file import RunningServer, written_server
+from app.core.server_file import RunningServer, held_home
 from app.hub.catalog import FolderCatalog, default_catalog
 from app.hub.hub_files import HubToken
 from app.hub.pairing import Speedups
@@ -211,18 +213,38 @@ def build(admin: AdminContext) -> FastAPI:
 Announce = Callable[[str, str, LiveSettings, FolderCatalog], None]
 """Told in a thread once the server is up: its address, where to choose the first password (empty when there is one),
 the settings, and the models that are here."""
+Publish = Callable[[str, int, str], None]
+"""Takes host, port and the key for commands of this computer, once the server has them."""
 
 
 def run(
-    given: Settings, *, check: Callable[[Settings], None] = lambda _settings: None, announce: Announce | None = None
+    given: Settings,
+    *,
+    words: tuple[str, ...] = (),
+    check: Callable[[Settings], None] = lambda _settings: None,
+    announce: Announce | None = None,
 ) -> int:
     """Serve until SIGTERM or Ctrl-C. The exit code: 0, 1 for what cannot be had, 2 for an unsafe address.
 
-    `given` is what command line and environment say; what is stored is read here, and only here, since a damaged
-    store is set aside first. `check` may refuse, by an exception, what both together say.
+    `given` is what command line and environment say, `words` the command line's own words for it; what is stored is
+    read here, and only here, since a damaged store is set aside first. `check` may refuse, by an exception, what both
+    together say.
     """
     descriptors.raise_limit()
     give_memory_back()
+    try:
+        with held_home(given.home) as write:
+
+            def publish(host: str, port: int, key: str) -> None:
+                write(RunningServer(host, port, key, os.getpid(), __version__, time.time(), words))
+
+            return _run(given, check, announce or _announce, publish)
+    except ServerRuns as error:
+        _complain(str(error))
+        return EXIT_UNAVAILABLE
+
+
+def _run(given: Settings, check: Callable[[Settings], None], announce: Announce, publish: Publish) -> int:
     store = Store(given.home / FILE_NAME)
     try:
         notice = store.start()
@@ -245,7 +267,9 @@ def run(
         return EXIT_UNAVAILABLE
     secrets = (given.api_key.get_secret_value(),) if given.api_key is not None else ()
     with open_outlets(LogRing(secrets=secrets), given.home) as lines:
-        asyncio.run(_serve(live, store, listener, announce or _announce, lines, notice))
+        if notice:
+            logging.getLogger("paceline.store").warning("%s", notice)
+        asyncio.run(_serve(live, store, listener, announce, lines, publish))
     return 0
 
 
@@ -257,9 +281,8 @@ def setup_address(admin: AdminContext, url: str) -> str:
 
 
 async def _serve(
-    live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, notice: str
+    live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, publish: Publish
 ) -> None:
-    """`notice` is what was done about the store: it belongs in the log too."""
     settings, port = live.current, listener.getsockname()[1]
     worker = WorkerClient(
         memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs", on_line=lines.take
@@ -275,8 +298,6 @@ async def _serve(
     live.subscribe(on_settings_changed)
 
     def started() -> None:
-        if notice:
-            logging.getLogger("paceline.store").warning("%s", notice)
         url = f"{setting_texts.local_url(settings.host, port)}/"
         setup = setup_address(app.state.admin, url)
         threading.Thread(target=announce, args=(url, setup, live, catalog), daemon=True).start()
@@ -292,8 +313,8 @@ async def _serve(
     )
     await worker.start()
     try:
-        with written_server(settings.home, RunningServer(settings.host, port, app.state.door.own_key)):
-            await server.serve(sockets=[listener])
+        publish(settings.host, port, app.state.door.own_key)
+        await server.serve(sockets=[listener])
     finally:
         await worker.stop()
 

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.command.server import NoKey, NoServer, Server, running_server
+from app.command.server import NoKey, NoServer, Server, asked_server
 from app.core.errors import CommandError
 from app.serving.sweep.grid import GOVERNOR, MAIN, PLAIN, Cell
 from app.serving.sweep.report import CellReport, Figures, Report, doubt_text, report_of
@@ -75,7 +75,7 @@ def bench_model(
 def _begun(asked: Mapping[str, Any], settings: Settings, screen: Console) -> Iterator[Server]:
     """The server that measures now: the running one, or one of this command's own."""
     with ExitStack() as stack:
-        server = running_server(settings) or Server(settings)
+        server = asked_server(settings)
         try:
             server.call("POST", MEASUREMENTS, asked)
         except (NoServer, NoKey) as error:

@@ -19,7 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from app.command.server import NoKey, NoServer, Server, running_server
+from app.command.server import NoKey, NoServer, asked_server
 from app.core.download import Download, DownloadJob
 from app.core.errors import CommandError
 from app.hub.download_run import Patience, run_download
@@ -66,7 +66,7 @@ def _bar(repository: str, screen: Console) -> Iterator[Show]:
 
 def _pull_there(settings: Settings, repository: str, revision: str, show: Show) -> None:
     """In the server's queue."""
-    server = running_server(settings) or Server(settings)
+    server = asked_server(settings)
     view = server.call("POST", DOWNLOADS, {"repository": repository, "revision": revision})
     number = int(view["id"])
     try:

@@ -66,12 +66,14 @@ def running_server(settings: Settings) -> "Server | None":
     found = read_server(settings.home)
     if found is None:
         return None
-    server = Server(settings.with_command_line(host=found.host, port=found.port, api_key=SecretStr(found.key)))
-    try:
-        is_ours = server.call("GET", "/admin/api/session").get("kind") == "command"
-    except CommandError:
-        return None
-    return server if is_ours else None
+    return Server(settings.with_command_line(host=found.host, port=found.port, api_key=SecretStr(found.key)))
+
+
+def asked_server(settings: Settings) -> "Server":
+    """The server that a command asks: that of the home, unless another host is given; else where one would listen."""
+    found = read_server(settings.home)
+    is_elsewhere = found is not None and "host" in settings.model_fields_set and settings.host != found.host
+    return (None if is_elsewhere else running_server(settings)) or Server(settings)
 
 
 class Server:

@@ -13,6 +13,7 @@ PacelineError
 ├── HubProblem                502  the hub of models: offline, gated, not found …; `HUB_STATUS` has what differs
 ├── StoreUnavailable          503  the file of choices and measurements cannot be used
 ├── WorkerGone                503  the worker process ended while the request ran
+├── ServerRuns                     another server of the same home runs; no server tells it
 └── CommandError                   a person at the prompt can act on it; no server tells it
 """
 
@@ -161,6 +162,10 @@ class WorkerGone(PacelineError):
 
     status = 503
     code = "worker_restarted"
+
+
+class ServerRuns(PacelineError):
+    """A server of this home runs already."""
 
 
 class CommandError(PacelineError):

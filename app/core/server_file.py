@@ -1,53 +1,117 @@
-"""`PACELINE_HOME/server.json`: where the server of this home listens, and the key that lets its owner's commands in.
+"""The one server of a home: it holds `PACELINE_HOME/server.lock` while it runs, and says in `server.json` where it
+listens, with the key that lets its owner's commands in.
 
-Only the owner of the files can read it, and the key is taken from this computer alone. It is locked while that server
-runs: a second one on the same home leaves it alone, and one that was killed leaves a key that opens nothing.
+The lock is the truth: the system frees it with the process, so what a killed server left in the file counts for
+nothing, and the process that the file names is the server for as long as the lock is held. Only the owner can read the
+file, and the key is taken from this computer alone.
 """
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from app.core.errors import ServerRuns
+from app.core.setting_texts import local_url
+
 FILE_NAME = "server.json"
+LOCK_NAME = "server.lock"
+TRIES, TRY_SECONDS = 25, 0.02
+"""How a server asks for the lock: whoever looks whether it is held has it for a moment."""
 
 
 class RunningServer(msgspec.Struct, frozen=True):
-    """What the file says."""
+    """What the file says. `words` are the options of `serve` that it was started with, `started_at` is a Unix time."""
 
     host: str
     port: int
     key: str
+    pid: int = 0
+    version: str = ""
+    started_at: float = 0.0
+    words: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """Its URL, without a path."""
+        return local_url(self.host, self.port)
+
+
+def is_served(home: Path) -> bool:
+    """Whether a server of this home runs, or is starting or ending."""
+    try:
+        descriptor = os.open(home / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def read_server(home: Path) -> RunningServer | None:
-    """The server that wrote the file last; None where there is none, or nothing that tells."""
+    """The server of this home; None where none runs, or it does not listen yet."""
     try:
-        return msgspec.json.decode((home / FILE_NAME).read_bytes(), type=RunningServer)
+        said = (home / FILE_NAME).read_bytes()
+        return msgspec.json.decode(said, type=RunningServer) if is_served(home) else None
     except (OSError, msgspec.DecodeError):
         return None
 
 
 @contextlib.contextmanager
-def written_server(home: Path, server: RunningServer) -> Iterator[None]:
-    """The file is there meanwhile; a disk that cannot be written costs it, and nothing else."""
-    path = home / FILE_NAME
+def held_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
+    """No other server runs on this home meanwhile; the answer writes down where this one listens.
+
+    A disk that cannot be written, or knows no locks, costs the file and nothing else. Raises `ServerRuns`.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(home / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
-        yield
+        yield lambda _server: None
         return
     try:
+        _lock(descriptor, home)
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.fchmod(descriptor, 0o600)
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, msgspec.json.encode(server))
-        yield
+            (home / FILE_NAME).unlink(missing_ok=True)
+        yield lambda server: _write(home, server)
+        with contextlib.suppress(OSError):
+            (home / FILE_NAME).unlink(missing_ok=True)
     finally:
-        if read_server(home) == server:
-            path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _lock(descriptor: int, home: Path) -> None:
+    for _ in range(TRIES):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(TRY_SECONDS)
+        except OSError:
+            return None
+    raise ServerRuns(_running(read_server(home)))
+
+
+def _write(home: Path, server: RunningServer) -> None:
+    new = home / f"{FILE_NAME}.new"
+    with contextlib.suppress(OSError):
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(msgspec.json.encode(server))
+        new.replace(home / FILE_NAME)
+
+
+def _running(server: RunningServer | None) -> str:
+    if server is None:
+        return "Paceline is starting or ending already: look with `paceline status`"
+    return f"Paceline runs already: {server.address} (process {server.pid}); `paceline stop` ends it"

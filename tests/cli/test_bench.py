@@ -9,7 +9,7 @@ import pytest
 
 from app.command.bench import measured
 from app.command.server import Server
-from app.core.server_file import RunningServer, written_server
+from app.core.server_file import RunningServer, held_home
 from app.serving.sweep.report import report_object
 from app.settings import Settings
 from app.store.rows import KeptMeasurements, StoredSettings
@@ -82,7 +82,8 @@ def test_the_server_of_the_home_lets_the_command_in_by_its_file(
     fake.answers["/admin/api/session"] = (200, {"kind": "command"})
     home = Path(environment["PACELINE_HOME"])
     home.mkdir()
-    with written_server(home, RunningServer("127.0.0.1", fake.port, "own-key")):
+    with held_home(home) as write:
+        write(RunningServer("127.0.0.1", fake.port, "own-key"))
         assert run({**environment, "PACELINE_PORT": "1"}, "bench", "big").exit_code == 0
     assert {authorization for *_, authorization in fake.requests} == {"Bearer own-key"}
     assert not (home / "server.json").exists(), "the file of the server goes with it"
