@@ -1,0 +1,202 @@
+"""The menu bar of macOS, by PyObjC: the one file that imports AppKit.
+
+Items are edited in place: AppKit crashes, or closes the menu, when one is rebuilt while somebody reads it. What needs
+other items than there are waits until the menu closes. The timer runs in the common modes, or nothing would move while
+the menu is open; it also gives Python its turn for signals.
+"""
+
+import logging
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+
+import AppKit
+import Foundation
+
+from app.desktop.bundle import ICONS
+from app.desktop.tray import Face, MenuEntry, TrayState
+
+TICK_SECONDS, TICK_TOLERANCE_SECONDS = 0.2, 0.05
+REPEATS = AT_START = True
+POINTS = (18.0, 18.0)
+NOTIFY = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
+"""By osascript: UserNotifications ends a process of no signed bundle. Texts are its arguments, not its program."""
+REOPENED = "dashboard"
+"""The action of a double click on the app while it runs."""
+
+logger = logging.getLogger("paceline.menubar")
+
+
+class MenuBarEvents(Foundation.NSObject):
+    """What AppKit calls, by these names."""
+
+    tray: "MacTray"
+
+    def chosen_(self, item: AppKit.NSMenuItem) -> None:
+        self.tray.choose(str(item.representedObject()))
+
+    def tick_(self, _timer: Foundation.NSTimer) -> None:
+        self.tray.make_calls()
+
+    def menuWillOpen_(self, _menu: AppKit.NSMenu) -> None:  # noqa: N802 - AppKit's name
+        self.tray.open_menu()
+
+    def menuDidClose_(self, _menu: AppKit.NSMenu) -> None:  # noqa: N802 - AppKit's name
+        self.tray.close_menu()
+
+    def applicationShouldHandleReopen_hasVisibleWindows_(  # noqa: N802 - AppKit's name
+        self, _application: AppKit.NSApplication, _has_windows: int
+    ) -> bool:
+        self.tray.choose(REOPENED)
+        return False
+
+
+class MacTray:
+    """A status item with its menu; the `Tray` of macOS."""
+
+    def __init__(self) -> None:
+        self._application = AppKit.NSApplication.sharedApplication()
+        self._application.setActivationPolicy_(AppKit.NSApplicationActivationPolicyAccessory)
+        self._events = MenuBarEvents.alloc().init()
+        self._events.tray = self
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._images: dict[TrayState, AppKit.NSImage] = {}
+        self._menu = AppKit.NSMenu.alloc().init()
+        self._menu.setAutoenablesItems_(False)
+        self._menu.setDelegate_(self._events)
+        self._item = AppKit.NSStatusBar.systemStatusBar().statusItemWithLength_(AppKit.NSVariableStatusItemLength)
+        self._item.setMenu_(self._menu)
+        button = self._item.button()
+        button.setImagePosition_(AppKit.NSImageLeading)
+        button.setFont_(AppKit.NSFont.monospacedDigitSystemFontOfSize_weight_(0.0, 0.0))  # or numbers make it tremble
+        self._shown: tuple[MenuEntry, ...] = ()
+        self._waiting: tuple[MenuEntry, ...] | None = None
+        self._is_open = False
+        self._chosen: Callable[[str], None] = lambda _action: None
+
+    def show(self, face: Face) -> None:
+        """Show this from now on; a menu of another shape only once the one that is open closes."""
+        if face.state not in self._images:
+            self._images[face.state] = template_image(face.state)
+        button = self._item.button()
+        button.setImage_(self._images[face.state])
+        button.setTitle_(face.title)
+        button.setToolTip_(face.tip)
+        if self._is_open and [each.shape for each in face.entries] != [each.shape for each in self._shown]:
+            self._waiting = face.entries
+        else:
+            self._waiting = None
+            self._edit(self._menu, face.entries)
+            self._shown = face.entries
+
+    def run(self, chosen: Callable[[str], None]) -> None:
+        """Until `quit`, SIGTERM or Ctrl-C."""
+        self._chosen = chosen
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self.quit())
+        self._application.setDelegate_(self._events)
+        timer = Foundation.NSTimer.timerWithTimeInterval_target_selector_userInfo_repeats_(
+            TICK_SECONDS, self._events, "tick:", None, REPEATS
+        )
+        timer.setTolerance_(TICK_TOLERANCE_SECONDS)
+        Foundation.NSRunLoop.mainRunLoop().addTimer_forMode_(timer, Foundation.NSRunLoopCommonModes)
+        self._application.run()
+        timer.invalidate()
+        AppKit.NSStatusBar.systemStatusBar().removeStatusItem_(self._item)
+
+    def hand_over(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+
+    def notify(self, title: str, text: str) -> None:
+        words = ["osascript", *(word for line in NOTIFY for word in ("-e", line)), title, text]
+        threading.Thread(target=subprocess.run, args=(words,), kwargs={"check": False}, daemon=True).start()
+
+    def copy(self, text: str) -> None:
+        board = AppKit.NSPasteboard.generalPasteboard()
+        board.clearContents()
+        board.setString_forType_(text, AppKit.NSPasteboardTypeString)
+
+    def languages(self) -> str:
+        return ",".join(Foundation.NSLocale.preferredLanguages())
+
+    def quit(self) -> None:
+        self._calls.put(self._stop)
+
+    def choose(self, action: str) -> None:
+        if action:
+            self._chosen(action)
+
+    def make_calls(self) -> None:
+        """Everything that was handed over; what fails is told and costs nothing else."""
+        while not self._calls.empty():
+            try:
+                self._calls.get_nowait()()
+            except Exception:  # AppKit would end the menu bar
+                logger.exception("The menu bar could not do this.")
+
+    def open_menu(self) -> None:
+        self._is_open = True
+
+    def close_menu(self) -> None:
+        """What waited for this is shown."""
+        self._is_open = False
+        if self._waiting is not None:
+            self._edit(self._menu, self._waiting)
+            self._shown, self._waiting = self._waiting, None
+
+    def _stop(self) -> None:
+        """`stop_` counts after the next event: here is one."""
+        self._application.stop_(None)
+        other_event = (
+            AppKit.NSEvent.otherEventWithType_location_modifierFlags_timestamp_windowNumber_context_subtype_data1_data2_
+        )
+        event = other_event(AppKit.NSEventTypeApplicationDefined, (0.0, 0.0), 0, 0.0, 0, None, 0, 0, 0)
+        self._application.postEvent_atStart_(event, AT_START)
+
+    def _edit(self, menu: AppKit.NSMenu, entries: Sequence[MenuEntry]) -> None:
+        """Make `menu` show `entries`; every item that can stay does."""
+        while menu.numberOfItems() > len(entries):
+            menu.removeItemAtIndex_(menu.numberOfItems() - 1)
+        for place, entry in enumerate(entries):
+            there = menu.itemAtIndex_(place) if place < menu.numberOfItems() else None
+            if there is None or there.isSeparatorItem() == bool(entry.title):
+                if there is not None:
+                    menu.removeItemAtIndex_(place)
+                menu.insertItem_atIndex_(self._new_item(entry), place)
+            if entry.title:
+                self._edit_item(menu.itemAtIndex_(place), entry)
+
+    def _new_item(self, entry: MenuEntry) -> AppKit.NSMenuItem:
+        if not entry.title:
+            return AppKit.NSMenuItem.separatorItem()
+        item = AppKit.NSMenuItem.alloc().initWithTitle_action_keyEquivalent_(entry.title, "chosen:", "")
+        item.setTarget_(self._events)
+        return item
+
+    def _edit_item(self, item: AppKit.NSMenuItem, entry: MenuEntry) -> None:
+        item.setTitle_(entry.title)
+        item.setEnabled_(bool(entry.action or entry.children))
+        item.setState_(AppKit.NSControlStateValueOn if entry.is_checked else AppKit.NSControlStateValueOff)
+        item.setRepresentedObject_(entry.action)
+        below = item.submenu()
+        if entry.children and below is None:
+            below = AppKit.NSMenu.alloc().init()
+            below.setAutoenablesItems_(False)
+            item.setSubmenu_(below)
+        if below is not None:
+            self._edit(below, entry.children)
+            if not entry.children:
+                item.setSubmenu_(None)
+
+
+def template_image(state: TrayState) -> AppKit.NSImage:
+    """Black ink that macOS draws in the colour of the menu bar, for screens of both densities."""
+    image = AppKit.NSImage.alloc().initWithSize_(POINTS)
+    for name in (f"{state}.png", f"{state}@2x.png"):
+        representation = AppKit.NSImageRep.imageRepWithContentsOfFile_(str(ICONS / name))
+        representation.setSize_(POINTS)
+        image.addRepresentation_(representation)
+    image.setTemplate_(True)
+    return image

@@ -1,0 +1,26 @@
+from collections.abc import Sequence
+from typing import Self
+
+NSRunLoopCommonModes: str
+
+class NSObject:
+    @classmethod
+    def alloc(cls) -> Self: ...
+    def init(self) -> Self: ...
+
+class NSTimer(NSObject):
+    @classmethod
+    def timerWithTimeInterval_target_selector_userInfo_repeats_(
+        cls, seconds: float, target: NSObject, selector: str, information: None, repeats: bool
+    ) -> NSTimer: ...
+    def setTolerance_(self, seconds: float) -> None: ...
+    def invalidate(self) -> None: ...
+
+class NSRunLoop(NSObject):
+    @classmethod
+    def mainRunLoop(cls) -> NSRunLoop: ...
+    def addTimer_forMode_(self, timer: NSTimer, mode: str) -> None: ...
+
+class NSLocale(NSObject):
+    @classmethod
+    def preferredLanguages(cls) -> Sequence[str]: ...
