@@ -63,7 +63,11 @@ Scope = Literal["inference", "admin"]
 AppAction = Literal["install", "uninstall", "status"]
 ConfigAction = Literal["list", "get", "set", "unset"]
 Model = Annotated[str, typer.Argument(help="Model id, as shown by `paceline ls`.")]
+ServiceAction = Literal["install", "uninstall", "status"]
 EXIT_INTERRUPTED = 130
+EXIT_NOT_RUNNING = 3
+OPTIONS_OF_SERVE = {"allow_extra_args": True, "ignore_unknown_options": True}
+LIKE_SERVE = "Takes the options of `paceline serve` too, such as --port 9000; `paceline serve --help` lists them."
 
 
 @contextmanager
@@ -94,6 +98,7 @@ def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the 
     epilog="Try it: `paceline serve --model-dir ~/models --draft Qwen3-8B=Qwen3-0.6B`, then `paceline chat`."
 )
 def serve(
+    context: typer.Context,
     *,
     host: Host = None,
     port: Port = None,
@@ -103,8 +108,9 @@ def serve(
     policy: Policy = None,
     acceptance: Acceptance = None,
 ) -> None:
-    """Serve the models of this computer over an OpenAI endpoint. Needs no network."""
+    """Serve the models of this computer over an OpenAI endpoint, in this terminal. Needs no network."""
     from app.command.server import given
+    from app.command.service import words_of
     from app.main import run
 
     with reported_errors():
@@ -130,8 +136,109 @@ def serve(
         _console().print(greeting(live.current, models_at_once(catalog, live), url, setup), crop=False)
 
     with reported_errors():
-        code = run(wanted, check=check, announce=greet)
+        code = run(wanted, words=words_of(context.params), check=check, announce=greet)
     raise typer.Exit(code)
+
+
+@application.command(epilog=LIKE_SERVE, context_settings=OPTIONS_OF_SERVE)
+def start(
+    context: typer.Context,
+    *,
+    browser: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the dashboard if the server runs already.")
+    ] = True,
+) -> None:
+    """Start the server in the background, where it outlives this terminal. Takes the options of `serve`."""
+    import webbrowser
+
+    from app.command.server import given
+    from app.command.service import start as begin
+
+    words = _words_of_serve(context)
+    with reported_errors(), _console().status("") as line:
+        server, is_new = begin(given(), words, line.update)
+    verb = "runs" if is_new else "runs already"
+    _say(f"Paceline {verb} at {server.address} (process {server.pid}). `paceline stop` ends it.")
+    if browser and not is_new and sys.stdout.isatty():
+        webbrowser.open(f"{server.address}/admin/")
+
+
+@application.command()
+def stop(*, force: Annotated[bool, typer.Option("--force", help="Do not wait for running requests.")] = False) -> None:
+    """Stop the server of this state folder. Running requests finish first; new ones are refused meanwhile."""
+    from app.command.server import given
+    from app.command.service import stop as end
+
+    with reported_errors(), _console().status("") as line:
+        server = end(given(), line.update, force=force)
+    _say("Paceline does not run." if server is None else f"Paceline at {server.address} is stopped.")
+
+
+@application.command(epilog=LIKE_SERVE, context_settings=OPTIONS_OF_SERVE)
+def restart(context: typer.Context) -> None:
+    """Stop the server and start it again, with the options of `serve` that it had, or with new ones."""
+    from app.command.server import given
+    from app.command.service import restart as again
+
+    words = _words_of_serve(context)
+    with reported_errors(), _console().status("") as line:
+        server = again(given(), words, line.update)
+    _say(f"Paceline runs at {server.address} (process {server.pid}).")
+
+
+@application.command()
+def status(*, as_json: Json = False) -> None:
+    """Tell whether the server runs, where, since when and with which models. Exits with 3 if it does not run."""
+    from app.command.server import given
+    from app.command.service import status as look
+    from app.command.service import status_lines
+
+    with reported_errors():
+        told = look(given())
+    if as_json:
+        _show(told)
+    else:
+        _say("\n".join(status_lines(told)))
+    raise typer.Exit(0 if told["running"] else EXIT_NOT_RUNNING)
+
+
+@application.command()
+def logs(
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
+) -> None:
+    """Print the log of the server, the last lines of it. Needs no server."""
+    from app.command.server import given
+    from app.command.service import log_lines
+
+    with reported_errors():
+        for line in log_lines(given().home, count, follow=follow):
+            typer.echo(line)
+
+
+@application.command(epilog=LIKE_SERVE, context_settings=OPTIONS_OF_SERVE)
+def service(
+    context: typer.Context, action: Annotated[ServiceAction, typer.Argument(help="install, uninstall or status.")]
+) -> None:
+    """Start the server at login, and again after a crash: by launchd on macOS, by systemd on Linux."""
+    from app.command import autostart
+    from app.command.server import given
+    from app.command.service import install
+
+    words = _words_of_serve(context)
+    with reported_errors(), _console().status("") as line:
+        settings = given()
+        if action == "install":
+            server, agent = install(settings, words, line.update)
+            said = f"Paceline runs at {server.address} and starts at login ({agent.path})."
+        elif action == "uninstall":
+            was_there = autostart.uninstall(settings)
+            said = "Paceline is stopped and starts no more at login." if was_there else "It does not start at login."
+        else:
+            found = autostart.installed(settings)
+            said = "It does not start at login." if found is None else f"It starts at login ({found.path})."
+    _say(said)
 
 
 @application.command()
@@ -387,6 +494,18 @@ def _asking() -> "Settings":
 
     with reported_errors():
         return known(given()) or _settings()
+
+
+def _words_of_serve(context: typer.Context) -> tuple[str, ...]:
+    """What was typed beyond the command's own options, read as `serve` would read it."""
+    from app.command.service import words_of
+
+    command = typer.main.get_command(application).get_command(context, "serve")  # type: ignore[attr-defined]
+    return words_of(command.make_context("serve", list(context.args), parent=context.parent).params)
+
+
+def _say(text: str) -> None:
+    _console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _console() -> "Console":

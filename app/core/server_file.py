@@ -20,6 +20,8 @@ from app.core.setting_texts import local_url
 
 FILE_NAME = "server.json"
 LOCK_NAME = "server.lock"
+LOG_FOLDER, LOG, START_LOG = "logs", "paceline.log", "start.log"
+"""The logs of a home; the last one has what a server in the background says before it writes its own."""
 TRIES, TRY_SECONDS = 25, 0.02
 """How a server asks for the lock: whoever looks whether it is held has it for a moment."""
 

@@ -25,6 +25,8 @@ from typing import Any
 
 import msgspec
 
+from app.core.server_file import LOG, LOG_FOLDER, START_LOG
+
 HIDDEN = "…"
 MAX_CHARACTERS = 8_000
 SECRETS = (
@@ -39,8 +41,6 @@ SECRETS = (
 REQUEST_ID = re.compile(r"\b(?:chatcmpl|cmpl)-[0-9a-f]{24}\b")
 CAPACITY = 2_000
 LEVELS = ("debug", "info", "warning", "error")
-FOLDER = "logs"
-FILE = "paceline.log"
 FILE_BYTES = 5_000_000
 FILES = 5
 OURS = ("app", "paceline")
@@ -170,9 +170,9 @@ class PrivateLogFile(RotatingFileHandler):
     """`PACELINE_HOME/logs/paceline.log` and its four predecessors. Raises OSError when it cannot be opened."""
 
     def __init__(self, home: Path, secrets: Sequence[str] = (), *, file_bytes: int = FILE_BYTES) -> None:
-        folder = home / FOLDER
+        folder = home / LOG_FOLDER
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        super().__init__(folder / FILE, maxBytes=file_bytes, backupCount=FILES - 1, encoding="utf-8", errors="replace")
+        super().__init__(folder / LOG, maxBytes=file_bytes, backupCount=FILES - 1, encoding="utf-8", errors="replace")
         self.setFormatter(JsonLines(secrets))
 
     def _open(self) -> io.TextIOWrapper:
@@ -246,10 +246,7 @@ def _record(name: str, level: int, said: str) -> logging.LogRecord:
 @contextlib.contextmanager
 def open_outlets(ring: LogRing, home: Path) -> Iterator[WorkerLines]:
     """Send the log to terminal, ring and file until the end; the answer takes the worker's lines."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(Plain())
-    terminal = Handed(handler)
-    terminal.setLevel(logging.WARNING)
+    terminal = _open_terminal(home)
     kept: list[logging.Handler] = [ring]
     problem = ""
     try:
@@ -267,6 +264,19 @@ def open_outlets(ring: LogRing, home: Path) -> Iterator[WorkerLines]:
         for each in (terminal, *kept):
             root.removeHandler(each)
             each.close()
+
+
+def _open_terminal(home: Path) -> logging.Handler:
+    """Standard error, unless it is the start log: that one ends here, the log goes on in files that take turns."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(2), (home / LOG_FOLDER / START_LOG).stat()):
+            os.ftruncate(2, 0)
+            return logging.NullHandler()
+    handler = logging.StreamHandler()
+    handler.setFormatter(Plain())
+    terminal = Handed(handler)
+    terminal.setLevel(logging.WARNING)
+    return terminal
 
 
 def set_log_level(level: str) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from app.core.server_file import LOG, LOG_FOLDER
 from app.serving.logs import (
-    FILE,
-    FOLDER,
     Handed,
     LogRing,
     PrivateLogFile,
@@ -76,7 +75,7 @@ def test_hostile_lines_are_one_harmless_line_everywhere(
         assert line.text.isprintable()
         assert all(part.isprintable() for part in line.trace.split("\n"))
     assert "ValueError" in ring.lines()[1].trace
-    raw = (tmp_path / FOLDER / FILE).read_text()
+    raw = (tmp_path / LOG_FOLDER / LOG).read_text()
     written = raw.splitlines()
     assert len(written) == raw.count("\n") == 2
     assert json.loads(written[0])["text"] == ring.lines()[0].text
@@ -94,7 +93,7 @@ def test_secrets_are_in_no_line(tmp_path: Path, logger: logging.Logger, ring: Lo
         logger.exception("%s and environment-key", text)
     file.close()
     (line,) = ring.lines()
-    for shown in (line.text, line.trace, (tmp_path / FOLDER / FILE).read_text()):
+    for shown in (line.text, line.trace, (tmp_path / LOG_FOLDER / LOG).read_text()):
         for secret in ("AbCdEf", "abcdefghij", "1234567890", "some.thing", "0123456789", "one-time", "environment-key"):
             assert secret not in shown
 
@@ -137,11 +136,11 @@ def test_files_are_private_and_bounded(tmp_path: Path, logger: logging.Logger) -
     for number in range(200):
         logger.info("line %d", number)
     file.close()
-    files = sorted((tmp_path / FOLDER).iterdir())
-    assert [each.name for each in files] == [FILE, *(f"{FILE}.{number}" for number in range(1, 5))]
+    files = sorted((tmp_path / LOG_FOLDER).iterdir())
+    assert [each.name for each in files] == [LOG, *(f"{LOG}.{number}" for number in range(1, 5))]
     assert sum(each.stat().st_size for each in files) <= 10_000
     assert {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
-    assert stat.S_IMODE((tmp_path / FOLDER).stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / LOG_FOLDER).stat().st_mode) == 0o700
 
 
 def test_the_terminal_is_short_and_the_rest_goes_to_ring_and_file(
@@ -178,13 +177,13 @@ def test_the_terminal_is_short_and_the_rest_goes_to_ring_and_file(
         ("info", "paceline.request", "chatcmpl-" + "a" * 24 + "#0 model=m"),
         ("error", "paceline.loop", "but this"),
     ]
-    written = [json.loads(line) for line in (tmp_path / FOLDER / FILE).read_text().splitlines()]
+    written = [json.loads(line) for line in (tmp_path / LOG_FOLDER / LOG).read_text().splitlines()]
     assert [line["text"] for line in written] == [line.text for line in ring.lines()]
     assert not [each for each in logging.getLogger().handlers if each is ring]
 
 
 def test_a_folder_that_cannot_be_written_leaves_the_log_in_memory(tmp_path: Path) -> None:
-    (tmp_path / FOLDER).write_text("in the way")
+    (tmp_path / LOG_FOLDER).write_text("in the way")
     ring = LogRing()
     with open_outlets(ring, tmp_path):
         logging.getLogger("paceline.test").warning("still told")

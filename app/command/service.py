@@ -1,0 +1,291 @@
+"""`start`, `stop`, `restart`, `status` and `logs`: the server of this home in the background, where it outlives whoever
+started it.
+
+There is one for each home: who starts it holds `start.lock` meanwhile, so that many starts at once make one server, and
+the lock of `app/core/server_file.py` says whether it runs and which process it is.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from app.command import autostart
+from app.command.server import running_server
+from app.core.errors import CommandError
+from app.core.server_file import LOG, LOG_FOLDER, START_LOG, RunningServer, is_served, read_server
+from app.settings import Settings
+
+START_LOCK = "start.lock"
+LOOK_SECONDS = 0.05
+KILL_SECONDS = 10.0
+"""What a server that is told to end at once gets to do so."""
+BLOCK_BYTES = 1 << 16
+FRESH = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+Tell = Callable[[str], None]
+"""Takes what a person who waits sees."""
+
+
+def words_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The options of `serve` as words; folders from anywhere."""
+    words: list[str] = []
+    for name, value in options.items():
+        for each in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+            text = str(each.expanduser().absolute() if isinstance(each, Path) else each)
+            words.append(f"--{name.replace('_', '-')}={text}")
+    return tuple(words)
+
+
+# --- start ------------------------------------------------------------------------------------------------------
+
+
+def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[RunningServer, bool]:
+    """The server of the home, and whether it was started now. Raises `CommandError` with why it does not start."""
+    tell("Looking for a server")
+    with _starting(settings.home):
+        if is_served(settings.home):
+            return _when_it_answers(settings, tell, lambda: ""), False
+        agent = autostart.installed(settings)
+        if agent is not None and not words:
+            agent.start()
+            return _when_it_answers(settings, tell, agent.why_not), True
+        with _start_log(settings.home) as log:
+            child = subprocess.Popen(  # noqa: S603 - ourselves
+                [*autostart.program(), "serve", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # its greeting may hold the code of the set-up
+                stderr=log,
+                start_new_session=True,
+            )
+            return _when_it_answers(settings, tell, lambda: _why_ended(child, log)), True
+
+
+@contextlib.contextmanager
+def _starting(home: Path) -> Iterator[None]:
+    """Nobody else starts a server of this home meanwhile."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(home / START_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise CommandError(f"{home} cannot be used ({error.strerror}): set PACELINE_HOME to another folder") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _start_log(home: Path) -> Iterator[BinaryIO]:
+    """What the server says until it writes its own log, of the last start only."""
+    folder = home / LOG_FOLDER
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(folder / START_LOG, FRESH, 0o600)
+    except OSError as error:
+        advice = "free some space, or check who owns it"
+        raise CommandError(f"{folder} cannot be written ({error.strerror}): {advice}") from None
+    with os.fdopen(descriptor, "rb+") as log:
+        yield log
+
+
+def _when_it_answers(settings: Settings, tell: Tell, why_not: Callable[[], str]) -> RunningServer:
+    tell("Starting")
+    while True:
+        found = read_server(settings.home)
+        if found is not None and _answers(settings):
+            return found
+        reason = why_not()
+        if reason and not is_served(settings.home):
+            raise CommandError(reason)
+        time.sleep(LOOK_SECONDS)
+
+
+def _answers(settings: Settings) -> bool:
+    server = running_server(settings)
+    try:
+        return server is not None and bool(server.call("GET", "/health/live"))
+    except CommandError:
+        return False
+
+
+def _why_ended(child: "subprocess.Popen[bytes]", log: BinaryIO) -> str:
+    """What the server said last before it ended; empty while it runs."""
+    if child.poll() is None:
+        return ""
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return (lines[-1] if lines else "the server ended at once").removeprefix("paceline: ")
+
+
+# --- stop -------------------------------------------------------------------------------------------------------
+
+
+def stop(settings: Settings, tell: Tell, *, force: bool = False) -> RunningServer | None:
+    """End the server of the home, once its requests have finished; with `force` at once. None where none ran."""
+    if not is_served(settings.home):
+        return None
+    tell("Stopping")
+    found = read_server(settings.home)
+    while found is None and is_served(settings.home):  # it starts, or ends already
+        time.sleep(LOOK_SECONDS)
+        found = read_server(settings.home)
+    if found is None:
+        return None
+    _send(found, signal.SIGTERM)
+    if force:
+        _send(found, signal.SIGTERM)  # the second one does not wait for requests
+    deadline = time.monotonic() + KILL_SECONDS if force else float("inf")
+    while is_served(settings.home):
+        count = _open_requests(settings)
+        tell(f"Waiting for {count} request{'s' * (count != 1)} to finish" if count else "Stopping")
+        if time.monotonic() > deadline:
+            _send(found, signal.SIGKILL)
+        time.sleep(LOOK_SECONDS)
+    return found
+
+
+def _send(server: RunningServer, number: signal.Signals) -> None:
+    try:
+        os.kill(server.pid, number)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        raise CommandError(f"process {server.pid} belongs to another user: stop Paceline as that user") from None
+
+
+def _open_requests(settings: Settings) -> int:
+    server = running_server(settings)
+    try:
+        return int(server.call("GET", "/admin/api/state")["state"]["open_requests"]) if server is not None else 0
+    except (CommandError, KeyError):
+        return 0
+
+
+def restart(settings: Settings, words: Sequence[str], tell: Tell) -> RunningServer:
+    """Stop it, and start it with these words; without any with those that it had."""
+    before = stop(settings, tell)
+    is_own = before is not None and autostart.installed(settings) is None
+    return start(settings, words or (before.words if before is not None and is_own else ()), tell)[0]
+
+
+# --- start at login ---------------------------------------------------------------------------------------------
+
+
+def install(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[RunningServer, autostart.Agent]:
+    """From now on the system starts the server: at once, at login, and after a crash. Raises `CommandError`."""
+    content = autostart.written(settings, words)
+    stop(settings, tell)
+    with _starting(settings.home):
+        agent = autostart.install(settings, content)
+        return _when_it_answers(settings, tell, agent.why_not), agent
+
+
+# --- status -----------------------------------------------------------------------------------------------------
+
+
+def status(settings: Settings) -> dict[str, Any]:
+    """What runs on this home: the JSON of `paceline status`."""
+    found = read_server(settings.home)
+    agent = autostart.installed(settings)
+    told: dict[str, Any] = {"running": found is not None, "home": str(settings.home), "login": agent is not None}
+    if found is None:
+        return {**told, "starting": is_served(settings.home)}
+    place = {"address": found.address, "pid": found.pid, "version": found.version, "words": list(found.words)}
+    return {**told, **place, "started_at": found.started_at, "models": _models(settings)}
+
+
+def _models(settings: Settings) -> list[str]:
+    server = running_server(settings)
+    try:
+        models = server.call("GET", "/api/status").get("models", []) if server is not None else []
+    except CommandError:
+        return []
+    return [str(model.get("id")) for model in models]
+
+
+def status_lines(told: Mapping[str, Any]) -> list[str]:
+    """The same for a person."""
+    login = f"Starts at login: {'yes' if told['login'] else 'no (`paceline service install`)'}"
+    if not told["running"]:
+        state = "Paceline is starting." if told["starting"] else "Paceline does not run: `paceline start` starts it."
+        return [state, f"State folder: {told['home']}", login]
+    since = datetime.fromtimestamp(told["started_at"]).astimezone()
+    return [
+        f"Paceline {told['version']} runs at {told['address']} (process {told['pid']}) since {since:%Y-%m-%d %H:%M}",
+        f"In memory: {', '.join(told['models']) or 'no model'}",
+        *([f"Started with: {' '.join(told['words'])}"] if told["words"] else []),
+        f"State folder: {told['home']}",
+        login,
+    ]
+
+
+# --- logs -------------------------------------------------------------------------------------------------------
+
+
+def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
+    """The last lines of the log as people read them; with `follow` those that come too, also in its next file.
+
+    Raises `CommandError` where there is no log.
+    """
+    path = home / LOG_FOLDER / LOG
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise CommandError(f"there is no log in {path.parent} yet: `paceline start` starts the server") from None
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}") from None
+    lines, rest = _tail(file, count)
+    yield from map(readable, lines)
+    while follow:
+        block = file.read(BLOCK_BYTES)
+        *lines, rest = (rest + block).split(b"\n")
+        yield from map(readable, lines)
+        if not block and not _is_at(path, file):
+            file.close()
+            file, rest = path.open("rb"), b""
+        elif not block:
+            time.sleep(LOOK_SECONDS)
+    file.close()
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    """Whether the file is still what is there; True while nothing is."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return True
+
+
+def _tail(file: BinaryIO, count: int) -> tuple[list[bytes], bytes]:
+    """Its last whole lines, read from the end, and what of a line follows; the file is at its end then."""
+    end = place = file.seek(0, os.SEEK_END)
+    read = b""
+    while place > 0 and read.count(b"\n") <= count:
+        step = min(place, BLOCK_BYTES)
+        place -= step
+        file.seek(place)
+        read = file.read(step) + read
+    file.seek(end)
+    *lines, rest = read.split(b"\n")
+    return (lines[-count:] if count else []), rest
+
+
+def readable(line: bytes) -> str:
+    """A line of the log file as a person reads it; what is no such line as it is."""
+    try:
+        told = msgspec.json.decode(line, type=dict[str, str])
+        moment = datetime.fromisoformat(told["time"]).astimezone()
+        trace = "".join(f"\n    {each}" for each in told.get("trace", "").splitlines())
+        return f"{moment:%Y-%m-%d %H:%M:%S} {told['level']:7} {told['logger']}: {told['text']}{trace}"
+    except (msgspec.DecodeError, KeyError, ValueError):
+        return line.decode(errors="replace")

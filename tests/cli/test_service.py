@@ -1,0 +1,165 @@
+"""The server in the background: one for each home, whoever starts it, and an end in order."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import msgspec
+import pytest
+
+from app.command.service import log_lines, readable, stop, words_of
+from app.core.server_file import FILE_NAME, LOG, LOG_FOLDER, RunningServer, is_served, read_server
+from app.settings import read_settings
+
+STARTS_AT_ONCE = 50
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Mapping[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    return {**own, "PACELINE_HOME": str(tmp_path / "home"), "HOME": str(tmp_path), "PACELINE_OPENBLAS": "0"}
+
+
+@pytest.fixture
+def home(environment: Mapping[str, str]) -> Iterator[Path]:
+    """A state folder whose server ends with the test."""
+    home = Path(environment["PACELINE_HOME"])
+    yield home
+    said(environment, "stop", "--force")
+    assert not is_served(home)
+
+
+def begin(environment: Mapping[str, str], *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "app.cli", *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(environment: Mapping[str, str], *words: str, code: int = 0) -> str:
+    with begin(environment, *words) as process:
+        out, complaint = process.communicate(timeout=60)
+    assert process.returncode == code, complaint
+    return (out + complaint).strip()
+
+
+def running(home: Path) -> RunningServer:
+    found = read_server(home)
+    assert found is not None
+    return found
+
+
+def test_fifty_starts_at_once_make_one_server(environment: Mapping[str, str], home: Path) -> None:
+    starts = [begin(environment, "start", "--port", "0") for _ in range(STARTS_AT_ONCE)]
+    answers = [process.communicate(timeout=100) for process in starts]
+    assert {process.returncode for process in starts} == {0}, answers
+    server = running(home)
+    assert all(f"{server.address} (process {server.pid})" in out for out, _ in answers)
+    assert sum("runs already" in out for out, _ in answers) == STARTS_AT_ONCE - 1
+    refused = said(environment, "serve", "--port", "0", code=1)
+    assert (
+        refused == f"paceline: Paceline runs already: {server.address} (process {server.pid}); `paceline stop` ends it"
+    )
+    assert httpx2.get(f"{server.address}/health/live").is_success
+
+
+def test_what_a_killed_server_left_is_in_nobodys_way(environment: Mapping[str, str], home: Path) -> None:
+    said(environment, "start", "--port", "0")
+    killed = running(home)
+    left = (home / FILE_NAME).read_bytes()
+    os.kill(killed.pid, signal.SIGKILL)
+    while is_served(home):
+        pass
+    (home / FILE_NAME).write_bytes(left)
+    assert "does not run" in said(environment, "status", code=3)
+    stranger = msgspec.structs.replace(killed, pid=os.getpid(), port=9)
+    (home / FILE_NAME).write_bytes(msgspec.json.encode(stranger))
+    assert said(environment, "stop") == "Paceline does not run."
+    said(environment, "start", "--port", "0")
+    assert running(home).pid not in {killed.pid, os.getpid()}
+
+
+def test_a_stop_lets_a_stream_finish_and_says_that_it_waits(environment: Mapping[str, str], home: Path) -> None:
+    said(environment, "start", "--port", "0")
+    server = running(home)
+    question = {"role": "user", "content": "Count from 1 to 400."}
+    body = {"model": "demo-assistant", "messages": [question], "stream": True, "max_tokens": 1500}
+    told: list[str] = []
+    settings = read_settings(home=home)
+    with (
+        ThreadPoolExecutor(1) as threads,
+        httpx2.stream("POST", f"{server.address}/v1/chat/completions", json=body, timeout=60) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(line for line in lines if '"content"' in line)
+        stopping = threads.submit(stop, settings, told.append)
+        text = "".join(lines)
+        assert stopping.result(timeout=60) == server
+    assert "Waiting for 1 request to finish" in told
+    assert text.endswith("data: [DONE]")
+    assert '"error"' not in text
+    assert not is_served(home)
+
+
+def test_a_restart_repeats_the_options_and_takes_new_ones(environment: Mapping[str, str], home: Path) -> None:
+    said(environment, "start", "--port", "0", "--policy", "off")
+    first = running(home)
+    assert first.words == ("--port=0", "--policy=off")
+    said(environment, "restart")
+    second = running(home)
+    assert second.words == first.words
+    assert second.pid != first.pid
+    told = json.loads(said(environment, "status", "--json"))
+    assert (told["address"], told["pid"], told["models"]) == (second.address, second.pid, [])
+    said(environment, "restart", "--port", "0")
+    assert running(home).words == ("--port=0",)
+    commands = said({**environment, "PACELINE_PORT": "1"}, "ps")
+    assert "No model is loaded" in commands, "found by the state folder, whatever the port"
+
+
+def test_a_start_that_fails_says_why_in_one_line(environment: Mapping[str, str]) -> None:
+    assert said(environment, "start", "--host", "0.0.0.0", code=1).startswith("0.0.0.0: other machines reach")  # noqa: S104
+    assert "No such option: --bogus" in said(environment, "start", "--bogus", code=2)
+    assert "there is no log" in said(environment, "logs", code=1)
+
+
+def test_options_become_words_that_mean_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"host": None, "port": 9000, "model_dir": [Path("models"), Path("/other")], "draft": ["a=b", "c=off"]}
+    folders = (f"--model-dir={tmp_path}/models", "--model-dir=/other")
+    assert words_of(options) == ("--port=9000", *folders, "--draft=a=b", "--draft=c=off")
+
+
+def test_the_log_is_read_from_its_end_and_followed_into_its_next_file(tmp_path: Path) -> None:
+    folder = tmp_path / LOG_FOLDER
+    folder.mkdir()
+    log = folder / LOG
+
+    def line(number: int) -> str:
+        told = {
+            "time": "2026-01-01T00:00:00.000+00:00",
+            "level": "info",
+            "logger": "paceline",
+            "text": f"line {number}",
+        }
+        return json.dumps(told) + "\n"
+
+    log.write_text("".join(map(line, range(5000))), encoding="utf-8")
+    assert [each.rpartition(" ")[2] for each in log_lines(tmp_path, 2)] == ["4998", "4999"]
+    assert len(list(log_lines(tmp_path, 9000))) == 5000
+    assert list(log_lines(tmp_path, 0)) == []
+    assert readable(b"no line of ours") == "no line of ours"
+    followed = log_lines(tmp_path, 1, follow=True)
+    assert next(followed).endswith("line 4999")
+    with log.open("a", encoding="utf-8") as file:
+        file.write(line(1) + line(2)[:20])
+    assert next(followed).endswith("line 1")
+    with log.open("a", encoding="utf-8") as file:
+        file.write(line(2)[20:])
+    log.rename(folder / f"{LOG}.1")
+    log.write_text(line(3), encoding="utf-8")
+    assert [next(followed)[-1] for _ in range(2)] == ["2", "3"]
