@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from app.cli import reported_errors
+from app.cli_frame import reported_errors
 from app.core.errors import InvalidRequest
 from bench.comparison import NOTE
 from bench.comparison.cases import ENGINE_CASES, Bench, Case

@@ -1,0 +1,112 @@
+"""What all words of the command line share: the application, how errors and results are shown, which settings count.
+
+Imports on first use, so that `--help` answers at once.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from app import __version__
+from app.core.errors import PacelineError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from app.serving.live_settings import LiveSettings
+    from app.settings import Settings
+
+application = typer.Typer(
+    name="paceline",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Run language models on this computer with speculative decoding: same text, faster.",
+    epilog="Start with `paceline serve`. Settings: `paceline config`, or PACELINE_* variables (docs/settings.md).",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+EXIT_INTERRUPTED = 130
+OPTIONS_OF_SERVE = {"allow_extra_args": True, "ignore_unknown_options": True}
+LIKE_SERVE = "Takes the options of `paceline serve` too, such as --port 9000; `paceline serve --help` lists them."
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Errors that a person can act on become one line and exit code 1; Ctrl-C just leaves."""
+    try:
+        yield
+    except PacelineError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def fail(message: str) -> NoReturn:
+    """Say what is wrong and leave."""
+    typer.secho(message, fg=typer.colors.RED, err=True)
+    raise typer.Exit(1)
+
+
+@application.callback(invoke_without_command=True)
+def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        console().print(f"paceline {__version__}", highlight=False)
+        raise typer.Exit
+
+
+def kept_settings() -> "Settings":
+    """The settings of the environment, and what is stored where it says nothing."""
+    from app.command.server import given
+
+    with reported_errors():
+        return live_settings(given()).current
+
+
+def live_settings(settings: "Settings") -> "LiveSettings":
+    """What is given over what the store says, which is opened."""
+    from app.command.config import opened
+
+    with opened(settings) as live:
+        return live
+
+
+def asking_settings() -> "Settings":
+    """The settings for a command that only asks the server: it glances at the store, and opens it if it must."""
+    from app.command.server import given, known
+
+    with reported_errors():
+        return known(given()) or kept_settings()
+
+
+def words_of_serve(context: typer.Context) -> tuple[str, ...]:
+    """What was typed beyond the command's own options, read as `serve` would read it."""
+    from app.command.service import words_of
+
+    command = typer.main.get_command(application).get_command(context, "serve")  # type: ignore[attr-defined]
+    return words_of(command.make_context("serve", list(context.args), parent=context.parent).params)
+
+
+def say(text: str) -> None:
+    console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def console() -> "Console":
+    """The screen, as wide as it is now."""
+    from rich.console import Console
+
+    return Console()
+
+
+def show(what: Any) -> None:
+    """Print a table, or a JSON document that another program can read."""
+    if isinstance(what, dict | list):
+        sys.stdout.write(json.dumps(what, indent=2, ensure_ascii=False) + "\n")
+    else:
+        console().print(what, crop=False)

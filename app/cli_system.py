@@ -1,0 +1,241 @@
+"""`paceline` for the server of this computer and what belongs to it: the background, login, settings, keys, the app.
+
+Imports on first use, like all of the command line.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from app.cli_frame import (
+    LIKE_SERVE,
+    OPTIONS_OF_SERVE,
+    Json,
+    application,
+    console,
+    fail,
+    reported_errors,
+    say,
+    show,
+    words_of_serve,
+)
+
+Action = Literal["list", "create", "revoke"]
+Scope = Literal["inference", "admin"]
+AppAction = Literal["install", "uninstall", "status"]
+ConfigAction = Literal["list", "get", "set", "unset"]
+ServiceAction = Literal["install", "uninstall", "status"]
+EXIT_NOT_RUNNING = 3
+SERVER, COMPUTER = "The server in the background", "This computer"
+
+
+@application.command(rich_help_panel=SERVER, epilog=LIKE_SERVE, context_settings=OPTIONS_OF_SERVE)
+def start(
+    context: typer.Context,
+    *,
+    browser: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the dashboard if the server runs already.")
+    ] = True,
+) -> None:
+    """Start the server in the background, where it outlives this terminal. Takes the options of `serve`."""
+    import webbrowser
+
+    from app.command.server import given
+    from app.command.service import start as begin
+
+    words = words_of_serve(context)
+    with reported_errors(), console().status("") as line:
+        server, is_new = begin(given(), words, line.update)
+    verb = "runs" if is_new else "runs already"
+    say(f"Paceline {verb} at {server.address} (process {server.pid}). `paceline stop` ends it.")
+    if browser and not is_new and sys.stdout.isatty():
+        webbrowser.open(f"{server.address}/admin/")
+
+
+@application.command(rich_help_panel=SERVER)
+def stop(*, force: Annotated[bool, typer.Option("--force", help="Do not wait for running requests.")] = False) -> None:
+    """Stop the server of this state folder. Running requests finish first; new ones are refused meanwhile."""
+    from app.command.server import given
+    from app.command.service import stop as end
+
+    with reported_errors(), console().status("") as line:
+        server = end(given(), line.update, force=force)
+    say("Paceline does not run." if server is None else f"Paceline at {server.address} is stopped.")
+
+
+@application.command(rich_help_panel=SERVER, epilog=LIKE_SERVE, context_settings=OPTIONS_OF_SERVE)
+def restart(context: typer.Context) -> None:
+    """Stop the server and start it again, with the options of `serve` that it had, or with new ones."""
+    from app.command.server import given
+    from app.command.service import restart as again
+
+    words = words_of_serve(context)
+    with reported_errors(), console().status("") as line:
+        server = again(given(), words, line.update)
+    say(f"Paceline runs at {server.address} (process {server.pid}).")
+
+
+@application.command(rich_help_panel=SERVER)
+def status(*, as_json: Json = False) -> None:
+    """Tell whether the server runs, where, since when and with which models. Exits with 3 if it does not run."""
+    from app.command.server import given
+    from app.command.service import status as look
+    from app.command.service import status_lines
+
+    with reported_errors():
+        told = look(given())
+    if as_json:
+        show(told)
+    else:
+        say("\n".join(status_lines(told)))
+    raise typer.Exit(0 if told["running"] else EXIT_NOT_RUNNING)
+
+
+@application.command(rich_help_panel=SERVER)
+def logs(
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")] = False,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
+) -> None:
+    """Print the log of the server, the last lines of it. Needs no server."""
+    from app.command.server import given
+    from app.command.service import log_lines
+
+    with reported_errors():
+        for line in log_lines(given().home, count, follow=follow):
+            typer.echo(line)
+
+
+@application.command(rich_help_panel=SERVER, epilog=LIKE_SERVE, context_settings=OPTIONS_OF_SERVE)
+def service(
+    context: typer.Context, action: Annotated[ServiceAction, typer.Argument(help="install, uninstall or status.")]
+) -> None:
+    """Start the server at login, and again after a crash: by launchd on macOS, by systemd on Linux."""
+    from app.command import autostart
+    from app.command.server import given
+    from app.command.service import install
+
+    words = words_of_serve(context)
+    with reported_errors(), console().status("") as line:
+        settings = given()
+        if action == "install":
+            server, agent = install(settings, words, line.update)
+            said = f"Paceline runs at {server.address} and starts at login ({agent.path})."
+        elif action == "uninstall":
+            was_there = autostart.uninstall(settings)
+            said = "Paceline is stopped and starts no more at login." if was_there else "It does not start at login."
+        else:
+            found = autostart.installed(settings)
+            said = "It does not start at login." if found is None else f"It starts at login ({found.path})."
+    say(said)
+
+
+@application.command(
+    rich_help_panel=COMPUTER,
+    epilog="Examples: `paceline config set theme dark`, `paceline config set --model demo-assistant temperature 0.2`, "
+    "`paceline config unset port`. Options override PACELINE_* variables, which override stored settings.",
+)
+def config(
+    action: Annotated[ConfigAction, typer.Argument(help="list, get, set or unset.")] = "list",
+    name: Annotated[str, typer.Argument(help="Setting, as named by `paceline config list`.")] = "",
+    value: Annotated[str | None, typer.Argument(help="New value; separate lists with commas.")] = None,
+    *,
+    model: Annotated[str, typer.Option(help="Model id: its own settings instead of the server's.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Show and change settings of the server or of one model. Each says when a running server applies it."""
+    from app.command.config import change, row, rows, table, text_of
+    from app.command.server import given
+
+    if (action != "list") != bool(name) or (action == "set") != (value is not None):
+        fail("use `config list`, `config get NAME`, `config set NAME VALUE` or `config unset NAME`")
+    with reported_errors():
+        settings = given()
+        if action in {"set", "unset"}:
+            console().print(change(settings, name, value, model), highlight=False, markup=False)
+        elif action == "get":
+            found = row(settings, name, model)
+            show(found) if as_json else typer.echo(text_of(found["value"], found["unit"]))
+        else:
+            all_rows = rows(settings, model)
+            show(all_rows if as_json else table(all_rows))
+
+
+@application.command(rich_help_panel=COMPUTER)
+def password() -> None:
+    """Set or reset the dashboard password and sign out all browsers. Needs no server."""
+    from app.command.config import account, read_password
+    from app.command.server import given
+
+    with reported_errors(), account(given()) as accounts:
+        accounts.set_password(read_password())
+    console().print("The password is set. All browsers are signed out.", highlight=False)
+
+
+@application.command(rich_help_panel=COMPUTER, epilog="Example: `paceline keys create 'Editor on my laptop'`")
+def keys(
+    action: Annotated[Action, typer.Argument(help="list, create or revoke.")] = "list",
+    name: Annotated[str, typer.Argument(help="Name of the key; revoke also takes its number.")] = "",
+    *,
+    scope: Annotated[
+        Scope, typer.Option(help="inference: the endpoint only; admin: the dashboard's API too.")
+    ] = "inference",
+    as_json: Json = False,
+) -> None:
+    """List, create or revoke API keys. A new key is shown once. Needs no server."""
+    from app.command.config import account, keys_as_json, keys_table, revoke_key
+    from app.command.server import given
+
+    with reported_errors(), account(given()) as accounts:
+        if action == "create":
+            sys.stdout.write(accounts.keys.create(name, scope)[1] + "\n")
+        elif action == "revoke":
+            revoke_key(accounts.keys, name)
+            console().print(f"The key {name} is revoked.", highlight=False, markup=False)
+        else:
+            rows = accounts.keys.list()
+            show(keys_as_json(rows) if as_json else keys_table(rows))
+
+
+@application.command(
+    rich_help_panel=COMPUTER,
+    name="app",
+    epilog="Example: `paceline app install`, then double-click Paceline in ~/Applications.",
+)
+def app_(
+    action: Annotated[AppAction, typer.Argument(help="install, uninstall or status.")] = "status",
+    *,
+    folder: Annotated[Path, typer.Option(help="Folder of the app.")] = Path("~/Applications"),
+) -> None:
+    """Put Paceline.app into a folder, for double clicks in the Finder of macOS; it runs this installation."""
+    from app.command.server import given
+    from app.desktop import bundle
+    from app.i18n import Catalogs, system_languages
+
+    place = folder.expanduser().absolute()
+    with reported_errors():
+        if action == "uninstall":
+            said = bundle.uninstall(place)
+        else:
+            catalogs = Catalogs()
+            words = catalogs.words(catalogs.choose(system_languages(os.environ)))
+            this = bundle.this_installation(given(), words)
+            said = (
+                bundle.status(place, this) if action == "status" else bundle.install(place, this, tuple(catalogs.names))
+            )
+    console().print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+@application.command(rich_help_panel=COMPUTER)
+def doctor(*, as_json: Json = False) -> None:
+    """Check this computer and suggest fixes; exits with 1 if something keeps Paceline from working."""
+    from app.command.doctor import examine, findings_as_json, findings_table, has_failed
+    from app.command.server import given
+
+    with reported_errors():
+        findings = examine(given())
+    show(findings_as_json(findings) if as_json else findings_table(findings))
+    raise typer.Exit(int(has_failed(findings)))
