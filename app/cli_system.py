@@ -25,8 +25,9 @@ from app.cli_frame import (
 
 Action = Literal["list", "create", "revoke"]
 Scope = Literal["inference", "admin"]
-AppAction = Literal["install", "uninstall", "status"]
+AppAction = Literal["install", "uninstall", "status", "open"]
 ConfigAction = Literal["list", "get", "set", "unset"]
+DesktopPage = Literal["dashboard", "chat"]
 ServiceAction = Literal["install", "uninstall", "status"]
 EXIT_NOT_RUNNING = 3
 SERVER, COMPUTER = "The server in the background", "This computer"
@@ -206,17 +207,23 @@ def keys(
     epilog="Example: `paceline app install`, then double-click Paceline in ~/Applications.",
 )
 def app_(
-    action: Annotated[AppAction, typer.Argument(help="install, uninstall or status.")] = "status",
+    action: Annotated[
+        AppAction, typer.Argument(help="install, uninstall, status, or open: what a double click does.")
+    ] = "status",
     *,
     folder: Annotated[Path, typer.Option(help="Folder of the app.")] = Path("~/Applications"),
 ) -> None:
     """Put Paceline.app into a folder, for double clicks in the Finder of macOS; it runs this installation."""
     from app.command.server import given
     from app.desktop import bundle
+    from app.desktop.window import open_app
     from app.i18n import Catalogs, system_languages
 
     place = folder.expanduser().absolute()
     with reported_errors():
+        if action == "open":
+            open_app(given())
+            return
         if action == "uninstall":
             said = bundle.uninstall(place)
         else:
@@ -227,6 +234,19 @@ def app_(
                 bundle.status(place, this) if action == "status" else bundle.install(place, this, tuple(catalogs.names))
             )
     console().print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+@application.command(
+    rich_help_panel=COMPUTER,
+    epilog="Example: `paceline desktop chat`. Without pywebview (extra desktop) the browser opens.",
+)
+def desktop(page: Annotated[DesktopPage, typer.Argument(help="dashboard or chat.")] = "dashboard") -> None:
+    """Open the dashboard or the chat in a window of its own; starts the server if none runs."""
+    from app.command.server import given
+    from app.desktop.window import open_window, web_view
+
+    with reported_errors():
+        open_window(given(), "/admin/chat" if page == "chat" else "/admin/", web_view(os.environ))
 
 
 @application.command(rich_help_panel=COMPUTER)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from app import __version__
+from app.command.autostart import steady_python, usual_home
 from app.core.errors import CommandError, ModelUnavailable
 from app.core.safe_files import read_file, write_privately
 from app.i18n import Words
@@ -37,6 +38,13 @@ FIRST_MACOS = "14.0"
 MAX_RECORD_BYTES = 1 << 20
 MAX_FILE_BYTES = 16 << 20
 
+DIALOG = (
+    "on run argv",
+    'display dialog (item 1 of argv) with title "Paceline" buttons {"OK"} default button 1 with icon caution',
+    "end run",
+)
+"""For osascript. What is shown goes to it as an argument, never as part of this program."""
+
 SCRIPT = """#!/bin/sh
 # Written by `paceline app install` of Paceline {version}; `paceline app uninstall` removes it.
 python={python}
@@ -47,13 +55,10 @@ fi
 message={moved}
 echo "$message" >&2
 if command -v osascript >/dev/null; then
-  osascript -e 'on run argv' \\
-    -e 'display dialog (item 1 of argv) with title "Paceline" buttons {{"OK"}} default button 1 with icon caution' \\
-    -e 'end run' "$message" >/dev/null
+  osascript{dialog} "$message" >/dev/null
 fi
 exit 1
 """
-"""What is shown goes to osascript as an argument, never as part of its program."""
 
 
 class BundleRecord(msgspec.Struct, frozen=True):
@@ -85,20 +90,8 @@ class Launching:
 
 def this_installation(settings: Settings, words: Words) -> Launching:
     """What runs this very command."""
-    is_usual = settings.home == type(settings).model_fields["home"].default.expanduser()
-    home = "" if is_usual else str(settings.home)
+    home = "" if usual_home(settings) else str(settings.home)
     return Launching(__version__, steady_python(Path(sys.executable)), words("desktop.moved"), home)
-
-
-def steady_python(executable: Path) -> Path:
-    """This installation's Python by a path that outlives its updates: Homebrew's own changes with each version."""
-    parts = executable.parts
-    if "Cellar" in parts[:-3]:
-        place = parts.index("Cellar")
-        linked = Path(*parts[:place], "opt", parts[place + 1], *parts[place + 3 :])
-        if linked.exists():
-            return linked
-    return executable
 
 
 def information(version: str, languages: tuple[str, ...]) -> dict[str, Any]:
@@ -132,6 +125,7 @@ def launcher(launching: Launching) -> str:
         python=shlex.quote(str(launching.python)),
         environment=home,
         moved=shlex.quote(launching.moved),
+        dialog="".join(f" -e {shlex.quote(line)}" for line in DIALOG),
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from app import __version__
+from app.command.autostart import steady_python
 from app.core.errors import CommandError
 from app.desktop.bundle import (
     ICON,
@@ -25,7 +26,6 @@ from app.desktop.bundle import (
     install,
     launcher,
     status,
-    steady_python,
     uninstall,
 )
 from app.i18n import languages
