@@ -42,18 +42,21 @@ def start(
     ] = True,
 ) -> None:
     """Start the server in the background, where it outlives this terminal. Takes the options of `serve`."""
-    import webbrowser
-
-    from app.command.server import given
+    from app.command.server import given, running_server
+    from app.command.service import open_page, setup_address
     from app.command.service import start as begin
 
     words = words_of_serve(context)
     with reported_errors(), console().status("") as line:
         server, is_new = begin(given(), words, line.update)
+        setup = setup_address(given())
     verb = "runs" if is_new else "runs already"
     say(f"Paceline {verb} at {server.address} (process {server.pid}). `paceline stop` ends it.")
-    if browser and not is_new and sys.stdout.isatty():
-        webbrowser.open(f"{server.address}/admin/")
+    if setup:
+        say(f"Choose a password for the dashboard here (valid once, for 30 minutes):\n{setup}")
+    elif browser and not is_new and sys.stdout.isatty() and (found := running_server(given())) is not None:
+        with reported_errors():
+            open_page(found)
 
 
 @application.command(rich_help_panel=SERVER)

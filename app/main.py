@@ -42,7 +42,7 @@ from app.hub.catalog import FolderCatalog, default_catalog
 from app.hub.hub_files import HubToken
 from app.hub.pairing import Speedups
 from app.i18n import Catalogs
-from app.serving.auth import Door, Lockout, SetupToken, authorize
+from app.serving.auth import ENTRIES, ENTRY_SECONDS, Door, Lockout, OneTimeCodes, authorize
 from app.serving.choosing import Measured
 from app.serving.context import Activity, Context
 from app.serving.errors import install_error_handlers
@@ -129,7 +129,8 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
         pages=Pages(read_assets(), catalogs, lambda: context.settings),
         live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
-        setup=SetupToken(context.clock),
+        setup=OneTimeCodes(context.clock),
+        entries=OneTimeCodes(context.clock, valid_seconds=ENTRY_SECONDS, most=ENTRIES),
         lockout=Lockout(context.clock),
         models=models,
         loading=loading,

@@ -11,7 +11,7 @@ from app.admin.loading import Loading
 from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages
-from app.serving.auth import Lockout, SetupToken
+from app.serving.auth import Lockout, OneTimeCodes
 from app.serving.context import Context
 from app.serving.logs import LogRing
 from app.serving.measurements import Pace
@@ -30,7 +30,9 @@ class AdminContext:
     pages: Pages
     live: LiveFeed
     accounts: Accounts
-    setup: SetupToken
+    setup: OneTimeCodes
+    entries: OneTimeCodes
+    """For commands of this computer, which open a page signed in; each for a page."""
     lockout: Lockout
     models: ModelView
     loading: Loading

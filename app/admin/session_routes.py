@@ -1,11 +1,17 @@
-"""Who may come in: `/admin/setup`, `/admin/login` and their calls under `/admin/api`, and the API keys.
+"""Who may come in: `/admin/setup`, `/admin/login`, `/admin/enter` and their calls, and the API keys.
 
-The set-up routes are there only while no account is, and only for this computer. Nothing here tells whether a password
-was nearly right, and no secret gets into an address, a page or the log.
+A command of this computer, such as the menu bar, opens a page signed in by an address that works once, for a minute.
+The code is in its fragment, and the browser gets it from a file that only the owner can read, so that no list of
+processes shows it; the file goes with the code. The set-up routes are there only while no account is, and only for this
+computer. Nothing here tells whether a password was nearly right, and no secret gets into a page or the log.
 """
 
 import asyncio
+import contextlib
 import logging
+import secrets
+import time
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,7 +20,9 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
-from app.serving.auth import COOKIE, LOOPBACK, VALID_SECONDS, Door, identity_of, place_of
+from app.core.errors import InvalidRequest
+from app.core.safe_files import write_privately
+from app.serving.auth import ADMIN_JSON, COOKIE, ENTRY_SECONDS, LOOPBACK, VALID_SECONDS, Door, identity_of, place_of
 from app.serving.errors import Rejected
 from app.serving.gate import read_json
 from app.store.accounts import ABSOLUTE_SECONDS, MIN_CHARACTERS, digest_of
@@ -23,6 +31,15 @@ from app.store.tables import KeyRow, Scope
 logger = logging.getLogger(__name__)
 
 MAX_SECRET_CHARACTERS = 4096
+PAGE = r"^/admin/[\w\-./%@+]*(\?[\w\-./%@+=&]*)?(#[\w\-]*)?$"
+REDIRECT = "open-*.html"
+REDIRECT_PAGE = """<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<title>Paceline</title>
+<script>location.replace("{address}")</script>
+<noscript><meta http-equiv="refresh" content="0;url={address}"></noscript>
+"""
 MAX_BODY_BYTES = 1 << 20
 """Nobody has signed in yet: who sends more gets no memory for it."""
 
@@ -38,6 +55,18 @@ class LoginRequest(BaseModel):
     """What the sign-in page sends."""
 
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
+
+
+class EntryRequest(BaseModel):
+    """What a command wants to open."""
+
+    to: str = Field("/admin/", max_length=1000, pattern=PAGE)
+
+
+class EnterRequest(BaseModel):
+    """What the page at a one-time address sends."""
+
+    code: str = Field(max_length=MAX_SECRET_CHARACTERS)
 
 
 class PasswordRequest(BaseModel):
@@ -97,7 +126,7 @@ async def set_up(request: Request, admin: Admin) -> Response:
             raise Rejected(403, advice, "invalid_setup_code")
         if not await asyncio.to_thread(admin.accounts.set_up, asked.password):
             raise HTTPException(404)
-        admin.setup.spend()
+        admin.setup.spend(asked.token)
     logger.info("The dashboard was set up.")
     return await _signed_in(request, admin)
 
@@ -109,6 +138,65 @@ async def log_in(request: Request, admin: Admin) -> Response:
     await _check_password(request, admin, asked.password)
     logger.info("A browser signed in from %s.", place_of(_address(request)))
     return await _signed_in(request, admin)
+
+
+@router.post("/admin/api/entry")
+async def make_entry(request: Request, admin: Admin) -> dict[str, str]:
+    """An address that opens a page signed in, once, and a file that leads a browser there, if one can be written.
+
+    Before there is a password it is the address of the set-up. Only for commands of this computer.
+    """
+    if identity_of(request).kind != "command":
+        raise Rejected(403, "Only commands of this computer open pages signed in.", "not_a_command")
+    asked = await read_json(request, EntryRequest)
+    if asked.to.startswith(ADMIN_JSON):
+        raise InvalidRequest("Name a page of the dashboard.", parameter="to")
+    has_account = await asyncio.to_thread(lambda: admin.accounts.has_account)
+    place = f"admin/enter#{admin.entries.issue(asked.to)}" if has_account else f"admin/setup#{admin.setup.issue()}"
+    address = f"{request.base_url}{place}"
+    try:
+        file = await asyncio.to_thread(_write_redirect, admin.serving.settings.home, address)
+    except OSError:
+        return {"address": address, "file": ""}
+    asyncio.get_running_loop().call_later(ENTRY_SECONDS, _remove, file)
+    return {"address": address, "file": str(file)}
+
+
+def _write_redirect(home: Path, address: str) -> Path:
+    """A page that leads to the address; those of a server that was killed meanwhile go."""
+    for left in home.glob(REDIRECT):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > ENTRY_SECONDS:
+                left.unlink()
+    file = home / REDIRECT.replace("*", secrets.token_hex(8))
+    write_privately(file, REDIRECT_PAGE.format(address=address).encode())
+    return file
+
+
+def _remove(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink()
+
+
+@router.get("/admin/enter")
+def get_enter(request: Request, admin: Admin) -> Response:
+    """The page at a one-time address: its script sends the code."""
+    return admin.pages.render("enter.html", request, data={})
+
+
+@router.post("/admin/api/enter")
+async def enter(request: Request, admin: Admin) -> Response:
+    """Sign this browser in by a one-time code; the answer names the page that it is for."""
+    asked = await read_json(request, EnterRequest, max_bytes=MAX_BODY_BYTES)
+    address = _address(request)
+    admin.lockout.begin(address)
+    to = admin.entries.spend(asked.code) if is_local(request) else None
+    if to is None:
+        logger.warning("A one-time address that is used, late or wrong was tried from %s.", place_of(address))
+        raise Rejected(403, "This address was used already, or is too old.", "invalid_entry_code")
+    admin.lockout.succeed(address)
+    logger.info("A browser was let in by a command of this computer.")
+    return await _signed_in(request, admin, to=to)
 
 
 @router.post("/admin/api/logout")
@@ -163,11 +251,11 @@ async def _check_password(request: Request, admin: AdminContext, password: str) 
     admin.lockout.succeed(address)
 
 
-async def _signed_in(request: Request, admin: AdminContext) -> Response:
+async def _signed_in(request: Request, admin: AdminContext, **more: str) -> Response:
     browser = browser_name(request.headers.get("user-agent", ""))
     old = request.cookies.get(COOKIE) or None
     secret = await asyncio.to_thread(admin.accounts.sessions.begin, browser, instead_of=old)
-    response = JSONResponse({"signed_in": True})
+    response = JSONResponse({"signed_in": True, **more})
     response.set_cookie(
         COOKIE,
         secret,

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import time
+import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from app.command import autostart
-from app.command.server import running_server
+from app.command.server import Server, running_server
 from app.core.errors import CommandError
 from app.core.server_file import LOG, LOG_FOLDER, START_LOG, RunningServer, is_served, read_server
 from app.settings import Settings
@@ -30,6 +31,8 @@ KILL_SECONDS = 10.0
 """What a server that is told to end at once gets to do so."""
 BLOCK_BYTES = 1 << 16
 FRESH = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+ENTRY = "/admin/api/entry"
 
 Tell = Callable[[str], None]
 """Takes what a person who waits sees."""
@@ -227,6 +230,26 @@ def status_lines(told: Mapping[str, Any]) -> list[str]:
         f"State folder: {told['home']}",
         login,
     ]
+
+
+# --- its pages ------------------------------------------------------------------------------------------------
+
+
+def open_page(server: Server, to: str = "/admin/") -> None:
+    """Show a page of the dashboard in the browser, signed in. Raises `CommandError` where there is none.
+
+    The browser gets a file that leads to an address which works once: no list of processes ever shows that.
+    """
+    file = server.call("POST", ENTRY, {"to": to})["file"]
+    if not webbrowser.open(Path(file).as_uri() if file else f"{server.address}{to}"):
+        raise CommandError(f"no browser could be opened: open {server.address}{to} yourself")
+
+
+def setup_address(settings: Settings) -> str:
+    """Where the first password is chosen, with a new code; empty once there is one."""
+    server = running_server(settings)
+    address = str(server.call("POST", ENTRY, {})["address"]) if server is not None else ""
+    return address if "/admin/setup#" in address else ""
 
 
 # --- logs -------------------------------------------------------------------------------------------------------

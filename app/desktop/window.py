@@ -10,7 +10,6 @@ import logging
 import shutil
 import subprocess
 import sys
-import webbrowser
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
@@ -18,7 +17,7 @@ from typing import Any, Protocol, Self, cast
 import msgspec
 
 from app.command.server import NoServer, Server, running_server
-from app.command.service import start
+from app.command.service import ENTRY, open_page, start
 from app.core.errors import CommandError, ModelUnavailable
 from app.core.safe_files import read_file, write_privately
 from app.desktop.bundle import DIALOG, ICONS
@@ -27,7 +26,6 @@ from app.settings import Settings
 SIZE_FILE = "window.json"
 SMALLEST, LARGEST = (360, 400), (10_000, 10_000)
 MAX_SIZE_BYTES = 1000
-ENTRY = "/admin/api/entry"
 
 
 class WindowSize(msgspec.Struct, frozen=True):
@@ -110,11 +108,6 @@ def web_view(environment: Mapping[str, str], platform: str = sys.platform) -> We
     if not has_screen or importlib.util.find_spec("webview") is None:
         return None
     return cast("WebView", importlib.import_module("webview"))
-
-
-def open_page(server: Server, to: str) -> None:
-    """The page in the browser."""
-    webbrowser.open(f"{server.address}{to}")
 
 
 def open_window(

@@ -4,8 +4,8 @@ Three kinds of routes: public ones; `/admin…`, for a session or an API key of 
 API key where one is required, of scope `admin` where they change the models in memory. What is known about a caller
 goes with the request: `identity_of`.
 
-What keeps guessers out: a one-time token for the first password, and pauses between attempts at the one there is. The
-token is for whoever can read what `serve` prints; it works once, within half an hour. A password may be tried a few
+What keeps guessers out: a one-time code for the first password, and pauses between attempts at the one there is. The
+code is for whoever can read what `serve` prints; it works once, within half an hour. A password may be tried a few
 times at once, then after pauses that double, by address and altogether. Each attempt counts before it is checked, so
 that many at once gain nothing; attempts during a pause do not prolong it. Only so many addresses are remembered.
 Whoever sits at this computer is held back by the own mistakes alone.
@@ -40,8 +40,10 @@ PUBLIC_PATHS = frozenset(
         "/health/ready",
         "/admin/login",
         "/admin/setup",
+        "/admin/enter",
         "/admin/api/login",
         "/admin/api/setup",
+        "/admin/api/enter",
     }
 )
 """Routes that anybody may ask; they look after themselves. Only such as have no parameter."""
@@ -217,6 +219,8 @@ MAX_ADDRESSES = 1024
 LOOPBACK = "this computer"
 TOKEN_BYTES = 32
 VALID_SECONDS = 30 * 60
+ENTRY_SECONDS, ENTRIES = 60.0, 8
+"""How long an address opens the dashboard to whoever runs this server, and how many such there may be."""
 
 
 @dataclass(slots=True)
@@ -293,36 +297,39 @@ def place_of(address: str) -> str:
     return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
-class SetupToken:
-    """At most one token at a time, of which only the hash is kept. Times are seconds of `clock`."""
+class OneTimeCodes:
+    """Codes that open something once, and in time: the newest `most`, of which only the hashes are kept.
 
-    def __init__(self, clock: Clock) -> None:
+    Times are seconds of `clock`.
+    """
+
+    def __init__(self, clock: Clock, *, valid_seconds: float = VALID_SECONDS, most: int = 1) -> None:
         self._clock = clock
-        self._digest = b""
-        self._ends_at = 0.0
+        self._valid_seconds = valid_seconds
+        self._most = most
+        self._open: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         self.in_use = asyncio.Lock()
         """One set-up at a time."""
 
-    def issue(self) -> str:
-        """A new token in the place of the last one."""
-        token = secrets.token_urlsafe(TOKEN_BYTES)
-        self._digest = _digest(token)
-        self._ends_at = self._clock() + VALID_SECONDS
-        return token
+    def issue(self, purpose: str = "") -> str:
+        """A new code, for a purpose; the oldest one beyond `most` opens nothing any more."""
+        code = secrets.token_urlsafe(TOKEN_BYTES)
+        self._open[_digest(code)] = (self._clock() + self._valid_seconds, purpose)
+        while len(self._open) > self._most:
+            self._open.popitem(last=False)
+        return code
 
-    @property
-    def is_valid(self) -> bool:
-        """Whether there is a token that still works."""
-        return bool(self._digest) and self._clock() < self._ends_at
+    def matches(self, code: str) -> bool:
+        """Whether this is one of them, and in time."""
+        ends_at, _ = self._open.get(_digest(code), (-math.inf, ""))
+        return self._clock() < ends_at
 
-    def matches(self, token: str) -> bool:
-        """Whether this is the token, and in time."""
-        return secrets.compare_digest(_digest(token), self._digest) and self.is_valid
-
-    def spend(self) -> None:
-        """It was used: it works no more."""
-        self._digest = b""
+    def spend(self, code: str) -> str | None:
+        """What it was issued for; it opens nothing any more. None where it opened nothing before."""
+        is_open = self.matches(code)
+        _, purpose = self._open.pop(_digest(code), (0.0, ""))
+        return purpose if is_open else None
 
 
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+def _digest(code: str) -> bytes:
+    return hashlib.sha256(code.encode("utf-8", "surrogateescape")).digest()

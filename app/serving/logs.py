@@ -35,7 +35,7 @@ SECRETS = (
     re.compile(r"(\bsk-)[A-Za-z0-9_\-]{6,}"),
     re.compile(r"(\bbearer\s+)[^\s'\"]+", re.IGNORECASE),
     re.compile(r"(\bpaceline_session=)[^\s;'\"]+", re.IGNORECASE),
-    re.compile(r"(/setup#)\S+"),
+    re.compile(r"(/(?:setup|enter)#)\S+"),
 )
 """What begins like a key, a token or a cookie; the beginning stays, so that one sees what it was."""
 REQUEST_ID = re.compile(r"\b(?:chatcmpl|cmpl)-[0-9a-f]{24}\b")

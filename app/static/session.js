@@ -81,3 +81,17 @@ component("setup", () =>
     },
   ),
 );
+
+// The page at a one-time address: it asks for nothing.
+component("enter", () => ({
+  problem: "",
+
+  async init() {
+    try {
+      const { to } = await api("POST", "/admin/api/enter", { code });
+      location.replace(to);
+    } catch (error) {
+      this.problem = words(error);
+    }
+  },
+}));

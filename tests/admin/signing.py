@@ -8,7 +8,7 @@ from argon2 import PasswordHasher
 
 from app.admin.context import AdminContext
 from app.main import admin_context, build
-from app.serving.auth import COOKIE, SetupToken
+from app.serving.auth import COOKIE, ENTRIES, ENTRY_SECONDS, OneTimeCodes
 from app.store.accounts import Accounts
 from app.store.store import Store
 from tests.api.fakes import Site, make_site
@@ -64,7 +64,11 @@ def make_sign_in_site(*, password: str | None = PASSWORD, **settings: Any) -> Si
     site = make_site(context={"clock": time}, **settings)
     store: Store = site.app.state.admin.store
     accounts = Accounts(store, clock=time, hasher=FAST)
-    admin = replace(admin_context(site.context, store), accounts=accounts, setup=SetupToken(time))
+    codes = {
+        "setup": OneTimeCodes(time),
+        "entries": OneTimeCodes(time, valid_seconds=ENTRY_SECONDS, most=ENTRIES),
+    }
+    admin = replace(admin_context(site.context, store), accounts=accounts, **codes)
     site.app = build(admin)
     site.client = site.connect()
     if password is not None:

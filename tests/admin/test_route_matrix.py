@@ -40,6 +40,9 @@ ROUTES: dict[str, Access] = {
     "GET /admin/setup": "entrance",
     "POST /admin/api/login": "entrance",
     "POST /admin/api/setup": "entrance",
+    "GET /admin/enter": "entrance",
+    "POST /admin/api/enter": "entrance",
+    "POST /admin/api/entry": "admin",
     "POST /admin/api/logout": "admin",
     "GET /admin/api/session": "admin",
     "DELETE /admin/api/sessions": "admin",
@@ -152,7 +155,7 @@ def check_stranger(response: httpx2.Response, route: str, access: Access) -> Non
         assert route.startswith("HEAD") or set(response.json()) == {"error"}, route
     elif access == "entrance":
         is_sent_on = status == 303 and response.headers["location"] == "/admin/login"
-        assert route == "GET /admin/login" or is_sent_on or status in {400, 403, 404}, route
+        assert route in {"GET /admin/login", "GET /admin/enter"} or is_sent_on or status in {400, 403, 404}, route
     else:
         assert status in {200, 303, 404, 503}, route
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import os
+import stat
 from collections.abc import AsyncGenerator
 from http.cookies import SimpleCookie
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -421,3 +424,80 @@ async def test_the_key_of_the_servers_file_opens_everything_from_this_computer_a
     assert (await near.get("/admin/api/session")).json()["kind"] == "command"
     refused = await near.patch("/admin/api/settings", json={"port": 70000}, headers={"accept-language": "ko"})
     assert refused.json()["error"]["message"] == "port: Input should be less than or equal to 65535"
+
+
+# --- one-time addresses -----------------------------------------------------------------------------------------
+
+
+async def entry_of(site: SignInSite, to: str = "/admin/chat#7") -> tuple[str, Path]:
+    """The code that a command of this computer gets, and the file that leads a browser to it."""
+    command = site.browser(authorization=f"Bearer {site.site.app.state.door.own_key}")
+    answer = (await post(command, "/admin/api/entry", to=to)).json()
+    assert answer["address"].startswith("http://127.0.0.1:8710/admin/enter#")
+    return answer["address"].partition("#")[2], Path(answer["file"])
+
+
+async def test_a_command_opens_a_page_signed_in_once() -> None:
+    site = make_sign_in_site()
+    code, file = await entry_of(site)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert f"/admin/enter#{code}" in file.read_text(encoding="utf-8")
+    browser = site.browser()
+    page = await browser.get("/admin/enter")
+    assert (page.status_code, page.headers["referrer-policy"]) == (200, "no-referrer")
+    answer = await post(browser, "/admin/api/enter", code=code)
+    assert answer.json() == {"signed_in": True, "to": "/admin/chat#7"}
+    assert (await browser.get("/admin/api/session")).json()["kind"] == "session"
+    again = await post(site.browser(), "/admin/api/enter", code=code)
+    assert (again.status_code, code_of(again)) == (403, "invalid_entry_code")
+
+
+async def test_a_one_time_address_that_is_late_guessed_or_from_afar_opens_nothing() -> None:
+    site = make_sign_in_site()
+    code, _ = await entry_of(site)
+    far = await post(site.browser(FAR), "/admin/api/enter", code=code)
+    assert (far.status_code, code_of(far)) == (403, "invalid_entry_code")
+    site.time.pass_by(60)
+    assert code_of(await post(site.browser(), "/admin/api/enter", code=code)) == "invalid_entry_code"
+    guesses = [code_of(await post(site.browser(), "/admin/api/enter", code="x" * 43)) for _ in range(9)]
+    assert guesses[-1] == "too_many_attempts"
+    assert set(guesses) == {"invalid_entry_code", "too_many_attempts"}
+
+
+async def test_only_a_command_of_this_computer_gets_a_one_time_address() -> None:
+    site = make_sign_in_site()
+    own = f"Bearer {site.site.app.state.door.own_key}"
+    for client in (await site.signed_in(), site.browser(authorization=f"Bearer {site.key('admin')}")):
+        answer = await post(client, "/admin/api/entry")
+        assert (answer.status_code, code_of(answer)) == (403, "not_a_command")
+    assert (await post(site.browser(FAR, authorization=own), "/admin/api/entry")).status_code == 401
+    for to in (
+        "/v1/models",
+        "https://elsewhere.example/",
+        "//elsewhere.example",
+        "/admin/api/keys",
+        '/admin/"><script>',
+    ):
+        assert (await post(site.browser(authorization=own), "/admin/api/entry", to=to)).status_code in {400, 422}, to
+
+
+async def test_before_there_is_a_password_a_command_gets_the_address_of_the_set_up() -> None:
+    site = first_run()
+    command = site.browser(authorization=f"Bearer {site.site.app.state.door.own_key}")
+    address = (await post(command, "/admin/api/entry")).json()["address"]
+    assert address.startswith("http://127.0.0.1:8710/admin/setup#")
+    done = await post(site.browser(), "/admin/api/setup", token=address.partition("#")[2], password=PASSWORD)
+    assert done.status_code == 200
+
+
+async def test_only_the_newest_one_time_addresses_open_anything_and_old_files_go() -> None:
+    site = make_sign_in_site()
+    left = site.site.context.settings.home / "open-left.html"
+    first, file = await entry_of(site)
+    left.write_text("of a server that was killed", encoding="utf-8")
+    os.utime(left, (0, 0))
+    codes = [(await entry_of(site))[0] for _ in range(8)]
+    assert not left.exists()
+    assert file.exists()
+    assert code_of(await post(site.browser(), "/admin/api/enter", code=first)) == "invalid_entry_code"
+    assert (await post(site.browser(), "/admin/api/enter", code=codes[0])).status_code == 200

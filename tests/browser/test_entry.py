@@ -1,0 +1,71 @@
+"""A page that a command opens: the browser is signed in, and nobody who looks on learns how."""
+
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from playwright.sync_api import Browser, expect
+
+from app.command.server import running_server
+from app.command.service import open_page
+from app.i18n import read_words
+from app.settings import read_settings
+from tests.browser.conftest import CHROMIUM, Visitor
+from tests.browser.server import Server, serving
+
+words = read_words()
+CODE = re.compile(r"/admin/enter#([\w\-]+)")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("entry")) as server:
+        yield server
+
+
+def opened_file(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> Path:
+    """What a browser is told to open."""
+    browser, told = folder / "browser", folder / "told"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {told}\n', encoding="utf-8")
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(browser))
+    monkeypatch.setattr("webbrowser._tryorder", None)
+    found = running_server(read_settings(home=server.home))
+    assert found is not None
+    open_page(found, to)
+    return Path(told.read_text(encoding="utf-8").strip().removeprefix("file://"))
+
+
+def test_a_browser_is_signed_in_once_and_no_list_of_processes_log_or_history_shows_how(
+    server: Server, visitor: Visitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
+) -> None:
+    file = opened_file(server, tmp_path, monkeypatch, "/admin/settings")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    code = CODE.search(file.read_text(encoding="utf-8"))
+    assert code is not None
+    page = browser.new_page()
+    page.goto(file.as_uri())
+    expect(page).to_have_url(server.url("/admin/settings"))
+    expect(page.get_by_role("heading", level=1)).to_have_text(words("navigation.settings"))
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert any(CHROMIUM.name in line for line in lines), "of the browser too"
+    assert not [line for line in lines if code[1] in line]
+    assert code[1] not in server.log.read_text(encoding="utf-8")
+    for log in (server.home / "logs").iterdir():
+        assert code[1] not in log.read_text(encoding="utf-8")
+    assert page.evaluate("history.length") <= 2
+    page.go_back()
+    assert code[1] not in page.url
+
+    page.close()
+    visit = visitor(server, signed_in=False)
+    visit.witness.expects(403)
+    late = visit.context.new_page()
+    late.goto(server.url(f"/admin/enter#{code[1]}"))
+    expect(late.get_by_role("alert")).to_have_text(words("error.invalid_entry_code"))
+    assert "#" not in late.url
+    late.get_by_role("link", name=words("login.title")).click()
+    expect(late).to_have_url(re.compile("/admin/"))
