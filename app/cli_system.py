@@ -239,6 +239,18 @@ def app_(
     console().print(said, highlight=False, markup=False, soft_wrap=True)
 
 
+@application.command(rich_help_panel=COMPUTER)
+def menubar() -> None:
+    """Show the server in the menu bar of macOS until it is quit there; the server runs on (extra desktop)."""
+    from app.command.server import given
+    from app.command.service import open_page
+    from app.desktop.menubar import show_menu_bar
+
+    with reported_errors():
+        if not show_menu_bar(given(), open_page):
+            say("The menu bar of this state folder runs already.")
+
+
 @application.command(
     rich_help_panel=COMPUTER,
     epilog="Example: `paceline desktop chat`. Without pywebview (extra desktop) the browser opens.",

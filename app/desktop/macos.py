@@ -1,8 +1,7 @@
 """The menu bar of macOS, by PyObjC: the one file that imports AppKit.
 
-Items are edited in place: AppKit crashes, or closes the menu, when one is rebuilt while somebody reads it. What needs
-other items than there are waits until the menu closes. The timer runs in the common modes, or nothing would move while
-the menu is open; it also gives Python its turn for signals.
+Items are edited in place: AppKit breaks when a menu is rebuilt while it is open; what needs other items waits until it
+closes. The timer runs in the common modes, those of an open menu too, and gives Python its turn for signals.
 """
 
 import logging
@@ -23,8 +22,7 @@ REPEATS = AT_START = True
 POINTS = (18.0, 18.0)
 NOTIFY = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
 """By osascript: UserNotifications ends a process of no signed bundle. Texts are its arguments, not its program."""
-REOPENED = "dashboard"
-"""The action of a double click on the app while it runs."""
+REOPENED = "dashboard"  # what a double click on the app asks for while it runs
 
 logger = logging.getLogger("paceline.menubar")
 

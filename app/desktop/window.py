@@ -17,10 +17,11 @@ from typing import Any, Protocol, Self, cast
 import msgspec
 
 from app.command.server import NoServer, Server, running_server
-from app.command.service import ENTRY, open_page, start
+from app.command.service import ENTRY, open_page, setup_address, start
 from app.core.errors import CommandError, ModelUnavailable
 from app.core.safe_files import read_file, write_privately
 from app.desktop.bundle import DIALOG, ICONS
+from app.desktop.menubar import has_tray, show_menu_bar
 from app.settings import Settings
 
 SIZE_FILE = "window.json"
@@ -92,9 +93,16 @@ def started_server(settings: Settings) -> Server:
 
 
 def open_app(settings: Settings) -> None:
-    """What a double click does. Nobody sees a terminal: a dialog tells what fails, too. Raises `CommandError`."""
+    """What a double click does: server and menu bar, and the dashboard where there is no account yet, or no menu bar to
+    start. Nobody sees a terminal: a dialog tells what fails, too. Raises `CommandError`."""
     try:
-        open_page(started_server(settings), "/admin/")
+        server = started_server(settings)
+        if not has_tray():
+            return open_page(server, "/admin/")
+        if setup_address(settings):  # nobody chose a password yet
+            open_page(server, "/admin/")
+        if not show_menu_bar(settings, open_page):
+            open_page(server, "/admin/")
     except CommandError as error:
         if shutil.which("osascript"):
             words = ["osascript", *(word for line in DIALOG for word in ("-e", line)), str(error)]

@@ -4,6 +4,7 @@ Items and menus are real enough to be read; `opened` and `clicked` are what a pe
 to lose or gain items, as AppKit breaks on it.
 """
 
+import time
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Self
@@ -232,7 +233,8 @@ class NSApplication(NSObject):
         self.has_event = True
 
     def run(self) -> None:
-        for _ in range(1000):
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
             if self.is_stopped and self.has_event:
                 return
             if self.steps:

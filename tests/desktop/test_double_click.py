@@ -57,7 +57,8 @@ def test_a_double_click_starts_the_server_and_opens_the_dashboard(
         servers.append(read_server(Path(environment["PACELINE_HOME"])))
     assert servers[0] is not None
     assert servers[0] == servers[1]
-    assert len((tmp_path / "opened").read_text().splitlines()) == 2
+    opened = (tmp_path / "opened").read_text().splitlines()
+    assert [each.partition("/open")[0] for each in opened] == [Path(environment["PACELINE_HOME"]).as_uri()] * 2
 
 
 def test_the_window_starts_the_server_which_outlives_it(environment: Mapping[str, str], tmp_path: Path) -> None:
@@ -66,5 +67,5 @@ def test_the_window_starts_the_server_which_outlives_it(environment: Mapping[str
     paceline({**environment, "PYTHONPATH": str(tmp_path), "DISPLAY": ":0"}, "desktop", "chat")
     server = read_server(Path(environment["PACELINE_HOME"]))
     assert server is not None
-    assert shown.read_text().startswith(f"{server.address}/admin/")
+    assert shown.read_text().startswith(f"{server.address}/admin/setup#")
     assert not (tmp_path / "opened").exists()

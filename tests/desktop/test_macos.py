@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from app.desktop.menubar import MenuBar
 from app.desktop.tray import Face, MenuEntry, Tray
+from app.i18n import read_words
+from app.settings import Settings
 from tests.architecture.source import PACKAGE
+from tests.cli.fake_server import FakeServer
 from tests.desktop import fake_appkit
 
 STUBS = Path(__file__).parent / "stubs"
@@ -208,6 +212,40 @@ def test_a_notification_gets_its_words_as_arguments(tray: Any, tmp_path: Path, m
     assert told.read_text().endswith('[-e][end run][Worker restarted][He said "x" & do shell script "id"]')
 
 
+def test_the_whole_menu_bar_shows_a_server_and_does_what_is_chosen(
+    tray: Any, served: FakeServer, settings: Settings
+) -> None:
+    """The model, the process and AppKit together."""
+    bar = MenuBar(settings, tray, read_words("ko"), lambda _server, _to: None)
+
+    def unload() -> None:
+        memory = next(each for each in item().menu.items if each.title == "메모리에 있는 모델")
+        below = memory.below.items[0].below if memory.below else None
+        assert below is not None
+        next(each for each in below.items if each.title == "언로드").clicked()
+
+    def once(is_so: Callable[[], object], deed: Callable[[], None]) -> Callable[[], None]:
+        """A step that comes again until it is so."""
+
+        def step() -> None:
+            if is_so():
+                deed()
+            else:
+                fake_appkit.NSApplication.shared.steps.insert(0, step)
+
+        return step
+
+    def is_unloaded() -> bool:
+        return ("POST", "/api/unload", {"model": "demo-assistant"}) in [each[:3] for each in served.requests]
+
+    fake_appkit.NSApplication.shared.steps = [
+        once(lambda: titles()[0] == "준비됨", unload),
+        once(is_unloaded, tray.quit),
+    ]
+    bar.run()
+    assert fake_appkit.NSStatusBar.items == []
+
+
 def test_the_fake_has_what_the_stubs_say_and_no_other_file_imports_appkit() -> None:
     for name, there in (("AppKit", fake_appkit.APPKIT), ("Foundation", fake_appkit.FOUNDATION)):
         stub = ast.parse((STUBS / f"{name}.pyi").read_text(encoding="utf-8"))
@@ -217,5 +255,5 @@ def test_the_fake_has_what_the_stubs_say_and_no_other_file_imports_appkit() -> N
         for kind in kinds:
             methods = [each.name for each in kind.body if isinstance(each, ast.FunctionDef)]
             assert [each for each in methods if not callable(getattr(there[kind.name], each, None))] == []
-    users = [path.name for path in PACKAGE.rglob("*.py") if "AppKit" in path.read_text(encoding="utf-8")]
+    users = [path.name for path in PACKAGE.rglob("*.py") if "import AppKit" in path.read_text(encoding="utf-8")]
     assert users == ["macos.py"]

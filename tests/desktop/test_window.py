@@ -10,7 +10,7 @@ import pytest
 from app.command.server import Server
 from app.desktop.window import SIZE_FILE, SMALLEST, WindowSize, open_window, read_size, web_view
 from app.settings import read_settings
-from tests.cli.fake_server import FakeServer, running_server
+from tests.cli.fake_server import FakeServer
 
 ADDRESS = "http://127.0.0.1:8710/admin/enter#one-time"
 
@@ -65,12 +65,6 @@ class Opening:
 
 
 @pytest.fixture
-def fake() -> Any:
-    with running_server() as server:
-        yield server
-
-
-@pytest.fixture
 def opening(tmp_path: Path, fake: FakeServer) -> Opening:
     return Opening(tmp_path, fake)
 
@@ -80,9 +74,7 @@ def test_the_window_enters_by_a_one_time_address_of_the_page_that_was_asked_for(
 ) -> None:
     view = FakeWebView()
     opening.open(view, "/admin/chat")
-    assert [(method, path, body) for method, path, body, _ in fake.requests] == [
-        ("POST", "/admin/api/entry", {"to": "/admin/chat"})
-    ]
+    assert [each[:3] for each in fake.requests] == [("POST", "/admin/api/entry", {"to": "/admin/chat"})]
     assert (view.shown[0]["title"], view.shown[0]["url"]) == ("Paceline", ADDRESS)
     assert opening.in_browser == []
 

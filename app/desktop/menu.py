@@ -1,0 +1,145 @@
+"""What the menu bar shows of a server: image, menu and notifications, and nothing is done here.
+
+An action is a word, and for those of a model its id behind a space: `unload demo-assistant`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.desktop.tray import Face, MenuEntry, TrayState
+from app.i18n import Words
+
+LINE = MenuEntry()
+MOST_MODELS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known at one moment."""
+
+    is_served: bool = False
+    """Whether a server of this home runs, or is starting or ending."""
+    address: str = ""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """`state` of `GET /admin/api/state`; empty while no server answers."""
+    pace: Mapping[str, Any] = field(default_factory=dict)
+    models: tuple[str, ...] = ()
+    """Main models on disk."""
+    starts_at_login: bool = False
+    is_starting: bool = False
+    """Whether this menu starts or ends it."""
+    problem: str = ""
+    """What the last action could not do."""
+
+    @property
+    def loaded(self) -> Sequence[Mapping[str, Any]]:
+        """The models in memory."""
+        found: Sequence[Mapping[str, Any]] = self.state.get("models", ())
+        return found
+
+    @property
+    def quarantined(self) -> tuple[str, ...]:
+        """Models that kept ending the worker."""
+        return tuple(str(each["id"]) for each in self.state.get("quarantined", ()))
+
+    @property
+    def worker(self) -> Mapping[str, Any]:
+        """What the state says of the worker."""
+        found: Mapping[str, Any] = self.state.get("worker", {})
+        return found
+
+
+def tray_state(seen: Seen) -> TrayState:
+    """The image: what needs somebody first."""
+    if seen.problem or seen.quarantined:
+        return "trouble"
+    if seen.is_starting or (seen.is_served and not seen.worker.get("ready", False)):
+        return "starting"
+    if not seen.is_served:
+        return "stopped"
+    return "busy" if seen.state.get("running") else "ready"
+
+
+def face(seen: Seen, words: Words) -> Face:
+    """What the menu bar shows."""
+    state = tray_state(seen)
+    speed = f"{seen.pace.get('tokens_per_second', 0):.0f}" if state == "busy" else ""
+    headline = _headline(seen, state, speed, words)
+    entries = (
+        *(MenuEntry(text) for text in headline),
+        LINE,
+        *(_of_running(seen, words) if seen.state else ()),
+        *_of_server(seen, words),
+        LINE,
+        MenuEntry(words("menu.quit"), "quit"),
+        *([MenuEntry(words("menu.quit_all"), "quit_all")] if seen.is_served else []),
+    )
+    return Face(state, speed, f"Paceline: {headline[0]}", entries)
+
+
+def _headline(seen: Seen, state: TrayState, speed: str, words: Words) -> list[str]:
+    if state == "trouble":
+        return [text for text in (seen.problem, *_quarantines(seen.quarantined, words)) if text]
+    if state == "busy":
+        share = seen.pace.get("acceptance")
+        if share is None:
+            return [words("menu.busy", speed=speed)]
+        return [words("menu.busy_accepted", speed=speed, share=f"{100 * share:.0f} %")]
+    if state == "starting":
+        return [words("menu.starting")]
+    return [words("menu.ready" if state == "ready" else "menu.stopped")]
+
+
+def _of_running(seen: Seen, words: Words) -> tuple[MenuEntry, ...]:
+    """What there is while a server answers."""
+    there = {str(model["id"]) for model in seen.loaded}
+    others = [name for name in seen.models if name not in there][:MOST_MODELS]
+    load = MenuEntry(words("menu.load"), children=tuple(MenuEntry(name, f"load {name}") for name in others))
+    memory = MenuEntry(words("menu.memory"), children=tuple(_of_model(model, words) for model in seen.loaded))
+    return (
+        memory,
+        load,
+        LINE,
+        MenuEntry(words("menu.dashboard"), "dashboard"),
+        MenuEntry(words("menu.chat"), "chat"),
+        MenuEntry(words("menu.copy"), "copy"),
+        LINE,
+    )
+
+
+def _of_model(model: Mapping[str, Any], words: Words) -> MenuEntry:
+    name, is_pinned = str(model["id"]), bool(model.get("pinned"))
+    drafters = [MenuEntry(str(each)) for each in model.get("draft_ids", ())]
+    pin = MenuEntry(words("menu.pin"), f"{'unpin' if is_pinned else 'pin'} {name}", is_checked=is_pinned)
+    return MenuEntry(name, children=(*drafters, pin, MenuEntry(words("menu.unload"), f"unload {name}")))
+
+
+def _of_server(seen: Seen, words: Words) -> tuple[MenuEntry, ...]:
+    login = MenuEntry(words("menu.login"), "logout" if seen.starts_at_login else "login", seen.starts_at_login)
+    if seen.is_starting:
+        return (login,)
+    if not seen.is_served:
+        return (MenuEntry(words("menu.start"), "start"), login)
+    return MenuEntry(words("menu.stop"), "stop"), MenuEntry(words("menu.restart"), "restart"), login
+
+
+def _quarantines(names: Sequence[str], words: Words) -> list[str]:
+    return [words("menu.quarantined", model=name) for name in names]
+
+
+def news(before: Seen, now: Seen, words: Words) -> list[str]:
+    """What somebody is to be notified of: only what is new, and what they did not ask for themselves."""
+    told = [now.problem] if now.problem and now.problem != before.problem else []
+    told += _quarantines([name for name in now.quarantined if name not in before.quarantined], words)
+    if before.worker and now.worker.get("restarts", 0) > before.worker.get("restarts", 0):
+        told.append(words("menu.restarted", why=_why(now.worker.get("last_exit") or {}, words)))
+    if before.is_served and not now.is_served and not before.is_starting and not now.is_starting:
+        told.append(words("menu.ended"))
+    return told
+
+
+def _why(reason: Mapping[str, Any], words: Words) -> str:
+    """A reason in the user's language; in English where there are no words for it."""
+    key = f"reason.{reason.get('reason_code', '')}"
+    return words(key, **reason.get("reason_values", {})) if key in words.entries else str(reason.get("reason", ""))

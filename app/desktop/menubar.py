@@ -1,0 +1,188 @@
+"""`paceline menubar`: the menu bar's process, which looks at the server and does what is chosen, all over HTTP.
+
+A thread looks, and each action has one; only the thread of the native loop touches the menu. The menu bar outlives the
+server, and the server the menu bar.
+"""
+
+import contextlib
+import fcntl
+import functools
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+from app.command import autostart
+from app.command.server import Server, running_server
+from app.core.errors import CommandError
+from app.core.server_file import is_served
+from app.desktop.menu import Seen, face, news, tray_state
+from app.desktop.tray import Tray
+from app.i18n import Catalogs, Words
+from app.settings import Settings
+
+LOCK_NAME = "menubar.lock"
+BUSY_SECONDS, IDLE_SECONDS = 1.0, 3.0
+"""How often it looks."""
+TITLE = "Paceline"
+COMMANDS = {
+    "start": ("start",),
+    "stop": ("stop",),
+    "restart": ("restart",),
+    "login": ("service", "install"),
+    "logout": ("service", "uninstall"),
+}
+"""Actions that are commands of ours."""
+PAGES = {"dashboard": "/admin/", "chat": "/admin/chat"}
+
+OpenPage = Callable[[Server, str], None]
+
+
+@contextlib.contextmanager
+def only_one(home: Path) -> Iterator[bool]:
+    """Whether this is the one menu bar of a home, for as long as it is held."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(home / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+class MenuBar:
+    """The menu bar of one home."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tray: Tray,
+        words: Words,
+        open_page: OpenPage,
+        program: tuple[str, ...] | None = None,
+    ) -> None:
+        self._settings, self._tray, self._words, self._open_page = settings, tray, words, open_page
+        self._program = program or autostart.program()
+        self._look_again, self._ended = threading.Event(), threading.Event()
+        self._seen = Seen()
+        self._is_starting, self._problem = False, ""
+
+    def run(self) -> None:
+        """Until somebody quits it."""
+        self._seen = look(self._settings)
+        self._tray.show(face(self._seen, self._words))
+        threading.Thread(target=self._keep_looking, daemon=True).start()
+        self._tray.run(lambda action: threading.Thread(target=self._perform, args=(action,), daemon=True).start())
+        self._ended.set()
+        self._look_again.set()
+
+    def _keep_looking(self) -> None:
+        while not self._ended.is_set():
+            seen = look(self._settings, is_starting=self._is_starting, problem=self._problem)
+            self._tray.hand_over(functools.partial(self._show, seen))
+            self._look_again.wait(IDLE_SECONDS if tray_state(seen) in {"ready", "stopped"} else BUSY_SECONDS)
+            self._look_again.clear()
+
+    def _show(self, seen: Seen) -> None:
+        for text in news(self._seen, seen, self._words):
+            self._tray.notify(TITLE, text)
+        self._seen = seen
+        self._tray.show(face(seen, self._words))
+
+    def _perform(self, action: str) -> None:
+        """In a thread of its own: a load or a stop takes its time, and nothing waits for it."""
+        self._problem = ""
+        try:
+            self._do(*action.partition(" ")[::2])
+        except CommandError as error:
+            self._problem = str(error)
+        self._is_starting = False
+        self._look_again.set()
+
+    def _do(self, verb: str, model: str) -> None:
+        """Do what was chosen. Raises `CommandError`."""
+        if verb == "quit_all":
+            self._run_command(("stop",))
+        if verb in {"quit", "quit_all"}:
+            self._tray.quit()
+        elif verb in COMMANDS:
+            self._run_command(COMMANDS[verb])
+        elif verb == "copy":
+            text = f"{self._server().address}/v1"
+            self._tray.hand_over(lambda: self._tray.copy(text))
+        elif verb in PAGES:
+            self._open_page(self._server(), PAGES[verb])
+        elif verb in {"load", "pin", "unpin"}:
+            pin = {} if verb == "load" else {"pin": verb == "pin"}
+            self._server().call("POST", "/api/load", {"model": model, **pin})
+        elif verb == "unload":
+            self._server().call("POST", "/api/unload", {"model": model})
+
+    def _server(self) -> Server:
+        server = running_server(self._settings)
+        if server is None:
+            raise CommandError(self._words("menu.stopped"))
+        return server
+
+    def _run_command(self, words: tuple[str, ...]) -> None:
+        """One of our commands; what it says on its last line is why it failed."""
+        self._is_starting = True
+        self._look_again.set()
+        ran = subprocess.run(  # noqa: S603 - ourselves
+            [*self._program, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        )
+        if ran.returncode:
+            lines = (ran.stderr.strip() or ran.stdout.strip()).splitlines()
+            raise CommandError(lines[-1] if lines else f"paceline {words[0]}: {ran.returncode}")
+
+
+def has_tray() -> bool:
+    """Whether there is a menu bar that can be drawn here."""
+    return sys.platform == "darwin" and importlib.util.find_spec("AppKit") is not None
+
+
+def show_menu_bar(settings: Settings, open_page: OpenPage) -> bool:
+    """Run the menu bar until it is quit; False where this home has one already. Raises `CommandError`."""
+    if not has_tray():
+        advice = "`pip install 'paceline[desktop]'` adds it; `paceline desktop` opens a window anywhere"
+        raise CommandError(f"the menu bar needs macOS and the extra desktop: {advice}")
+    with only_one(settings.home) as is_only_one:
+        if is_only_one:
+            tray = cast("Tray", importlib.import_module("app.desktop.macos").MacTray())
+            catalogs = Catalogs(settings.home / "languages")
+            words = catalogs.words(settings.language or catalogs.choose(tray.languages()))
+            MenuBar(settings, tray, words, open_page).run()
+        return is_only_one
+
+
+def look(settings: Settings, *, is_starting: bool = False, problem: str = "") -> Seen:
+    """What is known now. A server that does not answer yet, or any more, is one that starts or ends."""
+    at_login = autostart.installed(settings) is not None
+    served = is_served(settings.home)
+    seen = Seen(is_served=served, starts_at_login=at_login, is_starting=is_starting, problem=problem)
+    server = running_server(settings) if served else None
+    if server is None:
+        return seen
+    try:
+        told = server.call("GET", "/admin/api/state")
+        models = server.call("GET", "/v1/models").get("data", ())
+    except CommandError:
+        return seen
+    return Seen(
+        is_served=True,
+        address=server.address,
+        state=told["state"],
+        pace=told["pace"],
+        models=tuple(str(model["id"]) for model in models),
+        starts_at_login=at_login,
+        is_starting=is_starting,
+        problem=problem,
+    )

@@ -1,0 +1,39 @@
+"""A home and a scripted server that is the one of this home."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.core.server_file import RunningServer, held_home
+from app.settings import Settings, read_settings
+from tests.cli.fake_server import FakeServer, running_server
+from tests.desktop.test_menu import state
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    with running_server() as server:
+        server.answers |= {
+            "/admin/api/session": (200, {"kind": "command"}),
+            "/admin/api/state": (200, {"state": state(), "pace": {}}),
+            "/v1/models": (200, {"data": [{"id": "demo-assistant"}, {"id": "demo-hybrid"}]}),
+            "/api/load": (200, {}),
+            "/api/unload": (200, {}),
+        }
+        yield server
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    return read_settings(home=tmp_path / "home")
+
+
+@pytest.fixture
+def served(fake: FakeServer, settings: Settings) -> Iterator[FakeServer]:
+    """The server of the home."""
+    with held_home(settings.home) as write:
+        write(RunningServer("127.0.0.1", fake.port, "key"))
+        yield fake

@@ -1,0 +1,125 @@
+"""What the menu bar shows in each situation, and what it tells by itself."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from app.desktop.menu import Seen, face, news, tray_state
+from app.desktop.tray import MenuEntry
+from app.i18n import languages, read_words
+
+WORDS = read_words("en")
+WORKER = {"ready": True, "restarts": 0, "last_exit": {"reason": "", "reason_code": "", "reason_values": {}}}
+MODEL = {"id": "demo-assistant", "pinned": False, "draft_ids": ["demo-draft"]}
+
+
+def state(**changed: Any) -> dict[str, Any]:
+    return {"worker": WORKER, "models": [MODEL], "quarantined": [], "running": 0} | changed
+
+
+STOPPED = Seen()
+STARTING = Seen(is_served=True)
+READY = Seen(is_served=True, address="http://127.0.0.1:8710", state=state(), models=("demo-assistant", "demo-hybrid"))
+BUSY = dataclasses.replace(READY, state=state(running=1), pace={"tokens_per_second": 41.4, "acceptance": 0.823})
+QUARANTINED = dataclasses.replace(READY, state=state(quarantined=[{"id": "demo-hybrid"}]))
+PORT_TAKEN = Seen(problem="port 8710 is taken: `paceline serve --port 0` picks a free one")
+RENEWED = {**WORKER, "restarts": 1, "last_exit": {"reason": "it was killed", "reason_code": "no such words"}}
+
+
+def titles(seen: Seen) -> list[str]:
+    return [each.title for each in face(seen, WORDS).entries if each.title]
+
+
+def actions(entries: tuple[MenuEntry, ...]) -> set[str]:
+    return {each.action for each in entries if each.action} | {
+        action for each in entries for action in actions(each.children)
+    }
+
+
+@pytest.mark.parametrize(
+    ("seen", "image", "first"),
+    [
+        (STOPPED, "stopped", "Stopped"),
+        (STARTING, "starting", "Starting…"),
+        (dataclasses.replace(STOPPED, is_starting=True), "starting", "Starting…"),
+        (dataclasses.replace(READY, state=state(worker={**WORKER, "ready": False})), "starting", "Starting…"),
+        (READY, "ready", "Ready"),
+        (BUSY, "busy", "41 tokens per second · 82 % of drafts accepted"),
+        (dataclasses.replace(BUSY, pace={"tokens_per_second": 9.0, "acceptance": None}), "busy", "9 tokens per second"),
+        (PORT_TAKEN, "trouble", PORT_TAKEN.problem),
+    ],
+)
+def test_each_situation_has_its_image_and_first_line(seen: Seen, image: str, first: str) -> None:
+    assert tray_state(seen) == image
+    assert titles(seen)[0] == first
+    assert face(seen, WORDS).title == (first.split(maxsplit=1)[0] if image == "busy" else "")
+
+
+def test_a_quarantined_model_is_trouble_that_names_the_next_action() -> None:
+    assert tray_state(QUARANTINED) == "trouble"
+    assert titles(QUARANTINED)[0].startswith("demo-hybrid is quarantined")
+    assert "dashboard" in titles(QUARANTINED)[0]
+
+
+def test_what_can_be_done_fits_the_situation() -> None:
+    always = {"quit", "login"}
+    assert actions(face(STOPPED, WORDS).entries) == always | {"start"}
+    assert actions(face(dataclasses.replace(STOPPED, is_starting=True), WORDS).entries) == always
+    assert actions(face(STARTING, WORDS).entries) == always | {"stop", "restart", "quit_all"}
+    assert actions(face(READY, WORDS).entries) == always | {
+        "stop",
+        "restart",
+        "quit_all",
+        "dashboard",
+        "chat",
+        "copy",
+        "load demo-hybrid",
+        "unload demo-assistant",
+        "pin demo-assistant",
+    }
+
+
+def test_a_pinned_model_and_start_at_login_are_ticked_and_can_be_undone() -> None:
+    seen = dataclasses.replace(READY, state=state(models=[{**MODEL, "pinned": True}]), starts_at_login=True)
+    entries = face(seen, WORDS).entries
+    assert {"unpin demo-assistant", "logout"} <= actions(entries)
+    ticked = [each.title for entry in entries for each in (entry, *entry.children) if each.is_checked]
+    assert ticked == ["Start at login"]
+    model = entries[2].children[0]
+    assert [each.title for each in model.children if each.is_checked] == ["Pin"]
+    assert model.children[0] == MenuEntry("demo-draft")
+
+
+def test_the_menu_keeps_its_shape_while_only_numbers_change() -> None:
+    other = dataclasses.replace(BUSY, pace={"tokens_per_second": 7.0, "acceptance": 0.5})
+    shapes = [[each.shape for each in face(seen, WORDS).entries] for seen in (READY, BUSY, other)]
+    assert shapes[0] == shapes[1] == shapes[2]
+
+
+def test_only_what_is_new_and_nobody_asked_for_is_told() -> None:
+    assert news(READY, READY, WORDS) == []
+    assert news(STOPPED, READY, WORDS) == []
+    assert news(READY, QUARANTINED, WORDS) == [titles(QUARANTINED)[0]]
+    assert news(QUARANTINED, QUARANTINED, WORDS) == []
+    assert news(READY, STOPPED, WORDS) == ["The server ended. Start it again from the menu."]
+    assert news(dataclasses.replace(READY, is_starting=True), STOPPED, WORDS) == []
+    assert news(STOPPED, PORT_TAKEN, WORDS) == [PORT_TAKEN.problem]
+    assert news(PORT_TAKEN, PORT_TAKEN, WORDS) == []
+
+
+def test_a_worker_that_restarted_is_told_with_the_reason() -> None:
+    renewed = dataclasses.replace(READY, state=state(worker=RENEWED))
+    assert news(READY, renewed, WORDS) == [
+        "The worker restarted: it was killed. Requests that ran ended with an error."
+    ]
+    assert news(renewed, renewed, WORDS) == []
+    assert news(STOPPED, renewed, WORDS) == []
+
+
+@pytest.mark.parametrize("language", languages())
+def test_every_situation_can_be_told_in_every_language(language: str) -> None:
+    words = read_words(language)
+    for seen in (STOPPED, STARTING, READY, BUSY, QUARANTINED, PORT_TAKEN):
+        assert face(seen, words).entries
+    assert news(READY, dataclasses.replace(READY, state=state(worker=RENEWED)), words)
