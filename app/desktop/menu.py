@@ -12,6 +12,8 @@ from app.i18n import Words
 
 LINE = MenuEntry()
 MOST_MODELS = 10
+ENDING = frozenset({"stop", "quit_all"})
+"""Actions that end the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,8 @@ class Seen:
     models: tuple[str, ...] = ()
     """Main models on disk."""
     starts_at_login: bool = False
-    is_starting: bool = False
-    """Whether this menu starts or ends it."""
+    doing: str = ""
+    """The action of this menu that changes whether it runs, while it does."""
     problem: str = ""
     """What the last action could not do."""
 
@@ -54,7 +56,7 @@ def tray_state(seen: Seen) -> TrayState:
     """The image: what needs somebody first."""
     if seen.problem or seen.quarantined:
         return "trouble"
-    if seen.is_starting or (seen.is_served and not seen.worker.get("ready", False)):
+    if seen.doing or (seen.is_served and not seen.worker.get("ready", False)):
         return "starting"
     if not seen.is_served:
         return "stopped"
@@ -87,7 +89,7 @@ def _headline(seen: Seen, state: TrayState, speed: str, words: Words) -> list[st
             return [words("menu.busy", speed=speed)]
         return [words("menu.busy_accepted", speed=speed, share=f"{100 * share:.0f} %")]
     if state == "starting":
-        return [words("menu.starting")]
+        return [words("menu.stopping" if seen.doing in ENDING else "menu.starting")]
     return [words("menu.ready" if state == "ready" else "menu.stopped")]
 
 
@@ -104,6 +106,7 @@ def _of_running(seen: Seen, words: Words) -> tuple[MenuEntry, ...]:
         MenuEntry(words("menu.dashboard"), "dashboard"),
         MenuEntry(words("menu.chat"), "chat"),
         MenuEntry(words("menu.copy"), "copy"),
+        MenuEntry(words("menu.copy_key"), "copy_key"),
         LINE,
     )
 
@@ -117,7 +120,7 @@ def _of_model(model: Mapping[str, Any], words: Words) -> MenuEntry:
 
 def _of_server(seen: Seen, words: Words) -> tuple[MenuEntry, ...]:
     login = MenuEntry(words("menu.login"), "logout" if seen.starts_at_login else "login", seen.starts_at_login)
-    if seen.is_starting:
+    if seen.doing:
         return (login,)
     if not seen.is_served:
         return (MenuEntry(words("menu.start"), "start"), login)
@@ -134,7 +137,7 @@ def news(before: Seen, now: Seen, words: Words) -> list[str]:
     told += _quarantines([name for name in now.quarantined if name not in before.quarantined], words)
     if before.worker and now.worker.get("restarts", 0) > before.worker.get("restarts", 0):
         told.append(words("menu.restarted", why=_why(now.worker.get("last_exit") or {}, words)))
-    if before.is_served and not now.is_served and not before.is_starting and not now.is_starting:
+    if before.is_served and not now.is_served and not before.doing and not now.doing:
         told.append(words("menu.ended"))
     return told
 

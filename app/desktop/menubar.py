@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import cast
 
@@ -36,6 +37,7 @@ COMMANDS = {
     "restart": ("restart",),
     "login": ("service", "install"),
     "logout": ("service", "uninstall"),
+    "quit_all": ("stop",),
 }
 """Actions that are commands of ours."""
 PAGES = {"dashboard": "/admin/", "chat": "/admin/chat"}
@@ -73,7 +75,7 @@ class MenuBar:
         self._program = program or autostart.program()
         self._look_again, self._ended = threading.Event(), threading.Event()
         self._seen = Seen()
-        self._is_starting, self._problem = False, ""
+        self._doing, self._problem = "", ""
 
     def run(self) -> None:
         """Until somebody quits it."""
@@ -86,7 +88,7 @@ class MenuBar:
 
     def _keep_looking(self) -> None:
         while not self._ended.is_set():
-            seen = look(self._settings, is_starting=self._is_starting, problem=self._problem)
+            seen = look(self._settings, doing=self._doing, problem=self._problem)
             self._tray.hand_over(functools.partial(self._show, seen))
             self._look_again.wait(IDLE_SECONDS if tray_state(seen) in {"ready", "stopped"} else BUSY_SECONDS)
             self._look_again.clear()
@@ -104,20 +106,21 @@ class MenuBar:
             self._do(*action.partition(" ")[::2])
         except CommandError as error:
             self._problem = str(error)
-        self._is_starting = False
+        self._doing = ""
         self._look_again.set()
 
     def _do(self, verb: str, model: str) -> None:
         """Do what was chosen. Raises `CommandError`."""
-        if verb == "quit_all":
-            self._run_command(("stop",))
+        if verb in COMMANDS:
+            self._change(verb)
         if verb in {"quit", "quit_all"}:
             self._tray.quit()
-        elif verb in COMMANDS:
-            self._run_command(COMMANDS[verb])
         elif verb == "copy":
-            text = f"{self._server().address}/v1"
-            self._tray.hand_over(lambda: self._tray.copy(text))
+            self._copy(f"{self._server().address}/v1")
+        elif verb == "copy_key":
+            name = self._words("menu.key_name", date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"))
+            self._copy(self._server().call("POST", "/admin/api/keys", {"name": name, "scope": "inference"})["text"])
+            self._tray.hand_over(lambda: self._tray.notify(TITLE, self._words("menu.key_copied", name=name)))
         elif verb in PAGES:
             self._open_page(self._server(), PAGES[verb])
         elif verb in {"load", "pin", "unpin"}:
@@ -126,22 +129,31 @@ class MenuBar:
         elif verb == "unload":
             self._server().call("POST", "/api/unload", {"model": model})
 
+    def _copy(self, text: str) -> None:
+        self._tray.hand_over(lambda: self._tray.copy(text))
+
     def _server(self) -> Server:
         server = running_server(self._settings)
         if server is None:
             raise CommandError(self._words("menu.stopped"))
         return server
 
-    def _run_command(self, words: tuple[str, ...]) -> None:
+    def _change(self, verb: str) -> None:
+        was_served = is_served(self._settings.home)
+        self._run_command(verb)
+        if verb == "logout" and was_served:  # the system ends what it had started
+            self._run_command("start")
+
+    def _run_command(self, verb: str) -> None:
         """One of our commands; what it says on its last line is why it failed."""
-        self._is_starting = True
+        self._doing = verb
         self._look_again.set()
         ran = subprocess.run(  # noqa: S603 - ourselves
-            [*self._program, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+            [*self._program, *COMMANDS[verb]], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
         )
         if ran.returncode:
             lines = (ran.stderr.strip() or ran.stdout.strip()).splitlines()
-            raise CommandError(lines[-1] if lines else f"paceline {words[0]}: {ran.returncode}")
+            raise CommandError(lines[-1] if lines else f"paceline {COMMANDS[verb][0]}: {ran.returncode}")
 
 
 def has_tray() -> bool:
@@ -163,11 +175,11 @@ def show_menu_bar(settings: Settings, open_page: OpenPage) -> bool:
         return is_only_one
 
 
-def look(settings: Settings, *, is_starting: bool = False, problem: str = "") -> Seen:
+def look(settings: Settings, *, doing: str = "", problem: str = "") -> Seen:
     """What is known now. A server that does not answer yet, or any more, is one that starts or ends."""
     at_login = autostart.installed(settings) is not None
     served = is_served(settings.home)
-    seen = Seen(is_served=served, starts_at_login=at_login, is_starting=is_starting, problem=problem)
+    seen = Seen(is_served=served, starts_at_login=at_login, doing=doing, problem=problem)
     server = running_server(settings) if served else None
     if server is None:
         return seen
@@ -183,6 +195,6 @@ def look(settings: Settings, *, is_starting: bool = False, problem: str = "") ->
         pace=told["pace"],
         models=tuple(str(model["id"]) for model in models),
         starts_at_login=at_login,
-        is_starting=is_starting,
+        doing=doing,
         problem=problem,
     )

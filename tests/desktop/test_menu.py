@@ -42,7 +42,8 @@ def actions(entries: tuple[MenuEntry, ...]) -> set[str]:
     [
         (STOPPED, "stopped", "Stopped"),
         (STARTING, "starting", "Starting…"),
-        (dataclasses.replace(STOPPED, is_starting=True), "starting", "Starting…"),
+        (dataclasses.replace(STOPPED, doing="start"), "starting", "Starting…"),
+        (dataclasses.replace(READY, doing="stop"), "starting", "Stopping: running requests finish first…"),
         (dataclasses.replace(READY, state=state(worker={**WORKER, "ready": False})), "starting", "Starting…"),
         (READY, "ready", "Ready"),
         (BUSY, "busy", "41 tokens per second · 82 % of drafts accepted"),
@@ -65,7 +66,7 @@ def test_a_quarantined_model_is_trouble_that_names_the_next_action() -> None:
 def test_what_can_be_done_fits_the_situation() -> None:
     always = {"quit", "login"}
     assert actions(face(STOPPED, WORDS).entries) == always | {"start"}
-    assert actions(face(dataclasses.replace(STOPPED, is_starting=True), WORDS).entries) == always
+    assert actions(face(dataclasses.replace(STOPPED, doing="start"), WORDS).entries) == always
     assert actions(face(STARTING, WORDS).entries) == always | {"stop", "restart", "quit_all"}
     assert actions(face(READY, WORDS).entries) == always | {
         "stop",
@@ -74,6 +75,7 @@ def test_what_can_be_done_fits_the_situation() -> None:
         "dashboard",
         "chat",
         "copy",
+        "copy_key",
         "load demo-hybrid",
         "unload demo-assistant",
         "pin demo-assistant",
@@ -103,7 +105,7 @@ def test_only_what_is_new_and_nobody_asked_for_is_told() -> None:
     assert news(READY, QUARANTINED, WORDS) == [titles(QUARANTINED)[0]]
     assert news(QUARANTINED, QUARANTINED, WORDS) == []
     assert news(READY, STOPPED, WORDS) == ["The server ended. Start it again from the menu."]
-    assert news(dataclasses.replace(READY, is_starting=True), STOPPED, WORDS) == []
+    assert news(dataclasses.replace(READY, doing="start"), STOPPED, WORDS) == []
     assert news(STOPPED, PORT_TAKEN, WORDS) == [PORT_TAKEN.problem]
     assert news(PORT_TAKEN, PORT_TAKEN, WORDS) == []
 

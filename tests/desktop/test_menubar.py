@@ -120,6 +120,22 @@ def test_pages_open_signed_in_and_the_address_is_copied(settings: Settings, serv
     assert opened == ["/admin/chat"]
 
 
+def test_a_key_that_is_made_for_it_is_copied_and_named(settings: Settings, served: FakeServer) -> None:
+    served.answers["/admin/api/keys"] = (201, {"text": "pl-secret"})
+
+    def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
+        choose("copy_key")
+        tray.until(lambda: tray.told)
+
+    tray, _ = play(settings, story)
+    assert tray.copied == ["pl-secret"]
+    ((path, body),) = asked(served)
+    assert (path, body["scope"]) == ("/admin/api/keys", "inference")
+    assert body["name"].startswith("Menu bar, 2")
+    assert body["name"] in tray.told[0]
+    assert "pl-secret" not in tray.told[0]
+
+
 def test_start_runs_our_command_and_shows_that_it_starts(settings: Settings) -> None:
     said = settings.home.parent / "said"
 
@@ -131,6 +147,18 @@ def test_start_runs_our_command_and_shows_that_it_starts(settings: Settings) -> 
     tray, _ = play(settings, story, f"import sys, pathlib; pathlib.Path({str(said)!r}).write_text(sys.argv[1])")
     assert said.read_text() == "start"
     assert tray.told == []
+
+
+def test_a_server_that_no_longer_starts_at_login_runs_on(settings: Settings, served: FakeServer) -> None:
+    said = settings.home.parent / "said"
+    note = f"import sys; print(*sys.argv[1:], file=open({str(said)!r}, 'a'))"
+
+    def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
+        choose("logout")
+        tray.until(lambda: said.exists() and len(said.read_text().splitlines()) == 2)
+
+    play(settings, story, note)
+    assert said.read_text() == "service uninstall\nstart\n"
 
 
 def test_what_a_command_could_not_do_is_told_once_and_shown_until_the_next_one(settings: Settings) -> None:
