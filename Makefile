@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak check advisories format bench screenshots icons lock clean
+.PHONY: help install serve test soak check advisories format bench screenshots icons lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -26,6 +26,8 @@ $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
 $(VENV)/published: tests/published.py $(VENV)/installed-dev
 	@$(BIN)/python -m tests.published
 	@touch $@
+
+install: $(VENV)/installed ## Install Paceline into .venv, after an update too
 
 serve: $(VENV)/installed ## Start Paceline with the embedded models
 	@$(BIN)/paceline serve $(ARGS)

@@ -264,6 +264,43 @@ def desktop(page: Annotated[DesktopPage, typer.Argument(help="dashboard or chat.
         open_window(given(), "/admin/chat" if page == "chat" else "/admin/", web_view(os.environ))
 
 
+@application.command(
+    rich_help_panel=COMPUTER,
+    epilog="Parts: service, app, downloads, caches, state. Example: `paceline uninstall caches downloads`",
+)
+def uninstall(
+    parts: Annotated[list[str] | None, typer.Argument(help="Parts to remove; default: asks for each.")] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Every part.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what is there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what Paceline wrote to this computer: lists it with sizes, and removes what you choose."""
+    from app.command.server import given, known
+    from app.desktop import removal
+
+    with reported_errors():
+        settings = known(given()) or given()  # also with a store that cannot be read
+        found = removal.parts_of(settings)
+        wanted = removal.chosen_parts(found, [each.name for each in found] if everything else parts or ())
+        if as_json:
+            show(removal.as_json(found))
+            raise typer.Exit
+        say("\n".join(each.text for each in wanted or found) or "Nothing of Paceline's is here.")
+        if dry_run:
+            wanted = ()
+        elif not (everything or parts) and sys.stdin.isatty():
+            wanted = tuple(each for each in found if typer.confirm(f"Remove {each.name}?"))
+        elif wanted and not yes:
+            typer.confirm("Remove this?", abort=True)
+        if wanted:
+            with console().status("") as line:
+                said = removal.remove(settings, wanted, line.update)
+            say("\n".join(said))
+        say("\n".join(removal.stays(settings)))
+
+
 @application.command(rich_help_panel=COMPUTER)
 def doctor(*, as_json: Json = False) -> None:
     """Check this computer and suggest fixes; exits with 1 if something keeps Paceline from working."""

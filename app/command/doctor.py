@@ -19,7 +19,9 @@ import psutil
 from rich.table import Table
 from rich.text import Text
 
+from app import __version__
 from app.command.config import opened
+from app.command.installation import DISTRIBUTION, this_installation
 from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
 from app.core.errors import StoreUnavailable
@@ -35,7 +37,6 @@ OLDEST_PYTHON = (3, 11)
 OPENBLAS_LIBRARY = "libopenblas.so.0"
 LOW_DISK_BYTES = 5_000_000_000
 TOP_LEVEL_PACKAGE = "app"
-DISTRIBUTION = "paceline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Finding:
 def examine(settings: Settings) -> list[Finding]:
     """Run every check, with what is stored where `settings` (command line and environment) say nothing."""
     checks: Sequence[Callable[[Settings], Iterator[Finding]]] = (
+        check_installation,
         check_python,
         check_platform,
         check_mlx,
@@ -66,6 +68,12 @@ def examine(settings: Settings) -> list[Finding]:
     with contextlib.suppress(StoreUnavailable), opened(settings) as live:  # which is one of the findings
         settings = live.current
     return [finding for check in checks for finding in check(settings)]
+
+
+def check_installation(_settings: Settings) -> Iterator[Finding]:
+    """Which version this is, how it came here, and so how it is updated."""
+    found = this_installation()
+    yield Finding("paceline", "ok", f"{__version__}, {found.kind}: {found.place}", f"update: {found.update}")
 
 
 def check_python(_settings: Settings) -> Iterator[Finding]:

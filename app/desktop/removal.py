@@ -1,0 +1,146 @@
+"""`paceline uninstall`: what of Paceline is on this computer, with sizes, and the removal of what is chosen.
+
+Only names that Paceline itself writes count, so a state folder that holds other things loses none of them, and links
+are removed, never followed. Models that other programs share, and folders of the user's own, are not Paceline's.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from app.command import autostart
+from app.command.installation import this_installation
+from app.command.loaded import bytes_text
+from app.command.service import stop
+from app.core.errors import CommandError
+from app.desktop import bundle
+from app.settings import Settings
+
+Name = Literal["service", "app", "downloads", "caches", "state"]
+TITLES: Mapping[Name, str] = {
+    "service": "start at login",
+    "app": "the app",
+    "downloads": "models that Paceline downloaded",
+    "caches": "logs, measured costs, windows",
+    "state": "settings, password, keys, conversations, history, measurements",
+}
+CACHES = ("logs", "costs", "tokenizers.json", "window", "window.json")
+STATE = (
+    "paceline.sqlite3*",
+    "hub_token",
+    "languages",
+    "open-*.html",
+    "server.json*",
+    "server.lock",
+    "start.lock",
+    "menubar.lock",
+)
+APPS = Path("~/Applications")
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something of Paceline's on this computer."""
+
+    name: Name
+    paths: tuple[Path, ...]
+    size_bytes: int
+
+    @property
+    def text(self) -> str:
+        """One line for a person."""
+        where = str(self.paths[0] if len(self.paths) == 1 else self.paths[0].parent)
+        return f"{self.name}: {TITLES[self.name]}, {bytes_text(self.size_bytes)} ({where})"
+
+
+def parts_of(settings: Settings) -> tuple[Part, ...]:
+    """What is there, in the order in which it may be removed."""
+    agent = autostart.installed(settings)
+    app = APPS.expanduser() / bundle.NAME
+    own_models = settings.home / "models"
+    found: dict[Name, Sequence[Path]] = {
+        "service": [agent.path] if agent is not None else [],
+        "app": [app] if bundle.read_record(app) is not None else [],
+        "downloads": [own_models] if os.path.lexists(own_models) else [],
+        "caches": list(_matching(settings.home, CACHES)),
+        "state": list(_matching(settings.home, STATE)),
+    }
+    return tuple(Part(name, tuple(paths), sum(map(size_of, paths))) for name, paths in found.items() if paths)
+
+
+def _matching(home: Path, names: Sequence[str]) -> Iterator[Path]:
+    found = {path for name in names for path in home.glob(name)}
+    yield from sorted(found)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; links count as links."""
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    below = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
+    return sum(each.lstat().st_size for each in below)
+
+
+def chosen_parts(parts: Sequence[Part], names: Collection[str]) -> tuple[Part, ...]:
+    """The parts of these names. Raises `CommandError` for a name that nothing has."""
+    unknown = sorted(set(names) - set(TITLES))
+    if unknown:
+        raise CommandError(f"there is no part called {unknown[0]}: name some of {', '.join(TITLES)}, or give --all")
+    return tuple(part for part in parts if part.name in names)
+
+
+def remove(settings: Settings, parts: Sequence[Part], tell: Tell) -> list[str]:
+    """Remove these parts, the server stopped first; says of each what became of it. Raises `CommandError`."""
+    if any(part.name != "app" for part in parts):
+        stop(settings, tell)
+    said = [_remove(settings, part) for part in parts]
+    left = sorted(settings.home.iterdir()) if settings.home.is_dir() else []
+    if not left and settings.home.is_dir():
+        settings.home.rmdir()
+    elif left and any(part.name == "state" for part in parts):
+        said.append(f"This stays in {settings.home}: {', '.join(path.name for path in left)}")
+    return said
+
+
+def _remove(settings: Settings, part: Part) -> str:
+    if part.name == "service":
+        autostart.uninstall(settings)
+    elif part.name == "app":
+        return bundle.uninstall(part.paths[0].parent)
+    else:
+        for path in part.paths:
+            _delete(path)
+    return f"Removed: {part.text}"
+
+
+def _delete(path: Path) -> None:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be removed: {error.strerror or error}") from None
+
+
+def stays(settings: Settings) -> list[str]:
+    """What `uninstall` never touches, and how that is removed."""
+    folders = [str(folder) for folder in settings.model_folders if not folder.is_relative_to(settings.home)]
+    models = [f"Models in your own folders stay: {', '.join(folders)}"] if folders else []
+    return [*models, f"The program itself: {this_installation().remove}"]
+
+
+def as_json(parts: Sequence[Part]) -> dict[str, Any]:
+    """What is there: `uninstall --json`."""
+    return {
+        "parts": [
+            {"name": part.name, "size_bytes": part.size_bytes, "paths": [str(path) for path in part.paths]}
+            for part in parts
+        ],
+        "program": this_installation().remove,
+    }

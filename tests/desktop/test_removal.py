@@ -1,0 +1,149 @@
+"""`paceline uninstall` removes what Paceline wrote and was chosen, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.cli import application
+from app.command.installation import editable_source, installation_of
+from app.desktop import bundle, removal
+from app.i18n import read_words
+from app.settings import Settings, read_settings
+
+OWN = {
+    "caches": ("logs/paceline.log", "costs/a.json", "tokenizers.json", "window.json", "window/Cache/x"),
+    "state": (
+        "paceline.sqlite3",
+        "paceline.sqlite3-wal",
+        "paceline.sqlite3.before-0003",
+        "hub_token",
+        "languages/fr.json",
+    ),
+    "downloads": ("models/organisation/model/model.safetensors",),
+}
+STRANGERS = ("thesis.txt", "models.txt", "other/logs/paceline.log")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    home = tmp_path / "home"
+    for name in (*(each for names in OWN.values() for each in names), *STRANGERS):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(b"12345678")
+    return home
+
+
+def run(*words: str, typed: str = "") -> Result:
+    return CliRunner().invoke(application, ["uninstall", *words], input=typed)
+
+
+def settings() -> Settings:
+    return read_settings()
+
+
+def there(home: Path) -> set[str]:
+    return {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file() or path.is_symlink()}
+
+
+def test_it_lists_what_is_there_with_sizes_and_changes_nothing(home: Path) -> None:
+    before = there(home)
+    told = json.loads(run("--json").stdout)
+    assert {each["name"]: each["size_bytes"] for each in told["parts"]} == {
+        name: 8 * len(own) for name, own in OWN.items()
+    }
+    listed = run("--all", "--dry-run")
+    assert listed.exit_code == 0
+    for name in OWN:
+        assert f"{name}: " in listed.stdout
+    assert "program itself: " in listed.stdout
+    assert there(home) == before
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_part_that_is_named_goes_and_all_else_stays(home: Path, name: str) -> None:
+    before = there(home)
+    assert run(name, typed="n\n").exit_code == 1
+    assert there(home) == before
+    assert run(name, typed="y\n").exit_code == 0
+    assert there(home) == before - set(OWN[name])
+
+
+def test_everything_goes_but_what_is_not_ours_and_that_is_named(home: Path) -> None:
+    (home / "logs/linked").symlink_to(home / "other", target_is_directory=True)
+    (home / "costs-elsewhere").mkdir()
+    (home / "languages/link.json").symlink_to(home / "thesis.txt")
+    result = run("--all", "--yes")
+    assert result.exit_code == 0, result.output
+    assert there(home) == set(STRANGERS)
+    assert "This stays in" in result.stdout
+    assert "thesis.txt" in result.stdout
+
+
+def test_an_empty_state_folder_goes_too(home: Path) -> None:
+    for name in STRANGERS:
+        (home / name).unlink()
+    (home / "other/logs").rmdir()
+    (home / "other").rmdir()
+    assert run("--all", "--yes").exit_code == 0
+    assert not home.exists()
+    assert "Nothing of Paceline's is here." in run().stdout
+
+
+def test_a_link_in_the_place_of_a_folder_is_removed_and_not_followed(home: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "disk/models"
+    elsewhere.parent.mkdir()
+    (home / "models").rename(elsewhere)
+    (home / "models").symlink_to(elsewhere)
+    assert run("downloads", "--yes").exit_code == 0
+    assert not (home / "models").is_symlink()
+    assert (elsewhere / "organisation/model/model.safetensors").exists()
+
+
+def test_the_app_goes_as_its_own_command_takes_it_away(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "Applications"
+    bundle.install(folder, bundle.this_installation(settings(), read_words()), ("en",))
+    assert "app" in {part.name for part in removal.parts_of(settings())}
+    assert run("app", "--yes").exit_code == 0
+    assert not (folder / bundle.NAME).exists()
+
+
+def test_a_part_that_is_no_part_is_one_line(home: Path) -> None:
+    result = run("everything")
+    assert result.exit_code == 1
+    assert "name some of service, app, downloads, caches, state" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("marker", "installer", "kind", "update"),
+    [
+        ("uv-receipt.toml", "uv", "uv tool", "uv tool upgrade paceline"),
+        ("pipx_metadata.json", "pip", "pipx", "pipx upgrade paceline"),
+        ("", "uv", "uv", "uv pip install --python '/my env/python' --upgrade paceline"),
+        ("", "pip", "pip", "'/my env/python' -m pip install --upgrade paceline"),
+    ],
+)
+def test_every_way_to_install_has_its_own_way_to_update(
+    tmp_path: Path, marker: str, installer: str, kind: str, update: str
+) -> None:
+    if marker:
+        (tmp_path / marker).touch()
+    found = installation_of(tmp_path, Path("/my env/python"), installer, None)
+    assert (found.kind, found.update) == (kind, update)
+    assert "uninstall" in found.remove
+
+
+def test_a_checkout_is_pulled_and_homebrew_upgrades_its_own(tmp_path: Path) -> None:
+    origin = json.dumps({"url": f"file://{tmp_path}/my%20code", "dir_info": {"editable": True}})
+    found = installation_of(tmp_path, Path("python"), "pip", editable_source(origin))
+    assert (found.kind, found.place) == ("checkout", tmp_path / "my code")
+    assert found.update.startswith(f"git -C '{tmp_path}/my code' pull")
+    for other in ('{"url": "file:///x", "dir_info": {}}', '{"url": "x", "archive_info": {}}', "", "[]"):
+        assert editable_source(other) is None
+    cellar = tmp_path / "Cellar/paceline/1.0/libexec"
+    assert installation_of(cellar, Path("python"), "pip", None).update == "brew upgrade paceline"
