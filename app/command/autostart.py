@@ -64,10 +64,18 @@ class Agent:
     def start(self) -> None:
         """Have the system start it now. Raises `CommandError`."""
         if self.is_launchd:
+            _run(LAUNCHCTL, "bootstrap", self.domain, str(self.path), may_fail=True)  # where it knows it, it says so
             _run(LAUNCHCTL, "kickstart", f"{self.domain}/{self.label}")
         else:
             _run(SYSTEMCTL, "--user", "reset-failed", self.label, may_fail=True)
             _run(SYSTEMCTL, "--user", "start", self.label)
+
+    def end(self) -> None:
+        """Have the system leave it ended, until it is told to start it or the next login."""
+        if self.is_launchd:
+            _run(LAUNCHCTL, "bootout", f"{self.domain}/{self.label}", may_fail=True)
+        else:
+            _run(SYSTEMCTL, "--user", "stop", self.label, may_fail=True)
 
     def why_not(self) -> str:
         """Why the system does not run it; empty while it does."""

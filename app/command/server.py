@@ -86,9 +86,14 @@ class Server:
         if settings.api_key is not None:
             self._headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
 
-    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON object that a route answers with. Raises NoServer, NoKey, and `CommandError` with what it says."""
-        with self._explained_errors(), self._asked(method, path, body) as response:
+    def call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, seconds: float | None = None
+    ) -> dict[str, Any]:
+        """The JSON object that a route answers with, within these seconds where they are given.
+
+        Raises NoServer, NoKey, and `CommandError` with what it says.
+        """
+        with self._explained_errors(), self._asked(method, path, body, seconds) as response:
             answer = json.loads(response.read())
         return answer if isinstance(answer, dict) else {}
 
@@ -107,7 +112,9 @@ class Server:
             raise HTTPException("it ended early")
 
     @contextmanager
-    def _asked(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[HTTPResponse]:
+    def _asked(
+        self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float | None = None
+    ) -> Iterator[HTTPResponse]:
         """The answer, which is no error; the connection ends with it."""
         connection = HTTPConnection(*self._place, timeout=CONNECT_SECONDS)
         try:
@@ -115,7 +122,7 @@ class Server:
         except OSError:
             raise NoServer(f"no server at {self.address}: start one with `paceline serve`") from None
         try:
-            connection.sock.settimeout(None)
+            connection.sock.settimeout(seconds)
             connection.request(method, path, None if body is None else json.dumps(body), self._headers)
             response = connection.getresponse()
             self._check(response)

@@ -27,6 +27,12 @@ from app.settings import Settings
 
 START_LOCK = "start.lock"
 LOOK_SECONDS = 0.05
+ANSWER_SECONDS = 3.0
+"""What a server gets to answer: one that hangs keeps nobody waiting."""
+HANG_SECONDS = 30.0
+"""How long a server may not answer before nobody waits for it any more."""
+SYSTEM_SECONDS = 20.0
+"""What launchd or systemd gets to start it: both wait ten seconds between two starts."""
 KILL_SECONDS = 10.0
 """What a server that is told to end at once gets to do so."""
 BLOCK_BYTES = 1 << 16
@@ -55,13 +61,14 @@ def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Running
     """The server of the home, and whether it was started now. Raises `CommandError` with why it does not start."""
     tell("Looking for a server")
     with _starting(settings.home):
-        if is_served(settings.home):
-            return _when_it_answers(settings, tell, lambda: ""), False
+        found = _already(settings, tell)
+        if found is not None:
+            return found, False
         agent = autostart.installed(settings)
-        if agent is not None and not words:
-            agent.start()
-            return _when_it_answers(settings, tell, agent.why_not), True
         with _start_log(settings.home) as log:
+            if agent is not None and not words:
+                agent.start()
+                return _when_it_answers(settings, tell, _why_silent(agent)), True
             child = subprocess.Popen(  # noqa: S603 - ourselves
                 [*autostart.program(), "serve", *words],
                 stdin=subprocess.DEVNULL,
@@ -69,7 +76,27 @@ def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Running
                 stderr=log,
                 start_new_session=True,
             )
-            return _when_it_answers(settings, tell, lambda: _why_ended(child, log)), True
+            return _when_it_answers(settings, tell, lambda: _why_ended(child, settings.home)), True
+
+
+def _already(settings: Settings, tell: Tell) -> RunningServer | None:
+    """The server that runs on the home; None where none runs, or the one that did has ended meanwhile.
+
+    Raises `CommandError` where it hangs.
+    """
+    deadline = time.monotonic() + HANG_SECONDS
+    while is_served(settings.home):
+        found, told = read_server(settings.home), _told(settings)
+        if found is not None and told and not told.get("draining"):
+            return found
+        if told:
+            tell("Waiting for the server that stops")
+            deadline = time.monotonic() + HANG_SECONDS
+        elif time.monotonic() > deadline:
+            which = "it" if found is None else f"process {found.pid}"
+            raise CommandError(f"Paceline runs, but {which} does not answer: `paceline stop --force` ends it")
+        time.sleep(LOOK_SECONDS)
+    return None
 
 
 @contextlib.contextmanager
@@ -103,31 +130,59 @@ def _start_log(home: Path) -> Iterator[BinaryIO]:
 
 def _when_it_answers(settings: Settings, tell: Tell, why_not: Callable[[], str]) -> RunningServer:
     tell("Starting")
-    while True:
-        found = read_server(settings.home)
-        if found is not None and _answers(settings):
-            return found
-        reason = why_not()
-        if reason and not is_served(settings.home):
-            raise CommandError(reason)
-        time.sleep(LOOK_SECONDS)
+    with _left("Paceline goes on starting: `paceline status` tells when it runs"):
+        while True:
+            found = read_server(settings.home)
+            if found is not None and _told(settings):
+                return found
+            reason = why_not()
+            if reason and not is_served(settings.home):
+                raise CommandError(reason)
+            time.sleep(LOOK_SECONDS)
 
 
-def _answers(settings: Settings) -> bool:
+@contextlib.contextmanager
+def _left(what: str) -> Iterator[None]:
+    """Ctrl-C leaves, and says what goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise CommandError(what) from None
+
+
+def _told(settings: Settings) -> dict[str, Any]:
+    """What the server of the home tells of itself; empty where it does not answer soon."""
     server = running_server(settings)
     try:
-        return server is not None and bool(server.call("GET", "/health/live"))
+        return {} if server is None else server.call("GET", "/api/status", seconds=ANSWER_SECONDS)
     except CommandError:
-        return False
+        return {}
 
 
-def _why_ended(child: "subprocess.Popen[bytes]", log: BinaryIO) -> str:
+def _why_ended(child: "subprocess.Popen[bytes]", home: Path) -> str:
     """What the server said last before it ended; empty while it runs."""
-    if child.poll() is None:
+    return "" if child.poll() is None else _last_words(home) or "the server ended at once: look at `paceline logs`"
+
+
+def _why_silent(agent: autostart.Agent) -> Callable[[], str]:
+    """The same for a server that the system starts, again and again: it does not hold its lock for long."""
+    deadline = time.monotonic() + SYSTEM_SECONDS
+
+    def why_not() -> str:
+        reason = agent.why_not()
+        if not reason and time.monotonic() < deadline:
+            return ""
+        return _last_words(agent.log.parent.parent) or reason or f"the system did not start it: see {agent.log}"
+
+    return why_not
+
+
+def _last_words(home: Path) -> str:
+    try:
+        lines = (home / LOG_FOLDER / START_LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
         return ""
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    return (lines[-1] if lines else "the server ended at once").removeprefix("paceline: ")
+    return lines[-1].removeprefix("paceline: ") if lines else ""
 
 
 # --- stop -------------------------------------------------------------------------------------------------------
@@ -148,13 +203,21 @@ def stop(settings: Settings, tell: Tell, *, force: bool = False) -> RunningServe
     if force:
         _send(found, signal.SIGTERM)  # the second one does not wait for requests
     deadline = time.monotonic() + KILL_SECONDS if force else float("inf")
-    while is_served(settings.home):
-        count = _open_requests(settings)
-        tell(f"Waiting for {count} request{'s' * (count != 1)} to finish" if count else "Stopping")
-        if time.monotonic() > deadline:
-            _send(found, signal.SIGKILL)
-        time.sleep(LOOK_SECONDS)
+    with _left("Paceline goes on stopping: `paceline stop --force` ends it at once"):
+        while is_served(settings.home):
+            if time.monotonic() > deadline:
+                _kill(found, autostart.installed(settings))
+            count = int(_told(settings).get("open_requests", 0))
+            tell(f"Waiting for {count} request{'s' * (count != 1)} to finish" if count else "Stopping")
+            time.sleep(LOOK_SECONDS)
     return found
+
+
+def _kill(server: RunningServer, agent: autostart.Agent | None) -> None:
+    """End it without its help; the system would take that for a crash and start it again."""
+    _send(server, signal.SIGKILL)
+    if agent is not None:
+        agent.end()
 
 
 def _send(server: RunningServer, number: signal.Signals) -> None:
@@ -164,14 +227,6 @@ def _send(server: RunningServer, number: signal.Signals) -> None:
         return
     except PermissionError:
         raise CommandError(f"process {server.pid} belongs to another user: stop Paceline as that user") from None
-
-
-def _open_requests(settings: Settings) -> int:
-    server = running_server(settings)
-    try:
-        return int(server.call("GET", "/admin/api/state")["state"]["open_requests"]) if server is not None else 0
-    except (CommandError, KeyError):
-        return 0
 
 
 def restart(settings: Settings, words: Sequence[str], tell: Tell) -> RunningServer:
@@ -189,8 +244,9 @@ def install(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Runni
     content = autostart.written(settings, words)
     stop(settings, tell)
     with _starting(settings.home):
-        agent = autostart.install(settings, content)
-        return _when_it_answers(settings, tell, agent.why_not), agent
+        with _start_log(settings.home):
+            agent = autostart.install(settings, content)
+        return _when_it_answers(settings, tell, _why_silent(agent)), agent
 
 
 # --- status -----------------------------------------------------------------------------------------------------
@@ -204,16 +260,13 @@ def status(settings: Settings) -> dict[str, Any]:
     if found is None:
         return {**told, "starting": is_served(settings.home)}
     place = {"address": found.address, "pid": found.pid, "version": found.version, "words": list(found.words)}
-    return {**told, **place, "started_at": found.started_at, "models": _models(settings)}
+    return {**told, **place, "started_at": found.started_at, **_answer(settings)}
 
 
-def _models(settings: Settings) -> list[str]:
-    server = running_server(settings)
-    try:
-        models = server.call("GET", "/api/status").get("models", []) if server is not None else []
-    except CommandError:
-        return []
-    return [str(model.get("id")) for model in models]
+def _answer(settings: Settings) -> dict[str, Any]:
+    answer = _told(settings)
+    models = [str(model.get("id")) for model in answer.get("models", [])]
+    return {"answers": bool(answer), "draining": bool(answer.get("draining")), "models": models}
 
 
 def status_lines(told: Mapping[str, Any]) -> list[str]:
@@ -223,9 +276,11 @@ def status_lines(told: Mapping[str, Any]) -> list[str]:
         state = "Paceline is starting." if told["starting"] else "Paceline does not run: `paceline start` starts it."
         return [state, f"State folder: {told['home']}", login]
     since = datetime.fromtimestamp(told["started_at"]).astimezone()
+    memory = f"In memory: {', '.join(told['models']) or 'no model'}"
     return [
         f"Paceline {told['version']} runs at {told['address']} (process {told['pid']}) since {since:%Y-%m-%d %H:%M}",
-        f"In memory: {', '.join(told['models']) or 'no model'}",
+        memory if told["answers"] else "It does not answer: `paceline stop --force` ends it.",
+        *(["It stops when its running requests have finished."] if told["draining"] else []),
         *([f"Started with: {' '.join(told['words'])}"] if told["words"] else []),
         f"State folder: {told['home']}",
         login,
@@ -270,10 +325,11 @@ def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
     lines, rest = _tail(file, count)
     yield from map(readable, lines)
     while follow:
+        is_current = _is_at(path, file)  # asked first: what was written before the next file is read now
         block = file.read(BLOCK_BYTES)
         *lines, rest = (rest + block).split(b"\n")
         yield from map(readable, lines)
-        if not block and not _is_at(path, file):
+        if not block and not is_current:
             file.close()
             file, rest = path.open("rb"), b""
         elif not block:

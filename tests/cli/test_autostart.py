@@ -152,7 +152,9 @@ def test_it_is_installed_as_often_as_one_likes_and_undone_completely(
     words = [each[1] if is_mac else each[2] for each in system()]
     once = ["bootout", "bootstrap"] if is_mac else ["daemon-reload", "enable", "restart"]
     ending = (
-        ["kickstart", "bootout"] if is_mac else ["reset-failed", "start", "disable", "daemon-reload", "reset-failed"]
+        ["bootstrap", "kickstart", "bootout"]
+        if is_mac
+        else ["reset-failed", "start", "disable", "daemon-reload", "reset-failed"]
     )
     assert words == [*once, *once, *ending]
     if is_mac:

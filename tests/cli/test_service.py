@@ -13,8 +13,10 @@ import httpx2
 import msgspec
 import pytest
 
-from app.command.service import log_lines, readable, stop, words_of
-from app.core.server_file import FILE_NAME, LOG, LOG_FOLDER, RunningServer, is_served, read_server
+from app.command import service
+from app.command.service import log_lines, readable, start, status, status_lines, stop, words_of
+from app.core.errors import CommandError
+from app.core.server_file import FILE_NAME, LOG, LOG_FOLDER, RunningServer, held_home, is_served, read_server
 from app.settings import read_settings
 
 STARTS_AT_ONCE = 50
@@ -86,7 +88,7 @@ def test_what_a_killed_server_left_is_in_nobodys_way(environment: Mapping[str, s
 def test_a_stop_lets_a_stream_finish_and_says_that_it_waits(environment: Mapping[str, str], home: Path) -> None:
     said(environment, "start", "--port", "0")
     server = running(home)
-    question = {"role": "user", "content": "Count from 1 to 400."}
+    question = {"role": "user", "content": "Count from 1 to 150."}
     body = {"model": "demo-assistant", "messages": [question], "stream": True, "max_tokens": 1500}
     told: list[str] = []
     settings = read_settings(home=home)
@@ -103,6 +105,73 @@ def test_a_stop_lets_a_stream_finish_and_says_that_it_waits(environment: Mapping
     assert text.endswith("data: [DONE]")
     assert '"error"' not in text
     assert not is_served(home)
+
+
+def test_a_start_while_it_stops_waits_for_the_end_and_starts_another(
+    environment: Mapping[str, str], home: Path
+) -> None:
+    said(environment, "start", "--port", "0")
+    server = running(home)
+    question = {"role": "user", "content": "Count from 1 to 150."}
+    body = {"model": "demo-assistant", "messages": [question], "stream": True, "max_tokens": 1500}
+    with httpx2.stream("POST", f"{server.address}/v1/chat/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(line for line in lines if '"content"' in line)
+        os.kill(server.pid, signal.SIGTERM)
+        while not status(read_settings(home=home))["draining"]:
+            pass
+        starting = begin(environment, "start", "--port", "0")
+        assert "".join(lines).endswith("data: [DONE]")
+    out, complaint = starting.communicate(timeout=60)
+    assert starting.returncode == 0, complaint
+    assert running(home).pid != server.pid
+    assert f"Paceline runs at {running(home).address}" in out
+
+
+def test_a_server_that_hangs_is_told_and_ended_by_force(
+    environment: Mapping[str, str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ANSWER_SECONDS", "KILL_SECONDS", "HANG_SECONDS"):
+        monkeypatch.setattr(service, name, 0.3)
+    said(environment, "start", "--port", "0")
+    server, settings = running(home), read_settings(home=home)
+    os.kill(server.pid, signal.SIGSTOP)
+    assert "It does not answer: `paceline stop --force` ends it." in status_lines(status(settings))
+    with pytest.raises(CommandError, match=f"process {server.pid} does not answer"):
+        start(settings, (), lambda _text: None)
+    assert stop(settings, lambda _text: None, force=True) == server
+    assert not is_served(home)
+
+
+def test_a_start_beside_a_server_that_does_not_come_up_starts_one(environment: Mapping[str, str], home: Path) -> None:
+    with held_home(home):
+        starting = begin(environment, "start", "--port", "0")
+        while not (home / service.START_LOCK).exists():
+            pass
+    assert "Paceline runs at" in starting.communicate(timeout=60)[0]
+    assert is_served(home)
+
+
+def test_ctrl_c_leaves_what_goes_on_and_says_so(
+    environment: Mapping[str, str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    settings = read_settings(home=home)
+    with monkeypatch.context() as pressed:
+        pressed.setattr("app.command.service.time.sleep", press)
+        with pytest.raises(CommandError, match="goes on starting"):
+            start(settings, ("--port=0",), lambda _text: None)
+    said(environment, "start", "--port", "0")
+    with monkeypatch.context() as pressed:
+        pressed.setattr("app.command.service.time.sleep", press)
+        with pytest.raises(CommandError, match="goes on stopping"):
+            stop(settings, lambda _text: None)
+    while is_served(home):
+        pass
 
 
 def test_a_restart_repeats_the_options_and_takes_new_ones(environment: Mapping[str, str], home: Path) -> None:

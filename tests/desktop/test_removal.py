@@ -15,8 +15,6 @@ from app.settings import Settings, read_settings
 OWN = {
     "caches": ("logs/paceline.log", "costs/a.json", "tokenizers.json", "window.json", "window/Cache/x"),
     "state": (
-        "paceline.sqlite3",
-        "paceline.sqlite3-wal",
         "paceline.sqlite3.before-0003",
         "hub_token",
         "languages/fr.json",
