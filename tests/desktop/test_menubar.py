@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from app.command.server import Server
 from app.core.errors import CommandError
 from app.core.server_file import RunningServer, held_home
 from app.desktop.menubar import MenuBar, look, only_one, show_menu_bar
@@ -27,6 +26,7 @@ class FakeTray:
         self.faces: list[Face] = []
         self.told: list[str] = []
         self.copied: list[str] = []
+        self.opened: list[str] = []
         self._changed = threading.Condition()
         self._is_over = threading.Event()
         self.story: Callable[[Callable[[str], None]], None] = lambda _choose: None
@@ -63,18 +63,13 @@ class FakeTray:
             assert self._changed.wait_for(is_so, SECONDS)
 
 
-class Opened(list[str]):
-    def __call__(self, server: Server, to: str) -> None:
-        self.append(to)
-
-
-def play(settings: Settings, story: Callable[[FakeTray, Callable[[str], None]], None], program: str = "") -> Any:
-    """A menu bar over a story; what it opened, and its tray."""
-    tray, opened = FakeTray(), Opened()
+def play(settings: Settings, story: Callable[[FakeTray, Callable[[str], None]], None], program: str = "") -> FakeTray:
+    """A menu bar over a story."""
+    tray = FakeTray()
     tray.story = lambda choose: story(tray, choose)
     own = (sys.executable, "-c", program)
-    MenuBar(settings, tray, read_words("en"), opened, program=own).run()
-    return tray, opened
+    MenuBar(settings, tray, read_words("en"), lambda _server, to: tray.opened.append(to), program=own).run()
+    return tray
 
 
 def test_a_home_without_a_server_is_stopped_and_one_that_answers_tells_its_state(
@@ -114,10 +109,11 @@ def test_pages_open_signed_in_and_the_address_is_copied(settings: Settings, serv
         choose("copy")
         tray.until(lambda: tray.copied)
         choose("chat")
+        tray.until(lambda: tray.opened)
 
-    tray, opened = play(settings, story)
+    tray = play(settings, story)
     assert tray.copied == [f"http://127.0.0.1:{served.port}/v1"]
-    assert opened == ["/admin/chat"]
+    assert tray.opened == ["/admin/chat"]
 
 
 def test_a_key_that_is_made_for_it_is_copied_and_named(settings: Settings, served: FakeServer) -> None:
@@ -127,7 +123,7 @@ def test_a_key_that_is_made_for_it_is_copied_and_named(settings: Settings, serve
         choose("copy_key")
         tray.until(lambda: tray.told)
 
-    tray, _ = play(settings, story)
+    tray = play(settings, story)
     assert tray.copied == ["pl-secret"]
     ((path, body),) = asked(served)
     assert (path, body["scope"]) == ("/admin/api/keys", "inference")
@@ -144,7 +140,7 @@ def test_start_runs_our_command_and_shows_that_it_starts(settings: Settings) -> 
         tray.until(said.exists)
         tray.until(lambda: tray.faces[-1].state == "stopped")
 
-    tray, _ = play(settings, story, f"import sys, pathlib; pathlib.Path({str(said)!r}).write_text(sys.argv[1])")
+    tray = play(settings, story, f"import sys, pathlib; pathlib.Path({str(said)!r}).write_text(sys.argv[1])")
     assert said.read_text() == "start"
     assert tray.told == []
 
@@ -168,7 +164,7 @@ def test_what_a_command_could_not_do_is_told_once_and_shown_until_the_next_one(s
         shown.append(tray.faces[-1].entries[0].title)
 
     shown: list[str] = []
-    tray, _ = play(settings, story, "import sys; sys.exit('first\\nport 8710 is taken')")
+    tray = play(settings, story, "import sys; sys.exit('first\\nport 8710 is taken')")
     assert tray.told == ["port 8710 is taken"]
     assert shown == ["port 8710 is taken"]
 
@@ -184,7 +180,7 @@ def test_a_server_that_ends_by_itself_is_told(settings: Settings, fake: FakeServ
         choose("nothing that exists")  # it looks again at once
         tray.until(lambda: tray.faces[-1].state == "stopped")
 
-    tray, _ = play(settings, story)
+    tray = play(settings, story)
     assert tray.told == ["The server ended. Start it again from the menu."]
 
 
@@ -193,7 +189,11 @@ def test_quit_leaves_the_server_and_quit_all_stops_it_first(settings: Settings) 
     note = f"import sys, pathlib; pathlib.Path({str(said)!r}).write_text(sys.argv[1])"
     play(settings, lambda _tray, _choose: None, note)
     assert not said.exists()
-    play(settings, lambda tray, choose: (choose("quit_all"), tray.until(said.exists))[1], note)
+    play(
+        settings,
+        lambda tray, choose: (choose("quit_all"), tray.until(lambda: said.exists() and said.read_text()))[1],
+        note,
+    )
     assert said.read_text() == "stop"
 
 
