@@ -17,7 +17,7 @@ def test_every_page_has_its_pictures_and_no_other_one_lies_there() -> None:
 def test_the_readme_shows_two_pages_and_every_picture_that_documents_show_exists() -> None:
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len([each for each in shown if each.startswith("docs/screenshots/")]) == 2
-    for document in ("README.md", "docs/dashboard.md"):
+    for document in ("README.md", "docs/dashboard.md", "docs/desktop.md"):
         folder = (ROOT / document).parent
         pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (ROOT / document).read_text(encoding="utf-8"))
         assert [each for each in pictures if not (folder / each).is_file()] == []

@@ -12,6 +12,7 @@ from tests.browser.conftest import CHROMIUM, MISSING
 from tests.browser.picture import READ_PIXELS
 
 FOLDER = Path(__file__).resolve().parents[2] / "app" / "desktop" / "icons"
+SHEET_FILE, SHEET = FOLDER.parents[2] / "docs" / "menubar.png", {"width": 784, "height": 92}
 STATES = ("stopped", "starting", "ready", "busy", "trouble")
 MENU_BAR_POINTS = 18
 WINDOW_PIXELS = 256
@@ -97,12 +98,32 @@ def draw(page: Page) -> dict[str, bytes]:
     return files
 
 
+def sheet(page: Page) -> bytes:
+    """The images of the menu bar with what they mean, in a light and a dark one, for the documents."""
+    source = (FOLDER / "icons.svg").read_text(encoding="utf-8")
+    bars = []
+    for ground, ink in (("#ececec", "none"), ("#262626", "invert(1)")):
+        images = "".join(
+            f'<figure><svg width="36" height="36"><use href="#{state}"/></svg><figcaption>{state}</figcaption></figure>'
+            for state in STATES
+        )
+        bars.append(f'<div style="background:{ground}"><section style="filter:{ink}">{images}</section></div>')
+    style = (
+        "body{margin:0;font:13px sans-serif;display:grid;grid-template-columns:1fr 1fr}"
+        "section{display:flex;padding:14px 8px}figure{margin:0;width:74px;text-align:center}svg{display:inline}"
+    )
+    page.set_viewport_size(SHEET)
+    page.set_content(f"<style>{style}</style>{''.join(bars)}{HIDDEN.format(source)}")
+    return page.screenshot()
+
+
 def main() -> None:
     if not CHROMIUM.exists():
         sys.exit(MISSING)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         files = draw(browser.new_page())
+        SHEET_FILE.write_bytes(sheet(browser.new_page(device_scale_factor=2)))
         browser.close()
     for name, content in files.items():
         (FOLDER / name).write_bytes(content)
