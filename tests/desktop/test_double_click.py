@@ -9,6 +9,10 @@ import pytest
 
 from app.core.server_file import is_served, read_server
 from app.desktop.bundle import LAUNCHER, NAME
+from app.desktop.menu import face
+from app.desktop.menubar import look
+from app.i18n import read_words
+from app.settings import read_settings
 
 SECONDS = 60
 WEB_VIEW = """
@@ -69,3 +73,21 @@ def test_the_window_starts_the_server_which_outlives_it(environment: Mapping[str
     assert server is not None
     assert shown.read_text().startswith(f"{server.address}/admin/setup#")
     assert not (tmp_path / "opened").exists()
+
+
+def test_the_menu_understands_what_a_real_server_says(environment: Mapping[str, str]) -> None:
+    paceline(environment, "start")
+    paceline(environment, "load", "demo-assistant", "--draft", "demo-draft", "--pin")
+    seen = look(read_settings(home=Path(environment["PACELINE_HOME"])))
+    shown = face(seen, read_words())
+    assert shown.state == "ready"
+    memory, load = shown.entries[2:4]
+    assert [each.title for each in memory.children] == ["demo-assistant"]
+    assert [(each.title, each.action) for each in memory.children[0].children] == [
+        ("demo-draft", ""),
+        ("Pin", "unpin demo-assistant"),
+        ("Unload", "unload demo-assistant"),
+    ]
+    assert "load demo-hybrid" in [each.action for each in load.children]
+    assert {"tokens_per_second", "acceptance"} <= set(seen.pace)
+    assert {"restarts", "last_exit", "ready"} <= set(seen.worker)
