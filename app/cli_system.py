@@ -241,7 +241,7 @@ def app_(
 
 @application.command(rich_help_panel=COMPUTER)
 def menubar() -> None:
-    """Show the server in the menu bar of macOS until it is quit there; the server runs on (extra desktop)."""
+    """Show the server in the menu bar (tray of Linux) until it is quit there; the server runs on (extra desktop)."""
     from app.command.server import given
     from app.command.service import open_page
     from app.desktop.menubar import show_menu_bar

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import cast
@@ -41,6 +41,12 @@ COMMANDS = {
 }
 """Actions that are commands of ours."""
 PAGES = {"dashboard": "/admin/", "chat": "/admin/chat"}
+
+TRAYS = {
+    "darwin": ("AppKit", "app.desktop.macos", "MacTray"),
+    "linux": ("PySide6", "app.desktop.linux", "LinuxTray"),
+}
+"""The menu bar of a system: the library of the extra desktop, and what draws with it."""
 
 OpenPage = Callable[[Server, str], None]
 
@@ -156,19 +162,26 @@ class MenuBar:
             raise CommandError(lines[-1] if lines else f"paceline {COMMANDS[verb][0]}: {ran.returncode}")
 
 
+def has_screen(environment: Mapping[str, str], platform: str = sys.platform) -> bool:
+    """Whether there is a screen to draw on."""
+    return platform == "darwin" or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))
+
+
 def has_tray() -> bool:
     """Whether there is a menu bar that can be drawn here."""
-    return sys.platform == "darwin" and importlib.util.find_spec("AppKit") is not None
+    library = TRAYS.get(sys.platform, ("",))[0]
+    return bool(library) and importlib.util.find_spec(library) is not None and has_screen(os.environ)
 
 
 def show_menu_bar(settings: Settings, open_page: OpenPage) -> bool:
     """Run the menu bar until it is quit; False where this home has one already. Raises `CommandError`."""
     if not has_tray():
         advice = "`pip install 'paceline[desktop]'` adds it; `paceline desktop` opens a window anywhere"
-        raise CommandError(f"the menu bar needs macOS and the extra desktop: {advice}")
+        raise CommandError(f"the menu bar needs a screen and the extra desktop: {advice}")
     with only_one(settings.home) as is_only_one:
         if is_only_one:
-            tray = cast("Tray", importlib.import_module("app.desktop.macos").MacTray())
+            _, module, name = TRAYS[sys.platform]
+            tray = cast("Tray", getattr(importlib.import_module(module), name)())
             catalogs = Catalogs(settings.home / "languages")
             words = catalogs.words(settings.language or catalogs.choose(tray.languages()))
             MenuBar(settings, tray, words, open_page).run()

@@ -21,7 +21,7 @@ from app.command.service import ENTRY, open_page, setup_address, start
 from app.core.errors import CommandError, ModelUnavailable
 from app.core.safe_files import read_file, write_privately
 from app.desktop.bundle import DIALOG, ICONS
-from app.desktop.menubar import has_tray, show_menu_bar
+from app.desktop.menubar import has_screen, has_tray, show_menu_bar
 from app.settings import Settings
 
 SIZE_FILE = "window.json"
@@ -112,8 +112,7 @@ def open_app(settings: Settings) -> None:
 
 def web_view(environment: Mapping[str, str], platform: str = sys.platform) -> WebView | None:
     """pywebview, where it is installed and there is a screen to show a window on."""
-    has_screen = platform == "darwin" or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))
-    if not has_screen or importlib.util.find_spec("webview") is None:
+    if not has_screen(environment, platform) or importlib.util.find_spec("webview") is None:
         return None
     return cast("WebView", importlib.import_module("webview"))
 

@@ -205,6 +205,10 @@ def test_a_home_has_one_menu_bar(settings: Settings) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="there it is drawn")
-def test_where_no_menu_bar_can_be_drawn_the_next_action_is_told(settings: Settings) -> None:
+def test_where_no_menu_bar_can_be_drawn_the_next_action_is_told(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(CommandError, match="paceline desktop"):
         show_menu_bar(settings, lambda _server, _to: None)

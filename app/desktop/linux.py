@@ -1,0 +1,187 @@
+"""The menu bar of Linux, by Qt: the one file that imports PySide6.
+
+Qt speaks to a StatusNotifier host where there is one, and to an X11 tray else. Actions are edited in place; what needs
+other actions waits until the menu closes. Nothing ticks: other threads and signals wake the loop.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from PySide6.QtCore import QObject, QSocketNotifier, Qt, Signal, Slot
+from PySide6.QtGui import QAction, QColor, QCursor, QIcon, QPainter, QPixmap
+from PySide6.QtWidgets import QApplication, QMenu, QSystemTrayIcon
+
+from app.core.errors import CommandError
+from app.desktop.bundle import ICONS
+from app.desktop.tray import Face, MenuEntry, TrayState
+from app.i18n import system_languages
+
+LIGHT_INK, DARK_INK = QColor("#f5f5f5"), QColor("#1c1c1c")
+TRIAL = "from PySide6.QtWidgets import QApplication; QApplication([])"
+SCALES = {1.0: "", 2.0: "@2x"}
+
+
+class HandedOver(QObject):
+    """Calls of other threads, made by the thread of the loop."""
+
+    made = Signal(object)
+
+    @Slot(object)
+    def make(self, call: Callable[[], None]) -> None:
+        call()
+
+
+class LinuxTray:
+    """A tray icon with its menu; the `Tray` of Linux. Raises `CommandError` where Qt cannot draw."""
+
+    def __init__(self) -> None:
+        try_qt()
+        self._application = QApplication(["paceline"])
+        self._application.setQuitOnLastWindowClosed(False)
+        self._handed = HandedOver()
+        self._handed.made.connect(self._handed.make, Qt.ConnectionType.QueuedConnection)
+        self._icon, self._menu = QSystemTrayIcon(), QMenu()
+        self._icon.setContextMenu(self._menu)
+        self._icon.activated.connect(self._open)
+        self._menu.aboutToHide.connect(self._close)
+        self._application.styleHints().colorSchemeChanged.connect(self._recolour)
+        self._shown: Face | None = None
+        self._waiting: tuple[MenuEntry, ...] | None = None
+        self._chosen: Callable[[str], None] = lambda _action: None
+
+    def show(self, face: Face) -> None:
+        """Show this from now on; a menu of another shape only once the one that is open closes."""
+        before, self._shown = self._shown, face
+        if before is None or before.state != face.state:
+            self._recolour()
+        self._icon.setToolTip(face.tip)
+        if self._menu.isVisible() and not has_shape(self._menu, face.entries):
+            self._waiting = face.entries
+        elif before is None or self._waiting is not None or before.entries != face.entries:
+            self._waiting = None
+            self._edit(self._menu, face.entries)
+        self._icon.show()
+
+    def run(self, chosen: Callable[[str], None]) -> None:
+        """Until `quit`, SIGTERM or Ctrl-C."""
+        self._chosen = chosen
+        signalled, signals = socket.socketpair()
+        with signalled, signals:
+            signalled.settimeout(0.0)
+            signals.settimeout(0.0)
+            woken = QSocketNotifier(signalled.fileno(), QSocketNotifier.Type.Read)
+            woken.activated.connect(lambda *_: signalled.recv(64))  # Python runs the handler on its way
+            signal.set_wakeup_fd(signals.fileno())
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: self.quit())
+            self._application.exec()
+            signal.set_wakeup_fd(-1)
+            woken.setEnabled(False)
+        self._icon.hide()
+
+    def hand_over(self, call: Callable[[], None]) -> None:
+        self._handed.made.emit(call)
+
+    def notify(self, title: str, text: str) -> None:
+        self._icon.showMessage(title, text, self._icon.icon())
+
+    def copy(self, text: str) -> None:
+        QApplication.clipboard().setText(text)
+
+    def languages(self) -> str:
+        return system_languages(os.environ)
+
+    def quit(self) -> None:
+        self.hand_over(QApplication.quit)
+
+    def _open(self, reason: QSystemTrayIcon.ActivationReason) -> None:
+        """By the left button too, which Qt leaves to the application."""
+        if reason == QSystemTrayIcon.ActivationReason.Trigger:
+            self._menu.popup(QCursor.pos())
+
+    def _close(self) -> None:
+        """What waited for this is shown, after the action that closes the menu."""
+        self.hand_over(self._catch_up)
+
+    def _catch_up(self) -> None:
+        if self._waiting is not None and not self._menu.isVisible():
+            entries, self._waiting = self._waiting, None
+            self._edit(self._menu, entries)
+
+    def _recolour(self) -> None:
+        if self._shown is not None:
+            is_dark = self._application.styleHints().colorScheme() == Qt.ColorScheme.Dark
+            self._icon.setIcon(inked(self._shown.state, LIGHT_INK if is_dark else DARK_INK))
+
+    def _edit(self, menu: QMenu, entries: Sequence[MenuEntry]) -> None:
+        """Make `menu` show `entries`; every action that can stay does."""
+        for surplus in menu.actions()[len(entries) :]:
+            menu.removeAction(surplus)
+        for place, entry in enumerate(entries):
+            there = menu.actions()
+            action = there[place] if place < len(there) else None
+            if action is None or not is_like(action, entry):
+                new = self._new_action(menu, entry)
+                menu.insertAction(action, new) if action else menu.addAction(new)
+                if action:
+                    menu.removeAction(action)
+                action = new
+            self._edit_action(action, entry)
+
+    def _new_action(self, menu: QMenu, entry: MenuEntry) -> QAction:
+        if entry.children:
+            return QMenu(menu).menuAction()
+        action = QAction(menu)
+        action.setSeparator(not entry.title)
+        action.triggered.connect(lambda *_: action.data() and self._chosen(action.data()))
+        return action
+
+    def _edit_action(self, action: QAction, entry: MenuEntry) -> None:
+        action.setText(entry.title.replace("&", "&&"))
+        action.setData(entry.action)
+        action.setEnabled(bool(entry.action or entry.children))
+        action.setCheckable(entry.is_checked)
+        action.setChecked(entry.is_checked)
+        below = action.menu()
+        if isinstance(below, QMenu):
+            self._edit(below, entry.children)
+
+
+def try_qt() -> None:
+    """Raises `CommandError` where Qt would end the process: no answer from the screen, or a library that is missing."""
+    tried = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, text=True, check=False)  # noqa: S603
+    if tried.returncode:
+        lines = [line.strip() for line in tried.stderr.splitlines() if line.strip()]
+        raise CommandError(f"Qt cannot draw here, see `paceline status` instead: {lines[0] if lines else 'no reason'}")
+
+
+def is_like(action: QAction, entry: MenuEntry) -> bool:
+    """Whether `action` can become `entry`: a line, one with others below it, or neither."""
+    return (action.isSeparator(), action.menu() is not None) == (not entry.title, bool(entry.children))
+
+
+def has_shape(menu: QMenu, entries: Sequence[MenuEntry]) -> bool:
+    """Whether `entries` need no other actions than there are."""
+    actions = menu.actions()
+    return len(actions) == len(entries) and all(
+        is_like(action, entry) and (not isinstance(below := action.menu(), QMenu) or has_shape(below, entry.children))
+        for action, entry in zip(actions, entries, strict=True)
+    )
+
+
+def inked(state: TrayState, ink: QColor) -> QIcon:
+    """The black template in another colour, for screens of both densities."""
+    icon = QIcon()
+    for scale, suffix in SCALES.items():
+        image = QPixmap(str(ICONS / f"{state}{suffix}.png"))
+        painter = QPainter(image)
+        painter.setCompositionMode(QPainter.CompositionMode.CompositionMode_SourceIn)
+        painter.fillRect(image.rect(), ink)
+        painter.end()
+        image.setDevicePixelRatio(scale)
+        icon.addPixmap(image)
+    return icon

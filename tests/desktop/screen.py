@@ -1,0 +1,77 @@
+"""A screen of X with a tray, and the hands that use it."""
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+PROGRAMS = ("Xvfb", "trayer", "xdotool")
+MISSING = "The tests of the tray need Debian's xvfb, trayer, xdotool and libxcb-cursor0: apt-get install -y"
+SECONDS, POLL_SECONDS = 30.0, 0.03
+TRAY = ("trayer", "--edge", "top", "--align", "right", "--height", "24", "--width", "40")
+
+
+@contextmanager
+def ended(command: list[str], **options: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that does not outlive the block."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
+
+
+class Screen:
+    """What a person sees and does at `display`."""
+
+    def __init__(self, display: str) -> None:
+        self.environment = {**os.environ, "DISPLAY": display, "LC_ALL": "C.UTF-8"}
+        self.environment.pop("WAYLAND_DISPLAY", None)
+        self.environment.pop("QT_QPA_PLATFORM", None)
+
+    def do(self, *words: str) -> list[str]:
+        ran = subprocess.run(["xdotool", *words], env=self.environment, capture_output=True, text=True, check=False)
+        return ran.stdout.split()
+
+    def windows(self) -> list[str]:
+        """Those of the menu bar that are seen: its icon, and each menu that is open."""
+        return self.do("search", "--onlyvisible", "--class", "paceline")
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not is_so():
+            assert time.monotonic() < deadline, self.windows()
+            threading.Event().wait(POLL_SECONDS)
+
+    def open_menu(self) -> None:
+        self.until(lambda: len(self.windows()) == 1)
+        self.do("mousemove", "--window", self.windows()[0], "8", "8", "click", "1")
+        self.until(lambda: len(self.windows()) == 2)
+
+    def press(self, key: str, *, windows: int) -> None:
+        """A key, after which so many windows are open."""
+        self.do("key", key)
+        self.until(lambda: len(self.windows()) == windows)
+
+
+@contextmanager
+def screen_with_tray(*tint: str) -> Iterator[Screen]:
+    """On a display of its own."""
+    if not all(map(shutil.which, PROGRAMS)):
+        pytest.fail(f"{MISSING} xvfb trayer xdotool libxcb-cursor0")
+    told, tells = os.pipe()
+    with ExitStack() as stack:
+        server = ["Xvfb", "-displayfd", str(tells), "-screen", "0", "640x400x24", "-nolisten", "tcp"]
+        stack.enter_context(ended(server, pass_fds=(tells,)))
+        os.close(tells)
+        with os.fdopen(told) as number:
+            screen = Screen(f":{number.readline().strip()}")
+        stack.enter_context(ended([*TRAY, *tint], env=screen.environment))
+        screen.until(lambda: bool(screen.do("search", "--onlyvisible", "--class", "trayer")))
+        yield screen

@@ -1,0 +1,114 @@
+"""The menu bar of Linux as somebody uses it: the real process, in a tray of X, by mouse and keyboard."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.desktop.menu import face
+from app.settings import Settings
+from tests.cli.fake_server import FakeServer
+from tests.desktop.screen import SECONDS, Screen, ended, screen_with_tray
+from tests.desktop.test_menu import BUSY, QUARANTINED, READY, STOPPED, WORDS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the menu bar of Linux")
+MENUBAR = [sys.executable, "-m", "app.cli", "menubar"]
+
+
+@pytest.fixture(scope="module")
+def screen() -> Iterator[Screen]:
+    with screen_with_tray() as made:
+        yield made
+
+
+def posts(fake: FakeServer) -> list[tuple[str, object]]:
+    return [(path, body) for method, path, body, _ in fake.requests if method == "POST"]
+
+
+def test_a_model_is_unloaded_by_keyboard_and_sigterm_ends_the_menu_bar(
+    screen: Screen, settings: Settings, served: FakeServer
+) -> None:
+    environment = {**screen.environment, "HOME": str(settings.home.parent), "PACELINE_HOME": str(settings.home)}
+    with ended(MENUBAR, env=environment) as process:
+        screen.open_menu()
+        screen.press("Down", windows=2)
+        screen.press("Right", windows=3)  # the models in memory
+        screen.press("Right", windows=4)  # this one: its drafter cannot be chosen, pinning can
+        screen.press("Down", windows=4)
+        screen.press("Return", windows=1)
+        screen.until(lambda: bool(posts(served)))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
+    assert posts(served) == [("/api/unload", {"model": "demo-assistant"})]
+
+
+def test_quit_leaves_the_server(screen: Screen, settings: Settings, served: FakeServer) -> None:
+    environment = {**screen.environment, "HOME": str(settings.home.parent), "PACELINE_HOME": str(settings.home)}
+    with ended(MENUBAR, env=environment) as process:
+        screen.open_menu()
+        screen.press("Up", windows=2)  # the last: stop the server and quit
+        screen.press("Up", windows=2)
+        screen.do("key", "Return")
+        assert process.wait(SECONDS) == 0
+    assert posts(served) == []
+
+
+@pytest.mark.parametrize("display", ["", ":4711"])
+def test_without_a_screen_that_answers_one_line_says_so(screen: Screen, tmp_path: Path, display: str) -> None:
+    environment = {**screen.environment, "PACELINE_HOME": str(tmp_path), "DISPLAY": display}
+    ran = subprocess.run(MENUBAR, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert ran.returncode == 1
+    assert len(ran.stderr.strip().splitlines()) == 1
+    assert "screen" in ran.stderr or "Qt cannot draw" in ran.stderr
+
+
+EDITED = """
+import sys
+from PySide6.QtWidgets import QApplication
+from app.desktop.linux import LinuxTray
+from tests.desktop.test_linux import FACES
+tray = LinuxTray()
+titles = lambda: [each.text() for each in tray._menu.actions() if each.text()]
+tray.show(FACES["ready"])
+first = tray._menu.actions()
+tray.show(FACES["busy"])
+assert tray._menu.actions() == first and "41" in titles()[0], titles()
+def story():
+    tray._menu.popup(tray._menu.pos())
+    tray.show(FACES["ready"])
+    assert "Ready" in titles()  # what has a place changes while the menu is open
+    tray.show(FACES["stopped"])
+    assert "Stopped" not in titles()
+    tray._menu.hide()
+    tray.hand_over(closed)
+def closed():
+    assert "Stopped" in titles() and len(tray._menu.actions()) == len(FACES["stopped"].entries)
+    tray.show(FACES["quarantined"])
+    tray.copy("http://127.0.0.1:8710/v1")
+    assert QApplication.clipboard().text() == "http://127.0.0.1:8710/v1"
+    tray.notify("Paceline", "told")
+    print(tray.languages(), "ended well")
+    tray.quit()
+tray.hand_over(story)
+tray.run(print)
+"""
+FACES = {
+    name: face(seen, WORDS)
+    for name, seen in {
+        "ready": READY,
+        "busy": BUSY,
+        "stopped": STOPPED,
+        "quarantined": QUARANTINED,
+    }.items()
+}
+
+
+def test_an_open_menu_is_edited_in_place_and_never_rebuilt(screen: Screen) -> None:
+    environment = {**screen.environment, "LC_ALL": "", "LC_CTYPE": "C.UTF-8", "LC_MESSAGES": "ko_KR.UTF-8"}
+    ran = subprocess.run(
+        [sys.executable, "-c", EDITED], env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert (ran.stdout.strip(), ran.stderr) == ("ko-KR ended well", "")
