@@ -25,6 +25,7 @@ from app.admin import (
     request_routes,
     session_routes,
     settings_routes,
+    welcome,
 )
 from app.admin.context import AdminContext
 from app.admin.downloading import Downloads
@@ -78,6 +79,7 @@ AREAS = (
     request_routes,
     connect,
     session_routes,
+    welcome,
 )
 """The dashboard: modules with a `router`; `TOPICS` are what their pages hear of live."""
 EXIT_UNAVAILABLE = 1

@@ -5,6 +5,7 @@ Topics: `worker` for the frame of every page; `state`, `pace` and `minutes` for 
 page that missed some asks for those behind the last number that it has.
 """
 
+import asyncio
 import functools
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -27,6 +28,7 @@ from app.serving.gate import read_json
 from app.serving.logs import CAPACITY, LEVELS, line_object
 from app.serving.resolver import loaded_object
 from app.serving.sse import EventStream
+from app.store.rows import FirstRun
 
 DRAIN_SECONDS = 600.0
 """What running requests get to finish before the worker is replaced, when the caller does not say."""
@@ -61,8 +63,9 @@ async def get_overview(request: Request, admin: Admin) -> HTMLResponse:
     """The page."""
     data = {**await get_state(admin), "requests": current_requests(admin), "starter": STARTER}
     data |= {"topics": admin.live.topics}
+    left = await asyncio.to_thread(FirstRun(admin.store).left)
     base_url = f"{request.url.scheme}://{request.headers['host']}/v1"
-    return admin.pages.render("overview.html", request, area="overview", data=data, base_url=base_url)
+    return admin.pages.render("overview.html", request, area="overview", data=data, base_url=base_url, left=left)
 
 
 @router.get("/admin/api/state")

@@ -26,6 +26,7 @@ from app.serving.auth import ADMIN_JSON, COOKIE, ENTRY_SECONDS, LOOPBACK, VALID_
 from app.serving.errors import Rejected
 from app.serving.gate import read_json
 from app.store.accounts import ABSOLUTE_SECONDS, MIN_CHARACTERS, digest_of
+from app.store.rows import FirstRun
 from app.store.tables import KeyRow, Scope
 
 logger = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ async def set_up(request: Request, admin: Admin) -> Response:
         if not await asyncio.to_thread(admin.accounts.set_up, asked.password):
             raise HTTPException(404)
         admin.setup.spend(asked.token)
+        await asyncio.to_thread(FirstRun(admin.store).begin)
     logger.info("The dashboard was set up.")
     return await _signed_in(request, admin)
 

@@ -1,16 +1,11 @@
 // The last script of every page: the frame around it, then Alpine starts with all that the page has registered.
 
 import "./palette.js";
-import { api, attempt, component, link, live, start, t } from "./core.js";
+import { api, attempt, component, link, live, remember, start, t } from "./core.js";
 
 const root = document.documentElement;
 const system = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (root.dataset.theme === "system" ? system.matches : root.dataset.theme === "dark");
-const YEAR_SECONDS = 31536000;
-
-// Language and colours are this browser's: the settings of the server are what others begin with.
-const remember = (name, value) =>
-  (document.cookie = `paceline_${name}=${value}; path=/admin; max-age=${YEAR_SECONDS}; samesite=strict`);
 
 component("frame", () => ({
   open: false,

@@ -228,3 +228,8 @@ export const start = () => Alpine.start();
 for (const [name, help] of Object.entries({ number, percent, bytes, seconds, ago, moment, when, t })) {
   Alpine.magic(name, () => help);
 }
+
+// Language and colours are this browser's: the settings of the server are what others begin with.
+const YEAR_SECONDS = 31536000;
+export const remember = (name, value) =>
+  (document.cookie = `paceline_${name}=${value}; path=/admin; max-age=${YEAR_SECONDS}; samesite=strict`);

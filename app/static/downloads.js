@@ -98,7 +98,15 @@ component("pairs", () => ({
   isRead: false,
   isBusy: false,
 
-  async init() {
+  // How much memory there is, a worker that starts only now tells later.
+  init() {
+    live("worker", ({ ready }) => {
+      if (ready && this.isRead && !this.ceiling) this.read();
+    });
+    return this.read();
+  },
+
+  async read() {
     try {
       const { pairs, memory_ceiling_bytes: ceiling } = await api("GET", "/admin/api/hub/recommended");
       Object.assign(this, { pairs: pairs.map(pairRow), ceiling, isRead: true });

@@ -150,3 +150,12 @@ component("overview", () => ({
     await attempt(() => api("POST", "/admin/api/models/load", { model: data.starter }));
   },
 }));
+
+// The first run has steps left.
+component("unfinished", () => ({
+  isLeft: true,
+
+  async end() {
+    this.isLeft = !(await attempt(() => api("POST", "/admin/api/welcome", { done: "all" })));
+  },
+}));

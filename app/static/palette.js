@@ -5,11 +5,13 @@ import { api, attempt, component, t } from "./core.js";
 
 const MODELS = "/admin/models/";
 const address = (id) => id.split("/").map(encodeURIComponent).join("/");
+const go = (path) => () => location.assign(path);
 const wordsOf = (node) => (node.getAttribute("aria-label") || node.textContent).trim();
 
 function pages() {
   const links = [...document.querySelectorAll(".side nav a[href]")];
-  return links.map((link) => ({ id: link.pathname, words: wordsOf(link), kind: t("palette.page"), run: () => link.click() }));
+  const known = links.map((link) => ({ id: link.pathname, words: wordsOf(link), kind: t("palette.page"), run: () => link.click() }));
+  return [...known, { id: "/admin/welcome", words: t("welcome.title"), kind: t("palette.page"), run: go("/admin/welcome?step=language") }];
 }
 
 function actions() {
@@ -17,7 +19,6 @@ function actions() {
   return buttons.map((button) => ({ id: wordsOf(button), words: wordsOf(button), kind: t("palette.action"), run: () => button.click() }));
 }
 
-const go = (path) => () => location.assign(path);
 const call = (verb, model, done) => () => attempt(() => api("POST", `/admin/api/models/${verb}`, { model }), done);
 
 function commandsOf({ id, kind, state }) {

@@ -16,7 +16,7 @@ function wanted() {
 }
 
 // What both forms do: one call at a time, the problem in words next to the field, the secret gone afterwards.
-const form = (path, body) => ({
+const form = (path, body, next = wanted) => ({
   password: "",
   problem: "",
   isShown: false,
@@ -40,7 +40,7 @@ const form = (path, body) => ({
     this.isBusy = true;
     try {
       await api("POST", path, body(this));
-      location.replace(wanted());
+      location.replace(next());
     } catch (error) {
       this.problem = words(error);
       this.isBusy = false;
@@ -69,7 +69,7 @@ component("setup", () =>
     form("/admin/api/setup", ({ password, code: typed }) => ({
       password,
       token: typed.slice(typed.indexOf("#") + 1).trim(),
-    })),
+    }), () => "/admin/welcome"),
     {
       code,
       asksForCode: !code,

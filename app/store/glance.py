@@ -14,7 +14,7 @@ from app.model_settings import ModelSettings
 
 FILE_NAME = "paceline.sqlite3"
 WAIT_SECONDS = 1.0
-LOCKED_DOWN = "locked_down"
+LOCKED_DOWN, FIRST_RUN = "locked_down", "first_run"
 """The row of the setting table that keeps the server closed; no setting is called so."""
 
 
@@ -36,7 +36,9 @@ def glance(path: Path) -> Glance | None:
             return None if is_left else Glance()
         address = f"{path.absolute().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(address, timeout=WAIT_SECONDS, uri=True)) as file:
-            settings = file.execute("SELECT name, value FROM setting WHERE name != ?", (LOCKED_DOWN,)).fetchall()
+            settings = file.execute(
+                "SELECT name, value FROM setting WHERE name NOT IN (?, ?)", (LOCKED_DOWN, FIRST_RUN)
+            ).fetchall()
             models = file.execute('SELECT model_id, "values" FROM model_settings').fetchall()
             kept = file.execute("SELECT model_id, results FROM benchmark ORDER BY created_at DESC, id DESC").fetchall()
         measurements: dict[str, list[dict[str, Any]]] = {}

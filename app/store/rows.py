@@ -7,7 +7,7 @@ file. Calls take milliseconds: make them in a thread.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from sqlalchemy import ColumnElement, delete, func, tuple_
 from sqlmodel import Session, col, select
@@ -15,7 +15,7 @@ from sqlmodel import Session, col, select
 from app.core.download import Download, State
 from app.core.request import Past
 from app.model_settings import ModelSettings
-from app.store.glance import LOCKED_DOWN
+from app.store.glance import FIRST_RUN, LOCKED_DOWN
 from app.store.store import Store
 from app.store.tables import BenchmarkRow, DownloadRow, KeyRow, ModelSettingsRow, RequestRow, SettingRow
 
@@ -30,7 +30,7 @@ class StoredSettings:
     def settings(self) -> dict[str, Any]:
         """Every stored setting as plain JSON values."""
         with self._store.reading() as session:
-            rows = session.exec(select(SettingRow).where(col(SettingRow.name) != LOCKED_DOWN))
+            rows = session.exec(select(SettingRow).where(col(SettingRow.name).not_in((LOCKED_DOWN, FIRST_RUN))))
             return {row.name: row.value for row in rows}
 
     def change_settings(self, changes: Mapping[str, Any], *, source: str) -> None:
@@ -66,6 +66,35 @@ class StoredSettings:
 def _forget(session: Session, row: SettingRow | ModelSettingsRow | None) -> None:
     if row is not None:
         session.delete(row)
+
+
+FirstStep = Literal["language", "folders", "models"]
+FIRST_STEPS: tuple[FirstStep, ...] = get_args(FirstStep)
+
+
+class FirstRun:
+    """The steps of the first run that are left, kept beside the settings. Raises `StoreUnavailable`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def left(self) -> list[FirstStep]:
+        """In their order; none where the first run is over, or was an earlier version's."""
+        with self._store.reading() as session:
+            row = session.get(SettingRow, FIRST_RUN)
+            return [step for step in FIRST_STEPS if row is not None and step in row.value]
+
+    def begin(self) -> None:
+        """Every step is left."""
+        self._keep(FIRST_STEPS)
+
+    def finish(self, *steps: FirstStep) -> None:
+        """These steps are done."""
+        self._keep([step for step in self.left() if step not in steps])
+
+    def _keep(self, left: Sequence[FirstStep]) -> None:
+        with self._store.session(vital=True) as session:
+            session.merge(SettingRow(name=FIRST_RUN, value=list(left), source="dashboard", updated_at=time.time()))
 
 
 STATES = get_args(State)

@@ -35,7 +35,11 @@ PLACES = (
     Place("logs", "/admin/logs", "/admin/logs"),
     Place("settings", "/admin/settings", "/admin/settings"),
     Place("connect", "/admin/connect", "/admin/connect"),
+    Place("welcome", "/admin/welcome?step=folders", "/admin/welcome"),
+    Place("welcome-models", "/admin/welcome?step=models", "/admin/welcome"),
     Place("login", "/admin/login", "/admin/login", signed_in=False),
 )
 SET_UP = Place("setup", "/admin/setup", "/admin/setup", signed_in=False)
 """It exists only as long as there is no account."""
+ENTER = Place("enter", "/admin/enter", "/admin/enter", signed_in=False)
+"""It is used with a code only: `tests/browser/test_entry.py` does."""

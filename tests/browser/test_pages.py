@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from app.i18n import read_words
 from tests.admin.test_route_matrix import ROUTES
 from tests.browser.conftest import Visitor
-from tests.browser.places import PLACES, SET_UP, Place
+from tests.browser.places import ENTER, PLACES, SET_UP, Place
 from tests.browser.server import MODEL, Server
 
 words = read_words()
@@ -53,7 +53,7 @@ def test_every_page_there_is_is_visited() -> None:
     entrances = {
         route.removeprefix("GET ") for route in ROUTES if ROUTES[route] == "entrance" and route.startswith("GET")
     }
-    assert entrances <= {place.route for place in (*PLACES, SET_UP)}
+    assert entrances <= {place.route for place in (*PLACES, SET_UP, ENTER)}
 
 
 SHIFT = """() => new Promise((done) => {

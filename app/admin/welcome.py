@@ -1,0 +1,85 @@
+"""`/admin/welcome`: the first run after the password, in steps that can be skipped and come back to.
+
+The language; the folders where models were found, which are read where they lie; a pair of models to download, or the
+embedded ones; then the chat. Which steps are left is kept in the store, and the overview offers to go on with them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
+
+from app.admin.context import Admin, AdminContext
+from app.admin.overview import STARTER
+from app.hub.catalog import CatalogModel, Source
+from app.serving.gate import read_json
+from app.store.rows import FIRST_STEPS, FirstRun, FirstStep
+
+ROOTS: tuple[Source, ...] = ("lm_studio", "hugging_face", "embedded")
+"""Where models are looked for besides the folders of the settings."""
+
+router = APIRouter()
+
+
+class DoneBody(BaseModel):
+    """The step that is done; `all` ends the first run."""
+
+    done: Literal["language", "folders", "models", "all"]
+
+
+@router.get("/admin/welcome", response_class=HTMLResponse)
+def get_welcome(request: Request, admin: Admin, step: str = "") -> HTMLResponse:
+    """One step: the one that is asked for, else the first one that is left."""
+    left = FirstRun(admin.store).left()
+    at: FirstStep = next((each for each in FIRST_STEPS if each == step), next(iter(left), FIRST_STEPS[0]))
+    place = FIRST_STEPS.index(at)
+    data = {
+        "step": at,
+        "next": "".join(FIRST_STEPS[place + 1 : place + 2]),
+        "starter": STARTER,
+        "found": found_models(admin),
+        "settings": [admin.serving.live.describe_one("model_dirs")],
+    }
+    before = "".join(FIRST_STEPS[max(place - 1, 0) : place])
+    return admin.pages.render(
+        "welcome.html", request, area="welcome", data=data, steps=FIRST_STEPS, left=left, before=before
+    )
+
+
+@router.get("/admin/api/welcome")
+def get_progress(admin: Admin) -> dict[str, Any]:
+    """The steps that are left, and where models were found."""
+    return {"left": FirstRun(admin.store).left(), "found": found_models(admin)}
+
+
+@router.post("/admin/api/welcome")
+async def finish_step(request: Request, admin: Admin) -> dict[str, Any]:
+    """A step is done, or all of them."""
+    done = (await read_json(request, DoneBody)).done
+    first_run = FirstRun(admin.store)
+    first_run.finish(*(FIRST_STEPS if done == "all" else (done,)))
+    return {"left": first_run.left()}
+
+
+def found_models(admin: AdminContext) -> list[dict[str, Any]]:
+    """How many sound models lie in each place, and how large they are."""
+    return places_of(admin.serving.resolver.models(), admin.serving.settings.model_folders)
+
+
+def places_of(models: Sequence[CatalogModel], folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """The folders of the settings first; a model counts for the first one that it lies in."""
+    sound = [model for model in models if not model.problem]
+    places: list[tuple[str, str, list[CatalogModel]]] = []
+    rest = [model for model in sound if model.source == "folder"]
+    for folder in folders:
+        inside = [model for model in rest if model.path.is_relative_to(folder)]
+        rest = [model for model in rest if model not in inside]
+        places.append(("folder", str(folder), inside))
+    places += [(source, "", [model for model in sound if model.source == source]) for source in ROOTS]
+    return [
+        {"source": source, "folder": folder, "count": len(inside), "bytes": sum(each.size_bytes for each in inside)}
+        for source, folder, inside in places
+    ]

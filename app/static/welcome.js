@@ -1,0 +1,62 @@
+// The first run: one step of it, what is left, and where models were found.
+
+import { api, attempt, bytes, component, data, live, remember, t } from "./core.js";
+import { problemWords } from "./download_words.js";
+
+const ADDRESS = "/admin/api/welcome";
+const NAMES = {
+  lm_studio: () => t("welcome.lm_studio"),
+  hugging_face: () => t("welcome.hugging_face"),
+  embedded: () => t("welcome.embedded"),
+};
+
+const placeRow = ({ source, folder, count, bytes: size }) => ({
+  key: source + folder,
+  name: folder || NAMES[source](),
+  words: count ? `${t.n("welcome.models_found", count)} · ${bytes(size)}` : t("welcome.none_found"),
+});
+
+component("welcome", () => ({
+  found: data.found.map(placeRow),
+  problem: "",
+  reachWords: "",
+  nextAddress: data.next ? `/admin/welcome?step=${data.next}` : "/admin/",
+
+  init() {
+    this.$nextTick(() => this.$refs.title.focus());
+    let changes = null;
+    live("settings", (count) => {
+      if (changes !== null && count !== changes) this.look();
+      changes = count;
+    });
+    return data.step === "models" ? this.reach() : undefined;
+  },
+
+  async look() {
+    const { found } = await api("GET", ADDRESS).catch(() => ({ found: null }));
+    if (found) this.found = found.map(placeRow);
+  },
+
+  // That the hub cannot be reached is said before anybody orders.
+  async reach() {
+    const { problem } = await api("GET", "/admin/api/hub").catch(() => ({ problem: "" }));
+    if (problem) this.reachWords = problemWords(problem);
+  },
+
+  async speak(event) {
+    const { language } = event.currentTarget.dataset;
+    remember("language", language);
+    await attempt(() => api("PATCH", "/admin/api/settings", { language }));
+    location.reload();
+  },
+
+  async leaveFor(address) {
+    if (await attempt(() => api("POST", ADDRESS, { done: data.step }))) location.assign(address);
+  },
+  finish() {
+    return this.leaveFor(data.next ? this.nextAddress : "/admin/chat");
+  },
+  useEmbedded() {
+    return this.leaveFor(`/admin/chat?model=${encodeURIComponent(data.starter)}`);
+  },
+}));

@@ -1,0 +1,200 @@
+"""The first run after the password: by keyboard alone, in every language; steps are skipped and come back to."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from app.admin.overview import STARTER
+from app.hub.hub_search import PAIRS
+from app.i18n import languages, read_words
+from tests.browser.conftest import Visitor
+from tests.browser.server import PASSWORD, Server, serving
+from tests.browser.test_pages import LAYOUT_CALLS, MOST_SHIFT, SHIFT, axe, check, look
+from tests.browser.witness import is_settled
+from tests.hub.folders import write_model
+from tests.hub.queue import model_files
+from tests.hub.stand_in import StandInHub, stand_in_hub
+
+STEPS = ("language", "folders", "models")
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[StandInHub]:
+    with stand_in_hub() as hub:
+        for repository in {each for main, draft, _ in PAIRS for each in (main, draft) if each}:
+            hub.add(repository, model_files(2000), config={"model_type": "qwen3"})
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory, hub: StandInHub) -> Iterator[Server]:
+    """A server that nobody has set up yet, where LM Studio has a model."""
+    folder = tmp_path_factory.mktemp("welcome")
+    write_model(folder / ".lmstudio" / "models" / "someone" / "tiny")
+    with serving(folder, account=False, PACELINE_HUB_ENDPOINT=hub.address) as running:
+        yield running
+
+
+@pytest.fixture
+def known(fresh: Server) -> Server:
+    """The same server once it has a password."""
+    if not fresh.cookie:
+        fresh.set_up()
+    return fresh
+
+
+def press(page: Page, name: str, role: str = "button") -> None:
+    """Reach a control by Tab from where the page put the focus, and press it."""
+    control = page.locator("main").get_by_role(role, name=name, exact=True)  # type: ignore[arg-type]
+    expect(control).to_be_visible()
+    expect(page.locator("h1")).to_be_focused()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if control.evaluate("(node) => node === document.activeElement"):
+            page.keyboard.press("Enter")
+            return
+    raise AssertionError(f"Tab never reached {name}")
+
+
+def at(page: Page, step: str) -> None:
+    expect(page).to_have_url(re.compile(rf"/admin/welcome\?step={step}$"))
+    is_settled(page)
+
+
+def left(server: Server) -> list[str]:
+    told: list[str] = server.call("GET", "/admin/api/welcome")["left"]
+    return told
+
+
+def test_the_whole_way_by_keyboard(fresh: Server, visitor: Visitor, hub: StandInHub) -> None:
+    words = read_words()
+    page = visitor(fresh, signed_in=False).context.new_page()
+    page.goto(fresh.setup)
+    expect(page.locator("#password")).to_be_focused()
+    page.keyboard.type(PASSWORD)
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(fresh.url("/admin/welcome"))
+    fresh.client.post("/admin/api/login", json={"password": PASSWORD})
+    assert left(fresh) == list(STEPS)
+
+    press(page, "한국어")
+    expect(page.locator("html")).to_have_attribute("lang", "ko")
+    is_settled(page)
+    press(page, "English")
+    expect(page.locator("html")).to_have_attribute("lang", "en")
+    is_settled(page)
+    press(page, words("welcome.next"))
+    at(page, "folders")
+    found = page.locator("main li:visible", has=page.get_by_text(words("welcome.lm_studio"), exact=True))
+    expect(found).to_contain_text(re.compile(r"1 model · \d"))
+    press(page, words("welcome.skip"), "link")
+    at(page, "models")
+    assert left(fresh) == ["folders", "models"]
+
+    pair = page.get_by_role("button", name=re.compile(words("downloads.pair_get_named", name=".*"))).first
+    expect(pair).to_be_visible()
+    pair.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#confirm-yes")).to_be_visible()
+    page.locator("#confirm-yes").focus()
+    page.keyboard.press("Enter")
+    done = page.get_by_text(words("downloads.state_done"), exact=True)
+    expect(done).to_have_count(2)
+    page.locator("h1").focus()
+    press(page, words("welcome.chat"))
+    expect(page).to_have_url(re.compile("/admin/chat"))
+    assert left(fresh) == ["folders"]
+
+    page.goto("/admin/")
+    notice = page.locator(".notice", has=page.get_by_text(words("welcome.unfinished")))
+    notice.get_by_role("link", name=words("welcome.resume")).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("nav [aria-current=step]")).to_contain_text(words("welcome.folders"))
+    is_settled(page)
+    press(page, words("welcome.next"))
+    at(page, "models")
+    assert left(fresh) == []
+    page.goto("/admin/")
+    expect(notice).to_have_count(0)
+
+
+def test_a_folder_that_is_added_is_counted_at_once(known: Server, visitor: Visitor, tmp_path: Path) -> None:
+    words = read_words()
+    write_model(tmp_path / "more" / "one")
+    visit = visitor(known)
+    visit.witness.expects(400, 409, 422)
+    page = visit.open("/admin/welcome?step=folders")
+    field = page.locator("#setting-model_dirs")
+    field.fill(str(tmp_path / "nowhere"))
+    page.keyboard.press("Enter")
+    expect(page.locator("#setting-model_dirs-problem")).to_have_text(words("invalid.no_folder"))
+    field.fill(str(tmp_path / "more"))
+    page.keyboard.press("Enter")
+    place = page.locator("main li:visible", has=page.get_by_text(str(tmp_path / "more"), exact=True)).first
+    expect(place).to_contain_text(words.n("welcome.models_found", 1))
+    known.call("PATCH", "/admin/api/settings", {"model_dirs": None})
+
+
+def test_a_pair_that_fails_to_download_is_told_and_the_embedded_models_go_on(
+    tmp_path: Path, hub: StandInHub, visitor: Visitor
+) -> None:
+    words = read_words()
+    with serving(tmp_path, PACELINE_HUB_ENDPOINT=hub.address) as own:
+        visit = visitor(own)
+        visit.witness.expects(502, 503)
+        page = visit.open("/admin/welcome?step=models")
+        hub.faults.statuses.extend([404] * 40)
+        page.get_by_role("button", name=re.compile(words("downloads.pair_get_named", name=".*"))).first.click()
+        page.locator("#confirm-yes").click()
+        expect(page.get_by_text(words("downloads.state_failed"), exact=True).first).to_be_visible()
+        expect(page.get_by_role("button", name=words("downloads.retry"), exact=True).first).to_be_visible()
+        hub.faults.statuses.clear()
+        page.get_by_role("button", name=words("welcome.use_embedded")).click()
+        expect(page).to_have_url(own.url(f"/admin/chat?model={STARTER}"))
+        assert left(own) == ["language", "folders"]
+        page.goto("/admin/")
+        page.get_by_role("button", name=words("welcome.end")).click()
+        expect(page.get_by_text(words("welcome.unfinished"))).to_be_hidden()
+        assert left(own) == []
+        page.close()
+
+
+def test_without_a_network_it_is_said_and_the_embedded_models_are_offered(tmp_path: Path, visitor: Visitor) -> None:
+    words = read_words()
+    with serving(tmp_path, PACELINE_HUB_ENDPOINT="http://127.0.0.1:9") as offline:
+        page = visitor(offline).open("/admin/welcome?step=models")
+        expect(page.get_by_role("status").filter(has_text=words("downloads.problem_offline"))).to_be_visible()
+        expect(page.get_by_role("button", name=words("welcome.use_embedded"))).to_be_visible()
+        assert page.evaluate(SHIFT) < MOST_SHIFT
+        page.close()
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["wide", "phone"])
+@pytest.mark.parametrize("language", languages())
+def test_every_step_speaks_every_language_and_fits(known: Server, visitor: Visitor, language: str, phone: bool) -> None:
+    words = read_words(language)
+    visit = visitor(known, phone=phone)
+    visit.context.add_cookies([{"name": "paceline_language", "value": language, "url": known.url("/admin")}])
+    for step in STEPS:
+        page = visit.open(f"/admin/welcome?step={step}")
+        expect(page.locator("html")).to_have_attribute("lang", language)
+        expect(page.get_by_role("heading", level=2).first).to_have_text(words(f"welcome.{step}"))
+        assert page.evaluate(SHIFT) < MOST_SHIFT
+        check(look(page, *LAYOUT_CALLS))
+        check(axe(page))
+        page.close()
+
+
+def test_the_first_steps_are_found_again(known: Server, visitor: Visitor) -> None:
+    words = read_words()
+    page = visitor(known).open("/admin/models")
+    page.keyboard.press("Control+k")
+    page.keyboard.type(words("welcome.title"))
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("/admin/welcome"))
+    page.goto("/admin/settings")
+    page.get_by_role("link", name=words("welcome.title")).click()
+    expect(page).to_have_url(re.compile("/admin/welcome"))
