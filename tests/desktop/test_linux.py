@@ -112,3 +112,28 @@ def test_an_open_menu_is_edited_in_place_and_never_rebuilt(screen: Screen) -> No
         [sys.executable, "-c", EDITED], env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert (ran.stdout.strip(), ran.stderr) == ("ko-KR ended well", "")
+
+
+SHOWN_FOR_HOURS = """
+import sys
+from app.desktop.linux import LinuxTray
+from tests.desktop.test_linux import FACES
+tray, held = LinuxTray(), sys.getrefcount(None)
+for number in range(400):
+    tray.show(list(FACES.values())[number % len(FACES)])
+assert sys.getrefcount(None) >= held - 100, (held, sys.getrefcount(None))
+print("still there")
+"""
+
+
+def test_the_menu_bar_outlives_its_changes(screen: Screen) -> None:
+    """PySide6 6.12 lets go of None with every call that answers nothing, which ends Python 3.11 after minutes."""
+    ran = subprocess.run(
+        [sys.executable, "-c", SHOWN_FOR_HOURS],
+        env=screen.environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert (ran.stdout.strip(), ran.returncode) == ("still there", 0), ran.stderr
