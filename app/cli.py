@@ -20,6 +20,7 @@ from app.cli_frame import (
     reported_errors,
     show,
 )
+from app.core.errors import PacelineError
 
 Host = Annotated[
     str | None, typer.Option(help="Address to listen on (default: 127.0.0.1); other than loopback requires a key.")
@@ -88,13 +89,21 @@ def serve(
 
             check_named_drafts(settings, given(drafts=draft).drafts)
 
-    def greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog") -> None:
-        from app.command.listing import greeting, models_at_once
-
-        console().print(greeting(live.current, models_at_once(catalog, live), url, setup), crop=False)
-
     with reported_errors():
-        raise typer.Exit(run(wanted, words=words_of(context.params), check=check, announce=greet))
+        raise typer.Exit(run(wanted, words=words_of(context.params), check=check, announce=_greet))
+
+
+def _greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog") -> None:
+    from app.command.listing import greeting, models_at_once
+    from app.command.server import asked_server
+    from app.command.service import open_page
+
+    console().print(greeting(live.current, models_at_once(catalog, live), url, setup), crop=False)
+    try:
+        if live.current.open:
+            open_page(asked_server(live.current))
+    except PacelineError as error:  # the server goes on without
+        console().print(str(error), highlight=False, markup=False)
 
 
 @application.command()

@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import time
-import webbrowser
 from collections.abc import AsyncGenerator, Callable
 
 from fastapi import Depends, FastAPI
@@ -131,7 +130,7 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
         pages=Pages(read_assets(), catalogs, lambda: context.settings),
         live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
-        setup=OneTimeCodes(context.clock),
+        setup=OneTimeCodes(context.clock, most=ENTRIES),
         entries=OneTimeCodes(context.clock, valid_seconds=ENTRY_SECONDS, most=ENTRIES),
         lockout=Lockout(context.clock),
         models=models,
@@ -304,9 +303,6 @@ async def _serve(
         url = f"{setting_texts.local_url(settings.host, port)}/"
         setup = setup_address(app.state.admin, url)
         threading.Thread(target=announce, args=(url, setup, live, catalog), daemon=True).start()
-        if settings.open:
-            # some browsers return when they end
-            threading.Thread(target=webbrowser.open, args=(setup or url,), daemon=True).start()
 
     server = DrainingServer(
         serve_config(app),

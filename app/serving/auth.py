@@ -220,7 +220,7 @@ LOOPBACK = "this computer"
 TOKEN_BYTES = 32
 VALID_SECONDS = 30 * 60
 ENTRY_SECONDS, ENTRIES = 60.0, 8
-"""How long an address opens the dashboard to whoever runs this server, and how many such there may be."""
+"""How long an address opens the dashboard to whoever runs this server, and how many such, or set-ups, there may be."""
 
 
 @dataclass(slots=True)

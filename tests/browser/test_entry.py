@@ -1,5 +1,6 @@
 """A page that a command opens: the browser is signed in, and nobody who looks on learns how."""
 
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -69,3 +70,18 @@ def test_a_browser_is_signed_in_once_and_no_list_of_processes_log_or_history_sho
     assert "#" not in late.url
     late.get_by_role("link", name=words("login.title")).click()
     expect(late).to_have_url(re.compile("/admin/"))
+
+
+def test_what_serve_opens_by_itself_shows_no_code_to_the_list_of_processes(tmp_path: Path) -> None:
+    told, browser = tmp_path / "told", tmp_path / "browser"
+    os.mkfifo(told)
+    browser.write_text(f'#!/bin/sh\necho "$1" > {told}\n', encoding="utf-8")
+    browser.chmod(0o755)
+    with serving(tmp_path / "state", account=False, PACELINE_OPEN="1", BROWSER=str(browser)) as fresh:
+        word = told.read_text(encoding="utf-8").strip()  # once the browser was started
+        assert word.startswith("file://")
+        assert "#" not in word
+        page = Path(word.removeprefix("file://"))
+        assert stat.S_IMODE(page.stat().st_mode) == 0o600
+        assert fresh.url("/admin/setup#") in page.read_text(encoding="utf-8")
+        fresh.set_up()  # the printed code works as well
