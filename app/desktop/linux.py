@@ -20,7 +20,7 @@ from app.desktop.bundle import ICONS
 from app.desktop.tray import Face, MenuEntry, TrayState
 from app.i18n import system_languages
 
-LIGHT_INK, DARK_INK = QColor("#f5f5f5"), QColor("#1c1c1c")
+LIGHT_INK, DARK_INK, MIDDLE_LIGHTNESS = QColor("#f5f5f5"), QColor("#1c1c1c"), 128
 TRIAL = "from PySide6.QtWidgets import QApplication; QApplication([])"
 SCALES = {1.0: "", 2.0: "@2x"}
 
@@ -50,14 +50,14 @@ class LinuxTray:
         self._menu.aboutToHide.connect(self._close)
         self._application.styleHints().colorSchemeChanged.connect(self._recolour)
         self._shown: Face | None = None
+        self._image: tuple[TrayState, bool] | None = None
         self._waiting: tuple[MenuEntry, ...] | None = None
         self._chosen: Callable[[str], None] = lambda _action: None
 
     def show(self, face: Face) -> None:
         """Show this from now on; a menu of another shape only once the one that is open closes."""
         before, self._shown = self._shown, face
-        if before is None or before.state != face.state:
-            self._recolour()
+        self._recolour()
         self._icon.setToolTip(face.tip)
         if self._menu.isVisible() and not has_shape(self._menu, face.entries):
             self._waiting = face.entries
@@ -113,9 +113,22 @@ class LinuxTray:
             self._edit(self._menu, entries)
 
     def _recolour(self) -> None:
-        if self._shown is not None:
-            is_dark = self._application.styleHints().colorScheme() == Qt.ColorScheme.Dark
-            self._icon.setIcon(inked(self._shown.state, LIGHT_INK if is_dark else DARK_INK))
+        if self._shown is None:
+            return
+        held = self._image if self._menu.isVisible() else None  # an open menu may lie on what is looked at
+        image = self._shown.state, held[1] if held else self._is_on_dark()
+        if image != self._image:
+            self._image = image
+            self._icon.setIcon(inked(image[0], LIGHT_INK if image[1] else DARK_INK))
+
+    def _is_on_dark(self) -> bool:
+        """By the panel's own colour where X11 shows it, a corner that no image covers; else by the colour scheme."""
+        place = self._icon.geometry()
+        if not place.isEmpty() and self._application.platformName() == "xcb":
+            corner = self._application.primaryScreen().grabWindow(0, place.left(), place.top(), 1, 1).toImage()
+            if not corner.isNull():
+                return corner.pixelColor(0, 0).lightness() < MIDDLE_LIGHTNESS
+        return self._application.styleHints().colorScheme() == Qt.ColorScheme.Dark
 
     def _edit(self, menu: QMenu, entries: Sequence[MenuEntry]) -> None:
         """Make `menu` show `entries`; every action that can stay does."""

@@ -137,3 +137,32 @@ def test_the_menu_bar_outlives_its_changes(screen: Screen) -> None:
         check=False,
     )
     assert (ran.stdout.strip(), ran.returncode) == ("still there", 0), ran.stderr
+
+
+INKED = """
+import sys, time
+from PySide6.QtWidgets import QApplication
+from app.desktop.linux import LinuxTray
+from tests.desktop.test_linux import FACES
+tray, until = LinuxTray(), time.monotonic() + 20
+lightnesses = []
+while time.monotonic() < until:
+    tray.show(FACES["ready"])
+    QApplication.processEvents()
+    place = tray._icon.geometry()
+    there = QApplication.primaryScreen().grabWindow(0, *place.getRect()).toImage()
+    lightnesses = sorted({there.pixelColor(x, y).lightness() for x in range(20) for y in range(20)})
+    if place.left() > 300 and lightnesses[-1] - lightnesses[0] > 180:
+        break
+print(lightnesses[0] < 60 and lightnesses[-1] > 200)
+"""
+
+
+@pytest.mark.parametrize("tint", ["0xe8e8e8", "0x202020"])
+def test_the_image_is_legible_in_a_light_and_in_a_dark_tray(tint: str) -> None:
+    with screen_with_tray("--transparent", "true", "--alpha", "0", "--tint", tint) as screen:
+        command = [sys.executable, "-c", INKED]
+        ran = subprocess.run(
+            command, env=screen.environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    assert (ran.stdout.strip(), ran.returncode) == ("True", 0), ran.stderr
