@@ -219,13 +219,14 @@ def app_(
     """Put Paceline.app into a folder, for double clicks in the Finder of macOS; it runs this installation."""
     from app.command.server import given
     from app.desktop import bundle
+    from app.desktop.menubar import has_tray, show_menu_bar
     from app.desktop.window import open_app
     from app.i18n import Catalogs, system_languages
 
     place = folder.expanduser().absolute()
     with reported_errors():
         if action == "open":
-            open_app(given())
+            open_app(given(), show_menu_bar if has_tray() else None)
             return
         if action == "uninstall":
             said = bundle.uninstall(place)

@@ -21,7 +21,7 @@ from app.command.service import ENTRY, open_page, setup_address, start
 from app.core.errors import CommandError, ModelUnavailable
 from app.core.safe_files import read_file, write_privately
 from app.desktop.bundle import DIALOG, ICONS
-from app.desktop.menubar import has_screen, has_tray, show_menu_bar
+from app.desktop.menubar import has_screen
 from app.settings import Settings
 
 SIZE_FILE = "window.json"
@@ -92,17 +92,25 @@ def started_server(settings: Settings) -> Server:
     return server
 
 
-def open_app(settings: Settings) -> None:
-    """What a double click does: server and menu bar, and the dashboard where there is no account yet, or no menu bar to
-    start. Nobody sees a terminal: a dialog tells what fails, too. Raises `CommandError`."""
+def open_app(
+    settings: Settings,
+    show_menu_bar: Callable[[Settings, Callable[[Server, str], None]], bool] | None,
+    *,
+    connect: Callable[[Settings], Server] = started_server,
+    in_browser: Callable[[Server, str], None] = open_page,
+) -> None:
+    """What a double click does: server and menu bar, and the dashboard while there is no account or no menu bar.
+
+    Nobody sees a terminal: a dialog tells what fails, too. Raises `CommandError`.
+    """
     try:
-        server = started_server(settings)
-        if not has_tray():
-            return open_page(server, "/admin/")
-        if setup_address(settings):  # nobody chose a password yet
-            open_page(server, "/admin/")
-        if not show_menu_bar(settings, open_page):
-            open_page(server, "/admin/")
+        server = connect(settings)
+        is_new = bool(setup_address(settings))
+        if is_new or show_menu_bar is None:
+            in_browser(server, "/admin/")
+        is_shown = show_menu_bar is not None and show_menu_bar(settings, in_browser)
+        if not (is_shown or is_new or show_menu_bar is None):  # it runs already: something is to be seen
+            in_browser(server, "/admin/")
     except CommandError as error:
         if shutil.which("osascript"):
             words = ["osascript", *(word for line in DIALOG for word in ("-e", line)), str(error)]

@@ -8,8 +8,8 @@ from typing import Any, Self
 import pytest
 
 from app.command.server import Server
-from app.desktop.window import SIZE_FILE, SMALLEST, WindowSize, open_window, read_size, web_view
-from app.settings import read_settings
+from app.desktop.window import SIZE_FILE, SMALLEST, WindowSize, open_app, open_window, read_size, web_view
+from app.settings import Settings, read_settings
 from tests.cli.fake_server import FakeServer
 
 ADDRESS = "http://127.0.0.1:8710/admin/enter#one-time"
@@ -115,6 +115,25 @@ def test_without_pywebview_or_without_its_toolkit_the_browser_opens(opening: Ope
     opening.open(None)
     opening.open(FakeWebView(has_toolkit=False), "/admin/chat")
     assert opening.in_browser == ["/admin/", "/admin/chat"]
+
+
+@pytest.mark.parametrize(
+    ("has_account", "runs_already", "opened"),
+    [(False, False, 1), (True, False, 0), (True, True, 1), (False, True, 1)],
+)
+def test_a_double_click_opens_the_dashboard_where_nothing_else_would_be_seen(
+    served: FakeServer, settings: Settings, *, has_account: bool, runs_already: bool, opened: int
+) -> None:
+    address = "http://127.0.0.1/admin/" + ("enter#code" if has_account else "setup#code")
+    served.answers |= {"/admin/api/entry": (200, {"address": address, "file": ""})}
+    shown: list[str] = []
+    open_app(
+        settings,
+        lambda _settings, _open: not runs_already,
+        connect=Server,
+        in_browser=lambda _server, to: shown.append(to),
+    )
+    assert shown == ["/admin/"] * opened
 
 
 def test_pywebview_is_used_where_it_is_installed_and_a_screen_is_there(
