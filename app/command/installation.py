@@ -66,6 +66,8 @@ def installation_of(prefix: Path, python: Path, installer: str, source: Path | N
         return Installation("pipx", prefix, f"pipx upgrade {DISTRIBUTION}", f"pipx uninstall {DISTRIBUTION}")
     own = shlex.quote(str(python))
     kind: Kind = "uv" if installer == "uv" else "pip"
-    install = f"uv pip install --python {own}" if kind == "uv" else f"{own} -m pip install"
-    update = f"{install} --upgrade {DISTRIBUTION}"
-    return Installation(kind, prefix, update, f"{install.replace('install', 'uninstall')} {DISTRIBUTION}")
+    if kind == "uv":
+        update, remove = f"uv pip install --python {own} --upgrade", f"uv pip uninstall --python {own}"
+    else:
+        update, remove = f"{own} -m pip install --upgrade", f"{own} -m pip uninstall"
+    return Installation(kind, prefix, f"{update} {DISTRIBUTION}", f"{remove} {DISTRIBUTION}")

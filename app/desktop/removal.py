@@ -65,12 +65,20 @@ def parts_of(settings: Settings) -> tuple[Part, ...]:
     own_models = settings.home / "models"
     found: dict[Name, Sequence[Path]] = {
         "service": [agent.path] if agent is not None else [],
-        "app": [app] if bundle.read_record(app) is not None else [],
+        "app": [app] if _is_ours(app) else [],
         "downloads": [own_models] if os.path.lexists(own_models) else [],
         "caches": list(_matching(settings.home, CACHES)),
         "state": list(_matching(settings.home, STATE)),
     }
     return tuple(Part(name, tuple(paths), sum(map(size_of, paths))) for name, paths in found.items() if paths)
+
+
+def _is_ours(app: Path) -> bool:
+    """Whether `paceline app install` wrote it; one that somebody else did keeps nobody from removing the rest."""
+    try:
+        return bundle.read_record(app) is not None
+    except CommandError:
+        return False
 
 
 def _matching(home: Path, names: Sequence[str]) -> Iterator[Path]:
@@ -100,7 +108,7 @@ def remove(settings: Settings, parts: Sequence[Part], tell: Tell) -> list[str]:
         stop(settings, tell)
     said = [_remove(settings, part) for part in parts]
     left = sorted(settings.home.iterdir()) if settings.home.is_dir() else []
-    if not left and settings.home.is_dir():
+    if not left and settings.home.is_dir() and not settings.home.is_symlink():  # a link is its owner's
         settings.home.rmdir()
     elif left and any(part.name == "state" for part in parts):
         said.append(f"This stays in {settings.home}: {', '.join(path.name for path in left)}")

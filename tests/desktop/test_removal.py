@@ -1,6 +1,7 @@
 """`paceline uninstall` removes what Paceline wrote and was chosen, and nothing else."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,31 @@ def test_the_app_goes_as_its_own_command_takes_it_away(home: Path, tmp_path: Pat
     assert not (folder / bundle.NAME).exists()
 
 
+def test_an_app_of_somebody_else_is_not_listed_and_keeps_nothing_from_going(home: Path, tmp_path: Path) -> None:
+    other = tmp_path / "Applications" / bundle.NAME
+    other.mkdir(parents=True)
+    assert "app" not in {part.name for part in removal.parts_of(settings())}
+    result = run("--all", "--yes")
+    assert result.exit_code == 0, result.output
+    assert there(home) == set(STRANGERS)
+    assert other.is_dir()
+
+
+def test_a_state_folder_that_is_a_link_is_emptied_and_stays(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(home, target_is_directory=True)
+    monkeypatch.setenv("PACELINE_HOME", str(link))
+    for name in STRANGERS:
+        (home / name).unlink()
+    shutil.rmtree(home / "other")
+    result = run("--all", "--yes")
+    assert result.exit_code == 0, result.output
+    assert link.is_symlink()
+    assert list(home.iterdir()) == []
+
+
 def test_a_part_that_is_no_part_is_one_line(home: Path) -> None:
     result = run("everything")
     assert result.exit_code == 1
@@ -134,6 +160,17 @@ def test_every_way_to_install_has_its_own_way_to_update(
     found = installation_of(tmp_path, Path("/my env/python"), installer, None)
     assert (found.kind, found.update) == (kind, update)
     assert "uninstall" in found.remove
+
+
+@pytest.mark.parametrize(
+    ("installer", "remove"),
+    [
+        ("uv", "uv pip uninstall --python /installs/python paceline"),
+        ("pip", "/installs/python -m pip uninstall paceline"),
+    ],
+)
+def test_a_folder_called_like_a_word_of_the_command_keeps_its_name(tmp_path: Path, installer: str, remove: str) -> None:
+    assert installation_of(tmp_path, Path("/installs/python"), installer, None).remove == remove
 
 
 def test_a_checkout_is_pulled_and_homebrew_upgrades_its_own(tmp_path: Path) -> None:
