@@ -12,6 +12,8 @@ State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 Phase = Literal["", "connecting", "downloading", "waiting", "verifying"]
 FINISHED: tuple[State, ...] = ("done", "failed", "cancelled")
 
+MARKER, PARTIAL = ".paceline.json", ".partial"
+"""In the folder of a model: that Paceline downloaded it; beside them: the folder of what is not whole yet."""
 RESERVE_BYTES = 1 << 30
 """Room on the disk that downloads leave to everything else."""
 

@@ -4,6 +4,7 @@ Only names that Paceline itself writes count, so a state folder that holds other
 are removed, never followed. Models that other programs share, and folders of the user's own, are not Paceline's.
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from app.command import autostart
 from app.command.installation import this_installation
 from app.command.loaded import bytes_text
 from app.command.service import stop
+from app.core.download import MARKER, PARTIAL
 from app.core.errors import CommandError
 from app.desktop import bundle
 from app.settings import Settings
@@ -54,7 +56,7 @@ class Part:
     @property
     def text(self) -> str:
         """One line for a person."""
-        where = str(self.paths[0] if len(self.paths) == 1 else self.paths[0].parent)
+        where = os.path.commonpath(self.paths)
         return f"{self.name}: {TITLES[self.name]}, {bytes_text(self.size_bytes)} ({where})"
 
 
@@ -62,11 +64,10 @@ def parts_of(settings: Settings) -> tuple[Part, ...]:
     """What is there, in the order in which it may be removed."""
     agent = autostart.installed(settings)
     app = APPS.expanduser() / bundle.NAME
-    own_models = settings.home / "models"
     found: dict[Name, Sequence[Path]] = {
         "service": [agent.path] if agent is not None else [],
         "app": [app] if _is_ours(app) else [],
-        "downloads": [own_models] if os.path.lexists(own_models) else [],
+        "downloads": list(_downloads(settings.downloads_path)),
         "caches": list(_matching(settings.home, CACHES)),
         "state": list(_matching(settings.home, STATE)),
     }
@@ -79,6 +80,15 @@ def _is_ours(app: Path) -> bool:
         return bundle.read_record(app) is not None
     except CommandError:
         return False
+
+
+def _downloads(folder: Path) -> Iterator[Path]:
+    """The models that Paceline downloaded, and what is not whole of one; others there are their owner's."""
+    for marker in sorted(folder.glob(f"*/*/{MARKER}")):
+        if not (marker.parent.is_symlink() or marker.parent.parent.is_symlink()):
+            yield marker.parent
+    if (folder / PARTIAL).is_dir():
+        yield folder / PARTIAL
 
 
 def _matching(home: Path, names: Sequence[str]) -> Iterator[Path]:
@@ -123,6 +133,10 @@ def _remove(settings: Settings, part: Part) -> str:
     else:
         for path in part.paths:
             _delete(path)
+        if part.name == "downloads":
+            for folder in (*{path.parent for path in part.paths}, settings.downloads_path):
+                with contextlib.suppress(OSError):  # not empty
+                    folder.rmdir()
     return f"Removed: {part.text}"
 
 

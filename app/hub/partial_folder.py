@@ -18,11 +18,10 @@ from typing import BinaryIO
 
 import msgspec
 
+from app.core.download import MARKER, PARTIAL
 from app.core.errors import HubProblem
 from app.hub.hub_files import COMMIT, RepositoryFile
 
-PARTIAL = ".partial"
-MARKER = ".paceline.json"
 INCOMPLETE = ".incomplete"
 BLOCK_BYTES = 1 << 20
 MAX_MARKER_BYTES = 1 << 20

@@ -20,9 +20,13 @@ OWN = {
         "hub_token",
         "languages/fr.json",
     ),
-    "downloads": ("models/organisation/model/model.safetensors",),
+    "downloads": (
+        "models/organisation/model/model.safetensors",
+        "models/organisation/model/.paceline.json",
+        "models/.partial/organisation--other@1/x",
+    ),
 }
-STRANGERS = ("thesis.txt", "models.txt", "other/logs/paceline.log")
+STRANGERS = ("thesis.txt", "models.txt", "other/logs/paceline.log", "models/organisation/mine/model.safetensors")
 
 
 @pytest.fixture
@@ -87,6 +91,7 @@ def test_everything_goes_but_what_is_not_ours_and_that_is_named(home: Path) -> N
 def test_an_empty_state_folder_goes_too(home: Path) -> None:
     for name in STRANGERS:
         (home / name).unlink()
+    shutil.rmtree(home / "models/organisation/mine")
     (home / "other/logs").rmdir()
     (home / "other").rmdir()
     assert run("--all", "--yes").exit_code == 0
@@ -94,14 +99,19 @@ def test_an_empty_state_folder_goes_too(home: Path) -> None:
     assert "Nothing of Paceline's is here." in run().stdout
 
 
-def test_a_link_in_the_place_of_a_folder_is_removed_and_not_followed(home: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "disk/models"
-    elsewhere.parent.mkdir()
-    (home / "models").rename(elsewhere)
-    (home / "models").symlink_to(elsewhere)
+def test_models_on_another_disk_are_removed_where_paceline_downloaded_them_and_no_link_is_followed(
+    home: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    (home / "models").rename(disk)
+    (home / "models").symlink_to(disk)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ".paceline.json").touch()
+    (disk / "organisation/linked").symlink_to(elsewhere)
     assert run("downloads", "--yes").exit_code == 0
-    assert not (home / "models").is_symlink()
-    assert (elsewhere / "organisation/model/model.safetensors").exists()
+    assert there(disk) == {"organisation/mine/model.safetensors", "organisation/linked"}
+    assert (elsewhere / ".paceline.json").exists()
 
 
 def test_the_app_goes_as_its_own_command_takes_it_away(home: Path, tmp_path: Path) -> None:
@@ -131,6 +141,7 @@ def test_a_state_folder_that_is_a_link_is_emptied_and_stays(
     for name in STRANGERS:
         (home / name).unlink()
     shutil.rmtree(home / "other")
+    shutil.rmtree(home / "models/organisation/mine")
     result = run("--all", "--yes")
     assert result.exit_code == 0, result.output
     assert link.is_symlink()
