@@ -13,6 +13,7 @@ import secrets
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
@@ -22,7 +23,7 @@ from starlette.exceptions import HTTPException
 from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidRequest
 from app.core.safe_files import write_privately
-from app.serving.auth import ADMIN_JSON, COOKIE, ENTRY_SECONDS, LOOPBACK, VALID_SECONDS, Door, identity_of, place_of
+from app.serving.auth import ADMIN_JSON, COOKIE, ENTRY_SECONDS, VALID_SECONDS, Door, identity_of, is_from_here, place_of
 from app.serving.errors import Rejected
 from app.serving.gate import read_json
 from app.store.accounts import ABSOLUTE_SECONDS, MIN_CHARACTERS, digest_of
@@ -93,7 +94,7 @@ def get_setup(request: Request, admin: Admin) -> Response:
     if admin.accounts.has_account:
         return RedirectResponse("/admin/login", 303)
     data = {
-        "local": is_local(request),
+        "local": is_from_here(request),
         "minutes": VALID_SECONDS // 60,
         "characters": MIN_CHARACTERS,
         "locked": admin.accounts.is_locked_down,
@@ -115,7 +116,7 @@ def get_login(request: Request, admin: Admin) -> Response:
 @router.post("/admin/api/setup")
 async def set_up(request: Request, admin: Admin) -> Response:
     """Choose the first password with the token of `serve`; the browser is signed in at once."""
-    if not is_local(request):
+    if not is_from_here(request):
         advice = "Set up Paceline on the computer it runs on, or run `paceline password` there."
         raise Rejected(403, advice, "not_local", close=True)
     asked = await read_json(request, SetupRequest, max_bytes=MAX_BODY_BYTES)
@@ -151,7 +152,7 @@ async def make_entry(request: Request, admin: Admin) -> dict[str, str]:
     if identity_of(request).kind != "command":
         raise Rejected(403, "Only commands of this computer open pages signed in.", "not_a_command")
     asked = await read_json(request, EntryRequest)
-    if asked.to.startswith(ADMIN_JSON):
+    if not is_page(asked.to):
         raise InvalidRequest("Name a page of the dashboard.", parameter="to")
     has_account = await asyncio.to_thread(lambda: admin.accounts.has_account)
     place = f"admin/enter#{admin.entries.issue(asked.to)}" if has_account else f"admin/setup#{admin.setup.issue()}"
@@ -162,6 +163,13 @@ async def make_entry(request: Request, admin: Admin) -> dict[str, str]:
         return {"address": address, "file": ""}
     asyncio.get_running_loop().call_later(ENTRY_SECONDS, _remove, file)
     return {"address": address, "file": str(file)}
+
+
+def is_page(to: str) -> bool:
+    """Whether a browser that goes to this path stays among the pages of the dashboard: it walks dots before it asks."""
+    path = unquote(urlsplit(to).path)
+    parts = path.split("/")[1:]
+    return not path.startswith(ADMIN_JSON) and not {".", ".."} & {*parts} and "" not in parts[:-1]
 
 
 def _write_redirect(home: Path, address: str) -> Path:
@@ -192,7 +200,7 @@ async def enter(request: Request, admin: Admin) -> Response:
     asked = await read_json(request, EnterRequest, max_bytes=MAX_BODY_BYTES)
     address = _address(request)
     admin.lockout.begin(address)
-    to = admin.entries.spend(asked.code) if is_local(request) else None
+    to = admin.entries.spend(asked.code) if is_from_here(request) else None
     if to is None:
         logger.warning("A one-time address that is used, late or wrong was tried from %s.", place_of(address))
         raise Rejected(403, "This address was used already, or is too old.", "invalid_entry_code")
@@ -278,11 +286,6 @@ def _signed_out() -> Response:
 
 def _address(request: Request) -> str:
     return request.client.host if request.client is not None else ""
-
-
-def is_local(request: Request) -> bool:
-    """Whether the request comes from this computer."""
-    return place_of(_address(request)) == LOOPBACK
 
 
 BROWSERS = (("Edg/", "Edge"), ("OPR/", "Opera"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome"), ("Safari/", "Safari"))

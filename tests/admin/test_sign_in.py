@@ -464,6 +464,23 @@ async def test_a_one_time_address_that_is_late_guessed_or_from_afar_opens_nothin
     assert set(guesses) == {"invalid_entry_code", "too_many_attempts"}
 
 
+async def test_where_the_server_has_an_address_of_the_network_its_own_computer_is_let_in_and_no_other() -> None:
+    site = first_run(host=FAR)
+    own, there = f"http://{FAR}:8710", {"authorization": f"Bearer {site.site.app.state.door.own_key}"}
+
+    async def fragment() -> str:
+        answer = await site.browser(FAR, **there).post(f"{own}/admin/api/entry", json={})
+        assert answer.json()["address"].startswith(own)
+        return str(answer.json()["address"]).partition("#")[2]
+
+    for address, status in (("192.168.1.10", 403), (FAR, 200)):
+        body = {"token": await fragment(), "password": PASSWORD}
+        assert (await site.browser(address).post(f"{own}/admin/api/setup", json=body)).status_code == status
+    for address, status in (("192.168.1.10", 403), (FAR, 200)):
+        answer = await site.browser(address).post(f"{own}/admin/api/enter", json={"code": await fragment()})
+        assert answer.status_code == status
+
+
 async def test_only_a_command_of_this_computer_gets_a_one_time_address() -> None:
     site = make_sign_in_site()
     own = f"Bearer {site.site.app.state.door.own_key}"
@@ -476,6 +493,12 @@ async def test_only_a_command_of_this_computer_gets_a_one_time_address() -> None
         "https://elsewhere.example/",
         "//elsewhere.example",
         "/admin/api/keys",
+        "/admin/%61pi/keys",
+        "/admin/./api/keys",
+        "/admin/../v1/models",
+        "/admin/%2e%2e/v1/models",
+        "/admin/..",
+        "/admin//elsewhere.example",
         '/admin/"><script>',
     ):
         assert (await post(site.browser(authorization=own), "/admin/api/entry", to=to)).status_code in {400, 422}, to

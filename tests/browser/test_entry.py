@@ -1,5 +1,6 @@
 """A page that a command opens: the browser is signed in, and nobody who looks on learns how."""
 
+import contextlib
 import os
 import re
 import stat
@@ -27,41 +28,59 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def opened_file(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> Path:
-    """What a browser is told to open."""
-    browser, told = folder / "browser", folder / "told"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {told}\n', encoding="utf-8")
-    browser.chmod(0o755)
-    monkeypatch.setenv("BROWSER", str(browser))
+@contextlib.contextmanager
+def opened(server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> Iterator[tuple[Path, str]]:
+    """The file that a chromium of its own was started with, and where that can be talked to; it ends with this."""
+    script, told, profile = folder / "browser", folder / "told", folder / "profile"
+    os.mkfifo(told)
+    start = f"exec {CHROMIUM} --headless --no-sandbox --remote-debugging-port=0 --user-data-dir={profile}"
+    script.write_text(f'#!/bin/sh\necho "$$ $1" > {told}\n{start} "$1" 2> {folder / "said"}\n', encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{script} %s &")  # does not wait for it
     monkeypatch.setattr("webbrowser._tryorder", None)
     found = running_server(read_settings(home=server.home))
     assert found is not None
     open_page(found, to)
-    return Path(told.read_text(encoding="utf-8").strip().removeprefix("file://"))
+    number, _, word = told.read_text(encoding="utf-8").strip().partition(" ")
+    process = psutil.Process(int(number))
+    try:
+        yield Path(word.removeprefix("file://")), listens_at(folder / "said", process)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def listens_at(said: Path, process: psutil.Process) -> str:
+    """The address for DevTools that chromium says on stderr once it listens."""
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        address = re.search(r"ws://\S+(?=\n)", said.read_text(encoding="utf-8") if said.exists() else "")
+        if address:
+            return address[0]
+    raise AssertionError(said.read_text(encoding="utf-8"))
 
 
 def test_a_browser_is_signed_in_once_and_no_list_of_processes_log_or_history_shows_how(
     server: Server, visitor: Visitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
 ) -> None:
-    file = opened_file(server, tmp_path, monkeypatch, "/admin/settings")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    code = CODE.search(file.read_text(encoding="utf-8"))
-    assert code is not None
-    page = browser.new_page()
-    page.goto(file.as_uri())
-    expect(page).to_have_url(server.url("/admin/settings"))
-    expect(page.get_by_role("heading", level=1)).to_have_text(words("navigation.settings"))
-    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-    assert any(CHROMIUM.name in line for line in lines), "of the browser too"
-    assert not [line for line in lines if code[1] in line]
+    with opened(server, tmp_path, monkeypatch, "/admin/settings") as (file, devtools):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        code = CODE.search(file.read_text(encoding="utf-8"))
+        assert code is not None
+        lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+        assert any(CHROMIUM.name in line and file.as_uri() in line for line in lines), "it shows what was opened"
+        assert not [line for line in lines if code[1] in line]
+        started = browser.browser_type.connect_over_cdp(devtools)
+        page = started.contexts[0].pages[0]
+        expect(page).to_have_url(server.url("/admin/settings"))
+        expect(page.get_by_role("heading", level=1)).to_have_text(words("navigation.settings"))
+        assert page.evaluate("history.length") <= 2
+        page.go_back()
+        assert code[1] not in page.url
+        started.close()
     assert code[1] not in server.log.read_text(encoding="utf-8")
     for log in (server.home / "logs").iterdir():
         assert code[1] not in log.read_text(encoding="utf-8")
-    assert page.evaluate("history.length") <= 2
-    page.go_back()
-    assert code[1] not in page.url
 
-    page.close()
     visit = visitor(server, signed_in=False)
     visit.witness.expects(403)
     late = visit.context.new_page()
