@@ -73,5 +73,5 @@ def screen_with_tray(*tint: str) -> Iterator[Screen]:
         with os.fdopen(told) as number:
             screen = Screen(f":{number.readline().strip()}")
         stack.enter_context(ended([*TRAY, *tint], env=screen.environment))
-        screen.until(lambda: bool(screen.do("search", "--onlyvisible", "--class", "trayer")))
+        screen.until(lambda: bool(screen.do("search", "--class", "trayer")))
         yield screen
