@@ -174,6 +174,7 @@ def test_a_chat_is_sent_stopped_and_put_away_by_keyboard(server: Server, visitor
 
 def test_a_question_that_was_closed_and_asked_again_at_once_is_answered_once(server: Server, visitor: Visitor) -> None:
     page = visitor(server).open("/admin/chat")
+    expect(page.locator("#draft")).to_be_focused()
     page.keyboard.type(QUESTION)
     page.keyboard.press("Enter")
     expect(page.locator('article[data-role="assistant"] footer dl')).to_be_visible()
