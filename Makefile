@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test soak check advisories format bench screenshots icons lock clean
+.PHONY: help install serve app test soak check advisories format bench screenshots icons dist formula lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -27,10 +27,18 @@ $(VENV)/published: tests/published.py $(VENV)/installed-dev
 	@$(BIN)/python -m tests.published
 	@touch $@
 
+$(VENV)/installed-desktop: requirements-desktop.lock $(VENV)/installed
+	@echo "Installing what the menu bar needs into $(VENV) (once)…"
+	@$(PIP) install --require-hashes -r requirements-desktop.lock
+	@touch $@
+
 install: $(VENV)/installed ## Install Paceline into .venv, after an update too
 
 serve: $(VENV)/installed ## Start Paceline with the embedded models
 	@$(BIN)/paceline serve $(ARGS)
+
+app: $(VENV)/installed-desktop ## Install Paceline.app: the server in the menu bar, by a double click (macOS)
+	@$(BIN)/paceline app install $(ARGS)
 
 test: $(VENV)/installed-dev $(VENV)/published ## Run the test suite
 	@$(BIN)/python -m pytest $(ARGS)
@@ -60,9 +68,19 @@ screenshots: $(VENV)/installed-dev ## Photograph every page into docs/screenshot
 icons: $(VENV)/installed-dev ## Draw the icons of app and menu bar (needs chromium)
 	@$(BIN)/python -m tests.browser.icons
 
+LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet pyproject.toml
+
+dist: $(VENV)/installed-dev ## Build wheel and sdist into dist/
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation
+
+formula: $(VENV)/installed-dev ## Write dist/paceline.rb for Homebrew: make formula URL=… HOMEPAGE=… (after `make dist`)
+	@$(BIN)/python tools/release.py formula dist/*.whl --url "$(URL)" --homepage "$(HOMEPAGE)" >dist/paceline.rb
+
 lock: ## Rewrite the lock files (needs uv)
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet pyproject.toml -o requirements.lock
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url --quiet --group dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+	$(LOCK) -o requirements.lock
+	$(LOCK) -c requirements.lock --extra desktop -o requirements-desktop.lock
+	$(LOCK) -c requirements-desktop.lock --group dev -o requirements-dev.lock
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -254,7 +254,7 @@ def menubar() -> None:
 
 @application.command(
     rich_help_panel=COMPUTER,
-    epilog="Example: `paceline desktop chat`. Without pywebview (extra desktop) the browser opens.",
+    epilog="Example: `paceline desktop chat`. Without pywebview (extra window) the browser opens.",
 )
 def desktop(page: Annotated[DesktopPage, typer.Argument(help="dashboard or chat.")] = "dashboard") -> None:
     """Open the dashboard or the chat in a window of its own; starts the server if none runs."""

@@ -1,7 +1,6 @@
 """Documents that lag behind the code fail here."""
 
 import re
-import tomllib
 from typing import Any
 
 import pytest
@@ -73,8 +72,6 @@ def test_the_architecture_names_every_package() -> None:
 
 
 def test_the_changelog_has_this_version() -> None:
-    declared = tomllib.loads(read("pyproject.toml"))["project"]["version"]
-    assert declared == __version__
     assert re.search(
         rf"^## \[{re.escape(__version__)}\] - \d{{4}}-\d{{2}}-\d{{2}}$", read("CHANGELOG.md"), re.MULTILINE
     )

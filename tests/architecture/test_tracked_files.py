@@ -11,7 +11,7 @@ INDEX_ADDRESS = re.compile(
 )
 REQUIREMENT = re.compile(r"^[a-z0-9]", re.IGNORECASE)
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
-LOCKS = ("requirements.lock", "requirements-dev.lock")
+LOCKS = ("requirements.lock", "requirements-desktop.lock", "requirements-dev.lock")
 
 
 def _matches(pattern: re.Pattern[str]) -> list[str]:
