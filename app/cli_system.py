@@ -218,7 +218,7 @@ def app_(
 ) -> None:
     """Put Paceline.app into a folder, for double clicks in the Finder of macOS; it runs this installation."""
     from app.command.server import given
-    from app.desktop import bundle
+    from app.desktop import bundle, removal
     from app.desktop.menubar import has_tray, show_menu_bar
     from app.desktop.window import open_app
     from app.i18n import Catalogs, system_languages
@@ -230,13 +230,16 @@ def app_(
             return
         if action == "uninstall":
             said = bundle.uninstall(place)
+            removal.note_app(given().home, place, is_there=False)
         else:
             catalogs = Catalogs()
             words = catalogs.words(catalogs.choose(system_languages(os.environ)))
             this = bundle.this_installation(given(), words)
-            said = (
-                bundle.status(place, this) if action == "status" else bundle.install(place, this, tuple(catalogs.names))
-            )
+            if action == "install":
+                removal.note_app(given().home, place, is_there=True)
+                said = bundle.install(place, this, tuple(catalogs.names))
+            else:
+                said = bundle.status(place, this)
     console().print(said, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from app.command import autostart
 from app.command.installation import this_installation
 from app.command.loaded import bytes_text
 from app.command.service import stop
 from app.core.download import MARKER, PARTIAL
 from app.core.errors import CommandError
+from app.core.safe_files import write_privately
 from app.desktop import bundle
 from app.settings import Settings
 
@@ -34,6 +37,7 @@ STATE = (
     "paceline.sqlite3*",
     "hub_token",
     "languages",
+    "apps.json",
     "open-*.html",
     "server.json*",
     "server.lock",
@@ -41,6 +45,8 @@ STATE = (
     "menubar.lock",
 )
 APPS = Path("~/Applications")
+APPS_FILE = "apps.json"
+"""The other folders that an app was written into."""
 
 Tell = Callable[[str], None]
 
@@ -63,10 +69,10 @@ class Part:
 def parts_of(settings: Settings) -> tuple[Part, ...]:
     """What is there, in the order in which it may be removed."""
     agent = autostart.installed(settings)
-    app = APPS.expanduser() / bundle.NAME
+    apps = (folder / bundle.NAME for folder in (APPS.expanduser(), *_other_folders(settings.home)))
     found: dict[Name, Sequence[Path]] = {
         "service": [agent.path] if agent is not None else [],
-        "app": [app] if _is_ours(app) else [],
+        "app": [app for app in apps if _is_ours(app)],
         "downloads": list(_downloads(settings.downloads_path)),
         "caches": list(_matching(settings.home, CACHES)),
         "state": list(_matching(settings.home, STATE)),
@@ -80,6 +86,30 @@ def _is_ours(app: Path) -> bool:
         return bundle.read_record(app) is not None
     except CommandError:
         return False
+
+
+def note_app(home: Path, folder: Path, *, is_there: bool) -> None:
+    """Remember that an app is in this folder, or no more. Raises `CommandError` where the home cannot be written."""
+    others = [each for each in _other_folders(home) if each != folder]
+    if is_there and folder != APPS.expanduser():
+        others.append(folder)
+    try:
+        if others:
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_privately(home / APPS_FILE, msgspec.json.encode([os.fspath(each) for each in others]))
+        elif (home / APPS_FILE).exists():
+            (home / APPS_FILE).unlink()
+            with contextlib.suppress(OSError):  # not empty
+                home.rmdir()
+    except OSError as error:
+        raise CommandError(f"{home} cannot be written: {error.strerror or error}") from None
+
+
+def _other_folders(home: Path) -> tuple[Path, ...]:
+    try:
+        return tuple(map(Path, msgspec.json.decode((home / APPS_FILE).read_bytes(), type=list[str])))
+    except (OSError, msgspec.MsgspecError):
+        return ()
 
 
 def _downloads(folder: Path) -> Iterator[Path]:
@@ -129,7 +159,7 @@ def _remove(settings: Settings, part: Part) -> str:
     if part.name == "service":
         autostart.uninstall(settings)
     elif part.name == "app":
-        return bundle.uninstall(part.paths[0].parent)
+        return "\n".join(bundle.uninstall(path.parent) for path in part.paths)
     else:
         for path in part.paths:
             _delete(path)

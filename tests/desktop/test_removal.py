@@ -122,6 +122,19 @@ def test_the_app_goes_as_its_own_command_takes_it_away(home: Path, tmp_path: Pat
     assert not (folder / bundle.NAME).exists()
 
 
+def test_an_app_in_another_folder_is_known(home: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / "My applications", tmp_path / "Applications"]
+    for folder in folders:
+        for _ in range(2):
+            done = CliRunner().invoke(application, ["app", "install", "--folder", str(folder)])
+            assert done.exit_code == 0, done.output
+    (part,) = (part for part in removal.parts_of(settings()) if part.name == "app")
+    assert set(part.paths) == {folder / bundle.NAME for folder in folders}
+    assert run("--all", "--yes").exit_code == 0
+    assert not any(folder.exists() for folder in folders)
+    assert there(home) == set(STRANGERS)
+
+
 def test_an_app_of_somebody_else_is_not_listed_and_keeps_nothing_from_going(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "Applications" / bundle.NAME
     other.mkdir(parents=True)

@@ -53,7 +53,7 @@ def test_a_person_installs_starts_chats_and_uninstalls_and_nothing_is_left(
         assert "tokens/s" in installed.run("chat", "demo-assistant", "--once", "Count from 1 to 10.")
     finally:
         installed.run("stop")
-    installed.run("app", "install")
+    installed.run("app", "install", "--folder", str(tmp_path / "My applications"))
     removed = installed.run("uninstall", "--all", "--yes")
     program = removed.splitlines()[-1].removeprefix("The program itself: ")
     run(tmp_path, *program.split(), "--yes")
