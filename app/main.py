@@ -33,6 +33,7 @@ from app.admin.loading import Loading
 from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages, read_assets
+from app.admin.updates import Updates
 from app.api import chat, completions, control
 from app.core import descriptors, setting_texts
 from app.core.errors import ServerRuns, StoreUnavailable
@@ -145,6 +146,7 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
             HubToken(context.settings.home),
             arrived=loading.arrived,
         ),
+        updates=Updates(lambda: context.settings),
         logs=logs or LogRing(),
     )
 
@@ -160,9 +162,14 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
         context.worker.subscribe(context.journal.on_event, LoadProgress, Finished),
         context.worker.subscribe(admin.loading.on_event, Heartbeat),
     ]
-    listeners = (context.idle.on_settings_changed, context.journal.on_settings_changed, admin.downloads.fill)
+    listeners = (
+        context.idle.on_settings_changed,
+        context.journal.on_settings_changed,
+        admin.downloads.fill,
+        admin.updates.on_settings_changed,
+    )
     unsubscribes += [context.live.subscribe(on_settings_changed) for on_settings_changed in listeners]
-    journalling = asyncio.create_task(context.journal.run())
+    tasks = [asyncio.create_task(work) for work in (context.journal.run(), admin.updates.run())]
     compiling = asyncio.create_task(asyncio.to_thread(admin.pages.compile))
     await admin.downloads.start()
     yield
@@ -170,9 +177,10 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
     await admin.downloads.stop()
     await admin.loading.close()
     await admin.measuring.close()
-    journalling.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await journalling
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
     for unsubscribe in unsubscribes:
         unsubscribe()
 

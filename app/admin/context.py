@@ -11,6 +11,7 @@ from app.admin.loading import Loading
 from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages
+from app.admin.updates import Updates
 from app.serving.auth import Lockout, OneTimeCodes
 from app.serving.context import Context
 from app.serving.logs import LogRing
@@ -41,6 +42,7 @@ class AdminContext:
     history: RequestHistory
     conversations: Conversations
     downloads: Downloads
+    updates: Updates
     logs: LogRing
     pace: Pace = field(default_factory=Pace)
 

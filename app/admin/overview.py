@@ -1,8 +1,8 @@
 """`/admin/`: what the server does right now, and what may be done about it; `/` leads there. `/admin/logs`: the log.
 
 And what every page has: static files, and `GET /admin/api/live?topics=a,b`, server-sent events of what changes.
-Topics: `worker` for the frame of every page; `state`, `pace` and `minutes` for the overview; `logs`, the last lines: a
-page that missed some asks for those behind the last number that it has.
+Topics: `worker` for the frame of every page; `state`, `pace` and `minutes` for the overview; `updates` for
+the settings; `logs`, the last lines: a page that missed some asks for those behind the last number that it has.
 """
 
 import asyncio
@@ -70,8 +70,9 @@ async def get_overview(request: Request, admin: Admin) -> HTMLResponse:
 
 @router.get("/admin/api/state")
 async def get_state(admin: Admin) -> dict[str, Any]:
-    """What the page shows, once: the topics `state`, `pace` and `minutes`."""
-    return {"state": server_state(admin), "pace": pace(admin), "minutes": admin.pace.minutes()}
+    """What the page shows, once: the topics `state`, `pace` and `minutes`; and a newer version, with its command."""
+    news = {"newer": admin.updates.newer, "update_command": admin.updates.command}
+    return {"state": server_state(admin), "pace": pace(admin), "minutes": admin.pace.minutes(), **news}
 
 
 @router.post("/admin/api/worker/restart")
@@ -220,4 +221,5 @@ TOPICS = {
     "pace": pace,
     "minutes": lambda admin: admin.pace.minutes(),
     "logs": lambda admin: log_lines(admin, count=LIVE_LINES),
+    "updates": lambda admin: admin.updates.view(),
 }

@@ -21,10 +21,10 @@ from rich.text import Text
 
 from app import __version__
 from app.command.config import opened
-from app.command.installation import DISTRIBUTION, this_installation
 from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
 from app.core.errors import StoreUnavailable
+from app.core.installation import DISTRIBUTION, this_installation
 from app.core.setting_texts import local_url
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings

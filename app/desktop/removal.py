@@ -15,11 +15,11 @@ from typing import Any, Literal
 import msgspec
 
 from app.command import autostart
-from app.command.installation import this_installation
 from app.command.loaded import bytes_text
 from app.command.service import stop
 from app.core.download import MARKER, PARTIAL
 from app.core.errors import CommandError
+from app.core.installation import this_installation
 from app.core.safe_files import write_privately
 from app.desktop import bundle
 from app.settings import Settings
@@ -32,7 +32,7 @@ TITLES: Mapping[Name, str] = {
     "caches": "logs, measured costs, windows",
     "state": "settings, password, keys, conversations, history, measurements",
 }
-CACHES = ("logs", "costs", "tokenizers.json", "window", "window.json")
+CACHES = ("logs", "costs", "tokenizers.json", "window", "window.json", "updates.json")
 STATE = (
     "paceline.sqlite3*",
     "hub_token",

@@ -5,7 +5,7 @@ from collections import Counter
 
 from tests.architecture.source import ROOT, functions, modules, words
 
-MAX_LINES, MAX_FILES = 30_100, 155
+MAX_LINES, MAX_FILES = 30_500, 157  # 400 more: newer versions are looked for, told, and the way back is
 """Of the app. Whoever needs more says why where these grow."""
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 40

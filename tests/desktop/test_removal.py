@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli import application
-from app.command.installation import editable_source, installation_of
+from app.core.installation import editable_source, installation_of
 from app.desktop import bundle, removal
 from app.i18n import read_words
 from app.settings import Settings, read_settings
