@@ -125,10 +125,11 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
     measuring = Measuring(context, models, kept)
     loading = Loading(context, models, measuring)
     catalogs = Catalogs(context.settings.home / OWN_CATALOGS)
+    updates = Updates(lambda: context.settings)
     return AdminContext(
         serving=context,
         store=store,
-        pages=Pages(read_assets(), catalogs, lambda: context.settings),
+        pages=Pages(read_assets(), catalogs, lambda: context.settings, updates.view),
         live=LiveFeed(closing=lambda: context.activity.draining and len(context.activity) == 0),
         accounts=Accounts(store),
         setup=OneTimeCodes(context.clock, most=ENTRIES),
@@ -146,7 +147,7 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
             HubToken(context.settings.home),
             arrived=loading.arrived,
         ),
-        updates=Updates(lambda: context.settings),
+        updates=updates,
         logs=logs or LogRing(),
     )
 

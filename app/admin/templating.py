@@ -1,7 +1,8 @@
 """Pages from templates: `Pages.render` is the only way to one, so that each has its words, its theme and its policy.
 
 Templates escape everything and stop at an unknown name. They get `t` (words), `static` (the address of a file),
-`area` (which part of the navigation is open) and `data`, which is also in the page as JSON for its script.
+`area` (which part of the navigation is open), `news` (a newer version that this browser did not put away, or None) and
+`data`, which is also in the page as JSON for its script.
 
 The files of `app/static/` are read once; a name is looked up in memory and never becomes a path. The version
 is the hash of all files together: a script finds the others by relative addresses, a browser may keep every one for a
@@ -77,18 +78,25 @@ POLICY = (
     "font-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 THEMES = ("system", "light", "dark")
-LANGUAGE_COOKIE, THEME_COOKIE = "paceline_language", "paceline_theme"
-"""What a browser chose for itself; its script writes them."""
+LANGUAGE_COOKIE, THEME_COOKIE, UPDATE_COOKIE = "paceline_language", "paceline_theme", "paceline_update"
+"""What a browser chose for itself, the newer version that it put away too; its script writes them."""
 QUOTED_KEY = re.compile(r"[\"'`]([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+)[\"'`]")
 
 
 class Pages:
     """Renders templates for one application; an empty language follows the browser, the theme `system` its colours."""
 
-    def __init__(self, assets: Assets, catalogs: Catalogs, settings: Callable[[], Settings]) -> None:
+    def __init__(
+        self,
+        assets: Assets,
+        catalogs: Catalogs,
+        settings: Callable[[], Settings],
+        news: Callable[[], Mapping[str, Any]],
+    ) -> None:
         self.assets = assets
         self._catalogs = catalogs
         self._settings = settings
+        self._news = news
         self._script_keys = frozenset(key for text in assets.scripts() for key in QUOTED_KEY.findall(text))
         self._script_words = cache(self._for_scripts)
         self._templates = Environment(
@@ -113,11 +121,13 @@ class Pages:
         """The template `name` as an answer that nobody keeps; `data` is for the page's script, `values` are not."""
         words = self.words(request)
         themes = (request.cookies.get(THEME_COOKIE), self._settings().theme)
+        news = self._news()
         page = self._templates.get_template(name).render(
             t=words,
             area=area,
             data=data,
             languages=self._catalogs.names,
+            news=None if news["newer"] in {"", request.cookies.get(UPDATE_COOKIE)} else news,
             theme=next((theme for theme in themes if theme in THEMES), "system"),
             script_words=self._script_words(words.language),
             **values,

@@ -107,7 +107,7 @@ class Updates:
 
     async def run(self) -> None:
         """Ask whenever it is time, as long as the server runs; whoever did not switch it on is never asked for."""
-        wait = await asyncio.to_thread(self._read)
+        wait = await asyncio.to_thread(self.recall)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait if self._is_on else None):
@@ -115,8 +115,8 @@ class Updates:
             self._switched_on.clear()
             wait = await self._ask() if self._settings().check_updates else DAY_SECONDS
 
-    def _read(self) -> float:
-        """Take what is kept; how long that is good for."""
+    def recall(self) -> float:
+        """Take what the index said last; how many seconds that is still good for."""
         try:
             kept = msgspec.json.decode(self._path.read_bytes(), type=KeptCheck)
             Version(kept.latest)

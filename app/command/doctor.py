@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app import __version__
+from app.admin.updates import Updates
 from app.command.config import opened
 from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
@@ -70,10 +71,14 @@ def examine(settings: Settings) -> list[Finding]:
     return [finding for check in checks for finding in check(settings)]
 
 
-def check_installation(_settings: Settings) -> Iterator[Finding]:
-    """Which version this is, how it came here, and so how it is updated."""
+def check_installation(settings: Settings) -> Iterator[Finding]:
+    """Which version this is, how it came here and so how it is updated, and a newer one that the server heard of."""
     found = this_installation()
-    yield Finding("paceline", "ok", f"{__version__}, {found.kind}: {found.place}", f"update: {found.update}")
+    updates = Updates(lambda: settings)
+    updates.recall()
+    news = f"; {updates.newer} is available" if updates.newer else ""
+    message = f"{__version__}, {found.kind}: {found.place}{news}"
+    yield Finding("paceline", "warn" if news else "ok", message, f"update: {found.update}")
 
 
 def check_python(_settings: Settings) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 // The last script of every page: the frame around it, then Alpine starts with all that the page has registered.
 
 import "./palette.js";
-import { api, attempt, component, link, live, remember, start, t } from "./core.js";
+import { api, attempt, component, copy, link, live, remember, start, t } from "./core.js";
 
 const root = document.documentElement;
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -60,6 +60,20 @@ component("frame", () => ({
 component("lost", () => ({
   get isLost() {
     return link.state === "gone";
+  },
+}));
+
+// A newer version: put away it stays away until the next one.
+component("news", () => ({
+  isShown: true,
+
+  copyCommand() {
+    return copy(this.$root.querySelector("code").textContent);
+  },
+
+  putAway() {
+    remember("update", this.$root.dataset.version);
+    this.isShown = false;
   },
 }));
 

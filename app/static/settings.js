@@ -1,6 +1,6 @@
 // The settings of the server: where each value comes from, and when a change is felt.
 
-import { api, bytes, component, seconds, t, toast } from "./core.js";
+import { api, bytes, component, live, seconds, t, toast } from "./core.js";
 import { follow, lines, settingRow } from "./setting_form.js";
 
 const ADDRESS = "/admin/api/settings";
@@ -74,6 +74,22 @@ component("setting", () => settingRow({
     if (this.row.origin === "environment") return t("settings.from_environment", { variable: this.row.variable });
     if (this.row.origin === "command line") return t("settings.from_command_line");
     return said(this.row, this.row.value);
+  },
+}));
+
+// What became of looking for a newer version.
+const OUTCOMES = {
+  newer: (version) => t("updates.newer", { version }),
+  latest: () => t("updates.latest"),
+  no_index: () => t("updates.no_index"),
+  unreachable: () => t("updates.unreachable"),
+};
+
+component("updates", () => ({
+  words: "",
+
+  init() {
+    live("updates", ({ outcome, newer }) => (this.words = OUTCOMES[outcome]?.(newer) ?? ""));
   },
 }));
 

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -59,13 +60,18 @@ class IndexHandler(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
+@contextmanager
+def stand_in_index() -> Iterator[StandInIndex]:
+    with StandInIndex() as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
 @pytest.fixture
 def index() -> Iterator[StandInIndex]:
-    server = StandInIndex()
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with stand_in_index() as server:
+        yield server
 
 
 class Here:

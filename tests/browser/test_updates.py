@@ -1,0 +1,77 @@
+"""A newer version is told on every page, with the command that brings it, until it is put away."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+from app.i18n import languages, read_words
+from tests.admin.test_updates import StandInIndex, stand_in_index
+from tests.browser.conftest import Visitor
+from tests.browser.server import Server, serving
+from tests.browser.test_pages import LAYOUT_CALLS, MOST_SHIFT, SHIFT, axe, check, look
+
+words = read_words()
+
+
+@pytest.fixture(scope="module")
+def index() -> Iterator[StandInIndex]:
+    with stand_in_index() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def behind(tmp_path_factory: pytest.TempPathFactory, index: StandInIndex) -> Iterator[Server]:
+    """A server that is older than what its package index has."""
+    with serving(tmp_path_factory.mktemp("updates"), PIP_INDEX_URL=index.address) as running:
+        yield running
+
+
+def test_a_newer_version_is_told_once_asked_for_and_put_away(
+    behind: Server, index: StandInIndex, visitor: Visitor
+) -> None:
+    visit = visitor(behind)
+    visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = visit.open("/admin/settings")
+    expect(page.locator(".news")).to_have_count(0)
+    assert index.asked == []
+    page.locator("#setting-check_updates").click()
+    expect(page.get_by_role("status").get_by_text(words("updates.newer", version="0.10.0"))).to_be_visible()
+
+    page.goto("/admin/")
+    notice = page.locator(".news")
+    expect(notice).to_contain_text(words("updates.newer", version="0.10.0"))
+    told = behind.call("GET", "/admin/api/state")
+    assert told["newer"] == "0.10.0"
+    notice.get_by_role("button", name=words("updates.copy")).click()
+    expect(page.get_by_text(words("core.copied"))).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == told["update_command"]
+    notice.get_by_role("button", name=words("updates.put_away")).click()
+    expect(notice).to_be_hidden()
+    page.goto("/admin/models")
+    expect(page.locator("h1")).to_be_visible()
+    expect(notice).to_have_count(0)
+
+    index.content = json.dumps({"files": [{"filename": "paceline-0.20.0.tar.gz", "yanked": False}]}).encode()
+    page.goto("/admin/settings")
+    page.locator("#setting-check_updates").click()
+    expect(page.get_by_role("status").get_by_text(words("updates.newer", version="0.10.0"))).to_have_count(0)
+    page.locator("#setting-check_updates").click()
+    expect(page.get_by_role("status").get_by_text(words("updates.newer", version="0.20.0"))).to_be_visible()
+    page.goto("/admin/models")
+    expect(notice).to_contain_text("0.20.0")
+
+
+@pytest.mark.parametrize("language", languages())
+def test_the_notice_speaks_every_language_and_fits_a_phone(behind: Server, visitor: Visitor, language: str) -> None:
+    behind.call("PATCH", "/admin/api/settings", {"check_updates": True})
+    behind.until("updates", lambda told: told["outcome"] == "newer")
+    visit = visitor(behind, phone=True)
+    visit.context.add_cookies([{"name": "paceline_language", "value": language, "url": behind.url("/admin")}])
+    page = visit.open("/admin/models")
+    version = behind.call("GET", "/admin/api/state")["newer"]
+    expect(page.locator(".news p")).to_have_text(read_words(language)("updates.newer", version=version))
+    assert page.evaluate(SHIFT) < MOST_SHIFT
+    check(look(page, *LAYOUT_CALLS))
+    check(axe(page))
