@@ -7,7 +7,9 @@ the settings; `logs`, the last lines: a page that missed some asks for those beh
 
 import asyncio
 import functools
+import shutil
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -37,6 +39,10 @@ STARTER = "demo-assistant"
 LIVE_TIMEOUT_SECONDS = 30.0
 """A tab that reads nothing for so long is gone."""
 LIVE_LINES = 100
+LAST_REQUESTS = 200
+"""Which models were used last is looked up in so many."""
+FULL_DISK_BYTES = 200_000_000
+"""With less room, settings and conversations cannot be kept much longer."""
 SHOWN_LINES = 500
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -73,6 +79,33 @@ async def get_state(admin: Admin) -> dict[str, Any]:
     """What the page shows, once: the topics `state`, `pace` and `minutes`; and a newer version, with its command."""
     news = {"newer": admin.updates.newer, "update_command": admin.updates.command}
     return {"state": server_state(admin), "pace": pace(admin), "minutes": admin.pace.minutes(), **news}
+
+
+@router.get("/admin/api/menu")
+async def get_menu(admin: Admin) -> dict[str, Any]:
+    """What the menu bar shows: `state` and `pace`, models that could be loaded, the one used last first, a disk without
+    room (empty: there is none), and a newer version with the command that brings it."""
+    known = await asyncio.to_thread(_on_disk, admin)
+    news = {"newer": admin.updates.newer, "update_command": admin.updates.command}
+    return {"state": server_state(admin), "pace": pace(admin), **known, **news}
+
+
+def _on_disk(admin: AdminContext) -> dict[str, Any]:
+    used = admin.history.last_models(LAST_REQUESTS)
+    ids = [model.id for model in admin.serving.resolver.models() if model.kind == "main" and not model.problem]
+    settings = admin.serving.settings
+    full = (str(folder) for folder in (settings.home, settings.downloads_path) if _is_full(folder))
+    return {
+        "models": sorted(ids, key=lambda name: used.index(name) if name in used else len(used)),
+        "full_disk": next(full, ""),
+    }
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < FULL_DISK_BYTES
+    except OSError:  # such as a folder that is not there yet
+        return False
 
 
 @router.post("/admin/api/worker/restart")

@@ -11,7 +11,7 @@ from app.desktop.tray import Face, MenuEntry, TrayState
 from app.i18n import Words
 
 LINE = MenuEntry()
-MOST_MODELS = 10
+MOST_MODELS = 8
 ENDING = frozenset({"stop", "quit_all"})
 """Actions that end the server."""
 
@@ -24,10 +24,15 @@ class Seen:
     """Whether a server of this home runs, or is starting or ending."""
     address: str = ""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """`state` of `GET /admin/api/state`; empty while no server answers."""
+    """`state` of `GET /admin/api/menu`; empty while no server answers."""
     pace: Mapping[str, Any] = field(default_factory=dict)
     models: tuple[str, ...] = ()
-    """Main models on disk."""
+    """Main models on disk, the one used last first."""
+    full_disk: str = ""
+    """A folder of Paceline's on a disk without room."""
+    newer: str = ""
+    """The version that could be had, where the server looks for one."""
+    update_command: str = ""
     starts_at_login: bool = False
     doing: str = ""
     """The action of this menu that changes whether it runs, while it does."""
@@ -54,7 +59,7 @@ class Seen:
 
 def tray_state(seen: Seen) -> TrayState:
     """The image: what needs somebody first."""
-    if seen.problem or seen.quarantined:
+    if seen.problem or seen.quarantined or seen.full_disk:
         return "trouble"
     if seen.doing or (seen.is_served and not seen.worker.get("ready", False)):
         return "starting"
@@ -70,6 +75,7 @@ def face(seen: Seen, words: Words) -> Face:
     headline = _headline(seen, state, speed, words)
     entries = (
         *(MenuEntry(text) for text in headline),
+        *([MenuEntry(words("menu.update", version=seen.newer), "update")] if seen.newer else []),
         LINE,
         *(_of_running(seen, words) if seen.state else ()),
         *_of_server(seen, words),
@@ -82,7 +88,7 @@ def face(seen: Seen, words: Words) -> Face:
 
 def _headline(seen: Seen, state: TrayState, speed: str, words: Words) -> list[str]:
     if state == "trouble":
-        return [text for text in (seen.problem, *_quarantines(seen.quarantined, words)) if text]
+        return [text for text in (seen.problem, *_quarantines(seen.quarantined, words), _full(seen, words)) if text]
     if state == "busy":
         share = seen.pace.get("acceptance")
         if share is None:
@@ -131,10 +137,18 @@ def _quarantines(names: Sequence[str], words: Words) -> list[str]:
     return [words("menu.quarantined", model=name) for name in names]
 
 
+def _full(seen: Seen, words: Words) -> str:
+    return words("menu.full_disk", folder=seen.full_disk) if seen.full_disk else ""
+
+
 def news(before: Seen, now: Seen, words: Words) -> list[str]:
     """What somebody is to be notified of: only what is new, and what they did not ask for themselves."""
     told = [now.problem] if now.problem and now.problem != before.problem else []
     told += _quarantines([name for name in now.quarantined if name not in before.quarantined], words)
+    if now.full_disk and not before.full_disk:
+        told.append(_full(now, words))
+    if now.newer and now.newer != before.newer:
+        told.append(words("menu.newer", version=now.newer))
     if before.worker and now.worker.get("restarts", 0) > before.worker.get("restarts", 0):
         told.append(words("menu.restarted", why=_why(now.worker.get("last_exit") or {}, words)))
     if before.is_served and not now.is_served and not before.doing and not now.doing:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import cast
@@ -31,6 +32,8 @@ LOCK_NAME = "menubar.lock"
 BUSY_SECONDS, IDLE_SECONDS = 1.0, 3.0
 """How often it looks."""
 TITLE = "Paceline"
+MENU = "/admin/api/menu"
+KEYS = "/admin/api/keys"
 COMMANDS = {
     "start": ("start",),
     "stop": ("stop",),
@@ -82,6 +85,7 @@ class MenuBar:
         self._look_again, self._ended = threading.Event(), threading.Event()
         self._seen = Seen()
         self._doing, self._problem = "", ""
+        self._key_id = 0
 
     def run(self) -> None:
         """Until somebody quits it."""
@@ -124,9 +128,9 @@ class MenuBar:
         elif verb == "copy":
             self._copy(f"{self._server().address}/v1")
         elif verb == "copy_key":
-            name = self._words("menu.key_name", date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"))
-            self._copy(self._server().call("POST", "/admin/api/keys", {"name": name, "scope": "inference"})["text"])
-            self._tray.hand_over(lambda: self._tray.notify(TITLE, self._words("menu.key_copied", name=name)))
+            self._copy_key(self._server())
+        elif verb == "update":
+            self._copy(self._seen.update_command, self._words("menu.update_copied", command=self._seen.update_command))
         elif verb in PAGES:
             self._open_page(self._server(), PAGES[verb])
         elif verb in {"load", "pin", "unpin"}:
@@ -135,8 +139,25 @@ class MenuBar:
         elif verb == "unload":
             self._server().call("POST", "/api/unload", {"model": model})
 
-    def _copy(self, text: str) -> None:
-        self._tray.hand_over(lambda: self._tray.copy(text))
+    def _copy_key(self, server: Server) -> None:
+        """A key with a name of its own; the one before goes where nobody ever used it."""
+        unused = {key["id"] for key in server.call("GET", KEYS)["keys"] if key["used_at"] is None}
+        if self._key_id in unused:
+            server.call("DELETE", f"{KEYS}/{self._key_id}")
+        name = self._words("menu.key_name", date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"))
+        made = server.call("POST", KEYS, {"name": name, "scope": "inference"})
+        self._key_id = made["key"]["id"]
+        self._copy(made["text"], self._words("menu.key_copied", name=name))
+
+    def _copy(self, text: str, told: str = "") -> None:
+        """Put it on the clipboard, and say so where what is said tells more than the entry did."""
+
+        def put() -> None:
+            self._tray.copy(text)
+            if told:
+                self._tray.notify(TITLE, told)
+
+        self._tray.hand_over(put)
 
     def _server(self) -> Server:
         server = running_server(self._settings)
@@ -197,17 +218,16 @@ def look(settings: Settings, *, doing: str = "", problem: str = "") -> Seen:
     if server is None:
         return seen
     try:
-        told = server.call("GET", "/admin/api/state")
-        models = server.call("GET", "/v1/models").get("data", ())
+        told = server.call("GET", MENU)
     except CommandError:
         return seen
-    return Seen(
-        is_served=True,
+    return replace(
+        seen,
         address=server.address,
         state=told["state"],
         pace=told["pace"],
-        models=tuple(str(model["id"]) for model in models),
-        starts_at_login=at_login,
-        doing=doing,
-        problem=problem,
+        models=tuple(told["models"]),
+        full_disk=told["full_disk"],
+        newer=told["newer"],
+        update_command=told["update_command"],
     )

@@ -244,6 +244,12 @@ class RequestHistory:
         with self._store.reading() as session:
             return list(session.exec(select(RequestRow.model_id).distinct().order_by(RequestRow.model_id)))
 
+    def last_models(self, count: int) -> list[str]:
+        """The models of the last requests, each once, the latest first."""
+        wanted = select(RequestRow.model_id).order_by(col(RequestRow.created_at).desc()).limit(count)
+        with self._store.reading() as session:
+            return list(dict.fromkeys(session.exec(wanted)))
+
     def count(self) -> int:
         """How many there are."""
         with self._store.reading() as session:

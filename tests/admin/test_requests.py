@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -21,7 +22,7 @@ from app.settings import Settings
 from app.store.rows import RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.admin.test_frame import HOSTILE, OWN, get, script_data
-from tests.api.fakes import USAGE, FakeCatalog, FakeWorker, Site, failing, make_site, say_hello, served
+from tests.api.fakes import MODELS, USAGE, FakeCatalog, FakeWorker, Site, failing, make_site, say_hello, served
 
 pytestmark = pytest.mark.anyio
 
@@ -287,6 +288,23 @@ async def test_with_a_thousand_requests_the_pages_are_there_in_time(site: Site, 
             await get(site, path)
             seconds.append(time.process_time() - began)
         assert min(seconds) < 0.3, path
+
+
+async def test_the_menu_bar_gets_the_models_that_were_used_last_first(tmp_path: Path) -> None:
+    main = next(model for model in MODELS if model.id == "demo-main")
+    site = make_site(home=tmp_path, api_key="k", models=[replace(main, id=name) for name in "abcd"])
+    used = [_past(f"r{number}", name, created_at=float(number)) for number, name in enumerate(["c", "gone", "b", "c"])]
+    RequestHistory(Store(tmp_path / FILE_NAME)).keep(used, 1000)
+    menu = await ask(site, "menu")
+    assert menu["models"] == ["c", "b", "a", "d"]
+    assert menu["state"] == (await ask(site, "state"))["state"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no file system without room at hand")
+async def test_the_menu_bar_is_told_of_a_disk_without_room(tmp_path: Path) -> None:
+    assert (await ask(make_request_site(tmp_path), "menu"))["full_disk"] == ""
+    full = make_request_site(tmp_path, downloads_folder=Path("/proc"))
+    assert (await ask(full, "menu"))["full_disk"] == "/proc"
 
 
 async def test_a_started_server_writes_by_itself_and_remembers_after_a_restart(tmp_path: Path) -> None:

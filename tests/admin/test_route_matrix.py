@@ -58,6 +58,7 @@ ROUTES: dict[str, Access] = {
     "GET /admin/welcome": "page",
     "GET /admin/api/welcome": "admin",
     "POST /admin/api/welcome": "admin",
+    "GET /admin/api/menu": "admin",
     "GET /admin/api/state": "admin",
     "POST /admin/api/worker/restart": "admin",
     "POST /admin/api/worker/drain": "admin",

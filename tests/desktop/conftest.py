@@ -8,7 +8,7 @@ import pytest
 from app.core.server_file import RunningServer, held_home
 from app.settings import Settings, read_settings
 from tests.cli.fake_server import FakeServer, running_server
-from tests.desktop.test_menu import state
+from tests.desktop.test_menu import menu
 
 
 @pytest.fixture
@@ -16,8 +16,7 @@ def fake() -> Iterator[FakeServer]:
     with running_server() as server:
         server.answers |= {
             "/admin/api/session": (200, {"kind": "command"}),
-            "/admin/api/state": (200, {"state": state(), "pace": {}}),
-            "/v1/models": (200, {"data": [{"id": "demo-assistant"}, {"id": "demo-hybrid"}]}),
+            "/admin/api/menu": (200, menu()),
             "/api/load": (200, {}),
             "/api/unload": (200, {}),
         }

@@ -67,7 +67,8 @@ def screen_with_tray(*tint: str) -> Iterator[Screen]:
         pytest.fail(f"{MISSING} xvfb trayer xdotool libxcb-cursor0")
     told, tells = os.pipe()
     with ExitStack() as stack:
-        server = ["Xvfb", "-displayfd", str(tells), "-screen", "0", "640x400x24", "-nolisten", "tcp"]
+        # Without -noreset it starts anew, and ends the tray, when the first one to ask has left.
+        server = ["Xvfb", "-displayfd", str(tells), "-screen", "0", "640x400x24", "-nolisten", "tcp", "-noreset"]
         stack.enter_context(ended(server, pass_fds=(tells,)))
         os.close(tells)
         with os.fdopen(told) as number:

@@ -18,11 +18,19 @@ def state(**changed: Any) -> dict[str, Any]:
     return {"worker": WORKER, "models": [MODEL], "quarantined": [], "running": 0} | changed
 
 
+def menu(**changed: Any) -> dict[str, Any]:
+    """What the server answers."""
+    known = {"models": ["demo-assistant", "demo-hybrid"], "full_disk": "", "newer": "", "update_command": "update it"}
+    return {"state": state(), "pace": {}, **known, **changed}
+
+
 STOPPED = Seen()
 STARTING = Seen(is_served=True)
 READY = Seen(is_served=True, address="http://127.0.0.1:8710", state=state(), models=("demo-assistant", "demo-hybrid"))
 BUSY = dataclasses.replace(READY, state=state(running=1), pace={"tokens_per_second": 41.4, "acceptance": 0.823})
 QUARANTINED = dataclasses.replace(READY, state=state(quarantined=[{"id": "demo-hybrid"}]))
+FULL_DISK = dataclasses.replace(READY, full_disk="/data/paceline")
+NEWER = dataclasses.replace(READY, newer="9.0", update_command="brew upgrade paceline")
 PORT_TAKEN = Seen(problem="port 8710 is taken: `paceline serve --port 0` picks a free one")
 RENEWED = {**WORKER, "restarts": 1, "last_exit": {"reason": "it was killed", "reason_code": "no such words"}}
 
@@ -61,6 +69,27 @@ def test_a_quarantined_model_is_trouble_that_names_the_next_action() -> None:
     assert tray_state(QUARANTINED) == "trouble"
     assert titles(QUARANTINED)[0].startswith("demo-hybrid is quarantined")
     assert "dashboard" in titles(QUARANTINED)[0]
+
+
+def test_a_disk_without_room_is_trouble_and_told_once() -> None:
+    assert tray_state(FULL_DISK) == "trouble"
+    assert titles(FULL_DISK)[0].startswith("The disk of /data/paceline is full: make room")
+    assert news(READY, FULL_DISK, WORDS) == [titles(FULL_DISK)[0]]
+    assert news(FULL_DISK, FULL_DISK, WORDS) == []
+
+
+def test_a_newer_version_is_an_entry_and_told_once() -> None:
+    assert tray_state(NEWER) == "ready"
+    assert titles(NEWER)[:2] == ["Ready", "Update to 9.0: copy command"]
+    assert actions(face(NEWER, WORDS).entries) - actions(face(READY, WORDS).entries) == {"update"}
+    assert [text.partition(":")[0] for text in news(READY, NEWER, WORDS)] == ["Paceline 9.0 is available"]
+    assert news(NEWER, NEWER, WORDS) == []
+
+
+def test_what_is_loaded_is_offered_in_the_servers_order_and_only_a_handful() -> None:
+    many = dataclasses.replace(READY, models=("z", "demo-assistant", *"abcdefghi"))
+    load = next(each for each in face(many, WORDS).entries if each.title == "Load a model")
+    assert [each.title for each in load.children] == ["z", *"abcdefg"]
 
 
 def test_what_can_be_done_fits_the_situation() -> None:
@@ -122,6 +151,6 @@ def test_a_worker_that_restarted_is_told_with_the_reason() -> None:
 @pytest.mark.parametrize("language", languages())
 def test_every_situation_can_be_told_in_every_language(language: str) -> None:
     words = read_words(language)
-    for seen in (STOPPED, STARTING, READY, BUSY, QUARANTINED, PORT_TAKEN):
+    for seen in (STOPPED, STARTING, READY, BUSY, QUARANTINED, PORT_TAKEN, FULL_DISK, NEWER):
         assert face(seen, words).entries
     assert news(READY, dataclasses.replace(READY, state=state(worker=RENEWED)), words)

@@ -13,8 +13,8 @@ from app.desktop.menubar import MenuBar, look, only_one, show_menu_bar
 from app.desktop.tray import Face
 from app.i18n import read_words
 from app.settings import Settings
-from tests.cli.fake_server import FakeServer
-from tests.desktop.test_menu import state
+from tests.cli.fake_server import FakeServer, running_server
+from tests.desktop.test_menu import actions, menu, state
 
 SECONDS = 30.0
 
@@ -39,6 +39,9 @@ class FakeTray:
     def run(self, chosen: Callable[[str], None]) -> None:
         self.story(chosen)
         chosen("quit")
+        self.wait_for_quit()
+
+    def wait_for_quit(self) -> None:
         assert self._is_over.wait(SECONDS)
 
     def hand_over(self, call: Callable[[], None]) -> None:
@@ -117,7 +120,7 @@ def test_pages_open_signed_in_and_the_address_is_copied(settings: Settings, serv
 
 
 def test_a_key_that_is_made_for_it_is_copied_and_named(settings: Settings, served: FakeServer) -> None:
-    served.answers["/admin/api/keys"] = (201, {"text": "pl-secret"})
+    served.answers["/admin/api/keys"] = (200, {"text": "pl-secret", "key": {"id": 7}, "keys": []})
 
     def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
         choose("copy_key")
@@ -132,15 +135,80 @@ def test_a_key_that_is_made_for_it_is_copied_and_named(settings: Settings, serve
     assert "pl-secret" not in tray.told[0]
 
 
+@pytest.mark.parametrize(("used_at", "revoked"), [(None, ["/admin/api/keys/7"]), (1.0, [])])
+def test_another_key_takes_the_place_of_one_that_nobody_used(
+    settings: Settings, served: FakeServer, used_at: float | None, revoked: list[str]
+) -> None:
+    listed = [{"id": 6, "used_at": None}, {"id": 7, "used_at": used_at}]
+    served.answers["/admin/api/keys"] = (200, {"text": "pl-secret", "key": {"id": 7}, "keys": listed})
+    served.answers["/admin/api/keys/7"] = (200, {})
+
+    def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
+        for count in (1, 2):
+            choose("copy_key")
+            tray.until(lambda expected=count: len(tray.told) == expected)
+
+    play(settings, story)
+    assert [path for method, path, _, _ in served.requests if method == "DELETE"] == revoked
+
+
+def test_the_command_that_updates_is_copied_and_told(settings: Settings, served: FakeServer) -> None:
+    served.answers["/admin/api/menu"] = (200, menu(newer="9.0", update_command="brew upgrade paceline"))
+
+    def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
+        choose("update")
+        tray.until(lambda: tray.told)
+
+    tray = play(settings, story)
+    assert tray.copied == ["brew upgrade paceline"]
+    assert "brew upgrade paceline" in tray.told[0]
+
+
+def test_a_server_that_comes_back_on_another_port_is_followed(settings: Settings, fake: FakeServer) -> None:
+    with running_server() as other, held_home(settings.home) as write:
+        other.answers["/admin/api/menu"] = (200, menu(models=["elsewhere"]))
+        write(RunningServer("127.0.0.1", fake.port, "key"))
+
+        def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
+            tray.until(lambda: "load demo-hybrid" in offered(tray))
+            write(RunningServer("127.0.0.1", other.port, "key"))
+            choose("nothing that exists")  # it looks again at once
+            tray.until(lambda: "load elsewhere" in offered(tray))
+            choose("copy")
+            tray.until(lambda: tray.copied)
+
+        assert play(settings, story).copied == [f"http://127.0.0.1:{other.port}/v1"]
+
+
+def test_the_server_of_another_home_is_not_this_ones(settings: Settings, fake: FakeServer) -> None:
+    with held_home(settings.home.parent / "other") as write:
+        write(RunningServer("127.0.0.1", fake.port, "key"))
+        assert not look(settings).is_served
+        assert look(settings.with_values({"home": settings.home.parent / "other"})).state == state()
+    assert {path for _, path, _, _ in fake.requests} == {"/admin/api/menu"}
+
+
+def offered(tray: FakeTray) -> set[str]:
+    """The actions of the menu as it is now."""
+    return actions(tray.faces[-1].entries) if tray.faces else set()
+
+
 def test_start_runs_our_command_and_shows_that_it_starts(settings: Settings) -> None:
     said = settings.home.parent / "said"
 
+    go_on = settings.home.parent / "go on"
+
     def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
         choose("start")
-        tray.until(said.exists)
+        tray.until(lambda: tray.faces[-1].state == "starting")
+        assert tray.faces[-1].entries[0].title == "Starting…"
+        go_on.touch()
         tray.until(lambda: tray.faces[-1].state == "stopped")
 
-    tray = play(settings, story, f"import sys, pathlib; pathlib.Path({str(said)!r}).write_text(sys.argv[1])")
+    program = f"""import sys, pathlib, time
+while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)
+pathlib.Path({str(said)!r}).write_text(sys.argv[1])"""
+    tray = play(settings, story, program)
     assert said.read_text() == "start"
     assert tray.told == []
 
@@ -189,12 +257,13 @@ def test_quit_leaves_the_server_and_quit_all_stops_it_first(settings: Settings) 
     note = f"import sys, pathlib; pathlib.Path({str(said)!r}).write_text(sys.argv[1])"
     play(settings, lambda _tray, _choose: None, note)
     assert not said.exists()
-    play(
-        settings,
-        lambda tray, choose: (choose("quit_all"), tray.until(lambda: said.exists() and said.read_text()))[1],
-        note,
-    )
-    assert said.read_text() == "stop"
+
+    def story(tray: FakeTray, choose: Callable[[str], None]) -> None:
+        choose("quit_all")
+        tray.wait_for_quit()
+        assert said.read_text() == "stop"
+
+    play(settings, story, note)
 
 
 def test_a_home_has_one_menu_bar(settings: Settings) -> None:
