@@ -273,7 +273,7 @@ def put(new: Path, path: Path) -> None:
 
 def set_aside(path: Path, new: Path, moment: str) -> Path:
     """The damaged file gets a name of its own and `new` takes its place; there is never no file in between."""
-    aside = _free_name(_beside(path, f".damaged-{moment}"))
+    aside = free_name(_beside(path, f".damaged-{moment}"))
     if path.is_file() and not path.is_symlink() and path.stat().st_uid == os.geteuid():
         try:
             os.link(path, aside)
@@ -303,11 +303,22 @@ def back_up(path: Path, revision: str) -> Path:
     return copy
 
 
+def readable_copy(path: Path) -> Path | None:
+    """The latest of the copies made before an upgrade that this version can read; None: there is none."""
+    copies = (each for each in path.parent.glob(f"{path.name}.before-*") if each.name.rpartition("-")[2].isdigit())
+    for copy in sorted(copies, key=lambda each: each.stat().st_mtime_ns, reverse=True):
+        with contextlib.suppress(Damage, NewerRevision, OSError, sqlite3.Error):
+            examine(copy)
+            return copy
+    return None
+
+
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path) -> Path:
+    """This name, or the first one like it that nothing has."""
     names = (path if number == 1 else _beside(path, f"-{number}") for number in range(1, 1000))
     return next(name for name in names if not os.path.lexists(name))
 

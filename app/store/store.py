@@ -9,6 +9,7 @@ the file lies a little room in reserve, so that a full disk does not keep a key 
 
 import contextlib
 import errno
+import shlex
 import sqlite3
 import threading
 import time
@@ -21,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session
 
 from app.core.errors import StoreUnavailable
+from app.core.installation import this_installation
 from app.store import database, glance
 from app.store.glance import LOCKED_DOWN
 from app.store.tables import SettingRow
@@ -31,7 +33,7 @@ LOCKED_WORDS = "Paceline is locked down: every request needs a key until a new a
 DAMAGED = "is damaged ({reason}): `paceline serve` sets it aside and starts locked down, with a new one"
 FULL = "cannot be written, because the disk is full: make room, and try again"
 NARROWED = "Other users could write into the folder of Paceline's state: from now on only you can."
-NEWER = "was written by a newer Paceline ({reason}): update Paceline, or move the file away"
+NEWER = "was written by a newer Paceline ({reason})"
 
 
 class Store:
@@ -115,7 +117,8 @@ class Store:
         except database.Damage as damage:
             raise self._unusable(DAMAGED.format(reason=damage)) from damage
         except database.NewerRevision as newer:
-            raise self._unusable(NEWER.format(reason=newer)) from newer
+            why = NEWER.format(reason=newer)
+            raise self._unusable(f"{why}: update Paceline", f"{why}: {self._way_back()}") from newer
         except (SQLAlchemyError, sqlite3.Error, OSError, ValueError) as error:
             if _is_full(error):
                 raise self._unusable(FULL) from error
@@ -124,8 +127,17 @@ class Store:
             reason = " ".join(str(notice).split())[:200]
             raise self._unusable(f"cannot be used ({reason}): check that it is yours and the disk has room") from error
 
-    def _unusable(self, why: str) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.path.name} {why}", for_owner=f"{self.path} {why}")
+    def _unusable(self, why: str, for_owner: str = "") -> StoreUnavailable:
+        return StoreUnavailable(f"{self.path.name} {why}", for_owner=f"{self.path} {for_owner or why}")
+
+    def _way_back(self) -> str:
+        """What the owner of a newer file can do: update this Paceline, or go back to the copy made before it came."""
+        copy, aside = database.readable_copy(self.path), database.free_name(self.path.with_name(f"{FILE_NAME}.newer"))
+        update, move = this_installation().update, f"mv {shlex.quote(str(self.path))} {shlex.quote(str(aside))}"
+        if copy is None:
+            return f"update this one with `{update}`, or begin anew with `{move}`"
+        go_back = f"{move} && cp {shlex.quote(str(copy))} {shlex.quote(str(self.path))}"
+        return f"update this one with `{update}`, or go back to what was here before it with `{go_back}`"
 
     @contextmanager
     def _room(self) -> Iterator[None]:
@@ -185,7 +197,7 @@ class Store:
             database.migrate(self.path, adopt=not revision)
         except ValueError as error:
             raise database.Damage("it has values that are none") from error
-        return f"{self.path.name} has a new form; the earlier one is kept as {copy.name}."
+        return f"{self.path.name} has a new form; the earlier one is kept as {copy}."
 
     def _checkpoint(self) -> None:
         with (

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
@@ -16,8 +19,11 @@ import pytest
 from app.command import service
 from app.command.service import log_lines, readable, start, status, status_lines, stop, words_of
 from app.core.errors import CommandError
+from app.core.installation import this_installation
 from app.core.server_file import FILE_NAME, LOG, LOG_FOLDER, RunningServer, held_home, is_served, read_server
 from app.settings import read_settings
+from app.store.database import back_up
+from app.store.glance import FILE_NAME as STORE
 
 STARTS_AT_ONCE = 50
 
@@ -194,6 +200,28 @@ def test_a_start_that_fails_says_why_in_one_line(environment: Mapping[str, str])
     assert said(environment, "start", "--host", "0.0.0.0", code=1).startswith("0.0.0.0: other machines reach")  # noqa: S104
     assert "No such option: --bogus" in said(environment, "start", "--bogus", code=2)
     assert "there is no log" in said(environment, "logs", code=1)
+
+
+def test_the_state_of_a_newer_paceline_is_refused_with_the_way_back(environment: Mapping[str, str], home: Path) -> None:
+    said(environment, "config", "set", "theme", "dark")
+    path = home / STORE
+    copy = back_up(path, "0999")  # as the newer one does it
+    with closing(sqlite3.connect(path)) as file:
+        file.executescript(
+            "UPDATE alembic_version SET version_num = '0999'; PRAGMA user_version = 999;"
+            "UPDATE setting SET value = '\"light\"' WHERE name = 'theme'; CREATE TABLE dream (text);"
+        )
+    refused = said(environment, "start", "--port", "0", code=1)
+    assert said(environment, "serve", "--port", "0", code=1) == f"paceline: {refused}"
+    (line,) = refused.splitlines()
+    assert line.startswith(f"{path} was written by a newer Paceline (it has revision 0999")
+    update, go_back = re.findall("`(.*?)`", line)
+    assert update == this_installation().update
+    assert str(copy) in go_back
+    subprocess.run(go_back, shell=True, check=True)  # noqa: S602 - what a person would paste
+    assert said(environment, "config", "get", "theme") == "dark"
+    with closing(sqlite3.connect(path.with_name(f"{STORE}.newer"))) as kept:
+        assert kept.execute("SELECT value FROM setting WHERE name = 'theme'").fetchall() == [('"light"',)]
 
 
 def test_options_become_words_that_mean_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
