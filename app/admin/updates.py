@@ -40,8 +40,14 @@ HEADERS = {"accept": JSON_PAGE, "user-agent": f"{DISTRIBUTION}/{__version__}"}
 TOLD_BY_PIP = re.compile(r"Base URL of the Python Package Index \(default\s+(\S+?)\)")
 ADDRESS = re.compile(r"https?://\S+")
 
-Outcome = Literal["", "no_index", "unreachable", "newer", "latest"]
+Problem = Literal["no_index", "unlisted", "unreachable"]
+Outcome = Literal["", Problem, "newer", "latest"]
 """Of the last time that the index was asked; empty: nobody asked yet, or may."""
+LOGGED: Mapping[Problem, str] = {
+    "no_index": "no package index is known here",
+    "unlisted": "the package index has no such project",
+    "unreachable": "the package index did not tell",
+}
 
 _logger = logging.getLogger("paceline.updates")
 
@@ -82,7 +88,7 @@ class Updates:
         self._clock = clock
         self._path = settings().home / KEPT
         self._latest = ""
-        self._problem: Literal["", "no_index", "unreachable"] = ""
+        self._problem: Problem | Literal[""] = ""
         self._is_on = settings().check_updates
         self._switched_on = asyncio.Event()
         self.command = this_installation().update
@@ -129,22 +135,25 @@ class Updates:
         """Ask the index once; how long to wait before the next time."""
         try:
             index = await asyncio.to_thread(self._index)
-            self._problem = "" if index else "no_index"
             if not index:
-                _logger.info("No package index is known, so nobody is asked for a newer version.")
-                return DAY_SECONDS
+                return self._failed("no_index", DAY_SECONDS)
             async with asyncio.timeout(ANSWER_SECONDS):
                 content = await _fetch(f"{index.rstrip('/')}/{DISTRIBUTION}/")
             latest = newest(msgspec.json.decode(content, type=IndexPage).files, platform.python_version())
             kept = KeptCheck(latest or __version__, self._clock())
             with contextlib.suppress(OSError):  # a full disk: then a restart asks again
                 await asyncio.to_thread(write_privately, self._path, msgspec.json.encode(kept))
-            self._latest = kept.latest
+            self._latest, self._problem = kept.latest, ""
         except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError, OSError, ValueError) as error:
-            self._problem = "unreachable"
-            _logger.info("The package index did not tell the newest version (%s): later again.", type(error).__name__)
-            return RETRY_SECONDS
+            if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == httpx2.codes.NOT_FOUND:
+                return self._failed("unlisted", DAY_SECONDS)
+            return self._failed("unreachable", RETRY_SECONDS)
         return DAY_SECONDS
+
+    def _failed(self, problem: Problem, seconds: float) -> float:
+        self._problem = problem
+        _logger.info("No newer version was looked for (%s): again in %d hours.", LOGGED[problem], seconds // 3600)
+        return seconds
 
 
 async def _fetch(address: str) -> bytes:

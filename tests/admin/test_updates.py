@@ -149,18 +149,21 @@ async def test_a_restart_within_a_day_asks_nobody_and_knows_the_answer(tmp_path:
     assert len(index.asked) == 2
 
 
-@pytest.mark.parametrize(("status", "content"), [(503, b"{}"), (200, b"<html>Sign in to the hotel"), (404, b"")])
+@pytest.mark.parametrize(
+    ("status", "content", "outcome"),
+    [(503, b"{}", "unreachable"), (200, b"<html>Sign in to the hotel", "unreachable"), (404, b"", "unlisted")],
+)
 async def test_an_index_that_does_not_tell_is_one_quiet_line_and_asked_later(
-    tmp_path: Path, index: StandInIndex, caplog: pytest.LogCaptureFixture, status: int, content: bytes
+    tmp_path: Path, index: StandInIndex, caplog: pytest.LogCaptureFixture, status: int, content: bytes, outcome: str
 ) -> None:
     caplog.set_level("INFO", "paceline.updates")
     index.status, index.content = status, content
     async with Here(tmp_path, lambda: index.address) as here:
-        assert (await here.until("unreachable"))["newer"] == ""
+        assert (await here.until(outcome))["newer"] == ""
         assert not here.task.done()
     assert len(index.asked) == 1
     (record,) = caplog.records
-    assert (record.levelname, "later again" in record.message) == ("INFO", True)
+    assert (record.levelname, "again in" in record.message) == ("INFO", True)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/", "http://[", "http://\x7f/"])
