@@ -125,7 +125,7 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
     measuring = Measuring(context, models, kept)
     loading = Loading(context, models, measuring)
     catalogs = Catalogs(context.settings.home / OWN_CATALOGS)
-    updates = Updates(lambda: context.settings)
+    updates = Updates(lambda: context.settings.check_updates)
     return AdminContext(
         serving=context,
         store=store,

@@ -68,9 +68,7 @@ class Settings(BaseModel):
     theme: Literal["system", "light", "dark"] = _setting("system", "Dashboard theme.", "general", "now")
     open: bool = _switch("Open the dashboard in the browser when the server starts.", "general")
     check_updates: bool = _switch(
-        "Ask the package index once a day for the newest version; nothing but Paceline's version is told.",
-        "general",
-        "now",
+        "Ask what installed Paceline (pip, uv, pipx, Homebrew, git) once a day for a newer version.", "general", "now"
     )
     default_model: str = _setting(
         "", "Model for requests that name none; empty: the only model installed.", "general", "now", max_length=300

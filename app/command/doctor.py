@@ -1,5 +1,7 @@
-"""`doctor`: what is wrong on this computer, and what to do about it. Reads only; changes, loads and sends nothing."""
+"""`doctor`: what is wrong on this computer, and what to do about it. It changes, loads and sends nothing; only where
+`check_updates` is on it asks for a newer version."""
 
+import asyncio
 import contextlib
 import ctypes
 import errno
@@ -20,12 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from app import __version__
-from app.admin.updates import Updates
 from app.command.config import opened
 from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
 from app.core.errors import StoreUnavailable
-from app.core.installation import DISTRIBUTION, this_installation
+from app.core.installation import DISTRIBUTION, newer_version, this_installation
 from app.core.setting_texts import local_url
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
@@ -72,11 +73,12 @@ def examine(settings: Settings) -> list[Finding]:
 
 
 def check_installation(settings: Settings) -> Iterator[Finding]:
-    """Which version this is, how it came here and so how it is updated, and a newer one that the server heard of."""
-    found = this_installation()
-    updates = Updates(lambda: settings)
-    updates.recall()
-    news = f"; {updates.newer} is available" if updates.newer else ""
+    """Which version this is, how it came here and so how it is updated, and a newer one where a setting asks for it."""
+    found, newer = this_installation(), ""
+    if settings.check_updates:
+        with contextlib.suppress(OSError):
+            newer = asyncio.run(newer_version(found, __version__))
+    news = f"; {newer} is available" if newer else ""
     message = f"{__version__}, {found.kind}: {found.place}{news}"
     yield Finding("paceline", "warn" if news else "ok", message, f"update: {found.update}")
 

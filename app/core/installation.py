@@ -1,11 +1,16 @@
 """How this copy of Paceline was installed, and so how it is updated and removed.
 
 Its own files tell: what the installer wrote beside the package (PEP 610, PEP 376), and what uv, pipx and Homebrew keep
-in the environments that they make.
+in the environments that they make. Which version could be had is asked of the installer itself, since it alone knows
+the index, the proxy and the certificates that an update would use.
 """
 
+import asyncio
 import json
+import os
+import re
 import shlex
+import shutil
 import sys
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,16 +21,31 @@ from urllib.request import url2pathname
 
 DISTRIBUTION = "paceline"
 Kind = Literal["checkout", "Homebrew", "uv tool", "pipx", "uv", "pip"]
+PLAN = ("install", "--dry-run", "--no-deps", "--upgrade", DISTRIBUTION)
+PLANNED = rf"^(?: \+ {DISTRIBUTION}==|Would install {DISTRIBUTION}-)(\S+)"
+OUTDATED = r'"current_version": *"([^"_]+)'
+TAGGED = r"refs/tags/v(\d+(?:\.\d+)*)$"
+"""What asks uv and pip, and how these two, Homebrew and git name a version that could be had."""
+ASK_SECONDS = 60.0
+USUAL_FOLDERS = ("~/.local/bin", "/opt/homebrew/bin", "/usr/local/bin")
+"""Where installers are, for a server that the system started with a short PATH."""
+QUIET = {"GIT_TERMINAL_PROMPT": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+"""Nobody is there to answer a question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """`update` and `remove` say what to type; `place` is the checkout, or the environment."""
+    """`update` and `remove` say what to type; `place` is the checkout, or the environment.
+
+    `asking` are the words that ask for versions that could be had, `answer` is a pattern of each in what is printed.
+    """
 
     kind: Kind
     place: Path
     update: str
     remove: str
+    asking: tuple[str, ...]
+    answer: str
 
 
 def this_installation() -> Installation:
@@ -55,19 +75,66 @@ def installation_of(prefix: Path, python: Path, installer: str, source: Path | N
     """What the files of an environment say: its folder and Python, who installed into it, and the checkout it runs."""
     if source is not None:
         place = shlex.quote(str(source))
-        return Installation(
-            "checkout", source, f"git -C {place} pull && make -C {place} install", f"delete the folder {source}"
-        )
+        update = f"git -C {place} pull && make -C {place} install"
+        tags = ("git", "-C", str(source), "ls-remote", "--tags", "--refs", "origin")
+        return Installation("checkout", source, update, f"delete the folder {source}", tags, TAGGED)
     if "Cellar" in prefix.parts:
-        return Installation("Homebrew", prefix, f"brew upgrade {DISTRIBUTION}", f"brew uninstall {DISTRIBUTION}")
-    if (prefix / "uv-receipt.toml").is_file():
-        return Installation("uv tool", prefix, f"uv tool upgrade {DISTRIBUTION}", f"uv tool uninstall {DISTRIBUTION}")
-    if (prefix / "pipx_metadata.json").is_file():
-        return Installation("pipx", prefix, f"pipx upgrade {DISTRIBUTION}", f"pipx uninstall {DISTRIBUTION}")
+        outdated = ("brew", "outdated", "--json=v2", "--formula", DISTRIBUTION)
+        return Installation("Homebrew", prefix, *_by("brew"), outdated, OUTDATED)
     own = shlex.quote(str(python))
-    kind: Kind = "uv" if installer == "uv" else "pip"
-    if kind == "uv":
-        update, remove = f"uv pip install --python {own} --upgrade", f"uv pip uninstall --python {own}"
-    else:
-        update, remove = f"{own} -m pip install --upgrade", f"{own} -m pip uninstall"
-    return Installation(kind, prefix, f"{update} {DISTRIBUTION}", f"{remove} {DISTRIBUTION}")
+    plan = ("uv", "pip", *PLAN, "--python", str(python))
+    if (prefix / "uv-receipt.toml").is_file():
+        return Installation("uv tool", prefix, *_by("uv tool"), plan, PLANNED)
+    if (prefix / "pipx_metadata.json").is_file():
+        return Installation("pipx", prefix, *_by("pipx"), ("pipx", "runpip", DISTRIBUTION, *PLAN), PLANNED)
+    if installer == "uv":
+        by_uv = _by("uv pip", f" --python {own}", "install", " --upgrade")
+        return Installation("uv", prefix, *by_uv, plan, PLANNED)
+    by_pip = _by(f"{own} -m pip", "", "install", " --upgrade")
+    return Installation("pip", prefix, *by_pip, (str(python), "-m", "pip", *PLAN), PLANNED)
+
+
+def _by(program: str, options: str = "", verb: str = "upgrade", how: str = "") -> tuple[str, str]:
+    """What updates and what removes."""
+    return f"{program} {verb}{options}{how} {DISTRIBUTION}", f"{program} uninstall{options} {DISTRIBUTION}"
+
+
+def version_order(version: str) -> tuple[tuple[int, ...], bool]:
+    """What versions are sorted by: numbers first; one with letters comes before the one without."""
+    numbers = re.match(r"[\d.]*", version)
+    found = numbers[0] if numbers else ""
+    return tuple(int(each) for each in found.split(".") if each), found == version
+
+
+def newest_in(said: str, answer: str, version: str) -> str:
+    """The newest version that an installer's answer names, if it is newer than `version`; else empty."""
+    newest = max(re.findall(answer, said, re.MULTILINE), key=version_order, default="")
+    return newest if version_order(newest) > version_order(version) else ""
+
+
+async def newer_version(installation: Installation, version: str) -> str:
+    """The version that an update would bring, empty where it would bring none. Raises `OSError` with what was said."""
+    asked = await asyncio.create_subprocess_exec(
+        _place_of(installation.asking[0]),
+        *installation.asking[1:],
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=os.environ | QUIET,
+    )
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            said = (await asked.communicate())[0].decode(errors="replace")
+    finally:
+        if asked.returncode is None:
+            asked.kill()
+    if newest := newest_in(said, installation.answer, version):
+        return newest
+    if asked.returncode:
+        raise OSError(f"`{shlex.join(installation.asking)}` ended with {asked.returncode}: {' '.join(said.split())}")
+    return ""
+
+
+def _place_of(program: str) -> str:
+    folders = (os.environ.get("PATH", os.defpath), *(str(Path(each).expanduser()) for each in USUAL_FOLDERS))
+    return shutil.which(program, path=os.pathsep.join(folders)) or program

@@ -21,6 +21,7 @@ import msgspec
 from app import __version__
 from app.command.autostart import steady_python, usual_home
 from app.core.errors import CommandError, ModelUnavailable
+from app.core.installation import version_order
 from app.core.safe_files import read_file, write_privately
 from app.i18n import Words
 from app.settings import Settings
@@ -210,18 +211,11 @@ def status(folder: Path, launching: Launching) -> str:
 def _apart(record: BundleRecord, launching: Launching) -> str:
     """How the one that is there differs from this installation."""
     if record.version != launching.version:
-        age = "newer" if _order(record.version) > _order(launching.version) else "older"
+        age = "newer" if version_order(record.version) > version_order(launching.version) else "older"
         return f"of Paceline {record.version}, {age} than this one,"
     if record.python != launching.place:
         return f"of another installation ({record.python})"
     return "of an earlier install"
-
-
-def _order(version: str) -> tuple[tuple[int, ...], bool]:
-    """Numbers first; a version with letters comes before the one without."""
-    numbers = re.match(r"[\d.]*", version)
-    found = numbers[0] if numbers else ""
-    return tuple(int(each) for each in found.split(".") if each), found == version
 
 
 def _differing(bundle: Path, record: BundleRecord) -> list[str]:

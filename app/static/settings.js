@@ -81,8 +81,6 @@ component("setting", () => settingRow({
 const OUTCOMES = {
   newer: (version) => t("updates.newer", { version }),
   latest: () => t("updates.latest"),
-  no_index: () => t("updates.no_index"),
-  unlisted: () => t("updates.unlisted"),
   unreachable: () => t("updates.unreachable"),
 };
 

@@ -1,13 +1,12 @@
 """A newer version is told on every page, with the command that brings it, until it is put away."""
 
-import json
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import expect
 
 from app.i18n import languages, read_words
-from tests.admin.test_updates import StandInIndex, stand_in_index
+from tests.admin.test_updates import Releases
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving
 from tests.browser.test_pages import LAYOUT_CALLS, MOST_SHIFT, SHIFT, axe, check, look
@@ -16,26 +15,27 @@ words = read_words()
 
 
 @pytest.fixture(scope="module")
-def index() -> Iterator[StandInIndex]:
-    with stand_in_index() as server:
-        yield server
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
+    made = Releases(tmp_path_factory.mktemp("releases"))
+    made.tell("0.10.0")
+    return made
 
 
 @pytest.fixture(scope="module")
-def behind(tmp_path_factory: pytest.TempPathFactory, index: StandInIndex) -> Iterator[Server]:
-    """A server that is older than what its package index has."""
-    with serving(tmp_path_factory.mktemp("updates"), PIP_INDEX_URL=index.address) as running:
+def behind(tmp_path_factory: pytest.TempPathFactory, releases: Releases) -> Iterator[Server]:
+    """A server that is older than the last release."""
+    with serving(tmp_path_factory.mktemp("updates"), PATH=releases.path) as running:
         yield running
 
 
 def test_a_newer_version_is_told_once_asked_for_and_put_away(
-    behind: Server, index: StandInIndex, visitor: Visitor
+    behind: Server, releases: Releases, visitor: Visitor
 ) -> None:
     visit = visitor(behind)
     visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = visit.open("/admin/settings")
     expect(page.locator(".news")).to_have_count(0)
-    assert index.asked == []
+    assert releases.asked == 0
     page.locator("#setting-check_updates").click()
     expect(page.get_by_role("status").get_by_text(words("updates.newer", version="0.10.0"))).to_be_visible()
 
@@ -53,7 +53,7 @@ def test_a_newer_version_is_told_once_asked_for_and_put_away(
     expect(page.locator("h1")).to_be_visible()
     expect(notice).to_have_count(0)
 
-    index.content = json.dumps({"files": [{"filename": "paceline-0.20.0.tar.gz", "yanked": False}]}).encode()
+    releases.tell("0.10.0", "0.20.0")
     page.goto("/admin/settings")
     page.locator("#setting-check_updates").click()
     expect(page.get_by_role("status").get_by_text(words("updates.newer", version="0.10.0"))).to_have_count(0)

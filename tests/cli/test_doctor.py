@@ -29,20 +29,6 @@ def test_a_healthy_computer(environment: Mapping[str, str], fake: FakeServer) ->
     assert levels["server"] == levels["models"] == levels["package"] == levels["mlx"] == "ok"
 
 
-def test_a_newer_version_is_told_where_the_server_may_ask_for_one(
-    environment: Mapping[str, str], fake: FakeServer
-) -> None:
-    home = Path(environment["PACELINE_HOME"])
-    home.mkdir()
-    (home / "updates.json").write_text(json.dumps({"latest": "99.1", "checked_at": 0}))
-    for switch, level in (("false", "ok"), ("true", "warn")):
-        asked = {**environment, "PACELINE_CHECK_UPDATES": switch}
-        report = json.loads(CliRunner().invoke(application, ["doctor", "--json"], env=asked).stdout)
-        (found,) = (each for each in report["findings"] if each["check"] == "paceline")
-        assert (found["level"], "99.1 is available" in found["message"]) == (level, level == "warn")
-        assert found["action"].startswith("update: ")
-
-
 def test_a_held_port_fails_and_names_the_holder(environment: Mapping[str, str], fake: FakeServer) -> None:
     fake.answers["/health/ready"] = (418, {})
     result = CliRunner().invoke(application, ["doctor"], env=dict(environment))

@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app.cli import application
-from app.core.installation import editable_source, installation_of
 from app.desktop import bundle, removal
 from app.i18n import read_words
 from app.settings import Settings, read_settings
@@ -165,44 +164,3 @@ def test_a_part_that_is_no_part_is_one_line(home: Path) -> None:
     result = run("everything")
     assert result.exit_code == 1
     assert "name some of service, app, downloads, caches, state" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("marker", "installer", "kind", "update"),
-    [
-        ("uv-receipt.toml", "uv", "uv tool", "uv tool upgrade paceline"),
-        ("pipx_metadata.json", "pip", "pipx", "pipx upgrade paceline"),
-        ("", "uv", "uv", "uv pip install --python '/my env/python' --upgrade paceline"),
-        ("", "pip", "pip", "'/my env/python' -m pip install --upgrade paceline"),
-    ],
-)
-def test_every_way_to_install_has_its_own_way_to_update(
-    tmp_path: Path, marker: str, installer: str, kind: str, update: str
-) -> None:
-    if marker:
-        (tmp_path / marker).touch()
-    found = installation_of(tmp_path, Path("/my env/python"), installer, None)
-    assert (found.kind, found.update) == (kind, update)
-    assert "uninstall" in found.remove
-
-
-@pytest.mark.parametrize(
-    ("installer", "remove"),
-    [
-        ("uv", "uv pip uninstall --python /installs/python paceline"),
-        ("pip", "/installs/python -m pip uninstall paceline"),
-    ],
-)
-def test_a_folder_called_like_a_word_of_the_command_keeps_its_name(tmp_path: Path, installer: str, remove: str) -> None:
-    assert installation_of(tmp_path, Path("/installs/python"), installer, None).remove == remove
-
-
-def test_a_checkout_is_pulled_and_homebrew_upgrades_its_own(tmp_path: Path) -> None:
-    origin = json.dumps({"url": f"file://{tmp_path}/my%20code", "dir_info": {"editable": True}})
-    found = installation_of(tmp_path, Path("python"), "pip", editable_source(origin))
-    assert (found.kind, found.place) == ("checkout", tmp_path / "my code")
-    assert found.update.startswith(f"git -C '{tmp_path}/my code' pull")
-    for other in ('{"url": "file:///x", "dir_info": {}}', '{"url": "x", "archive_info": {}}', "", "[]"):
-        assert editable_source(other) is None
-    cellar = tmp_path / "Cellar/paceline/1.0/libexec"
-    assert installation_of(cellar, Path("python"), "pip", None).update == "brew upgrade paceline"

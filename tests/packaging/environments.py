@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -31,21 +30,16 @@ class Installed:
     program: Path
     python: Path
 
-    def run(self, *words: str) -> str:
+    def run(self, *words: str, **environment: str) -> str:
         """What the program printed. Fails the test where it ended with an error."""
-        return run(self.home, str(self.program), *words)
+        return run(self.home, str(self.program), *words, **environment)
 
 
-def environment_of(home: Path) -> Mapping[str, str]:
-    path = os.pathsep.join((str(TOOLS), os.defpath))
-    return {"HOME": str(home), "PATH": path, "COLUMNS": "300", "LANG": "C.UTF-8"}
-
-
-def run(home: Path, *words: str) -> str:
+def run(home: Path, *words: str, **environment: str) -> str:
     """Run a program as the person of this home, who knows nothing of the checkout."""
-    done = subprocess.run(
-        words, env=environment_of(home), cwd=home, capture_output=True, text=True, timeout=100, check=False
-    )
+    path = os.pathsep.join((str(TOOLS), os.defpath))
+    known = {"HOME": str(home), "PATH": path, "COLUMNS": "300", "LANG": "C.UTF-8", **environment}
+    done = subprocess.run(words, env=known, cwd=home, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -53,19 +47,21 @@ def run(home: Path, *words: str) -> str:
 def write_hollow_wheels(folder: Path) -> Path:
     """A wheel for each package of this environment, with its metadata alone; returns the folder of them."""
     for each in metadata.distributions():
-        name, version = each.name.replace("-", "_"), each.version
-        if name == "paceline":
-            continue
-        needs = "".join(f"Requires-Dist: {need}\n" for need in each.requires or ())
-        extras = "".join(f"Provides-Extra: {extra}\n" for extra in each.metadata.get_all("Provides-Extra") or ())
-        record = f"{name}-{version}.dist-info"
-        with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-            wheel.writestr(
-                f"{record}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}{extras}"
-            )
-            wheel.writestr(f"{record}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{record}/RECORD", "")
+        if each.name != "paceline":
+            needs = [f"Requires-Dist: {need}\n" for need in each.requires or ()]
+            extras = [f"Provides-Extra: {extra}\n" for extra in each.metadata.get_all("Provides-Extra") or ()]
+            write_hollow_wheel(folder, each.name, each.version, "".join(needs + extras))
     return folder
+
+
+def write_hollow_wheel(folder: Path, project: str, version: str, needs: str = "") -> None:
+    """A wheel without files."""
+    name = project.replace("-", "_")
+    record = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{record}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+        wheel.writestr(f"{record}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{record}/RECORD", "")
 
 
 def with_pip(home: Path, wheel: Path, dependencies: Path) -> Installed:

@@ -11,7 +11,15 @@ import pytest
 
 from app import __version__
 from tests.architecture.source import ROOT, tracked_files
-from tests.packaging.environments import Distributions, Installed, run, with_pip, with_pipx, with_uv
+from tests.packaging.environments import (
+    Distributions,
+    Installed,
+    run,
+    with_pip,
+    with_pipx,
+    with_uv,
+    write_hollow_wheel,
+)
 
 MAX_WHEEL_BYTES = 40_000_000
 INSTALLERS: dict[str, Callable[[Path, Path, Path], Installed]] = {"uv tool": with_uv, "pipx": with_pipx}
@@ -40,14 +48,16 @@ def test_an_installed_tool_knows_how_it_is_updated(
 ) -> None:
     installed = INSTALLERS[kind](tmp_path, built.wheel, dependencies)
     assert installed.run("--version").strip() == f"paceline {__version__}"
-    assert found_installation(installed) == (kind, f"update: {kind} upgrade paceline")
+    assert found_installation(installed) == (kind, "", f"update: {kind} upgrade paceline")
+    assert found_installation(installed, **with_release(tmp_path, "999.0"))[1] == "999.0 is available"
 
 
 def test_a_person_installs_starts_chats_and_uninstalls_and_nothing_is_left(
     built: Distributions, dependencies: Path, tmp_path: Path
 ) -> None:
     installed = with_pip(tmp_path, built.wheel, dependencies)
-    assert found_installation(installed) == ("pip", f"update: {installed.python} -m pip install --upgrade paceline")
+    update = f"update: {installed.python} -m pip install --upgrade paceline"
+    assert found_installation(installed, **with_release(tmp_path, "999.0")) == ("pip", "999.0 is available", update)
     try:
         assert "Paceline runs at" in installed.run("start", "--port", "0", "--no-open")
         assert "tokens/s" in installed.run("chat", "demo-assistant", "--once", "Count from 1 to 10.")
@@ -59,11 +69,25 @@ def test_a_person_installs_starts_chats_and_uninstalls_and_nothing_is_left(
     run(tmp_path, *program.split(), "--yes")
     assert not installed.program.exists()
     shutil.rmtree(tmp_path / "environment")
+    shutil.rmtree(tmp_path / "releases")
+    shutil.rmtree(tmp_path / ".config")
     assert sorted(tmp_path.rglob("*")) == []
 
 
-def found_installation(installed: Installed) -> tuple[str, str]:
-    """How `paceline doctor` says that it was installed, and what it says to type for the next version."""
-    findings = json.loads(installed.run("doctor", "--json"))["findings"]
+def with_release(home: Path, version: str) -> dict[str, str]:
+    """The environment of a person whose installers know of this release, and who wants to be told."""
+    folder = home / "releases"
+    folder.mkdir()
+    write_hollow_wheel(folder, "paceline", version)
+    settings = home / ".config" / "uv" / "uv.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f"no-index = true\nfind-links = [{json.dumps(str(folder))}]\n", encoding="utf-8")
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PACELINE_CHECK_UPDATES": "true"}
+
+
+def found_installation(installed: Installed, **environment: str) -> tuple[str, str, str]:
+    """What `paceline doctor` says: how it was installed, which newer version there is, and what to type for that."""
+    findings = json.loads(installed.run("doctor", "--json", **environment))["findings"]
     found = next(finding for finding in findings if finding["check"] == "paceline")
-    return found["message"].removeprefix(f"{__version__}, ").partition(":")[0], found["action"]
+    how, _, newer = found["message"].removeprefix(f"{__version__}, ").partition("; ")
+    return how.partition(":")[0], newer, found["action"]
