@@ -303,6 +303,11 @@ def back_up(path: Path, revision: str) -> Path:
     return copy
 
 
+def is_open_elsewhere(path: Path) -> bool:
+    """Whether somebody else has a file open that was just examined: whoever closes it last removes its journal."""
+    return _beside(path, "-wal").exists()
+
+
 def readable_copy(path: Path) -> Path | None:
     """The latest of the copies made before an upgrade that this version can read; None: there is none."""
     copies = (each for each in path.parent.glob(f"{path.name}.before-*") if each.name.rpartition("-")[2].isdigit())

@@ -134,6 +134,8 @@ class Store:
         """What the owner of a newer file can do: update this Paceline, or go back to the copy made before it came."""
         copy, aside = database.readable_copy(self.path), database.free_name(self.path.with_name(f"{FILE_NAME}.newer"))
         update, move = this_installation().update, f"mv {shlex.quote(str(self.path))} {shlex.quote(str(aside))}"
+        if database.is_open_elsewhere(self.path):  # its journal would be taken for the copy's
+            return f"update this one with `{update}`, or stop the server that uses it, with `paceline stop`"
         if copy is None:
             return f"update this one with `{update}`, or begin anew with `{move}`"
         go_back = f"{move} && cp {shlex.quote(str(copy))} {shlex.quote(str(self.path))}"

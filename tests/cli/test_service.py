@@ -206,11 +206,14 @@ def test_the_state_of_a_newer_paceline_is_refused_with_the_way_back(environment:
     said(environment, "config", "set", "theme", "dark")
     path = home / STORE
     copy = back_up(path, "0999")  # as the newer one does it
-    with closing(sqlite3.connect(path)) as file:
-        file.executescript(
-            "UPDATE alembic_version SET version_num = '0999'; PRAGMA user_version = 999;"
-            "UPDATE setting SET value = '\"light\"' WHERE name = 'theme'; CREATE TABLE dream (text);"
-        )
+    script = (
+        "UPDATE alembic_version SET version_num = '0999'; PRAGMA user_version = 999;"
+        "UPDATE setting SET value = '\"light\"' WHERE name = 'theme'; CREATE TABLE dream (text);"
+    )
+    crash = f"import os, sqlite3; file = sqlite3.connect({str(path)!r}); file.executescript({script!r}); os._exit(0)"
+    subprocess.run([sys.executable, "-c", crash], check=True)
+    journal = path.with_name(f"{STORE}-wal")
+    assert journal.stat().st_size > 0, "the newer one did not end in order"
     refused = said(environment, "start", "--port", "0", code=1)
     assert said(environment, "serve", "--port", "0", code=1) == f"paceline: {refused}"
     (line,) = refused.splitlines()
@@ -218,6 +221,10 @@ def test_the_state_of_a_newer_paceline_is_refused_with_the_way_back(environment:
     update, go_back = re.findall("`(.*?)`", line)
     assert update == this_installation().update
     assert str(copy) in go_back
+    assert not journal.exists(), "it would be taken for the copy's"
+    with closing(sqlite3.connect(path)) as newer:
+        newer.execute("SELECT * FROM setting").fetchall()
+        assert "`paceline stop`" in said(environment, "keys", code=1), "nothing is moved from under a server"
     subprocess.run(go_back, shell=True, check=True)  # noqa: S602 - what a person would paste
     assert said(environment, "config", "get", "theme") == "dark"
     with closing(sqlite3.connect(path.with_name(f"{STORE}.newer"))) as kept:
