@@ -23,9 +23,10 @@ DISTRIBUTION = "paceline"
 Kind = Literal["checkout", "Homebrew", "uv tool", "pipx", "uv", "pip"]
 PLAN = ("install", "--dry-run", "--no-deps", "--upgrade", DISTRIBUTION)
 PLANNED = rf"^(?: \+ {DISTRIBUTION}==|Would install {DISTRIBUTION}-)(\S+)"
+LISTED = rf"^{DISTRIBUTION} \((\S+)\)"
 OUTDATED = r'"current_version": *"([^"_]+)'
 TAGGED = r"refs/tags/v(\d+(?:\.\d+)*)$"
-"""What asks uv and pip, and how these two, Homebrew and git name a version that could be had."""
+"""What asks uv and pipx, and how these two, pip, Homebrew and git name a version that could be had."""
 ASK_SECONDS = 60.0
 USUAL_FOLDERS = ("~/.local/bin", "/opt/homebrew/bin", "/usr/local/bin")
 """Where installers are, for a server that the system started with a short PATH."""
@@ -91,7 +92,7 @@ def installation_of(prefix: Path, python: Path, installer: str, source: Path | N
         by_uv = _by("uv pip", f" --python {own}", "install", " --upgrade")
         return Installation("uv", prefix, *by_uv, plan, PLANNED)
     by_pip = _by(f"{own} -m pip", "", "install", " --upgrade")
-    return Installation("pip", prefix, *by_pip, (str(python), "-m", "pip", *PLAN), PLANNED)
+    return Installation("pip", prefix, *by_pip, (str(python), "-m", "pip", "index", "versions", DISTRIBUTION), LISTED)
 
 
 def _by(program: str, options: str = "", verb: str = "upgrade", how: str = "") -> tuple[str, str]:

@@ -47,13 +47,15 @@ component("frame", () => ({
     this.isDark = isDark();
   },
 
+  async leave() {
+    if (await attempt(() => api("POST", "/admin/api/logout"))) location.assign("/admin/login");
+  },
+}));
+
+component("language", () => ({
   speak(event) {
     remember("language", event.target.value);
     location.reload();
-  },
-
-  async leave() {
-    if (await attempt(() => api("POST", "/admin/api/logout"))) location.assign("/admin/login");
   },
 }));
 

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from app.admin.overview import STARTER
 from app.hub.hub_search import PAIRS
-from app.i18n import languages, read_words
+from app.i18n import Catalogs, Words, read_words
 from tests.browser.conftest import Visitor
 from tests.browser.server import PASSWORD, Server, serving
 from tests.browser.test_pages import LAYOUT_CALLS, MOST_SHIFT, SHIFT, axe, check, look
+from tests.browser.visit import PHONE, WIDE
 from tests.browser.witness import is_settled
 from tests.hub.folders import write_model
 from tests.hub.queue import model_files
@@ -51,12 +52,17 @@ def press(page: Page, name: str, role: str = "button") -> None:
     control = page.locator("main").get_by_role(role, name=name, exact=True)  # type: ignore[arg-type]
     expect(control).to_be_visible()
     expect(page.locator("h1")).to_be_focused()
+    reach(page, control)
+    page.keyboard.press("Enter")
+
+
+def reach(page: Page, control: Locator) -> None:
+    """Press Tab until the control has the focus."""
     for _ in range(60):
         page.keyboard.press("Tab")
         if control.evaluate("(node) => node === document.activeElement"):
-            page.keyboard.press("Enter")
             return
-    raise AssertionError(f"Tab never reached {name}")
+    raise AssertionError(f"Tab never reached {control}")
 
 
 def at(page: Page, step: str) -> None:
@@ -69,56 +75,123 @@ def left(server: Server) -> list[str]:
     return told
 
 
-def test_the_whole_way_by_keyboard(fresh: Server, visitor: Visitor, hub: StandInHub) -> None:
-    words = read_words()
-    page = visitor(fresh, signed_in=False).context.new_page()
+def fits(page: Page) -> None:
+    """What is on the page is in order for axe, and at both widths."""
+    assert page.evaluate(SHIFT) < MOST_SHIFT
+    check(axe(page))
+    own = page.viewport_size
+    assert own is not None
+    for width in (PHONE, WIDE):
+        page.set_viewport_size(width)  # type: ignore[arg-type]
+        check(look(page, *LAYOUT_CALLS))
+    page.set_viewport_size(own)
+
+
+@pytest.mark.parametrize(
+    ("language", "phone"), [("en", False), ("ko", True), ("ja", False), ("zh-Hans", True)], ids=str
+)
+def test_the_whole_way_by_keyboard(
+    tmp_path: Path, hub: StandInHub, visitor: Visitor, language: str, phone: bool
+) -> None:
+    """On a wide screen a pair is downloaded, on a narrow one the embedded models are tried."""
+    words = read_words(language)
+    write_model(tmp_path / ".lmstudio" / "models" / "someone" / "tiny")
+    with serving(tmp_path, account=False, PACELINE_HUB_ENDPOINT=hub.address) as fresh:
+        page = visitor(fresh, signed_in=False, phone=phone, locale=language).context.new_page()
+        set_up(page, fresh, language)
+        choose_language(page, language)
+        press(page, words("welcome.next"))
+        at(page, "folders")
+        found = page.locator("main li:visible", has=page.get_by_text(words("welcome.lm_studio"), exact=True))
+        expect(found).to_contain_text(re.compile(rf"{re.escape(words.n('welcome.models_found', 1))} · \d"))
+        fits(page)
+        press(page, words("welcome.skip"), "link")
+        at(page, "models")
+        assert left(fresh) == ["folders", "models"]
+        if phone:
+            fits(page)
+            press(page, words("welcome.use_embedded"))
+            ask_by_keyboard(page)
+        else:
+            download_a_pair(page, words)
+            fits(page)
+            page.locator("h1").focus()
+            press(page, words("welcome.chat"))
+            expect(page).to_have_url(re.compile("/admin/chat"))
+        assert left(fresh) == ["folders"]
+        go_on_where_it_was_left(page, words)
+        assert left(fresh) == []
+        page.close()
+
+
+def set_up(page: Page, fresh: Server, language: str) -> None:
+    """The first password, in the language that the browser asks for; another one is a choice away."""
     page.goto(fresh.setup)
+    expect(page.locator("html")).to_have_attribute("lang", language)
+    expect(page.locator("h1")).to_have_text(read_words(language)("setup.welcome"))
     expect(page.locator("#password")).to_be_focused()
+    fits(page)
     page.keyboard.type(PASSWORD)
     page.keyboard.press("Enter")
     expect(page).to_have_url(fresh.url("/admin/welcome"))
     fresh.client.post("/admin/api/login", json={"password": PASSWORD})
     assert left(fresh) == list(STEPS)
 
-    press(page, "한국어")
-    expect(page.locator("html")).to_have_attribute("lang", "ko")
-    is_settled(page)
-    press(page, "English")
-    expect(page.locator("html")).to_have_attribute("lang", "en")
-    is_settled(page)
-    press(page, words("welcome.next"))
-    at(page, "folders")
-    found = page.locator("main li:visible", has=page.get_by_text(words("welcome.lm_studio"), exact=True))
-    expect(found).to_contain_text(re.compile(r"1 model · \d"))
-    press(page, words("welcome.skip"), "link")
-    at(page, "models")
-    assert left(fresh) == ["folders", "models"]
 
+def choose_language(page: Page, language: str) -> None:
+    """Another one, and back."""
+    names = Catalogs().names
+    other = "ko" if language == "en" else "en"
+    fits(page)
+    for code in (other, language):
+        press(page, names[code])
+        expect(page.locator("html")).to_have_attribute("lang", code)
+        is_settled(page)
+
+
+def download_a_pair(page: Page, words: Words) -> None:
     pair = page.get_by_role("button", name=re.compile(words("downloads.pair_get_named", name=".*"))).first
     expect(pair).to_be_visible()
-    pair.focus()
+    reach(page, pair)
     page.keyboard.press("Enter")
-    expect(page.locator("#confirm-yes")).to_be_visible()
-    page.locator("#confirm-yes").focus()
+    reach(page, page.locator("#confirm-yes"))
     page.keyboard.press("Enter")
-    done = page.get_by_text(words("downloads.state_done"), exact=True)
-    expect(done).to_have_count(2)
-    page.locator("h1").focus()
-    press(page, words("welcome.chat"))
-    expect(page).to_have_url(re.compile("/admin/chat"))
-    assert left(fresh) == ["folders"]
+    queue = page.locator("section[aria-labelledby=queue-title]")
+    expect(queue.get_by_text(words("downloads.state_done"), exact=True)).to_have_count(2)
 
+
+def ask_by_keyboard(page: Page) -> None:
+    expect(page).to_have_url(re.compile(rf"/admin/chat\?model={STARTER}$"))
+    is_settled(page)
+    reach(page, page.locator("#draft"))
+    page.keyboard.type("Count from 1 to 5.")
+    page.keyboard.press("Enter")
+    expect(page.locator("#chat-thread")).to_contain_text("4, 5")
+
+
+def go_on_where_it_was_left(page: Page, words: Words) -> None:
     page.goto("/admin/")
     notice = page.locator(".notice", has=page.get_by_text(words("welcome.unfinished")))
-    notice.get_by_role("link", name=words("welcome.resume")).focus()
+    is_settled(page)
+    reach(page, notice.get_by_role("link", name=words("welcome.resume")))
     page.keyboard.press("Enter")
     expect(page.locator("nav [aria-current=step]")).to_contain_text(words("welcome.folders"))
     is_settled(page)
     press(page, words("welcome.next"))
     at(page, "models")
-    assert left(fresh) == []
     page.goto("/admin/")
     expect(notice).to_have_count(0)
+
+
+def test_the_password_is_chosen_in_a_language_that_the_browser_does_not_ask_for(
+    fresh: Server, visitor: Visitor
+) -> None:
+    page = visitor(fresh, signed_in=False).context.new_page()
+    page.goto(fresh.setup)
+    page.locator("#language").select_option("ja")
+    expect(page.locator("h1")).to_have_text(read_words("ja")("setup.welcome"))
+    expect(page.locator("#password")).to_be_visible()
+    page.close()
 
 
 def test_a_folder_that_is_added_is_counted_at_once(known: Server, visitor: Visitor, tmp_path: Path) -> None:
@@ -169,22 +242,6 @@ def test_without_a_network_it_is_said_and_the_embedded_models_are_offered(tmp_pa
         expect(page.get_by_role("status").filter(has_text=words("downloads.problem_offline"))).to_be_visible()
         expect(page.get_by_role("button", name=words("welcome.use_embedded"))).to_be_visible()
         assert page.evaluate(SHIFT) < MOST_SHIFT
-        page.close()
-
-
-@pytest.mark.parametrize("phone", [False, True], ids=["wide", "phone"])
-@pytest.mark.parametrize("language", languages())
-def test_every_step_speaks_every_language_and_fits(known: Server, visitor: Visitor, language: str, phone: bool) -> None:
-    words = read_words(language)
-    visit = visitor(known, phone=phone)
-    visit.context.add_cookies([{"name": "paceline_language", "value": language, "url": known.url("/admin")}])
-    for step in STEPS:
-        page = visit.open(f"/admin/welcome?step={step}")
-        expect(page.locator("html")).to_have_attribute("lang", language)
-        expect(page.get_by_role("heading", level=2).first).to_have_text(words(f"welcome.{step}"))
-        assert page.evaluate(SHIFT) < MOST_SHIFT
-        check(look(page, *LAYOUT_CALLS))
-        check(axe(page))
         page.close()
 
 

@@ -52,6 +52,7 @@ def test_a_checkout_is_pulled_and_homebrew_upgrades_its_own(tmp_path: Path) -> N
     assert installation_of(cellar, Path("python"), "pip", None).update == "brew upgrade paceline"
 
 
+LISTING = "WARNING: no cache\npaceline (0.10.0)\nAvailable versions: 0.10.0, 0.9.0\n  INSTALLED: 0.9.0\n"
 PIP_PLAN = "Looking up paceline\nCollecting paceline\nWould install paceline-0.10.0\n"
 PLAN = "Resolved 1 package in 5ms\nWould install 1 package\n - paceline==0.9.0\n + paceline==0.10.0\n"
 OUTDATED = '{"formulae":[{"name":"paceline","installed_versions":["0.9.0"],"current_version":"0.10.0_1"}],"casks":[]}'
@@ -61,7 +62,7 @@ TAGS = "1\trefs/tags/v0.10.0\n2\trefs/tags/v0.9.0\n3\trefs/tags/v0.11.0rc1\n4\tr
 @pytest.mark.parametrize(
     ("prefix", "marker", "installer", "source", "said"),
     [
-        ("env", "", "pip", None, PIP_PLAN),
+        ("env", "", "pip", None, LISTING),
         ("env", "pipx_metadata.json", "pip", None, PIP_PLAN),
         ("env", "pipx_metadata.json", "uv", None, PLAN),
         ("env", "", "uv", None, PLAN),
