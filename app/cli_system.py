@@ -171,11 +171,11 @@ def config(
 @application.command(rich_help_panel=COMPUTER)
 def password() -> None:
     """Set or reset the dashboard password and sign out all browsers. Needs no server."""
-    from app.command.config import account, read_password
+    from app.command.config import read_password, set_password
     from app.command.server import given
 
-    with reported_errors(), account(given()) as accounts:
-        accounts.set_password(read_password())
+    with reported_errors():
+        set_password(given(), read_password())
     console().print("The password is set. All browsers are signed out.", highlight=False)
 
 

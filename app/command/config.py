@@ -24,7 +24,7 @@ from app.hub.catalog import default_catalog
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
 from app.store.accounts import Accounts, Keys
-from app.store.rows import StoredSettings
+from app.store.rows import FirstRun, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.store.tables import KeyRow
 
@@ -49,6 +49,16 @@ def account(settings: Settings) -> Iterator[Accounts]:
     """The account and its keys. Raises `StoreUnavailable`."""
     with closing(Store(settings.home / FILE_NAME)) as store:
         yield Accounts(store)
+
+
+def set_password(settings: Settings, password: str) -> None:
+    """Make the account, with its first steps before it, or change its password. Raises `InvalidRequest`."""
+    with closing(Store(settings.home / FILE_NAME)) as store:
+        accounts = Accounts(store)
+        is_first = not accounts.has_account
+        accounts.set_password(password)
+        if is_first:
+            FirstRun(store).begin()
 
 
 def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:

@@ -235,11 +235,14 @@ def test_a_pair_that_fails_to_download_is_told_and_the_embedded_models_go_on(
         page.close()
 
 
-def test_without_a_network_it_is_said_and_the_embedded_models_are_offered(tmp_path: Path, visitor: Visitor) -> None:
+def test_without_a_network_or_memory_it_is_said_and_the_embedded_models_are_offered(
+    tmp_path: Path, visitor: Visitor
+) -> None:
     words = read_words()
-    with serving(tmp_path, PACELINE_HUB_ENDPOINT="http://127.0.0.1:9") as offline:
+    with serving(tmp_path, PACELINE_HUB_ENDPOINT="http://127.0.0.1:9", PACELINE_MEMORY_LIMIT="500M") as offline:
         page = visitor(offline).open("/admin/welcome?step=models")
         expect(page.get_by_role("status").filter(has_text=words("downloads.problem_offline"))).to_be_visible()
+        expect(page.get_by_text(words("downloads.pairs_none"))).to_be_visible()
         expect(page.get_by_role("button", name=words("welcome.use_embedded"))).to_be_visible()
         assert page.evaluate(SHIFT) < MOST_SHIFT
         page.close()

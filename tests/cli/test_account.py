@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli import application
 from app.store.accounts import Accounts
+from app.store.rows import FIRST_STEPS, FirstRun
 from app.store.store import FILE_NAME, Store
 
 PASSWORD = "correct horse battery"
@@ -40,6 +41,15 @@ def test_a_password_is_set_from_a_pipe_and_every_browser_signed_out(home: Path) 
     assert not kept.sessions.is_open(secret)
     assert run(home, "password", typed="another password\n").exit_code == 0
     assert not kept.is_password(PASSWORD)
+
+
+def test_with_the_first_password_the_first_steps_are_offered_once(home: Path) -> None:
+    first_run = FirstRun(Store(home / FILE_NAME))
+    assert run(home, "password", typed=f"{PASSWORD}\n").exit_code == 0
+    assert first_run.left() == list(FIRST_STEPS)
+    first_run.finish(*FIRST_STEPS)
+    assert run(home, "password", typed="another password\n").exit_code == 0
+    assert first_run.left() == []
 
 
 def test_a_bad_password_changes_nothing_and_says_why(home: Path) -> None:
