@@ -67,7 +67,8 @@ def stop(*, force: Annotated[bool, typer.Option("--force", help="Do not wait for
 
     with reported_errors(), console().status("") as line:
         server = end(given(), line.update, force=force)
-    say("Paceline does not run." if server is None else f"Paceline at {server.address} is stopped.")
+    where = f" at {server.address}" if server is not None and server.port else ""
+    say("Paceline does not run." if server is None else f"Paceline{where} is stopped.")
 
 
 @application.command(rich_help_panel=SERVER, epilog=LIKE_SERVE, context_settings=OPTIONS_OF_SERVE)

@@ -256,7 +256,13 @@ def run(
 
 
 def _run(given: Settings, check: Callable[[Settings], None], announce: Announce, publish: Publish) -> int:
-    store = Store(given.home / FILE_NAME)
+    with contextlib.closing(Store(given.home / FILE_NAME)) as store:
+        return _run_with(store, given, check, announce, publish)
+
+
+def _run_with(
+    store: Store, given: Settings, check: Callable[[Settings], None], announce: Announce, publish: Publish
+) -> int:
     try:
         notice = store.start()
         kept = StoredSettings(store)

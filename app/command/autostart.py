@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.errors import CommandError
+from app.core.safe_files import write_privately
 from app.core.server_file import LOG_FOLDER, START_LOG
 from app.settings import Settings
 
@@ -22,6 +23,9 @@ LABEL = "app.paceline.server"
 THROTTLE_SECONDS = 10
 STOP_MARGIN_SECONDS = 15
 """What the system waits beyond the time that requests get to finish."""
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+NAMES = frozenset({"HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "SSL_CERT_FILE", *PROXIES, *map(str.upper, PROXIES)})
+"""What of a terminal's environment a server needs besides our own variables, to find models and the hub."""
 LAUNCHCTL, SYSTEMCTL = "launchctl", "systemctl"
 
 
@@ -105,18 +109,14 @@ def installed(settings: Settings) -> Agent | None:
 
 
 def environment_of(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What the server is to know of this terminal's environment: our settings, and where the hub and its cache are.
+    """What the server is to know of this terminal's environment: our settings, and how hub and cache are reached.
 
     Raises `CommandError` for a key: it would lie open in a file of the system.
     """
     if "PACELINE_API_KEY" in environment:
         advice = "make a key with `paceline keys create NAME`, run `paceline config set require_key true`, and unset it"
         raise CommandError(f"PACELINE_API_KEY is not written into a file that starts the server at login: {advice}")
-    wanted = {
-        name: value
-        for name, value in environment.items()
-        if name.startswith("PACELINE_") or name in {"HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT"}
-    }
+    wanted = {name: value for name, value in environment.items() if name.startswith("PACELINE_") or name in NAMES}
     return wanted if usual_home(settings) else {**wanted, "PACELINE_HOME": str(settings.home)}
 
 
@@ -194,9 +194,7 @@ def install(settings: Settings, content: bytes) -> Agent:
     try:
         agent.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         agent.path.parent.mkdir(parents=True, exist_ok=True)
-        new = agent.path.with_name(f".{agent.path.name}.new")
-        new.write_bytes(content)
-        new.replace(agent.path)
+        write_privately(agent.path, content)  # a proxy's address may hold a password
     except OSError as error:
         raise CommandError(f"{agent.path} cannot be written: {error.strerror}") from None
     try:

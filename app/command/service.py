@@ -10,6 +10,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import msgspec
 from app.command import autostart
 from app.command.server import Server, running_server
 from app.core.errors import CommandError
-from app.core.server_file import LOG, LOG_FOLDER, START_LOG, RunningServer, is_served, read_server
+from app.core.server_file import LOG, LOG_FOLDER, START_LOG, RunningServer, holder, is_served, read_server
 from app.settings import Settings
 
 START_LOCK = "start.lock"
@@ -33,12 +34,17 @@ HANG_SECONDS = 30.0
 """How long a server may not answer before nobody waits for it any more."""
 SYSTEM_SECONDS = 20.0
 """What launchd or systemd gets to start it: both wait ten seconds between two starts."""
+ASK_SYSTEM_SECONDS = 1.0
+"""How often launchd or systemd are asked what became of it."""
+OPEN_SECONDS = 5.0
+"""What a browser gets to open; some only come back when they are closed."""
 KILL_SECONDS = 10.0
 """What a server that is told to end at once gets to do so."""
 BLOCK_BYTES = 1 << 16
 FRESH = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 ENTRY = "/admin/api/entry"
+OPTIONS_OF_AGENT = "`paceline service install` with options changes how, `paceline service uninstall` ends that"
 
 Tell = Callable[[str], None]
 """Takes what a person who waits sees."""
@@ -65,8 +71,10 @@ def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Running
         if found is not None:
             return found, False
         agent = autostart.installed(settings)
+        if agent is not None and words:
+            raise CommandError(f"the system starts this server, at login too: {OPTIONS_OF_AGENT}")
         with _start_log(settings.home) as log:
-            if agent is not None and not words:
+            if agent is not None:
                 agent.start()
                 return _when_it_answers(settings, tell, _why_silent(agent)), True
             child = subprocess.Popen(  # noqa: S603 - ourselves
@@ -93,8 +101,8 @@ def _already(settings: Settings, tell: Tell) -> RunningServer | None:
             tell("Waiting for the server that stops")
             deadline = time.monotonic() + HANG_SECONDS
         elif time.monotonic() > deadline:
-            which = "it" if found is None else f"process {found.pid}"
-            raise CommandError(f"Paceline runs, but {which} does not answer: `paceline stop --force` ends it")
+            pid = holder(settings.home)
+            raise CommandError(f"Paceline runs, but process {pid} does not answer: `paceline stop --force` ends it")
         time.sleep(LOOK_SECONDS)
     return None
 
@@ -108,7 +116,13 @@ def _starting(home: Path) -> Iterator[None]:
     except OSError as error:
         raise CommandError(f"{home} cannot be used ({error.strerror}): set PACELINE_HOME to another folder") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            advice = (
+                f"set PACELINE_HOME to a folder on a disk of this computer, or use `paceline serve` ({error.strerror})"
+            )
+            raise CommandError(f"the file system of {home} knows no locks: {advice}") from None
         yield
     finally:
         os.close(descriptor)
@@ -167,8 +181,13 @@ def _why_ended(child: "subprocess.Popen[bytes]", home: Path) -> str:
 def _why_silent(agent: autostart.Agent) -> Callable[[], str]:
     """The same for a server that the system starts, again and again: it does not hold its lock for long."""
     deadline = time.monotonic() + SYSTEM_SECONDS
+    next_look = 0.0
 
     def why_not() -> str:
+        nonlocal next_look
+        if time.monotonic() < next_look:
+            return ""
+        next_look = time.monotonic() + ASK_SYSTEM_SECONDS
         reason = agent.why_not()
         if not reason and time.monotonic() < deadline:
             return ""
@@ -193,10 +212,7 @@ def stop(settings: Settings, tell: Tell, *, force: bool = False) -> RunningServe
     if not is_served(settings.home):
         return None
     tell("Stopping")
-    found = read_server(settings.home)
-    while found is None and is_served(settings.home):  # it starts, or ends already
-        time.sleep(LOOK_SECONDS)
-        found = read_server(settings.home)
+    found = _to_stop(settings.home, force=force)
     if found is None:
         return None
     _send(found, signal.SIGTERM)
@@ -211,6 +227,21 @@ def stop(settings: Settings, tell: Tell, *, force: bool = False) -> RunningServe
             tell(f"Waiting for {count} request{'s' * (count != 1)} to finish" if count else "Stopping")
             time.sleep(LOOK_SECONDS)
     return found
+
+
+def _to_stop(home: Path, *, force: bool) -> RunningServer | None:
+    """The server to be ended, once it has started; None where it ended meanwhile. Raises `CommandError`."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while is_served(home):
+        found = read_server(home)
+        if found is None and force:
+            found = RunningServer("", 0, "", pid=holder(home))
+        if found is not None and found.pid:
+            return found
+        if time.monotonic() > deadline:
+            raise CommandError(f"process {holder(home)} neither starts nor ends: `paceline stop --force` ends it")
+        time.sleep(LOOK_SECONDS)
+    return None
 
 
 def _kill(server: RunningServer, agent: autostart.Agent | None) -> None:
@@ -231,8 +262,10 @@ def _send(server: RunningServer, number: signal.Signals) -> None:
 
 def restart(settings: Settings, words: Sequence[str], tell: Tell) -> RunningServer:
     """Stop it, and start it with these words; without any with those that it had."""
+    is_own = autostart.installed(settings) is None
+    if words and not is_own:
+        raise CommandError(f"the system starts this server, at login too: {OPTIONS_OF_AGENT}")
     before = stop(settings, tell)
-    is_own = before is not None and autostart.installed(settings) is None
     return start(settings, words or (before.words if before is not None and is_own else ()), tell)[0]
 
 
@@ -296,8 +329,17 @@ def open_page(server: Server, to: str = "/admin/") -> None:
     The browser gets a file that leads to an address which works once: no list of processes ever shows that.
     """
     file = server.call("POST", ENTRY, {"to": to})["file"]
-    if not webbrowser.open(Path(file).as_uri() if file else f"{server.address}{to}"):
+    if not opened(Path(file).as_uri() if file else f"{server.address}{to}"):
         raise CommandError(f"no browser could be opened: open {server.address}{to} yourself")
+
+
+def opened(address: str) -> bool:
+    """Whether a browser opens it, as far as that is known soon."""
+    told: list[bool] = []
+    thread = threading.Thread(target=lambda: told.append(webbrowser.open(address)), daemon=True)
+    thread.start()
+    thread.join(OPEN_SECONDS)
+    return told != [False]
 
 
 def setup_address(settings: Settings) -> str:

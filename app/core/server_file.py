@@ -60,6 +60,15 @@ def is_served(home: Path) -> bool:
     return False
 
 
+def holder(home: Path) -> int:
+    """The process that holds the lock, also while it does not listen yet; 0: nobody does."""
+    try:
+        said = (home / LOCK_NAME).read_text(encoding="ascii")
+        return int(said) if is_served(home) else 0
+    except (OSError, ValueError):
+        return 0
+
+
 def read_server(home: Path) -> RunningServer | None:
     """The server of this home; None where none runs, or it does not listen yet."""
     try:
@@ -83,6 +92,9 @@ def held_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
         return
     try:
         _lock(descriptor, home)
+        with contextlib.suppress(OSError):  # a full disk
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         with contextlib.suppress(OSError):
             (home / FILE_NAME).unlink(missing_ok=True)
         yield lambda server: _write(home, server)

@@ -144,9 +144,11 @@ def chosen_parts(parts: Sequence[Part], names: Collection[str]) -> tuple[Part, .
 
 def remove(settings: Settings, parts: Sequence[Part], tell: Tell) -> list[str]:
     """Remove these parts, the server stopped first; says of each what became of it. Raises `CommandError`."""
-    if any(part.name != "app" for part in parts):
-        stop(settings, tell)
-    said = [_remove(settings, part) for part in parts]
+    ended = stop(settings, tell) if any(part.name != "app" for part in parts) else None
+    said = ["The server is stopped."] if ended is not None else []
+    said += [_remove(settings, part) for part in parts]
+    if any(part.name == "state" for part in parts) and autostart.installed(settings) is not None:
+        said.append("A new Paceline still starts at login: `paceline service uninstall` ends that")
     left = sorted(settings.home.iterdir()) if settings.home.is_dir() else []
     if not left and settings.home.is_dir() and not settings.home.is_symlink():  # a link is its owner's
         settings.home.rmdir()

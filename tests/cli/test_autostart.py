@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.command import autostart
+from app.command import autostart, service
 from app.command.autostart import Agent, agent_of, environment_of, launch_agent, steady_python, systemd_unit
 from app.core.errors import CommandError
 from app.core.server_file import is_served
@@ -37,7 +37,7 @@ HOSTILE = 'ho me/a "b" 100% $HOME \\ c'
 def nobodys_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in [*os.environ]:
-        if name.startswith(("PACELINE_", "HF_", "XDG_CONFIG")):
+        if name.startswith(("PACELINE_", "HF_", "XDG_CONFIG")) or name in autostart.NAMES:
             monkeypatch.delenv(name)
 
 
@@ -72,9 +72,9 @@ def test_every_home_has_an_agent_of_its_own_and_the_usual_one_the_plain_name(tmp
 
 def test_settings_of_the_terminal_go_along_but_never_a_key(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
-    known = {"PACELINE_MODEL_DIRS": "/models", "HF_HOME": "/hub", "HF_TOKEN": "hf_secret", "EDITOR": "vi"}
-    wanted = {"PACELINE_MODEL_DIRS": "/models", "HF_HOME": "/hub", "PACELINE_HOME": str(tmp_path)}
-    assert environment_of(settings, known) == wanted
+    wanted = {"PACELINE_MODEL_DIRS": "/models", "HF_HOME": "/hub", "https_proxy": "http://a", "NO_PROXY": "localhost"}
+    known = {**wanted, "HF_TOKEN": "hf_secret", "EDITOR": "vi"}
+    assert environment_of(settings, known) == {**wanted, "PACELINE_HOME": str(tmp_path)}
     with pytest.raises(CommandError, match="keys create"):
         environment_of(settings, {"PACELINE_API_KEY": "pl-secret"})
 
@@ -146,6 +146,7 @@ def test_it_is_installed_as_often_as_one_likes_and_undone_completely(
         agent = autostart.install(settings, autostart.written(settings, ()))
         assert agent.path.is_file()
         assert autostart.installed(settings) == agent
+        assert agent.path.stat().st_mode & 0o777 == 0o600
     agent.start()
     assert autostart.uninstall(settings)
     assert files_below(tmp_path) - {"told"} == before
@@ -159,6 +160,18 @@ def test_it_is_installed_as_often_as_one_likes_and_undone_completely(
     assert words == [*once, *once, *ending]
     if is_mac:
         assert system()[1] == ["launchctl", "bootstrap", f"gui/{os.getuid()}", str(agent.path)]
+
+
+def test_a_server_of_the_systems_gets_its_options_by_the_command_that_made_it_so(
+    tmp_path: Path, system: Callable[[], Told]
+) -> None:
+    settings = settings_of(tmp_path / "home")
+    autostart.install(settings, autostart.written(settings, ()))
+    told = system()
+    for begin in (service.start, service.restart):
+        with pytest.raises(CommandError, match="`paceline service install` with options changes how"):
+            begin(settings, ("--port=9",), lambda _text: None)
+    assert system() == told
 
 
 def test_what_the_system_refuses_is_told_and_leaves_nothing(
@@ -200,14 +213,12 @@ def test_the_system_starts_it_keeps_it_alive_and_stops_it(tmp_path: Path, monkey
         with subprocess.Popen([*command, "--help"], env=environment, stdout=subprocess.PIPE, text=True) as process:
             assert "OpenAI endpoint" in process.communicate(timeout=30)[0]
         return
-    from app.command.service import install, stop
-
     try:
-        server, _ = install(settings, (), lambda _text: None)
+        server, _ = service.install(settings, (), lambda _text: None)
         os.kill(server.pid, 9)
         while not is_served(settings.home) or (found := autostart_server(settings)) is None or found == server.pid:
             pass
-        stop(settings, lambda _text: None)
+        service.stop(settings, lambda _text: None)
         assert not is_served(settings.home), "a stop is no crash"
     finally:
         autostart.uninstall(settings)

@@ -1,5 +1,6 @@
 """The server in the background: one for each home, whoever starts it, and an end in order."""
 
+import errno
 import json
 import os
 import re
@@ -147,6 +148,60 @@ def test_a_server_that_hangs_is_told_and_ended_by_force(
         start(settings, (), lambda _text: None)
     assert stop(settings, lambda _text: None, force=True) == server
     assert not is_served(home)
+
+
+def test_a_server_that_never_listens_is_named_and_ended_by_force(
+    environment: Mapping[str, str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KILL_SECONDS", "HANG_SECONDS"):
+        monkeypatch.setattr(service, name, 0.3)
+    program = (
+        "import sys, time, pathlib; from app.core.server_file import held_home\n"
+        "with held_home(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", program, str(home)]
+    settings = read_settings(home=home)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as hanging:
+        assert hanging.stdout is not None
+        hanging.stdout.readline()
+        assert status(settings)["starting"]
+        with pytest.raises(CommandError, match=f"process {hanging.pid} does not answer: `paceline stop --force`"):
+            start(settings, (), lambda _text: None)
+        with pytest.raises(CommandError, match=f"process {hanging.pid} neither starts nor ends"):
+            stop(settings, lambda _text: None)
+        ended = stop(settings, lambda _text: None, force=True)
+        assert ended is not None
+        assert ended.pid == hanging.pid
+    assert not is_served(home)
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(CommandError, match="knows no locks: set PACELINE_HOME"):
+        start(read_settings(home=tmp_path), (), lambda _text: None)
+
+
+def test_after_a_stop_nothing_of_the_stores_journal_is_left(environment: Mapping[str, str], home: Path) -> None:
+    said(environment, "start", "--port", "0")
+    said(environment, "stop")
+    assert [path.name for path in home.glob(f"{STORE}-*")] == []
+
+
+def test_a_browser_that_comes_back_when_it_is_closed_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = tmp_path / "closed"
+    os.mkfifo(go_on)
+    monkeypatch.setattr(service, "OPEN_SECONDS", 0.05)
+    monkeypatch.setattr("webbrowser.open", lambda _address: bool(go_on.read_text()))
+    assert service.opened("about:blank")
+    go_on.write_text("closed")
+    monkeypatch.setattr("webbrowser.open", lambda _address: False)
+    monkeypatch.setattr(service, "OPEN_SECONDS", 30.0)
+    assert not service.opened("about:blank")
 
 
 def test_a_start_beside_a_server_that_does_not_come_up_starts_one(environment: Mapping[str, str], home: Path) -> None:
