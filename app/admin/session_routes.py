@@ -2,14 +2,14 @@
 
 A command of this computer, such as the menu bar, opens a page signed in by an address that works once, for a minute.
 The code is in its fragment, and the browser gets it from a file that only the owner can read, so that no list of
-processes shows it; the file goes with the code. The set-up routes are there only while no account is, and only for this
-computer. Nothing here tells whether a password was nearly right, and no secret gets into a page or the log.
+processes shows it; the file goes with the code, at its use or its end. The set-up routes are there only while no
+account is, and only for this computer. Nothing here tells whether a password was nearly right, and no secret gets into a
+page or the log.
 """
 
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,7 @@ async def set_up(request: Request, admin: Admin) -> Response:
         if not await asyncio.to_thread(admin.accounts.set_up, asked.password):
             raise HTTPException(404)
         admin.setup.spend(asked.token)
+        await asyncio.to_thread(_remove, _redirect_of(admin.serving.settings.home, asked.token))
         await asyncio.to_thread(FirstRun(admin.store).begin)
     logger.info("The dashboard was set up.")
     return await _signed_in(request, admin)
@@ -178,9 +179,14 @@ def _write_redirect(home: Path, address: str) -> Path:
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > ENTRY_SECONDS:
                 left.unlink()
-    file = home / REDIRECT.replace("*", secrets.token_hex(8))
+    file = _redirect_of(home, address.partition("#")[2])
     write_privately(file, REDIRECT_PAGE.format(address=address).encode())
     return file
+
+
+def _redirect_of(home: Path, code: str) -> Path:
+    """Its name is made of the code's hash, so that whoever uses the code removes it."""
+    return home / REDIRECT.replace("*", digest_of(code)[:16])
 
 
 def _remove(file: Path) -> None:
@@ -205,6 +211,7 @@ async def enter(request: Request, admin: Admin) -> Response:
         logger.warning("A one-time address that is used, late or wrong was tried from %s.", place_of(address))
         raise Rejected(403, "This address was used already, or is too old.", "invalid_entry_code")
     admin.lockout.succeed(address)
+    await asyncio.to_thread(_remove, _redirect_of(admin.serving.settings.home, asked.code))
     logger.info("A browser was let in by a command of this computer.")
     return await _signed_in(request, admin, to=to)
 

@@ -447,6 +447,7 @@ async def test_a_command_opens_a_page_signed_in_once() -> None:
     assert (page.status_code, page.headers["referrer-policy"]) == (200, "no-referrer")
     answer = await post(browser, "/admin/api/enter", code=code)
     assert answer.json() == {"signed_in": True, "to": "/admin/chat#7"}
+    assert not file.exists()
     assert (await browser.get("/admin/api/session")).json()["kind"] == "session"
     again = await post(site.browser(), "/admin/api/enter", code=code)
     assert (again.status_code, code_of(again)) == (403, "invalid_entry_code")
