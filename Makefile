@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve app test soak check advisories format bench screenshots icons dist formula lock clean
+.PHONY: help install serve desktop app test soak check advisories format bench screenshots icons dist formula lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -37,7 +37,9 @@ install: $(VENV)/installed ## Install Paceline into .venv, after an update too
 serve: $(VENV)/installed ## Start Paceline with the embedded models
 	@$(BIN)/paceline serve $(ARGS)
 
-app: $(VENV)/installed-desktop ## Install Paceline.app: the server in the menu bar, by a double click (macOS)
+desktop: $(VENV)/installed-desktop ## Install what the menu bar needs
+
+app: desktop ## Install Paceline.app: the server in the menu bar, by a double click (macOS)
 	@$(BIN)/paceline app install $(ARGS)
 
 test: $(VENV)/installed-dev $(VENV)/published ## Run the test suite

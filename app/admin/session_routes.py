@@ -3,8 +3,8 @@
 A command of this computer, such as the menu bar, opens a page signed in by an address that works once, for a minute.
 The code is in its fragment, and the browser gets it from a file that only the owner can read, so that no list of
 processes shows it; the file goes with the code, at its use or its end. The set-up routes are there only while no
-account is, and only for this computer. Nothing here tells whether a password was nearly right, and no secret gets into a
-page or the log.
+account is, and only for this computer. Nothing here tells whether a password was nearly right, and no secret gets into
+a page or the log.
 """
 
 import asyncio

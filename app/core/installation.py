@@ -48,6 +48,18 @@ class Installation:
     asking: tuple[str, ...]
     answer: str
 
+    @property
+    def desktop(self) -> str:
+        """What to type for the extra of this name."""
+        extra = f"'{DISTRIBUTION}[desktop]'"
+        if self.kind == "checkout":
+            return f"make -C {shlex.quote(str(self.place))} desktop"
+        if self.kind == "Homebrew":
+            return f"brew reinstall {DISTRIBUTION}"
+        if self.kind in {"uv tool", "pipx"}:
+            return f"{self.kind} install --force {extra}"
+        return self.update.removesuffix(DISTRIBUTION) + extra
+
 
 def this_installation() -> Installation:
     """The one that runs."""

@@ -22,6 +22,7 @@ from typing import cast
 from app.command import autostart
 from app.command.server import Server, running_server
 from app.core.errors import CommandError
+from app.core.installation import this_installation
 from app.core.server_file import is_served
 from app.desktop.menu import Seen, face, news, tray_state
 from app.desktop.tray import Tray
@@ -197,7 +198,7 @@ def has_tray() -> bool:
 def show_menu_bar(settings: Settings, open_page: OpenPage) -> bool:
     """Run the menu bar until it is quit; False where this home has one already. Raises `CommandError`."""
     if not has_tray():
-        advice = "`pip install 'paceline[desktop]'` adds it; `paceline desktop` opens a window anywhere"
+        advice = f"`{this_installation().desktop}` adds it; `paceline desktop` opens a window anywhere"
         raise CommandError(f"the menu bar needs a screen and the extra desktop: {advice}")
     with only_one(settings.home) as is_only_one:
         if is_only_one:

@@ -12,21 +12,39 @@ from app.core.installation import Installation, editable_source, installation_of
 
 
 @pytest.mark.parametrize(
-    ("marker", "installer", "kind", "update"),
+    ("marker", "installer", "kind", "update", "desktop"),
     [
-        ("uv-receipt.toml", "uv", "uv tool", "uv tool upgrade paceline"),
-        ("pipx_metadata.json", "pip", "pipx", "pipx upgrade paceline"),
-        ("", "uv", "uv", "uv pip install --python '/my env/python' --upgrade paceline"),
-        ("", "pip", "pip", "'/my env/python' -m pip install --upgrade paceline"),
+        (
+            "uv-receipt.toml",
+            "uv",
+            "uv tool",
+            "uv tool upgrade paceline",
+            "uv tool install --force 'paceline[desktop]'",
+        ),
+        ("pipx_metadata.json", "pip", "pipx", "pipx upgrade paceline", "pipx install --force 'paceline[desktop]'"),
+        (
+            "",
+            "uv",
+            "uv",
+            "uv pip install --python '/my env/python' --upgrade paceline",
+            "uv pip install --python '/my env/python' --upgrade 'paceline[desktop]'",
+        ),
+        (
+            "",
+            "pip",
+            "pip",
+            "'/my env/python' -m pip install --upgrade paceline",
+            "'/my env/python' -m pip install --upgrade 'paceline[desktop]'",
+        ),
     ],
 )
 def test_every_way_to_install_has_its_own_way_to_update(
-    tmp_path: Path, marker: str, installer: str, kind: str, update: str
+    tmp_path: Path, marker: str, installer: str, kind: str, update: str, desktop: str
 ) -> None:
     if marker:
         (tmp_path / marker).touch()
     found = installation_of(tmp_path, Path("/my env/python"), installer, None)
-    assert (found.kind, found.update) == (kind, update)
+    assert (found.kind, found.update, found.desktop) == (kind, update, desktop)
     assert "uninstall" in found.remove
 
 
@@ -46,10 +64,12 @@ def test_a_checkout_is_pulled_and_homebrew_upgrades_its_own(tmp_path: Path) -> N
     found = installation_of(tmp_path, Path("python"), "pip", editable_source(origin))
     assert (found.kind, found.place) == ("checkout", tmp_path / "my code")
     assert found.update.startswith(f"git -C '{tmp_path}/my code' pull")
+    assert found.desktop == f"make -C '{tmp_path}/my code' desktop"
     for other in ('{"url": "file:///x", "dir_info": {}}', '{"url": "x", "archive_info": {}}', "", "[]"):
         assert editable_source(other) is None
     cellar = tmp_path / "Cellar/paceline/1.0/libexec"
     assert installation_of(cellar, Path("python"), "pip", None).update == "brew upgrade paceline"
+    assert installation_of(cellar, Path("python"), "pip", None).desktop == "brew reinstall paceline"
 
 
 LISTING = "WARNING: no cache\npaceline (0.10.0)\nAvailable versions: 0.10.0, 0.9.0\n  INSTALLED: 0.9.0\n"
