@@ -1,4 +1,4 @@
-"""The way from a list of commands to an HTTP answer, whole or streamed, for chat and completions alike.
+"""The way from a list of commands to an HTTP answer, whole or streamed, in every wire format alike.
 
 Streamed: the response starts when the worker took every prompt, so that a refusal still has its HTTP status, or
 after `keep_alive_seconds` of waiting. A client that leaves cancels the generation in both forms; the chat page has some
@@ -7,7 +7,7 @@ time to come again.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from app.api.commands import GenerationBody
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import Accepted, Delta, Finished, Generate, TokenText, check_prompt
+from app.core.messages import Accepted, Delta, Finished, Generate, TokenText, ToolCallDelta, check_prompt
 from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
@@ -39,75 +39,130 @@ class FinishedChoice:
     """Everything that one choice told."""
 
     texts: list[str] = field(default_factory=list)
+    reasonings: list[str] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
     finish_reason: str = ""
     usage: Statistics = field(default_factory=Statistics)
 
     @property
     def text(self) -> str:
-        """The whole text."""
+        """The whole text, without reasoning and calls."""
         return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before it answered."""
+        return "".join(self.reasonings)
+
+    @property
+    def tool_calls(self) -> list[ToolCallDelta]:
+        """Each call whole, in order."""
+        calls: dict[int, ToolCallDelta] = {}
+        for piece in self.calls:
+            begun = calls.get(piece.index)
+            calls[piece.index] = (
+                piece if begun is None else msgspec.structs.replace(begun, arguments=begun.arguments + piece.arguments)
+            )
+        return list(calls.values())
 
     def take(self, event: Delta | Finished) -> None:
         """Add what one event told."""
         if isinstance(event, Finished):
             self.finish_reason, self.usage = event.finish_reason, event.usage
-        else:
-            self.texts.append(event.text)
-            self.logprobs.extend(event.logprobs)
+            return
+        self.texts.append(event.text)
+        self.reasonings.append(event.reasoning)
+        self.calls.extend(event.tool_calls)
+        self.logprobs.extend(event.logprobs)
 
 
 class Renderer:
-    """The objects of one answer to `command`, or to several like it; a subclass says what a choice looks like."""
+    """One answer in one wire format: the objects of a stream, or one object. Choices are numbered from 0."""
+
+    media_type = "text/event-stream"
+    end = DONE
+    """The last bytes of a stream that did not fail."""
+
+    def __init__(self, request_id: str) -> None:
+        self.id = request_id
+        """What the client is told."""
+
+    def frame(self, told: dict[str, Any]) -> bytes:
+        """One object of a stream as bytes."""
+        return frame(told)
+
+    def beat(self, text: str) -> bytes:
+        """What keeps a silent stream open; empty where the format has nothing that clients ignore."""
+        return comment(text)
+
+    def opening(self) -> Iterable[dict[str, Any]]:
+        """Objects that come before the first token."""
+        return ()
+
+    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
+        """What one event tells of a choice; each has one `Finished`, its last event."""
+        raise NotImplementedError
+
+    def closing(self, usages: Sequence[Statistics]) -> Iterable[dict[str, Any]]:  # noqa: ARG002
+        """Objects at the end of a stream, when every choice has ended; `usages` by choice."""
+        return ()
+
+    def failed(self, error: PacelineError, words: Words | None) -> dict[str, Any]:
+        """The last object of a stream that fails."""
+        return error_object(error, words)
+
+    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+        """The answer in one piece."""
+        raise NotImplementedError
+
+
+class OpenAIRenderer(Renderer):
+    """What OpenAI's chat and completions share; a subclass says what a choice looks like."""
 
     whole_name: str
     chunk_name: str
 
     def __init__(self, request_id: str, command: Generate, body: GenerationBody) -> None:
-        include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self.id = request_id
-        """What the client is told."""
+        super().__init__(request_id)
         self.n = body.n or 1
-        self.include_usage = include_usage
-        """Whether a stream ends with the usage of all choices."""
         self.wants_logprobs = command.sampling.top_logprobs is not None
+        self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        """Whether a stream ends with the usage of all choices."""
         self._no_drafter = command.model.no_drafter
         self._seed = command.sampling.seed if body.seed is None else body.seed
         self._base = {"id": request_id, "created": int(time.time()), "model": command.model.id}
-        self._extra = {"usage": None} if include_usage else {}
+        self._extra = {"usage": None} if self._include_usage else {}
 
-    def opening(self) -> list[dict[str, Any]]:
-        """Chunks that come before the first token."""
-        return []
-
-    def chunk(self, choice: int, event: Delta | Finished) -> dict[str, Any] | None:
-        """What one event tells of a choice; the last one brings its numbers. None when there is nothing to tell."""
+    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
+        """One chunk; the last one of a choice brings its numbers. None when there is nothing to tell."""
         if isinstance(event, Finished):
-            return self._chunk(self.piece(choice, "", event.finish_reason)) | self._numbers(event.usage)
-        if not event.text and not event.logprobs:
-            return None
-        piece = self.piece(choice, event.text)
+            return [self._chunk(self.piece(choice, event.finish_reason)) | self._numbers(event.usage)]
+        if not (event.text or event.reasoning or event.tool_calls or event.logprobs):
+            return ()
+        piece = self.piece(choice, event)
         if event.logprobs:
             piece["logprobs"] = self.logprobs(choice, event.logprobs)
         if event.accepted_spans:
             piece["accepted_spans"] = event.accepted_spans
             piece["method"] = event.method
-        return self._chunk(piece)
+        return [self._chunk(piece)]
 
-    def usage(self, usages: Sequence[Statistics]) -> dict[str, Any]:
-        """The chunk without choices at the end of a stream."""
+    def closing(self, usages: Sequence[Statistics]) -> Iterable[dict[str, Any]]:
+        """The chunk without choices, where it was asked for."""
+        if not self._include_usage:
+            return ()
         total = Statistics.side_by_side(usages, choices_per_prompt=self.n)
-        return self._base | {"object": self.chunk_name, "choices": [], "usage": usage_object(total)}
+        return [self._base | {"object": self.chunk_name, "choices": [], "usage": usage_object(total)}]
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
-        """The answer in one piece."""
         total = Statistics.side_by_side([each.usage for each in finished], choices_per_prompt=self.n)
         choices = [self.whole_choice(index, each) for index, each in enumerate(finished)]
         named = self._base | {"object": self.whole_name, "choices": choices, "usage": usage_object(total)}
         return named | self._numbers(total)
 
-    def piece(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        """One choice of a chunk; with a reason it is the last of this choice and has no text."""
+    def piece(self, index: int, told: Delta | str) -> dict[str, Any]:
+        """One choice of a chunk: what is told of it, or why it ended."""
         raise NotImplementedError
 
     def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
@@ -170,7 +225,7 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         if stream:
             await unless_client_leaves(request, events.wait_accepted(context.keep_alive_seconds))
             frames = _frames(context, events, renderer, words_for(request))
-            return _streamed(request, renderer.id, frames, close)
+            return _streamed(request, renderer, frames, close)
         choices = await unless_client_leaves(request, _collect(events, sum(each.n for each in commands)))
     except BaseException:
         close()
@@ -180,16 +235,22 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
 
 
 def _streamed(
-    request: Request, request_id: str, frames: AsyncGenerator[bytes, None], close: Callable[[], None]
+    request: Request, renderer: Renderer, frames: AsyncGenerator[bytes, None], close: Callable[[], None]
 ) -> EventStream:
     """A stream that ends with its client, or one of the chat page, which may leave and come again."""
     context = context_of(request)
     if not request.url.path.startswith(DASHBOARD):
-        return EventStream(frames, on_close=close, write_timeout_seconds=context.write_timeout_seconds)
-    context.replies[request_id] = kept = KeptFrames(
+        return EventStream(
+            frames,
+            on_close=close,
+            write_timeout_seconds=context.write_timeout_seconds,
+            media_type=renderer.media_type,
+            beat=renderer.beat("are you there?"),
+        )
+    context.replies[renderer.id] = kept = KeptFrames(
         frames,
         on_close=close,
-        on_gone=lambda: context.replies.pop(request_id),
+        on_gone=lambda: context.replies.pop(renderer.id),
         patience_seconds=context.reply_patience_seconds,
     )
     return kept.response(context.write_timeout_seconds)
@@ -235,22 +296,22 @@ async def _frames(
 ) -> AsyncGenerator[bytes, None]:
     usages: dict[int, Statistics] = {}
     try:
-        for opening in renderer.opening():
-            yield frame(opening)
+        for told in renderer.opening():
+            yield renderer.frame(told)
         while events.running:
             event = await events.next(context.keep_alive_seconds)
             if event is None:
                 progress = context.worker.progress.get(events.model_id)
-                yield comment("waiting" if progress is None else f"loading {progress.fraction:.0%}")
+                yield renderer.beat("waiting" if progress is None else f"loading {progress.fraction:.0%}")
             elif not isinstance(event, Accepted):
                 choice = events.choice(event)
                 if isinstance(event, Finished):
                     usages[choice] = event.usage
-                if (chunk := renderer.chunk(choice, event)) is not None:
-                    yield frame(chunk)
-        if renderer.include_usage:
-            yield frame(renderer.usage([usages[choice] for choice in sorted(usages)]))
-        yield DONE
+                for told in renderer.tell(choice, event):
+                    yield renderer.frame(told)
+        for told in renderer.closing([usages[choice] for choice in sorted(usages)]):
+            yield renderer.frame(told)
+        yield renderer.end
     except PacelineError as error:
         context.measurements.stream_failed(error.code)
-        yield frame(error_object(error, words))
+        yield renderer.frame(renderer.failed(error, words))

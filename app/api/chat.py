@@ -14,9 +14,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
-from app.api.answer import FinishedChoice, Renderer, answer
+from app.api.answer import FinishedChoice, OpenAIRenderer, answer
 from app.api.commands import MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens, max_tokens, shared_command
-from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES, TokenText
+from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES, Delta, Generate, TokenText, ToolCallDelta
 from app.serving.context import context_of
 from app.serving.gate import read_json
 
@@ -172,17 +172,22 @@ router = APIRouter()
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     body = await read_json(request, ChatBody)
+    command = await chat_command(request, body, f"chatcmpl-{secrets.token_hex(12)}")
+    return await answer(request, [command], ChatRenderer(command.id, command, body), stream=bool(body.stream))
+
+
+async def chat_command(request: Request, body: ChatBody, request_id: str) -> Generate:
+    """What the worker is asked for a conversation, whatever wire format it came in. Raises what the resolver raises."""
     shared = await shared_command(request, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     usual = context_of(request).live.model(shared.model.id)
-    command = msgspec.structs.replace(
+    return msgspec.structs.replace(
         shared,
-        id=f"chatcmpl-{secrets.token_hex(12)}",
+        id=request_id,
         messages=messages_of(body, usual.system_prompt),
         tools=body.shown_tools(),
         template_arguments=dict(body.chat_template_kwargs or {}),
         max_tokens=max_tokens(body.max_completion_tokens or body.max_tokens, usual.max_tokens),
     )
-    return await answer(request, [command], ChatRenderer(command.id, shared, body), stream=bool(body.stream))
 
 
 def messages_of(body: ChatBody, system_prompt: str | None) -> list[dict[str, Any]]:
@@ -193,7 +198,7 @@ def messages_of(body: ChatBody, system_prompt: str | None) -> list[dict[str, Any
     return [{"role": "system", "content": system_prompt}, *messages]
 
 
-class ChatRenderer(Renderer):
+class ChatRenderer(OpenAIRenderer):
     """OpenAI's `chat.completion` and `chat.completion.chunk`."""
 
     whole_name = "chat.completion"
@@ -202,22 +207,56 @@ class ChatRenderer(Renderer):
     def opening(self) -> list[dict[str, Any]]:
         """The role, once for each choice."""
         role = {"role": "assistant", "content": ""}
-        return [self._chunk(self.piece(index, "") | {"delta": role}) for index in range(self.n)]
+        return [self._chunk(_choice(index, role)) for index in range(self.n)]
 
-    def piece(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        delta = {} if finish_reason else {"content": text}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def piece(self, index: int, told: Delta | str) -> dict[str, Any]:
+        if isinstance(told, str):
+            return _choice(index, {}, told)
+        delta: dict[str, Any] = {}
+        if told.reasoning:
+            delta |= _reasoning(told.reasoning)
+        if told.tool_calls:
+            delta["tool_calls"] = [_call_piece(call) for call in told.tool_calls]
+        if told.text or not delta:
+            delta["content"] = told.text
+        return _choice(index, delta)
 
     def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:  # noqa: ARG002 - all are alike
         return {"content": [_chat_token(token) for token in tokens], "refusal": None}
 
     def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
+        calls = [{"id": call.id, "type": "function", "function": _function(call)} for call in finished.tool_calls]
+        message: dict[str, Any] = {"role": "assistant", "content": finished.text or (None if calls else "")}
+        message["refusal"] = None
+        if finished.reasoning:
+            message |= _reasoning(finished.reasoning)
+        if calls:
+            message["tool_calls"] = calls
         return {
             "index": index,
-            "message": {"role": "assistant", "content": finished.text, "refusal": None},
+            "message": message,
             "logprobs": self.logprobs(index, finished.logprobs) if self.wants_logprobs else None,
             "finish_reason": finished.finish_reason,
         }
+
+
+def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Under both names that clients read."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _function(call: ToolCallDelta) -> dict[str, str]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def _call_piece(call: ToolCallDelta) -> dict[str, Any]:
+    if call.name:
+        return {"index": call.index, "id": call.id, "type": "function", "function": _function(call)}
+    return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
 def _chat_token(token: TokenText) -> dict[str, Any]:

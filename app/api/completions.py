@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
-from app.api.answer import FinishedChoice, Renderer, answer
+from app.api.answer import FinishedChoice, OpenAIRenderer, answer
 from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody, max_tokens, shared_command
-from app.core.messages import Generate, TokenText
+from app.core.messages import Delta, Generate, TokenText
 from app.serving.context import context_of
 from app.serving.gate import read_json
 
@@ -87,7 +87,7 @@ async def create_completion(request: Request) -> Response:
     return await answer(request, commands, renderer, stream=bool(body.stream))
 
 
-class CompletionRenderer(Renderer):
+class CompletionRenderer(OpenAIRenderer):
     """OpenAI's `text_completion`; `text_offset` of the log probs counts characters of a choice."""
 
     whole_name = chunk_name = "text_completion"
@@ -96,8 +96,8 @@ class CompletionRenderer(Renderer):
         super().__init__(request_id, command, body)
         self._offsets: dict[int, int] = {}
 
-    def piece(self, index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def piece(self, index: int, told: Delta | str) -> dict[str, Any]:
+        return _choice(index, "", told) if isinstance(told, str) else _choice(index, told.text)
 
     def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
         offsets = []
@@ -114,4 +114,8 @@ class CompletionRenderer(Renderer):
 
     def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
         logprobs = self.logprobs(index, finished.logprobs) if self.wants_logprobs else None
-        return self.piece(index, finished.text, finished.finish_reason) | {"logprobs": logprobs}
+        return _choice(index, finished.text, finished.finish_reason) | {"logprobs": logprobs}
+
+
+def _choice(index: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}

@@ -14,7 +14,7 @@ import msgspec
 
 from app.core.errors import PacelineError, context_overflow, error_class
 from app.core.reason import NO_REASON, Reason
-from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.core.request import Grammar, Request, SamplingParameters, SpeculationRequest
 from app.core.step import Statistics
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -100,6 +100,14 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     text: str | None = None
     tokens: list[int] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str = "auto"
+    """`auto`, `required` (some call), or `function:NAME` (a call of that tool); enforced by grammar."""
+    parallel_tool_calls: bool = True
+    """Whether one answer may hold several calls."""
+    grammar: Grammar | None = None
+    """What the text of the answer, behind its reasoning, must match."""
+    reasoning_tokens: int | None = None
+    """After so many tokens of reasoning the block is closed; None: the model decides."""
     template_arguments: dict[str, Any] = {}
     max_tokens: int | None = None
     """None: up to the end of the context."""
@@ -159,6 +167,17 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
     top: tuple[tuple[str, float, tuple[int, ...]], ...] = ()
 
 
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """More of one tool call of a choice; the first piece of each names it."""
+
+    index: int
+    """Which call of the choice, from 0."""
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    """More of its JSON text; all pieces together are one object."""
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     process_id: int
     device: str
@@ -200,10 +219,13 @@ class Delta(msgspec.Struct, kw_only=True, tag=True):
     why_not_drafted: Reason | None = None
     """Why its steps draft nothing, or no reason since they do; None: as told before, and at first no reason."""
     logprobs: tuple[TokenText, ...] = ()
+    reasoning: str = ""
+    """What the model thinks before it answers; no part of `text`."""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The one terminal event of a choice. `finish_reason` is OpenAI's stop or length, or cancelled."""
+    """The one terminal event of a choice. `finish_reason` is OpenAI's stop, length or tool_calls, or cancelled."""
 
     id: str
     index: int
@@ -299,6 +321,10 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of a prompt, or the error that its sender is told."""
 
     tokens: list[int] = []
+    grammar: str = ""
+    """What the answer is held to: llguidance's grammar, as JSON; empty: nothing."""
+    thinks: bool = False
+    """Whether the prompt ends inside a block of reasoning, which the answer goes on with."""
     error: Failed | None = None
     seconds: dict[str, float] = {}
     """What it took, by stage, and the load when it is the first."""

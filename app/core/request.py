@@ -38,6 +38,14 @@ class SpeculationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """In place of the loaded unit's, which another one's measurement may have chosen; empty: the unit's."""
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text of an answer must match. `kind` is json_object, json_schema, regex, choice or lark."""
+
+    kind: str
+    text: str = ""
+    """The schema or the choices as JSON, the expression, or the grammar."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate, as the scheduler and the engine see it."""
 
@@ -49,6 +57,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: frozenset[int] = frozenset()
     sampling: SamplingParameters = SamplingParameters()
     speculation: SpeculationRequest = SpeculationRequest()
+    grammar: str = ""
+    """llguidance's grammar, as JSON, that the output is held to; empty: any output."""
     scores_prompt: bool = False
     """Whether the log probabilities of the prompt's tokens are wanted too, as `sampling.top_logprobs` says."""
 

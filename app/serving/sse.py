@@ -29,6 +29,9 @@ def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
+BEAT = comment("are you there?")
+
+
 class EventStream(StreamingResponse):
     """Streams frames; calls `on_close` exactly when the response is over, whoever ended it.
 
@@ -36,20 +39,27 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(
-        self, frames: AsyncGenerator[bytes, None], *, on_close: Callable[[], None], write_timeout_seconds: float
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        on_close: Callable[[], None],
+        write_timeout_seconds: float,
+        media_type: str = "text/event-stream",
+        beat: bytes = BEAT,
     ) -> None:
         super().__init__(
             frames,
-            media_type="text/event-stream",
+            media_type=media_type,
             headers={"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"},
         )
         self._frames = frames
         self._on_close = on_close
         self._write_timeout_seconds = write_timeout_seconds
+        self._beat = beat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the frames, the client or the patience ends."""
-        scope.setdefault("state", {})[COMMENT] = comment("are you there?")
+        scope.setdefault("state", {})[COMMENT] = self._beat
         try:
             await super().__call__(scope, receive, send)
         except TimeoutError:

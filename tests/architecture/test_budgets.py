@@ -5,7 +5,10 @@ from collections import Counter
 
 from tests.architecture.source import ROOT, functions, modules, words
 
-MAX_LINES, MAX_FILES = 30_500, 157  # 400 more: newer versions are looked for, told, and the way back is
+MAX_LINES, MAX_FILES = (
+    34_000,
+    175,
+)  # 3,500 more: what real clients speak (tools, grammar, reasoning, seven more endpoints)
 """Of the app. Whoever needs more says why where these grow."""
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 40
