@@ -15,17 +15,18 @@ from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
 from app.api.answer import FinishedChoice, OpenAIRenderer, answer
-from app.api.commands import MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens, max_tokens, shared_command
+from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens, max_tokens, shared_command
+from app.api.structured import check_schema
 from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES, Delta, Generate, TokenText, ToolCallDelta
 from app.serving.context import context_of
 from app.serving.gate import read_json
 
 MAX_MESSAGES = 2000
 MAX_TOOLS = 128
-MAX_TOOL_SCHEMA_BYTES = 64 * 1024
-MAX_TOOL_SCHEMA_DEPTH = 32
-MAX_PATTERN_CHARACTERS = 2048
 ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+
+EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+"""Of what clients ask, the nearest that templates know."""
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -79,33 +80,8 @@ class FunctionDefinition(Body):
     @classmethod
     def _check_schema(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
         if parameters is not None:
-            if len(msgspec.json.encode(parameters)) > MAX_TOOL_SCHEMA_BYTES:
-                raise ValueError(f"a schema has at most {MAX_TOOL_SCHEMA_BYTES} bytes")
-            check_schema(parameters, MAX_TOOL_SCHEMA_DEPTH)
+            check_schema(parameters)
         return parameters
-
-
-def check_schema(schema: Any, levels: int) -> None:
-    """Raise ValueError where a JSON schema is malformed; patterns are text here and are never compiled."""
-    if levels == 0:
-        raise ValueError(f"a schema is nested deeper than {MAX_TOOL_SCHEMA_DEPTH} levels")
-    if isinstance(schema, list):
-        for each in schema:
-            check_schema(each, levels - 1)
-        return
-    if not isinstance(schema, dict):
-        return
-    kind, pattern = schema.get("type"), schema.get("pattern")
-    kinds = kind if isinstance(kind, list) else [] if kind is None else [kind]
-    if not all(isinstance(each, str) for each in kinds):
-        raise ValueError("`type` in a schema is a string or a list of strings")
-    if pattern is not None and (not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARACTERS):
-        raise ValueError(f"`pattern` in a schema is a string of at most {MAX_PATTERN_CHARACTERS} characters")
-    for key, value in schema.items():
-        named = key in {"properties", "patternProperties", "$defs", "definitions"} and isinstance(value, dict)
-        for each in value.values() if named else (value,):
-            if key not in {"const", "default", "enum", "example", "examples"}:
-                check_schema(each, levels - 1)
 
 
 class Tool(Body):
@@ -113,6 +89,13 @@ class Tool(Body):
 
     type: Literal["function"]
     function: FunctionDefinition
+
+
+class Thinking(Body):
+    """Whether to think before the answer, and for how many tokens at most."""
+
+    type: Literal["enabled", "disabled", "adaptive"] | None = None
+    budget_tokens: int | None = Field(None, ge=0, le=MAX_TOKEN_ID)
 
 
 class ChatBody(GenerationBody):
@@ -124,6 +107,9 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    thinking: Thinking | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(
         None, max_length=MAX_TEMPLATE_ARGUMENTS
     )
@@ -137,12 +123,13 @@ class ChatBody(GenerationBody):
 
     @field_validator("tool_choice")
     @classmethod
-    def _check_tool_choice(cls, choice: Any) -> Any:
-        if choice == "required" or isinstance(choice, dict):
-            raise ValueError("a call cannot be enforced yet: give auto or none, and say in the prompt what to call")
-        if choice not in (None, "none", "auto"):
-            raise ValueError("give auto or none")
-        return choice
+    def _check_tool_choice(cls, choice: Any) -> str:
+        function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            return f"function:{function['name']}"
+        if choice not in (None, "none", "auto", "required"):
+            raise ValueError('give none, auto, required, or {"type": "function", "function": {"name": …}}')
+        return choice or "auto"
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -156,7 +143,24 @@ class ChatBody(GenerationBody):
     def _check_together(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is only allowed with logprobs: true")
+        names = {tool.function.name for tool in self.tools or ()}
+        if self.tool_choice not in {None, "auto", "none"} and not names:
+            raise ValueError("tool_choice asks for a call, but there are no tools")
+        if (self.tool_choice or "").startswith("function:") and self.tool_choice[9:] not in names:
+            raise ValueError("tool_choice names a function that is not among the tools")
         return self
+
+    def template_arguments(self) -> dict[str, Any]:
+        """What the template is told; templates know thinking by one of three names."""
+        arguments: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            effort = EFFORTS.get(self.reasoning_effort, self.reasoning_effort)
+            arguments |= {"reasoning_effort": effort, "enable_thinking": self.reasoning_effort != "none"}
+        if self.thinking is not None and self.thinking.type is not None:
+            arguments["enable_thinking"] = self.thinking.type != "disabled"
+        if "enable_thinking" in arguments:
+            arguments["thinking"] = arguments["enable_thinking"]
+        return arguments | dict(self.chat_template_kwargs or {})
 
     def shown_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the template shows, after `tool_choice`; None when there are none."""
@@ -185,7 +189,10 @@ async def chat_command(request: Request, body: ChatBody, request_id: str) -> Gen
         id=request_id,
         messages=messages_of(body, usual.system_prompt),
         tools=body.shown_tools(),
-        template_arguments=dict(body.chat_template_kwargs or {}),
+        tool_choice=body.tool_choice if body.shown_tools() and body.tool_choice else "auto",
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning_tokens=body.thinking.budget_tokens if body.thinking else None,
+        template_arguments=body.template_arguments(),
         max_tokens=max_tokens(body.max_completion_tokens or body.max_tokens, usual.max_tokens),
     )
 

@@ -12,10 +12,11 @@ import msgspec
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from app.api.structured import GUIDED, format_grammar, wished_grammar
 from app.core.drafters import AUTO, DRAFT_METHODS, METHOD_NAMES, OFF
 from app.core.errors import InvalidRequest
 from app.core.messages import Generate, ModelSpecification
-from app.core.request import SamplingParameters, SpeculationRequest
+from app.core.request import Grammar, SamplingParameters, SpeculationRequest
 from app.model_settings import ModelSettings
 from app.serving.auth import identity_of
 from app.serving.context import context_of
@@ -79,6 +80,18 @@ class SpeculationOptions(Body):
         return method
 
 
+class StructuredOutputs(Body):
+    """What the text must match, as vLLM names it: one of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class GenerationBody(Body):
     """The fields that chat and completions share."""
 
@@ -98,6 +111,11 @@ class GenerationBody(Body):
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LOGIT_BIASES)
     response_format: Any = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     speculation: SpeculationOptions | None = None
     draft_model: ModelName | None = None
     num_draft_tokens: DraftTokens | None = None
@@ -122,15 +140,27 @@ class GenerationBody(Body):
 
     @field_validator("response_format")
     @classmethod
-    def _check_format(cls, wanted: Any) -> Any:
-        if wanted is None:
-            return None
-        kind = str(wanted.get("type")) if isinstance(wanted, dict) else ""
-        if kind in {"json_object", "json_schema"}:
-            raise ValueError(f"structured output ({kind}) is not available yet: only type 'text' is")
-        if kind != "text":
-            raise ValueError("give an object of type 'text'")
-        return wanted
+    def _check_format(cls, wanted: Any) -> Grammar | None:
+        return None if wanted is None else format_grammar(wanted)
+
+    @model_validator(mode="after")
+    def _check_grammars(self) -> "GenerationBody":
+        if len(self._grammars()) > 1:
+            raise ValueError("an answer can be held to one thing: give response_format, or one structured output")
+        return self
+
+    def _grammars(self) -> list[Grammar]:
+        """Everything that the answer should match, by whatever name it was asked for."""
+        options, found = self.structured_outputs, []
+        wishes = [] if options is None else [(kind, wish, "structured_outputs") for kind, wish in options]
+        wishes += [(kind, getattr(self, f"guided_{kind}"), f"guided_{kind}") for kind in GUIDED]
+        found += [] if self.response_format is None else [self.response_format]
+        return found + [wished_grammar(*wish) for wish in wishes if wish[1] not in (None, False)]
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must match."""
+        return next(iter(self._grammars()), None)
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> "GenerationBody":
@@ -160,6 +190,7 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
         n=body.n or 1,
         sampling=sampling_parameters(body, context.live.model(model.id), top_logprobs),
         speculation=speculation,
+        grammar=body.grammar,
     )
 
 

@@ -323,8 +323,6 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int] = []
     grammar: str = ""
     """What the answer is held to: llguidance's grammar, as JSON; empty: nothing."""
-    thinks: bool = False
-    """Whether the prompt ends inside a block of reasoning, which the answer goes on with."""
     error: Failed | None = None
     seconds: dict[str, float] = {}
     """What it took, by stage, and the load when it is the first."""

@@ -1,7 +1,8 @@
 """What was asked, and what is remembered of it: frozen values that cross every boundary."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -44,6 +45,42 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     text: str = ""
     """The schema or the choices as JSON, the expression, or the grammar."""
+    parameter: str = "response_format"
+    """What the request calls it."""
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model writes what it thinks before it answers."""
+
+    opening: str
+    closing: str
+    inside: bool = False
+    """Whether the prompt ends inside it, so that the output goes on with it."""
+    most_tokens: int | None = None
+    """After so many it is closed; None: the model decides."""
+
+
+class Constraint(Protocol):
+    """What the output of one request is held to. It follows the output by itself; who asks shows it all of it."""
+
+    error: str
+    """Why nothing can be allowed any more; empty while all is well."""
+
+    def begin(self) -> "Constraint":
+        """Another one at the beginning of an output."""
+
+    def binds(self, output: Sequence[int], slots: int) -> bool:
+        """Whether it may forbid one of the next `slots` tokens."""
+
+    def forced(self, output: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that must come next, as far as that is known."""
+
+    def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
+        """Write what may follow `output` and each draft behind it; the answer is how many of `drafts` can stand.
+
+        `masks` is an int32 array of numpy [1 + drafts, words], one bit for each token, all set. Slots behind a draft
+        that cannot stand are left as they are.
+        """
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,8 +94,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: frozenset[int] = frozenset()
     sampling: SamplingParameters = SamplingParameters()
     speculation: SpeculationRequest = SpeculationRequest()
-    grammar: str = ""
-    """llguidance's grammar, as JSON, that the output is held to; empty: any output."""
+    constraint: Constraint | None = None
+    """What its output is held to; None: nothing."""
     scores_prompt: bool = False
     """Whether the log probabilities of the prompt's tokens are wanted too, as `sampling.top_logprobs` says."""
 

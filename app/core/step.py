@@ -99,6 +99,8 @@ class RowOutcome:
     method: str = "off"
     why_not_drafted: Reason = NO_REASON
     confidences: tuple[float, ...] = ()
+    error: str = ""
+    """Why the row cannot go on: it ends with that, and the others do not."""
 
 
 @dataclass(frozen=True, slots=True)

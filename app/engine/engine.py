@@ -30,6 +30,7 @@ from app.core.step import (
     TokenLogprobs,
 )
 from app.engine.acceptance import MODES, accept
+from app.engine.constraints import Constraints
 from app.engine.drafters import REGISTRY, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
 from app.engine.prefix_cache import PrefixCache
 from app.engine.rollback import UnknownCacheError
@@ -151,6 +152,7 @@ class Engine:
         self.limits = limits
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
+        self._constraints = Constraints()
         self._requests: dict[str, Request] = {}
         self._checkpoints: dict[str, dict[int, StateRow]] = {}
         self._ahead: Launched | None = None
@@ -179,6 +181,7 @@ class Engine:
     def admit(self, request: Request) -> int:
         self.runner.claim(request.id)
         self._requests[request.id] = request
+        self._constraints.admit(request)
         self.drafters.admit(request)
         if request.scores_prompt:
             return 0  # what is found in the cache has no logits any more
@@ -204,6 +207,7 @@ class Engine:
         usable = {point: row for point, row in checkpoints.items() if point <= len(kept)}
         self.prefixes.store(request, kept, usable, self.runner, self.drafters.runners)
         self.runner.release(request_id)
+        self._constraints.release(request_id)
         self.drafters.release(request_id)
 
     def close(self) -> None:
@@ -214,6 +218,7 @@ class Engine:
     def _reset(self) -> None:
         self._ahead = None
         for name in list(self._requests):
+            self._constraints.release(name)
             self.drafters.release(name)
         self._requests.clear()
         self._checkpoints.clear()
@@ -297,7 +302,7 @@ class Engine:
     def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
         """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first."""
         current, self._ahead = self._ahead or self._launch(rows, None), None
-        if all(row.num_draft_tokens == 0 for row in rows):
+        if all(row.num_draft_tokens == 0 for row in rows) and not self._constraints.bind(rows):
             beyond = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
             if beyond:
                 self._ahead = self._launch(beyond, current.only([row.sequence_id for row in beyond]))
@@ -319,7 +324,10 @@ class Engine:
         pending = () if launched is None else launched.sequence_ids
         sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
         logits = last_of(logits, widths).astype(mx.float32)
-        drawn = draw(adjust(logits, sampled, fed if pending else None), sampled)
+        adjusted = adjust(logits, sampled, fed if pending else None)
+        if launched is None:  # else nothing is forbidden to anybody
+            adjusted, _ = self._constraints.mask(adjusted, rows)
+        drawn = draw(adjusted, sampled)
         return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
 
     def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
@@ -335,7 +343,10 @@ class Engine:
         top, method = self._requests[row.sequence_id].sampling.top_logprobs, row.method if drafted else "off"
         logprobs = () if top is None else scores.read(place, len(stays), top)
         computed, accepted, sure = row.computed + kept, len(stays) - 1, scores.confidences(place, len(stays))
-        return RowOutcome(row.sequence_id, tuple(stays), computed, drafted, accepted, logprobs, method, reason, sure)
+        error = self._constraints.error(row)
+        return RowOutcome(
+            row.sequence_id, tuple(stays), computed, drafted, accepted, logprobs, method, reason, sure, error
+        )
 
     def _propose(self, rows: Sequence[DecodeRow]) -> Proposal:
         """Ask each row's drafter; one rectangle of drafts [rows, K] comes back."""
@@ -365,7 +376,10 @@ class Engine:
         logits = logits.astype(mx.float32)
         sampled = [self._sampled(row) for row in rows]
         adjusted, draft_logits = adjust(logits, sampled, drafts), proposal.logits if self._salt else None
-        drawn, accepted = accept(drafts, adjusted, sampled, proposal.counts, draft_logits=draft_logits)
+        adjusted, standing = self._constraints.mask(adjusted, rows, drafts, proposal.counts)
+        # By rejection a draft must not be dropped for what it is: there the target's chance of it is nothing.
+        tried = proposal.counts if self._salt else standing
+        drawn, accepted = accept(drafts, adjusted, sampled, tried, draft_logits=draft_logits)
         scores = self._scores(logits, drawn, rows)
         packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
         self._end_part()  # on the CPU the launch already waits for most of the forward
@@ -374,11 +388,11 @@ class Engine:
         self._end_part()
         counts = [values[-1] for values in read]
         kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
-        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, proposal.counts, counts))
+        self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, tried, counts))
         self._end_part(lambda: [one.arrays() for one in (self.runner, *self.drafters.runners.values())])
         return tuple(
             self._outcome(row, read[place][: counts[place] + 1], scores, place, kept[place], drafted, reason)
-            for place, (row, drafted, reason) in enumerate(zip(rows, proposal.counts, proposal.reasons, strict=True))
+            for place, (row, drafted, reason) in enumerate(zip(rows, tried, proposal.reasons, strict=True))
         )
 
 

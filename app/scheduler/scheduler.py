@@ -342,6 +342,8 @@ class Scheduler:
         sequence = self._active.get(outcome.sequence_id)
         if sequence is None or row is None:
             return []
+        if outcome.error:
+            return self.fail(outcome.sequence_id, outcome.error)
         # At least the last token is always still to be fed.
         if not 0 <= outcome.computed < len(sequence.tokens) + len(outcome.emitted):
             return self.fail(outcome.sequence_id, impossible(outcome.computed, len(sequence.tokens)))

@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import msgspec
+
+from app.text.dialect import NO_DIALECT, Dialect, spans_of
+from app.text.stops import StopMatcher
 
 
 class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -30,6 +32,7 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stop_token_ids: frozenset[int] = frozenset()
     vocabulary_size: int
     """How many ids the model has logits for, padding included."""
+    dialect: Dialect = NO_DIALECT
 
     def open_stream(self, stop: Sequence[str] = (), *, continued: bool = False) -> "TextStream":
         """The text of one choice; `continued`: it goes on behind a prompt and keeps its leading space."""
@@ -107,37 +110,7 @@ class TextStream:
     def _release(self, length: int, *, tokens_used: int) -> TextChunk:
         text, marks = self._held[:length], self._marks[:length]
         self._held, self._marks = self._held[length:], self._marks[length:]
-        spans, position = [], 0
-        for accepted, run in groupby(marks):
-            end = position + len(tuple(run))
-            if accepted:
-                spans.append((position, end))
-            position = end
-        return TextChunk(text, tokens_used, tuple(spans), self._stopped)
-
-
-class StopMatcher:
-    """Stop strings in a stream of text: nothing of one is ever told, and nothing that can no longer become one is held.
-
-    The match that is complete first wins; of two that end together, the one that starts first. So the answer depends
-    on the text alone, never on how it was cut into tokens or steps. Empty strings never match.
-    """
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(dict.fromkeys(word for word in stop if word))
-        self._longest = max((len(word) for word in self._stop), default=0)
-
-    def find(self, text: str) -> int | None:
-        """Where the first complete stop string starts in `text`, or None."""
-        matches = [(start + len(word), start) for word in self._stop if (start := text.find(word)) >= 0]
-        return min(matches)[1] if matches else None
-
-    def safe_length(self, text: str) -> int:
-        """How many characters of `text` cannot be the beginning of a stop string, whatever comes next."""
-        for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            if any(word.startswith(text[start:]) for word in self._stop):
-                return start
-        return len(text)
+        return TextChunk(text, tokens_used, spans_of(marks), self._stopped)
 
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -150,7 +123,14 @@ Spell = Callable[[Sequence[int]], list[bytes]]
 """The bytes of these tokens."""
 
 
-def token_table(tokenizer: Any, *, hidden: frozenset[int], stops: frozenset[int], vocabulary_size: int) -> TokenTable:
+def token_table(
+    tokenizer: Any,
+    *,
+    hidden: frozenset[int],
+    stops: frozenset[int],
+    vocabulary_size: int,
+    dialect: Dialect = NO_DIALECT,
+) -> TokenTable:
     """What the worker needs of `tokenizer`, one of transformers.
 
     Byte-level BPE and SentencePiece with byte fallback write bytes into the names of their tokens. Every other decoder
@@ -167,7 +147,11 @@ def token_table(tokenizer: Any, *, hidden: frozenset[int], stops: frozenset[int]
         (partial(_differences, tokenizer, probes[0][:1]), False),
     )
     empty = TokenTable(
-        pieces=[], hidden_token_ids=hidden | stops, stop_token_ids=stops, vocabulary_size=vocabulary_size
+        pieces=[],
+        hidden_token_ids=hidden | stops,
+        stop_token_ids=stops,
+        vocabulary_size=vocabulary_size,
+        dialect=dialect,
     )
     for spell, trims in ways:
         spelled = dict(zip(probed, spell(probed), strict=True))

@@ -13,6 +13,13 @@ from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES
 
 MAX_ARGUMENT_CHARACTERS = 4096
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+TOOLS_IN_WORDS = """You may call these functions:
+{tools}
+
+To call one, answer with nothing but
+<tool_call>
+{{"name": "its name", "arguments": {{"of": "the function"}}}}
+</tool_call>"""
 WRITTEN_NULLS = ("None", "null")
 
 Messages = list[dict[str, Any]]
@@ -41,6 +48,37 @@ def plain_messages(messages: Iterable[Mapping[str, Any]]) -> Messages:
     Raises `InvalidRequest` for a message without a role and for parts that are not text.
     """
     return [_plain_message(message) for message in messages]
+
+
+def calls_in_words(messages: Messages) -> Messages:
+    """Calls and results as text, for a template that knows none."""
+    return [_call_in_words(message) for message in messages]
+
+
+def tools_in_words(plain: Messages, tools: Iterable[Mapping[str, Any]]) -> Messages:
+    """Tools as text, for a template that knows none."""
+    described = [json.dumps(dict(tool), ensure_ascii=False) for tool in tools]
+    if not described:
+        return plain
+    text = TOOLS_IN_WORDS.format(tools="\n".join(described))
+    if plain and plain[0]["role"] == "system":
+        return [plain[0] | {"content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
+
+
+def _call_in_words(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return message
+    functions = [call.get("function", call) for call in calls if isinstance(call, Mapping)]
+    written = [json.dumps({"name": each.get("name"), "arguments": each.get("arguments")}, ensure_ascii=False)
+               for each in functions]  # fmt: skip
+    content = "\n".join(
+        [*filter(None, [message["content"]]), *(f"<tool_call>\n{call}\n</tool_call>" for call in written)]
+    )
+    return {"role": message["role"], "content": content}
 
 
 def render_messages(messages: Messages, render: Callable[[Messages], str]) -> str:

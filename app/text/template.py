@@ -20,7 +20,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from mlx_lm import chat_templates, tokenizer_utils, tool_parsers
+from mlx_lm import chat_templates, tokenizer_utils
 from transformers import AutoTokenizer
 
 from app.core.config_values import VOCABULARY_KEYS, context_tokens, text_number
@@ -28,7 +28,8 @@ from app.core.errors import InvalidRequest, ModelUnavailable, context_overflow
 from app.core.messages import check_bytes, text_bytes
 from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
 from app.text.detokenizer import TokenTable, token_table
-from app.text.messages import Messages, checked_arguments, plain_messages, render_messages
+from app.text.dialect import Dialect, read_dialect, visible_marks
+from app.text.messages import Messages, calls_in_words, checked_arguments, plain_messages, render_messages, tools_in_words
 
 
 class ChatTemplate:
@@ -112,12 +113,6 @@ MAX_FILE_BYTES = 128 * 1024 * 1024
 """Of a tokenizer's file; the largest published ones have a quarter of it."""
 CHARACTERS_PER_TOKEN = 4
 """How much text is tried first, for each token that the context holds."""
-# fmt: off
-THINKING_MARKS = (
-    "<think>", "</think>", "<longcat_think>", "</longcat_think>", "<|think:start|>", "<|think:end|>",
-    "<|channel>", "<channel|>", "<|open|>", "<|close|>", "<|sep|>",
-)
-# fmt: on
 
 Renderer = Callable[[dict[str, Any]], str]
 Stage = Callable[[str, int], None]
@@ -141,13 +136,19 @@ class TextModel:
         self.stop_token_ids = stop_token_ids
         self.vocabulary_size = vocabulary_size
         """How many ids the model has logits for, padding included."""
+        dialect = read_dialect(tokenizer)
         self.table: TokenTable = token_table(
-            tokenizer, hidden=_hidden(tokenizer), stops=stop_token_ids, vocabulary_size=vocabulary_size
+            tokenizer,
+            hidden=_hidden(tokenizer, dialect),
+            stops=stop_token_ids,
+            vocabulary_size=vocabulary_size,
+            dialect=dialect,
         )
         self._max_context_tokens = max_context_tokens
         self._longest_token_bytes = max([len(piece) for piece in self.table.pieces], default=1)
         self._names = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
         self._renderers = _renderers(tokenizer)
+        self._knows_calls = "tool_calls" in str(tokenizer.chat_template)
         self._start = tuple(tokenizer.encode("")[:1])
         if self._start != (tokenizer.bos_token_id,):
             self._start = ()
@@ -217,6 +218,8 @@ class TextModel:
             return renderer(variables | {"messages": plain})
 
         plain = plain_messages(messages)
+        if not self.table.dialect.parser:
+            plain = tools_in_words(plain if self._knows_calls else calls_in_words(plain), tools or ())
         self._begin("render", 0)
         try:
             return render_messages(plain, render)
@@ -299,15 +302,10 @@ def _render_natively(tokenizer: Any, variables: dict[str, Any]) -> str:
     return str(tokenizer.apply_chat_template(variables["messages"], tokenize=False, **arguments))
 
 
-def _hidden(tokenizer: Any) -> frozenset[int]:
-    """Special tokens of the vocabulary, without those that tool and reasoning parsers look for in the text."""
-    parsers = [
-        importlib.import_module(f"{tool_parsers.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(tool_parsers.__path__)
-    ]
-    marks = (getattr(parser, name, None) for parser in parsers for name in ("tool_call_start", "tool_call_end"))
-    shown = "\0".join((*THINKING_MARKS, *(mark for mark in marks if mark)))
+def _hidden(tokenizer: Any, dialect: Dialect) -> frozenset[int]:
+    """Special tokens of the vocabulary, without those that the dialect looks for in the text."""
     added = {token: entry.content for token, entry in tokenizer.added_tokens_decoder.items() if entry.special}
+    shown = visible_marks(dialect)
     return frozenset(token for token, text in added.items() if text not in shown)
 
 

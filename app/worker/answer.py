@@ -27,6 +27,8 @@ from app.core.request import Request
 from app.core.step import FinishReason, MethodStatistics, Statistics, TokenEvent, TokenLogprobs
 from app.scheduler.sequence import Counters
 from app.text.detokenizer import TextChunk
+from app.text.dialect import NO_DIALECT, AnswerPart, AnswerSplitter
+from app.text.grammar import calls_by_grammar, thinks
 from app.worker.texts import Prompt, Reading, Unread
 
 _SEEDS = 1 << 64
@@ -53,6 +55,12 @@ class Choice:
         self._prompt = prompt.tokens
         self._table = prompt.table
         self._stream = prompt.table.open_stream(command.stop, continued=command.messages is None)
+        self._splitter = AnswerSplitter(
+            prompt.table.dialect if command.messages is not None else NO_DIALECT,
+            inside=thinks(prompt.table.dialect, prompt.end),
+            tools=command.tools or (),
+            by_grammar=calls_by_grammar(command),
+        )
         self._scored = 1
         """Tokens of the prompt whose scores were told, if they are wanted; the first has none."""
         self._received_at = self._last_sent_at = received_at
@@ -87,17 +95,22 @@ class Choice:
 
     def feed(self, event: TokenEvent, at: float) -> None:
         """Tell what one event brings; a FAILED one only after `close`."""
-        if not self.closing and (chunk := self._take(event, at)).text:
-            self._emit(chunk)
+        if not self.closing:
+            chunk = self._take(event, at)
+            self._emit(self._splitter.feed(chunk.text, chunk.accepted_spans, final=chunk.stopped))
+            if self._splitter.calls and not self._command.parallel_tool_calls and not self._splitter.is_calling:
+                self.close("tool_calls")
         if event.finish_reason is None:
             return
         if self.closing:
             self._finish(self.closing, self._usage_as_told(event.statistics, at))
             return
         tail = self._stream.finish()
-        if tail.text:
-            self._emit(tail)
-        self._finish("stop" if tail.stopped else event.finish_reason.value, self._usage(event.statistics))
+        self._emit(self._splitter.feed(tail.text, tail.accepted_spans, final=True))
+        reason = "stop" if tail.stopped else event.finish_reason.value
+        self._finish(
+            "tool_calls" if reason == "stop" and self._splitter.calls else reason, self._usage(event.statistics)
+        )
 
     def _take(self, event: TokenEvent, at: float) -> TextChunk:
         """Count the tokens of one step up to the stop string, and make text of them."""
@@ -122,15 +135,20 @@ class Choice:
     def _finish(self, finish_reason: str, usage: Statistics) -> None:
         self.ended = True
         if self._next.tokens:
-            self._emit(TextChunk())
+            self._send_next(AnswerPart())
         finished = Finished(id=self._command.id, index=self._index, finish_reason=finish_reason, usage=usage)
         _log(self._command, "%s", describe(self._command.model.id, finished))
         self._send(finished)
 
-    def _emit(self, chunk: TextChunk) -> None:
+    def _emit(self, part: AnswerPart) -> None:
+        if part:
+            self._send_next(part)
+
+    def _send_next(self, part: AnswerPart) -> None:
         delta = self._next
         self._next = Delta(id=delta.id, index=delta.index, text="", tokens=0, method=delta.method)
-        delta.text, delta.accepted_spans = chunk.text, chunk.accepted_spans
+        delta.text, delta.accepted_spans = part.text, part.spans
+        delta.reasoning, delta.tool_calls = part.reasoning, tuple(part.calls)
         if self._why != self._sent_why:
             delta.why_not_drafted = self._sent_why = self._why
         self._send(delta)
@@ -248,6 +266,7 @@ class Answer:
                 stop_token_ids=frozenset() if ignore_end else self._prompt.table.stop_token_ids,
                 sampling=msgspec.structs.replace(command.sampling, seed=(command.sampling.seed + index) % _SEEDS),
                 speculation=command.speculation,
+                constraint=self._prompt.constraint,
                 scores_prompt=self._scores_prompt,
             )
             for index in range(command.n)

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import types
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -23,11 +24,16 @@ sys.modules["mlx_lm"] = _PACKAGE
 import msgspec
 
 from app.core.errors import PacelineError
-from app.core.messages import Failed, Generate, PromptRead, failed_frame, short_text
+from app.core.messages import Generate, PromptRead, failed_frame, short_text
+from app.text.constraint import Vocabulary
+from app.text.grammar import answer_grammar, check_grammar
 from app.text.template import TextModel
 
 LOAD_SECONDS = 20.0
 STAGE_SECONDS = 1.0
+VOCABULARY_SECONDS = 10.0
+"""To make what grammars need of a tokenizer, once."""
+GRAMMAR_SECONDS = 2.0
 BYTES_PER_SECOND = 100_000
 """Tokenizers read a megabyte and more; a long prompt gets its time."""
 
@@ -72,28 +78,52 @@ def main(folder: Path, connection: Connection) -> None:
         return
     stages.end()
     connection.send_bytes(msgspec.msgpack.encode(model.table))
+    reader = Reader(model, stages)
     while True:
         command = msgspec.msgpack.decode(connection.recv_bytes(), type=Generate)
-        tokens = read(model, command)
-        seconds = stages.take()
-        if isinstance(tokens, Failed):
-            answer = PromptRead(error=tokens, seconds=seconds)
-        else:
-            answer = PromptRead(tokens=tokens, seconds=seconds)
-        connection.send_bytes(msgspec.msgpack.encode(answer))
+        answer = reader.read(command)
+        connection.send_bytes(msgspec.msgpack.encode(msgspec.structs.replace(answer, seconds=stages.take())))
 
 
-def read(model: TextModel, command: Generate) -> list[int] | Failed:
-    """The tokens of one prompt, or why it has none."""
-    limit = command.model.max_context_tokens
-    try:
+class Reader:
+    """Prompts of one model."""
+
+    def __init__(self, model: TextModel, stages: Stages) -> None:
+        self._model = model
+        self._stages = stages
+
+    def read(self, command: Generate) -> PromptRead:
+        """The tokens of one prompt and what its answer is held to, or why it has none."""
+        try:
+            tokens = self._tokens(command)
+            return PromptRead(tokens=tokens, grammar=self._grammar(command))
+        except PacelineError as error:
+            failed = failed_frame(command.id, error)
+        except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is no Exception
+            failed = failed_frame(command.id, PacelineError(f"The prompt could not be read: {short_text(error)}"))
+        return PromptRead(error=failed)
+
+    def _tokens(self, command: Generate) -> list[int]:
+        model, limit = self._model, command.model.max_context_tokens
+        if command.tokens is not None:
+            return []
         if command.messages is None:
             return model.encode(command.text or "", max_context_tokens=limit)
         return model.render(command.messages, command.tools, command.template_arguments, max_context_tokens=limit)
-    except PacelineError as error:
-        return failed_frame(command.id, error)
-    except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is no Exception
-        return failed_frame(command.id, PacelineError(f"The prompt could not be read: {short_text(error)}"))
+
+    def _grammar(self, command: Generate) -> str:
+        text = answer_grammar(command, self._model.table.dialect)
+        if not text:
+            return ""
+        self._stages.begin("vocabulary", seconds=VOCABULARY_SECONDS)
+        vocabulary = self._vocabulary
+        self._stages.begin("grammar", seconds=GRAMMAR_SECONDS)
+        check_grammar(text, vocabulary, command.grammar.parameter if command.grammar else "tools")
+        return text
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._model.table)
 
 
 if __name__ == "__main__":

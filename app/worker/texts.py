@@ -24,8 +24,11 @@ import psutil
 
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
 from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, PromptRead, error_of
+from app.core.request import Constraint
 from app.core.safe_files import printable
+from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
+from app.text.grammar import reasoning_of
 
 KEPT_FOLDERS = 4
 LOOK_SECONDS = 0.02
@@ -36,6 +39,8 @@ PROMPT_BYTES = 1024**3
 """Memory that a load may take, and what a prompt may take on top of it."""
 REMEMBERED_SECONDS = 60.0
 """A folder that could not be loaded is not tried again for so long, unless it changes."""
+END_TOKENS = 16
+"""Of a prompt, which say whether it opened the reasoning of its answer."""
 ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -46,6 +51,10 @@ class Prompt:
     tokens: tuple[int, ...]
     table: TokenTable
     seconds: dict[str, float]
+    constraint: Constraint | None = None
+    """What the answer is held to."""
+    end: str = ""
+    """The last characters that the model reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +134,7 @@ class TextReader:
         began = time.monotonic()
         try:
             process = self._running()
-            if command.tokens is not None:
+            if command.tokens is not None and command.grammar is None:
                 return Prompt(tuple(command.tokens), process.table, {})
             answer = process.read(command)
         except PacelineError as error:
@@ -141,7 +150,9 @@ class TextReader:
             return Unread(refusal, {"stopped": time.monotonic() - began})
         if answer.error is not None:
             return Unread(error_of(answer.error), answer.seconds)
-        return Prompt(tuple(answer.tokens), process.table, answer.seconds)
+        tokens = tuple(answer.tokens if command.tokens is None else command.tokens)
+        end = b"".join(process.table.token_text(token)[1] for token in tokens[-END_TOKENS:]).decode("utf-8", "replace")
+        return Prompt(tokens, process.table, answer.seconds, process.constraint(command, answer.grammar, end), end)
 
     def _running(self) -> "TextProcess":
         """The process, started when there is none. Raises ModelUnavailable."""
@@ -191,6 +202,7 @@ class TextProcess:
         self._connection = Connection(ours.detach())
         self._limit_bytes = LOAD_BYTES
         self.table = TokenTable(pieces=[], vocabulary_size=0)
+        self._vocabulary: Vocabulary | None = None
 
     def load(self) -> None:
         """Wait for its table. Raises Ended, and ModelUnavailable with the reason of the folder."""
@@ -200,6 +212,15 @@ class TextProcess:
             raise error_of(table)
         self.table = table
         self._limit_bytes = self._used_bytes() + PROMPT_BYTES
+
+    def constraint(self, command: Generate, grammar: str, prompt_end: str) -> Constraint | None:
+        """What the answer to a prompt that was read is held to; its grammar was tried in the process."""
+        reasoning = reasoning_of(command, self.table.dialect, prompt_end)
+        if not grammar and (reasoning is None or reasoning.most_tokens is None):
+            return None
+        if self._vocabulary is None:
+            self._vocabulary = Vocabulary(self.table)
+        return AnswerConstraint(self._vocabulary, self._vocabulary.matcher(grammar) if grammar else None, reasoning)
 
     @property
     def alive(self) -> bool:

@@ -36,9 +36,12 @@ def test_prompt_tokens_are_those_of_apply_chat_template(model: TextModel) -> Non
     for messages, tools in dialogues():
         if any(message["content"] is None for message in messages):
             continue
+        if any(message.get("tool_calls") for message in messages) and "tool_calls" not in model.tokenizer.chat_template:
+            continue  # told in words too
         rendered = [tokens for variant, _ in variants(messages) if (tokens := applied(model, variant, tools))]
         if rendered:
-            assert model.render(messages, tools) in rendered
+            # A template that knows no tools is told of them in words; transformers drops them.
+            assert model.render(messages, tools if model.table.dialect.parser else None) in rendered
             compared += 1
     assert compared >= 13
 

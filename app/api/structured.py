@@ -1,0 +1,93 @@
+"""What an answer must match, by every name that clients have for it; malformed and hostile schemas are refused here.
+
+Nothing is compiled: that is the text process's, where it costs nobody else.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from app.core.request import Grammar
+
+MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMA_DEPTH = 32
+MAX_PATTERN_CHARACTERS = 2048
+GUIDED = ("json", "regex", "choice", "grammar")
+"""vLLM's `guided_…`."""
+NAMING = {"properties", "patternProperties", "$defs", "definitions"}
+VALUES = {"const", "default", "enum", "example", "examples"}
+"""Keywords whose value has schemas by name, and those whose value is no schema."""
+
+
+def format_grammar(wanted: Any) -> Grammar | None:
+    """OpenAI's `response_format`; None: any text. Raises ValueError."""
+    kind = str(wanted.get("type")) if isinstance(wanted, dict) else ""
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return schema_grammar(wanted.get("schema", {"type": "object"}), "response_format")
+    if kind != "json_schema":
+        raise ValueError("give an object of type 'text', 'json_object' or 'json_schema'")
+    named = wanted.get("json_schema")
+    return schema_grammar(named.get("schema") if isinstance(named, dict) else None, "response_format")
+
+
+def wished_grammar(kind: str, wish: Any, parameter: str) -> Grammar:
+    """One of vLLM's structured outputs. Raises ValueError."""
+    if kind in {"json", "json_schema"}:
+        return schema_grammar(wish, parameter)
+    if kind == "json_object":
+        return schema_grammar({"type": "object"}, parameter)
+    if kind == "choice":
+        if not wish or not all(wish):
+            raise ValueError("choice: give at least one string, and none that is empty")
+        wish = msgspec.json.encode(wish).decode()
+    if not 0 < len(wish) <= MAX_SCHEMA_BYTES:
+        raise ValueError(f"{kind}: give 1 to {MAX_SCHEMA_BYTES} characters")
+    return Grammar(kind="lark" if kind == "grammar" else kind, text=wish, parameter=parameter)
+
+
+def schema_grammar(schema: Any, parameter: str) -> Grammar:
+    """Of a JSON schema, or the text of one. Raises ValueError for what is too large or malformed."""
+    try:
+        schema = msgspec.json.decode(schema) if isinstance(schema, str) else schema
+    except msgspec.DecodeError:
+        raise ValueError("the schema is not valid JSON") from None
+    check_schema(schema)
+    return Grammar(kind="json_schema", text=msgspec.json.encode(schema).decode(), parameter=parameter)
+
+
+def check_schema(schema: Any) -> None:
+    """Raise ValueError where a JSON schema is malformed or too large; patterns are text here."""
+    if not isinstance(schema, dict):
+        raise ValueError("give a JSON schema: an object, as `schema`")  # noqa: TRY004 - pydantic wants it so
+    if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
+        raise ValueError(f"a schema has at most {MAX_SCHEMA_BYTES} bytes")
+    _check_part(schema, MAX_SCHEMA_DEPTH)
+
+
+def _check_part(part: Any, levels: int) -> None:
+    if levels == 0:
+        raise ValueError(f"a schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+    if isinstance(part, dict):
+        kind, pattern = part.get("type"), part.get("pattern")
+        kinds = kind if isinstance(kind, list) else [] if kind is None else [kind]
+        if not all(isinstance(each, str) for each in kinds):
+            raise ValueError("`type` in a schema is a string or a list of strings")
+        if pattern is not None and (not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARACTERS):
+            raise ValueError(f"`pattern` in a schema is a string of at most {MAX_PATTERN_CHARACTERS} characters")
+    for each in _parts(part):
+        _check_part(each, levels - 1)
+
+
+def _parts(part: Any) -> Iterator[Any]:
+    """The schemas right inside."""
+    if isinstance(part, list):
+        yield from part
+    elif isinstance(part, dict):
+        for key, value in part.items():
+            if key in NAMING and isinstance(value, dict):
+                yield from value.values()
+            elif key not in VALUES:
+                yield value

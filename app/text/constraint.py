@@ -1,0 +1,213 @@
+"""What an answer is held to: its reasoning to a length, what follows to a grammar. Masks are made by llguidance.
+
+A constraint is a function of the output so far, so that every slot of a verify forward is masked by the drafts before
+it and the text is the same with speculation on and off.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from itertools import takewhile
+from typing import Any
+
+import llguidance
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par_with_draft_tokens
+from numpy import int32, uint32, zeros
+
+from app.core.request import Reasoning
+from app.text.detokenizer import TokenTable
+
+GAPS = (b"\n", b"\n\n")
+"""What models write between their reasoning and the answer."""
+
+
+class Vocabulary:
+    """The tokens of a model as llguidance knows them; made once, in some tenths of a second for 150,000 tokens."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self.pieces = table.pieces
+        self._ids = {piece: token for token, piece in reversed(tuple(enumerate(table.pieces))) if piece}
+        self._longest = max(map(len, self._ids), default=1)
+        self.stops = sorted(token for token in table.stop_token_ids if token < len(table.pieces))
+        self.bos_token_id, self.eos_token_id = None, self.stops[0] if self.stops else len(table.pieces)
+        self.special_token_ids = sorted(table.hidden_token_ids)
+        # Ids without text must not be drawn: the byte before them stands nowhere in UTF-8.
+        self.tokens = [piece or b"\xff[%d]" % token for token, piece in enumerate(table.pieces)]
+        if not self.stops:
+            self.tokens.append(b"\xff[end]")
+        self.tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(self), eos_token=self.stops or [self.eos_token_id]
+        )
+        self.executor = llguidance.LLExecutor(num_threads=1)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokens that spell `text`, the longest first: not always the model's own way, which only drafts depend on."""
+        tokens, place = [], 0
+        while place < len(text):
+            size = next((n for n in range(self._longest, 0, -1) if text[place : place + n] in self._ids), 0)
+            if not size:
+                break
+            tokens.append(self._ids[text[place : place + size]])
+            place += size
+        return tokens
+
+    def matcher(self, grammar: str) -> llguidance.LLMatcher:
+        """At the beginning of `grammar`; what is wrong with it is its `get_error()`."""
+        return llguidance.LLMatcher(self.tokenizer, grammar)
+
+
+class Phase(Enum):
+    """Where in the answer an output is."""
+
+    START = 0
+    REASONING = 1
+    GAP = 2
+    ANSWER = 3
+
+
+class AnswerConstraint:
+    """`Constraint` of one output. Without a `matcher` any answer may come, without `reasoning` it comes at once."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, matcher: llguidance.LLMatcher | None, reasoning: Reasoning | None
+    ) -> None:
+        self.error = ""
+        self._vocabulary = vocabulary
+        self._pristine = matcher
+        self._matcher = matcher.deep_copy() if matcher else None
+        self._reasoning = reasoning
+        self._opening: set[int] = set()
+        self._closing: list[int] = []
+        self._gaps: set[int] = set()
+        self._phase = Phase.ANSWER
+        if reasoning is not None:
+            spelled = vocabulary(reasoning.opening.encode())
+            self._opening = set(spelled) if len(spelled) == 1 else set()
+            self._closing = vocabulary(reasoning.closing.encode())
+            self._gaps = {token for gap in GAPS for token in vocabulary(gap) if vocabulary.pieces[token] == gap}
+            self._phase = Phase.REASONING if reasoning.inside else Phase.START
+        self._thought = 0
+        """Tokens of reasoning."""
+        self._tail = b""
+        """The last bytes of it."""
+        self._read = 0
+        """Tokens of the output that were followed."""
+
+    def begin(self) -> "AnswerConstraint":
+        return AnswerConstraint(self._vocabulary, self._pristine, self._reasoning)
+
+    def binds(self, output: Sequence[int], slots: int) -> bool:
+        self._follow(output)
+        if self._matcher is not None or self._phase is Phase.ANSWER:
+            return self._matcher is not None
+        most = self._reasoning.most_tokens if self._reasoning else None
+        return most is not None and self._thought + slots > most
+
+    def forced(self, output: Sequence[int]) -> tuple[int, ...]:
+        self._follow(output)
+        if self._phase is Phase.REASONING:
+            return tuple(self._must_close())
+        if self._phase is not Phase.ANSWER or self._matcher is None or self.error:
+            return ()
+        return tuple(self._matcher.compute_ff_tokens())
+
+    def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
+        self._follow(output)
+        start = self._phase, self._thought, self._tail
+        try:
+            return self._allow(drafts, masks)
+        except ValueError as error:  # its limits: nesting, time of the lexer
+            self.error = first_line(error)
+            return 0
+        finally:
+            self._phase, self._thought, self._tail = start
+
+    def _allow(self, drafts: Sequence[int], masks: Any) -> int:
+        slot = 0
+        while True:
+            if self._phase is Phase.REASONING:
+                must = self._must_close()[:1]
+                if must:
+                    masks[slot] = 0
+                    _set(masks[slot], must)
+                elif self._matcher is not None:  # the answer is still to come
+                    _clear(masks[slot], self._vocabulary.stops)
+                stands = slot < len(drafts) and (not must or drafts[slot] == must[0])
+            else:
+                extra = self._opening if self._phase is Phase.START else self._gaps if self._phase is Phase.GAP else ()
+                stands = slot < len(drafts) and drafts[slot] in extra
+                if not stands:
+                    return self._match(drafts, masks, slot, extra)
+                self._match((), masks, slot, extra)
+            if not stands:
+                return slot
+            self._move(drafts[slot])
+            slot += 1
+
+    def _match(self, drafts: Sequence[int], masks: Any, slot: int, extra: Sequence[int] | set[int]) -> int:
+        """The grammar's masks from `slot` on, and the drafts that stand; `extra` may come in `slot` besides."""
+        if self._matcher is None:
+            return len(drafts)
+        size = self._vocabulary.tokenizer.vocab_size
+        # An id beyond the tokens, which a padded vocabulary has, would end the matcher.
+        rest = list(takewhile(lambda token: token < size, drafts[slot:]))
+        valid = self._matcher.validate_tokens(rest) if rest else 0
+        words = (size + 31) // 32
+        own = zeros((valid + 1, words), int32)
+        if valid:
+            work = [(self._matcher, 0, rest[:valid])]
+            fill_next_token_bitmask_par_with_draft_tokens(self._vocabulary.executor, work, own)
+        else:
+            fill_next_token_bitmask(self._matcher, own)
+        part = masks[slot : slot + valid + 1]
+        part[:] = 0
+        part[:, : min(words, part.shape[1])] = own[:, : part.shape[1]]
+        _set(masks[slot], extra)
+        return slot + valid
+
+    def _follow(self, output: Sequence[int]) -> None:
+        for token in output[self._read :]:
+            self._read += 1
+            if self._move(token) and self._matcher is not None and not self.error and not self._matcher.is_stopped():
+                self._matcher.consume_token(token)
+                if self._matcher.is_error():
+                    self.error = first_line(self._matcher.get_error())
+
+    def _move(self, token: int) -> bool:
+        """Go on behind `token`; whether it belongs to the answer."""
+        if self._phase is Phase.START and token in self._opening:
+            self._phase = Phase.REASONING
+            return False
+        if self._phase is Phase.REASONING:
+            closing = self._reasoning.closing.encode() if self._reasoning else b""
+            self._thought += 1
+            piece = self._vocabulary.pieces[token] if token < len(self._vocabulary.pieces) else b""
+            behind = self._tail + piece
+            self._tail = behind[-len(closing) :]
+            if closing in behind:
+                self._phase = Phase.GAP
+            return False
+        is_gap = self._phase is Phase.GAP and token in self._gaps
+        self._phase = Phase.ANSWER
+        return not is_gap
+
+    def _must_close(self) -> list[int]:
+        """What is left of the closing mark when there were enough tokens of reasoning."""
+        most = self._reasoning.most_tokens if self._reasoning else None
+        return [] if most is None or self._thought < most else self._closing[self._thought - most :]
+
+
+def _set(mask: Any, tokens: Sequence[int] | set[int]) -> None:
+    bits = mask.view(uint32)
+    for token in tokens:
+        bits[token // 32] |= uint32(1 << token % 32)
+
+
+def _clear(mask: Any, tokens: Sequence[int]) -> None:
+    bits = mask.view(uint32)
+    for token in tokens:
+        bits[token // 32] &= ~uint32(1 << token % 32)
+
+
+def first_line(error: object) -> str:
+    """What llguidance says, without the state of its parser behind it."""
+    return str(error).strip().partition("\n")[0][:300]

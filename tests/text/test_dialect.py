@@ -1,0 +1,234 @@
+"""Reasoning and tool calls out of an answer: the same at every cut, in every family's syntax, nothing ever lost."""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from app.text.dialect import BARE_JSON, HARMONY, NO_DIALECT, Dialect, AnswerSplitter, read_dialect, with_json_calls
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "deep": {"type": "object"}},
+}
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}]
+ARGUMENTS = {"city": 'Zür"ich }{', "days": 3}
+CALL = [("get_weather", ARGUMENTS)]
+PLAIN = [("get_weather", {"city": "Zürich", "days": 3})]
+
+
+def of(parser: str, start: str, end: str) -> Dialect:
+    return Dialect(opening="<think>", closing="</think>", parser=parser, call_start=start, call_end=end)
+
+
+JSON_DIALECT = with_json_calls(of("", "", ""))
+JSON_CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {json.dumps(ARGUMENTS)}}}\n</tool_call>'
+SYNTAX: list[tuple[Dialect, str, list[tuple[str, Any]]]] = [
+    (JSON_DIALECT, JSON_CALL, CALL),
+    (JSON_DIALECT, f"{JSON_CALL}\n{JSON_CALL}", CALL * 2),
+    (
+        JSON_DIALECT,
+        '<tool_call>{"arguments": {"days": 1}, "name": "get_weather"}</tool_call>',
+        [("get_weather", {"days": 1})],
+    ),
+    (
+        of("qwen3_coder", "<tool_call>", "</tool_call>"),
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "</function>\n</tool_call>",
+        PLAIN,
+    ),
+    (
+        of("glm47", "<tool_call>", "</tool_call>"),
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Zürich</arg_value><arg_key>days</arg_key>"
+        "<arg_value>3</arg_value></tool_call>",
+        PLAIN,
+    ),
+    (
+        of("kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        '{"city": "Zürich", "days": 3}<|tool_call_end|><|tool_calls_section_end|>',
+        PLAIN,
+    ),
+    (of("mistral", "[TOOL_CALLS]", ""), '[TOOL_CALLS]get_weather[ARGS]{"city": "Zürich", "days": 3}', PLAIN),
+    (
+        of("mistral", "[TOOL_CALLS]", ""),
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3}}]',
+        PLAIN,
+    ),
+    (
+        of("pythonic", "<|tool_call_start|>", "<|tool_call_end|>"),
+        '<|tool_call_start|>[get_weather(city="Zürich", days=3)]<|tool_call_end|>',
+        PLAIN,
+    ),
+    (
+        of("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>"),
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+        PLAIN,
+    ),
+    (
+        of("gemma4", "<|tool_call>", "<tool_call|>"),
+        '<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>,days:3}<tool_call|>',
+        PLAIN,
+    ),
+    (
+        of("longcat", "<longcat_tool_call>", "</longcat_tool_call>"),
+        "<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>\n"
+        "<longcat_arg_value>Zürich</longcat_arg_value>\n<longcat_arg_key>days</longcat_arg_key>\n"
+        "<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>",
+        PLAIN,
+    ),
+    (
+        of("minicpm5", "<function name=", "</function>"),
+        '<function name="get_weather"><param name="city">Zürich</param><param name="days">3</param></function>',
+        PLAIN,
+    ),
+    (
+        Dialect(parser=BARE_JSON),
+        '{"name": "get_weather", "parameters": {"city": "Zürich", "days": 3}}',
+        PLAIN,
+    ),
+    (
+        Dialect(parser=BARE_JSON),
+        '<|python_tag|>{"name": "get_weather", "parameters": {"days": 3}}; {"name": "get_weather", "parameters": {}}',
+        [("get_weather", {"days": 3}), ("get_weather", {})],
+    ),
+]
+
+
+def split(dialect: Dialect, pieces: Sequence[str], **options: Any) -> dict[str, Any]:
+    """Everything that came of the pieces; deltas put together as a client does."""
+    options = {"tools": TOOLS} | options
+    splitter, text, reasoning, calls = AnswerSplitter(dialect, **options), "", "", {}
+    for place in range(len(pieces) + 1):
+        final = place == len(pieces)
+        part = splitter.feed("" if final else pieces[place], final=final)
+        text, reasoning = text + part.text, reasoning + part.reasoning
+        assert len(part.marks) == len(part.text)
+        for piece in part.calls:
+            assert bool(piece.name) == (piece.index not in calls)
+            name, arguments = calls.get(piece.index, (piece.name, ""))
+            calls[piece.index] = name, arguments + piece.arguments
+    return {"text": text, "reasoning": reasoning, "calls": [(name, json.loads(text)) for name, text in calls.values()]}
+
+
+def cuts(text: str, chance: random.Random) -> list[str]:
+    places = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(0, 9))))
+    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize(("dialect", "written", "calls"), SYNTAX)
+def test_the_calls_of_every_family_are_found_at_every_cut(dialect: Dialect, written: str, calls: Any) -> None:
+    whole = split(dialect, [written])
+    assert whole == {"text": "", "reasoning": "", "calls": calls}
+    assert split(dialect, list(written)) == whole
+    for place in range(len(written)):
+        assert split(dialect, [written[:place], written[place:]]) == whole
+
+
+@pytest.mark.parametrize(("dialect", "written", "calls"), [each for each in SYNTAX if each[0].parser != BARE_JSON])
+def test_reasoning_text_and_calls_come_apart(dialect: Dialect, written: str, calls: Any) -> None:
+    answer = f"<think>\nWhat is it?\n</think>\n\nI look.\n\n{written}"
+    whole = split(dialect, [answer])
+    assert whole == {"text": "I look.", "reasoning": "What is it?", "calls": calls}
+    inside = split(dialect, [answer.removeprefix("<think>\n")], inside=True)
+    assert inside == whole
+    chance = random.Random(5)
+    for _ in range(100):
+        assert split(dialect, cuts(answer, chance)) == whole
+
+
+HARMONY_ANSWER = (
+    "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
+    "<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    '{"city": "Zürich", "days": 3}'
+)
+
+
+def test_channels_of_harmony_come_apart_at_every_cut() -> None:
+    harmony = Dialect(opening="<|channel|>analysis", closing="<|channel|>final<|message|>", parser=HARMONY)
+    expected = {"text": "I look.", "reasoning": "The user asks.", "calls": PLAIN}
+    final = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hello"
+    for answer, wanted in (
+        (HARMONY_ANSWER, expected),
+        (HARMONY_ANSWER + "<|call|>", expected),
+        (final, {"text": "Hello", "reasoning": "Hm", "calls": []}),
+        ("<|channel|>final<|message|>Hello<|return|>", {"text": "Hello", "reasoning": "", "calls": []}),
+    ):
+        assert split(harmony, [answer]) == wanted
+        for place in range(len(answer)):
+            assert split(harmony, [answer[:place], answer[place:]]) == wanted
+    by_grammar = f"<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>{JSON_CALL}"
+    assert split(harmony, [by_grammar], by_grammar=True) == {"text": "", "reasoning": "Hm", "calls": CALL}
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        "<tool_call>\nget_weather\n</tool_call>",
+        '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": "no"}</tool_call>',
+        "<tool_call>{",
+        "<tool_call>",
+    ],
+)
+def test_what_is_no_call_is_told_as_text(malformed: str) -> None:
+    for pieces in ([malformed], list(malformed)):
+        assert split(JSON_DIALECT, pieces) == {"text": malformed, "reasoning": "", "calls": []}
+
+
+def test_without_tools_a_call_is_text_and_arguments_come_as_they_are_written() -> None:
+    assert split(JSON_DIALECT, [JSON_CALL], tools=())["text"] == JSON_CALL
+    splitter = AnswerSplitter(JSON_DIALECT, tools=TOOLS)
+    splitter.feed('<tool_call>\n{"name": "get_weather", "arguments": ')
+    assert [each.name for each in splitter.feed('{"ci').calls] == ["get_weather", ""]
+    assert [each.arguments for each in splitter.feed('ty": "Z').calls] == ['ty": "Z']
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=some.text(alphabet='<think>/tool_callé {}"\n[]a', max_size=60),
+    inside=some.booleans(),
+    seed=some.integers(0, 1 << 30),
+    bare=some.booleans(),
+)
+def test_any_text_says_the_same_at_any_cut(text: str, inside: bool, seed: int, bare: bool) -> None:
+    dialect = Dialect(parser=BARE_JSON) if bare else JSON_DIALECT
+    whole = AnswerSplitter(dialect, inside=inside, tools=TOOLS).feed(text, final=True)
+    pieces = cuts(text, random.Random(seed))
+    splitter = AnswerSplitter(dialect, inside=inside, tools=TOOLS)
+    parts = [splitter.feed(piece) for piece in pieces] + [splitter.feed("", final=True)]
+    assert "".join(part.text for part in parts) == whole.text
+    assert "".join(part.reasoning for part in parts) == whole.reasoning
+    assert "".join(call.arguments for part in parts for call in part.calls) == "".join(c.arguments for c in whole.calls)
+
+
+def test_a_text_without_marks_is_untouched_with_the_spans_of_its_drafts() -> None:
+    part = AnswerSplitter(NO_DIALECT).feed("  Hello, world \n", [(2, 5), (8, 10)])
+    assert (part.text, part.spans) == ("  Hello, world \n", ((2, 5), (8, 10)))
+    part = AnswerSplitter(JSON_DIALECT, tools=TOOLS).feed("<think>no</think> yes", [(18, 21)], final=True)
+    assert (part.text, part.spans) == ("yes", ((0, 3),))
+
+
+class Told:
+    """As much of a tokenizer as is asked."""
+
+    def __init__(self, template: str, *tokens: str) -> None:
+        self.chat_template = template
+        self.init_kwargs: dict[str, Any] = {}
+        self._tokens = tokens
+
+    def get_vocab(self) -> dict[str, int]:
+        return {token: place for place, token in enumerate(self._tokens)}
+
+
+def test_the_template_says_the_dialect() -> None:
+    qwen = read_dialect(Told("<tool_call>{{ tool_call.name }} <think> {{ tools }}", "<think>", "</think>"))
+    assert (qwen.parser, qwen.opening, qwen.call_end) == ("json_tools", "<think>", "</tool_call>")
+    assert read_dialect(Told("{% if tools %}")).parser == BARE_JSON
+    assert read_dialect(Told("{{ messages }}")).parser == ""
+    assert read_dialect(Told("<|channel|>final<|message|>")).parser == HARMONY
