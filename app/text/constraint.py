@@ -15,6 +15,7 @@ from numpy import int32, uint32, zeros
 
 from app.core.request import Reasoning
 from app.text.detokenizer import TokenTable
+from app.text.spelling import Speller
 
 GAPS = (b"\n", b"\n\n")
 """What models write between their reasoning and the answer."""
@@ -25,8 +26,7 @@ class Vocabulary:
 
     def __init__(self, table: TokenTable) -> None:
         self.pieces = table.pieces
-        self._ids = {piece: token for token, piece in reversed(tuple(enumerate(table.pieces))) if piece}
-        self._longest = max(map(len, self._ids), default=1)
+        self._spell = Speller(table.pieces, table.spelling)
         self.stops = sorted(token for token in table.stop_token_ids if token < len(table.pieces))
         self.bos_token_id, self.eos_token_id = None, self.stops[0] if self.stops else len(table.pieces)
         self.special_token_ids = sorted(table.hidden_token_ids)
@@ -40,15 +40,8 @@ class Vocabulary:
         self.executor = llguidance.LLExecutor(num_threads=1)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokens that spell `text`, the longest first: not always the model's own way, which only drafts depend on."""
-        tokens, place = [], 0
-        while place < len(text):
-            size = next((n for n in range(self._longest, 0, -1) if text[place : place + n] in self._ids), 0)
-            if not size:
-                break
-            tokens.append(self._ids[text[place : place + size]])
-            place += size
-        return tokens
+        """Tokens that spell `text`."""
+        return self._spell(text)
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:
         """At the beginning of `grammar`; what is wrong with it is its `get_error()`."""
@@ -108,7 +101,8 @@ class AnswerConstraint:
             return tuple(self._must_close())
         if self._phase is not Phase.ANSWER or self._matcher is None or self.error:
             return ()
-        return tuple(self._matcher.compute_ff_tokens())
+        tokens = self._vocabulary(self._matcher.compute_ff_bytes())
+        return tuple(tokens[:-1])  # the last one may be the beginning of a longer one
 
     def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
         self._follow(output)

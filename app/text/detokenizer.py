@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from app.text.dialect import NO_DIALECT, Dialect, spans_of
+from app.text.spelling import WORDS, best_way
 from app.text.stops import StopMatcher
 
 
@@ -33,6 +34,8 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     vocabulary_size: int
     """How many ids the model has logits for, padding included."""
     dialect: Dialect = NO_DIALECT
+    spelling: str = WORDS
+    """Which way of `Speller` is most like the tokenizer's own."""
 
     def open_stream(self, stop: Sequence[str] = (), *, continued: bool = False) -> "TextStream":
         """The text of one choice; `continued`: it goes on behind a prompt and keeps its leading space."""
@@ -159,7 +162,8 @@ def token_table(
         tried = msgspec.structs.replace(empty, pieces=pieces, trims=trims)
         if [tried.decode(probe) for probe in probes] == expected:
             break
-    return msgspec.structs.replace(tried, pieces=spell(range(min(len(tokenizer), vocabulary_size))))
+    pieces = spell(range(min(len(tokenizer), vocabulary_size)))
+    return msgspec.structs.replace(tried, pieces=pieces, spelling=best_way(pieces, tokenizer))
 
 
 def _named(tokenizer: Any, convert: Callable[[str], bytes], tokens: Sequence[int]) -> list[bytes]:

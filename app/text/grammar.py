@@ -17,6 +17,8 @@ from app.text.dialect import HARMONY, JSON_CALLS, Dialect
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 MOST_CALLS = 16
+ANY_SPELLING = '%llguidance {"no_forcing": true}'
+"""The model chooses by which tokens it writes what is forced."""
 
 Part = dict[str, Any]
 
@@ -45,7 +47,7 @@ def answer_grammar(command: Generate, dialect: Dialect) -> str:
     answer = _wished(command.grammar)
     if tools:
         return _joined(f"start: {calls} | @answer", *_call_parts(tools), {"name": "answer", **answer})
-    return json.dumps({"grammars": [answer]})
+    return _joined("start: @answer", "", {"name": "answer", **answer})
 
 
 def reasoning_of(command: Generate, dialect: Dialect, prompt_end: str) -> Reasoning | None:
@@ -63,7 +65,7 @@ def thinks(dialect: Dialect, prompt_end: str) -> bool:
 
 
 def _joined(start: str, rules: str, *parts: Part) -> str:
-    return json.dumps({"grammars": [{"lark_grammar": f"{start}\n{rules}"}, *parts]})
+    return json.dumps({"grammars": [{"lark_grammar": f"{ANY_SPELLING}\n{start}\n{rules}"}, *parts]})
 
 
 def _call_parts(tools: list[Mapping[str, Any]]) -> tuple[str, *tuple[Part, ...]]:

@@ -29,7 +29,14 @@ from app.core.messages import check_bytes, text_bytes
 from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
 from app.text.detokenizer import TokenTable, token_table
 from app.text.dialect import Dialect, read_dialect, visible_marks
-from app.text.messages import Messages, calls_in_words, checked_arguments, plain_messages, render_messages, tools_in_words
+from app.text.messages import (
+    Messages,
+    calls_in_words,
+    checked_arguments,
+    plain_messages,
+    render_messages,
+    tools_in_words,
+)
 
 
 class ChatTemplate:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from app.text.dialect import BARE_JSON, HARMONY, NO_DIALECT, Dialect, AnswerSplitter, read_dialect, with_json_calls
+from app.text.dialect import BARE_JSON, HARMONY, NO_DIALECT, AnswerSplitter, Dialect, read_dialect, with_json_calls
 
 PARAMETERS = {
     "type": "object",
