@@ -34,7 +34,7 @@ from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages, read_assets
 from app.admin.updates import Updates
-from app.api import chat, completions, control
+from app.api import chat, completions, control, embeddings, messages, responses, tokens
 from app.core import descriptors, setting_texts
 from app.core.errors import ServerRuns, StoreUnavailable
 from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
@@ -67,7 +67,7 @@ from app.store.rows import DownloadRows, KeptMeasurements, RequestHistory, Store
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 
-ROUTERS = (chat, completions, control)
+ROUTERS = (chat, completions, responses, messages, embeddings, tokens, control)
 """The endpoints."""
 AREAS = (
     overview,
@@ -201,6 +201,7 @@ def build(admin: AdminContext) -> FastAPI:
         lifespan=lambda _app: listening(admin),
     )
     app.state.context, app.state.admin, app.state.pages = context, admin, admin.pages
+    app.state.responses = responses.KeptResponses()
     app.state.door = Door(
         accounts=admin.accounts,
         secret=settings.api_key.get_secret_value() if settings.api_key is not None else None,

@@ -18,7 +18,8 @@ from starlette.requests import ClientDisconnect
 
 from app.api.commands import GenerationBody
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import Accepted, Delta, Finished, Generate, TokenText, ToolCallDelta, check_prompt
+from app.core.messages import Accepted, Delta, Finished, Generate, TokenText, ToolCallDelta
+from app.core.prompt_size import check_prompt
 from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
@@ -43,6 +44,8 @@ class FinishedChoice:
     calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
     finish_reason: str = ""
+    stop: str = ""
+    embedding: Sequence[float] = ()
     usage: Statistics = field(default_factory=Statistics)
 
     @property
@@ -69,7 +72,8 @@ class FinishedChoice:
     def take(self, event: Delta | Finished) -> None:
         """Add what one event told."""
         if isinstance(event, Finished):
-            self.finish_reason, self.usage = event.finish_reason, event.usage
+            self.finish_reason, self.usage, self.stop = event.finish_reason, event.usage, event.stop
+            self.embedding = event.embedding
             return
         self.texts.append(event.text)
         self.reasonings.append(event.reasoning)
@@ -98,6 +102,10 @@ class Renderer:
 
     def opening(self) -> Iterable[dict[str, Any]]:
         """Objects that come before the first token."""
+        return ()
+
+    def accepted(self, prompt_tokens: int) -> Iterable[dict[str, Any]]:  # noqa: ARG002
+        """Objects that come when a prompt was read."""
         return ()
 
     def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
@@ -303,11 +311,10 @@ async def _frames(
             if event is None:
                 progress = context.worker.progress.get(events.model_id)
                 yield renderer.beat("waiting" if progress is None else f"loading {progress.fraction:.0%}")
-            elif not isinstance(event, Accepted):
-                choice = events.choice(event)
+            else:
                 if isinstance(event, Finished):
-                    usages[choice] = event.usage
-                for told in renderer.tell(choice, event):
+                    usages[events.choice(event)] = event.usage
+                for told in _told(renderer, events, event):
                     yield renderer.frame(told)
         for told in renderer.closing([usages[choice] for choice in sorted(usages)]):
             yield renderer.frame(told)
@@ -315,3 +322,9 @@ async def _frames(
     except PacelineError as error:
         context.measurements.stream_failed(error.code)
         yield renderer.frame(renderer.failed(error, words))
+
+
+def _told(renderer: Renderer, events: RequestStream, event: Accepted | Delta | Finished) -> Iterable[dict[str, Any]]:
+    if isinstance(event, Accepted):
+        return renderer.accepted(event.prompt_tokens)
+    return renderer.tell(events.choice(event), event)

@@ -41,11 +41,11 @@ class CompletionBody(GenerationBody):
     @field_validator("prompt")
     @classmethod
     def _check_prompt(cls, prompt: Any) -> list[Prompt]:
-        prompts = [prompt] if isinstance(prompt, str) or _is_tokens(prompt) else prompt
+        prompts = [prompt] if isinstance(prompt, str) or is_tokens(prompt) else prompt
         if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_PROMPTS:
             raise ValueError(f"give a string, token ids, or a list of 1 to {MAX_PROMPTS} of them")
         texts = all(isinstance(each, str) and each for each in prompts)
-        if not texts and not all(_is_tokens(each) for each in prompts):
+        if not texts and not all(is_tokens(each) for each in prompts):
             raise ValueError("each prompt is a non-empty string, or each is a non-empty list of token ids")
         return prompts
 
@@ -60,7 +60,8 @@ class CompletionBody(GenerationBody):
         return self
 
 
-def _is_tokens(value: Any) -> bool:
+def is_tokens(value: Any) -> bool:
+    """Whether it is a list of token ids, not empty."""
     is_whole = isinstance(value, list) and set(map(type, value)) == {int}
     return is_whole and min(value) >= 0 and max(value) <= MAX_TOKEN_ID
 

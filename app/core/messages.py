@@ -6,13 +6,12 @@ Server → worker: commands. Worker → server: events. A request id comes back 
 a request (`n` > 1) is one `index`. Exactly one `Finished` per index, or one `Failed` for the whole request.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from app.core.errors import PacelineError, context_overflow, error_class
+from app.core.errors import PacelineError, error_class
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Grammar, Request, SamplingParameters, SpeculationRequest
 from app.core.step import Statistics
@@ -114,6 +113,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stop: tuple[str, ...] = ()
     n: int = 1
     echo: bool = False
+    embeds: str = ""
+    """`mean` or `last`: an embedding of the prompt is wanted in place of an answer."""
     ignore_end: bool = False
     """Go on behind the end that the model writes, up to `max_tokens`: what is measured should be of one length."""
     sampling: SamplingParameters = SamplingParameters()
@@ -151,7 +152,14 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     drain_seconds: float = 0.0
 
 
-Command = Generate | Cancel | LoadModel | KeepModel | UnloadModel | Shutdown
+class ReadPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Read the prompt of a request and generate nothing; answered by `PromptTold` or `Failed`. Loads no model."""
+
+    id: str
+    prompt: Generate
+
+
+Command = ReadPrompt | Generate | Cancel | LoadModel | KeepModel | UnloadModel | Shutdown
 
 
 # --- events ---------------------------------------------------------------------------------------------------
@@ -231,6 +239,18 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     index: int
     finish_reason: str
     usage: Statistics
+    stop: str = ""
+    """The stop string that ended it."""
+    embedding: tuple[float, ...] = ()
+    """Of the prompt, of length 1, where that was wanted."""
+
+
+class PromptTold(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What `ReadPrompt` asked for: the tokens, and their text."""
+
+    id: str
+    tokens: list[int]
+    text: str
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -311,7 +331,19 @@ class TextWork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: dict[str, float]
 
 
-Event = TextWork | Ready | Heartbeat | Accepted | Delta | Finished | Failed | LoadProgress | ModelLoaded | ModelUnloaded
+Event = (
+    TextWork
+    | Ready
+    | Heartbeat
+    | Accepted
+    | Delta
+    | Finished
+    | PromptTold
+    | Failed
+    | LoadProgress
+    | ModelLoaded
+    | ModelUnloaded
+)
 
 
 # --- between the worker and the process that reads a model's prompts ---------------------------------------------
@@ -395,34 +427,3 @@ def choice_of(choice: str) -> tuple[str, int]:
     """Request id and index of a choice id."""
     request_id, _, index = choice.rpartition("#")
     return request_id, int(index)
-
-
-COMPOSED_BYTES = 4
-"""The most bytes that a normalizer makes one of."""
-
-
-def text_bytes(value: Any) -> int:
-    """The bytes of all strings in plain JSON."""
-    if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
-    if isinstance(value, Mapping):
-        return sum(text_bytes(each) for pair in value.items() for each in pair)
-    return sum(text_bytes(each) for each in value) if isinstance(value, list | tuple) else 0
-
-
-def check_bytes(size: int, context_tokens: int, longest_token_bytes: int) -> None:
-    """Raise `InvalidRequest` for so much text."""
-    if size > context_tokens * longest_token_bytes * COMPOSED_BYTES:
-        raise context_overflow(f"{size} bytes, more than {context_tokens}", context_tokens)
-
-
-def check_prompt(command: Generate) -> None:
-    """Raise `InvalidRequest` for a prompt that cannot fit its model, as far as is known of that one.
-
-    One rule for two processes: the server passes nothing on that cannot fit, and the text process tokenizes nothing.
-    """
-    context_tokens, longest_token_bytes = command.model.context_tokens, command.model.longest_token_bytes
-    if command.tokens is not None and len(command.tokens) >= context_tokens > 0:
-        raise context_overflow(len(command.tokens), context_tokens)
-    if longest_token_bytes:
-        check_bytes(text_bytes([command.text, command.messages, command.tools]), context_tokens, longest_token_bytes)

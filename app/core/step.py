@@ -101,6 +101,8 @@ class RowOutcome:
     confidences: tuple[float, ...] = ()
     error: str = ""
     """Why the row cannot go on: it ends with that, and the others do not."""
+    embedding: tuple[float, ...] = ()
+    """Of the whole prompt, where that is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +382,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     statistics: Statistics = field(default_factory=Statistics)
     error: str = ""
+    embedding: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

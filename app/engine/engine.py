@@ -8,8 +8,6 @@ the host. A launched forward belongs to its rows: whatever is planned next, its 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import exp
 from typing import Any
 
 import mlx.core as mx
@@ -27,67 +25,15 @@ from app.core.step import (
     StepCost,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
 from app.engine.drafters import REGISTRY, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
 from app.engine.prefix_cache import PrefixCache
+from app.engine.readings import Pooling, Scores, score
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner, StateRow, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Raw log probabilities of a forward: `chosen` [rows, slots]; in `top` the likeliest ids and their values [rows,
-    slots, k], if somebody wants any."""
-
-    chosen: mx.array
-    top: tuple[mx.array, ...] = ()
-
-    def arrays(self) -> list[mx.array]:
-        return [self.chosen, *self.top]
-
-    def rows(self, index: mx.array) -> "Scores":
-        return Scores(self.chosen[index], tuple(each[index] for each in self.top))
-
-    @cached_property
-    def _chosen(self) -> Any:
-        """As numbers; waits for the device."""
-        return self.chosen.tolist()
-
-    def confidences(self, row: int, count: int) -> tuple[float, ...]:
-        """Probabilities of what was chosen in the first `count` slots of a row."""
-        return tuple(map(exp, self._chosen[row][:count]))
-
-    def read(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
-        """Values of the first `count` slots of a row with its `top` likeliest tokens; waits for the device."""
-        chosen = self._chosen[row][:count]
-        if not self.top:
-            return tuple(map(TokenLogprobs, chosen))
-        likeliest: list[Any] = [each[row, :count, :top].tolist() for each in self.top]
-        return tuple(
-            TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
-            for logprob, ids, values in zip(chosen, *likeliest, strict=True)
-        )
-
-    def read_all(self) -> tuple[TokenLogprobs, ...]:
-        """Everything of a forward of one row."""
-        count, top = self.chosen.shape[1], self.top[0].shape[2] if self.top else 0
-        return self.read(0, count, top)
-
-
-def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
-    """Log softmax (nat) of float32 `logits` [rows, slots, vocabulary] at `drawn` [rows, slots] and its `top` best."""
-    total = mx.logsumexp(logits, axis=-1, keepdims=True)
-    chosen = (mx.take_along_axis(logits, drawn[..., None], axis=-1) - total)[..., 0]
-    if top == 0:
-        return Scores(chosen)
-    best = mx.argpartition(-logits, kth=top - 1, axis=-1)[..., :top]
-    values = mx.take_along_axis(logits, best, axis=-1) - total
-    order = mx.argsort(-values, axis=-1)
-    return Scores(chosen, (mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)))
 
 
 @dataclass(frozen=True)
@@ -153,6 +99,7 @@ class Engine:
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
         self._constraints = Constraints()
+        self._pooling = Pooling(runner, drafters.taps)
         self._requests: dict[str, Request] = {}
         self._checkpoints: dict[str, dict[int, StateRow]] = {}
         self._ahead: Launched | None = None
@@ -183,8 +130,9 @@ class Engine:
         self._requests[request.id] = request
         self._constraints.admit(request)
         self.drafters.admit(request)
-        if request.scores_prompt:
-            return 0  # what is found in the cache has no logits any more
+        self._pooling.admit(request)
+        if request.scores_prompt or request.embeds:
+            return 0  # what is found in the cache has no logits and no hidden states any more
         runners = self.drafters.runners
         # Those that read the target's features know of a prompt only what they followed.
         bound = {
@@ -207,8 +155,7 @@ class Engine:
         usable = {point: row for point, row in checkpoints.items() if point <= len(kept)}
         self.prefixes.store(request, kept, usable, self.runner, self.drafters.runners)
         self.runner.release(request_id)
-        self._constraints.release(request_id)
-        self.drafters.release(request_id)
+        self._forget(request_id)
 
     def close(self) -> None:
         """Drop every row, cache and drafter state."""
@@ -218,11 +165,14 @@ class Engine:
     def _reset(self) -> None:
         self._ahead = None
         for name in list(self._requests):
-            self._constraints.release(name)
-            self.drafters.release(name)
+            self._forget(name)
         self._requests.clear()
         self._checkpoints.clear()
         self.runner.clear()
+
+    def _forget(self, request_id: str) -> None:
+        for part in (self._constraints, self._pooling, self.drafters):
+            part.release(request_id)
 
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
@@ -246,7 +196,7 @@ class Engine:
         tokens = padded([row.tokens[row.start : row.end] for row in rows])
         logits, forward = self.runner.forward([row.sequence_id for row in rows], tokens, widths)
         scores = self._score_prompts(logits, rows)
-        wanted = [array for each in scores.values() for array in each.arrays()]
+        wanted = [array for each in scores.values() for array in each.arrays()] + self._pooling.read(forward)
         self.runner.commit(forward, widths)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
         mx.eval(self.runner.arrays(), wanted)
@@ -320,8 +270,9 @@ class Engine:
         fed, widths = feed(rows, launched)
         logits, forward = self.runner.forward(names, fed, widths)
         kept = self.runner.commit(forward, widths)
+        self._pooling.read(forward)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept))
-        pending = () if launched is None else launched.sequence_ids
+        pending = launched.sequence_ids if launched else ()
         sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
         logits = last_of(logits, widths).astype(mx.float32)
         adjusted = adjust(logits, sampled, fed if pending else None)
@@ -343,10 +294,9 @@ class Engine:
         top, method = self._requests[row.sequence_id].sampling.top_logprobs, row.method if drafted else "off"
         logprobs = () if top is None else scores.read(place, len(stays), top)
         computed, accepted, sure = row.computed + kept, len(stays) - 1, scores.confidences(place, len(stays))
-        error = self._constraints.error(row)
-        return RowOutcome(
-            row.sequence_id, tuple(stays), computed, drafted, accepted, logprobs, method, reason, sure, error
-        )
+        name, emitted = row.sequence_id, tuple(stays)
+        more = self._constraints.error(row), self._pooling.embedding(name)
+        return RowOutcome(name, emitted, computed, drafted, accepted, logprobs, method, reason, sure, *more)
 
     def _propose(self, rows: Sequence[DecodeRow]) -> Proposal:
         """Ask each row's drafter; one rectangle of drafts [rows, K] comes back."""

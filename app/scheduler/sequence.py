@@ -193,6 +193,7 @@ class Sequence:
             why_not_drafted=NO_REASON if drafted else refusal,
             logprobs=outcome.logprobs[:shown],
             finish_reason=finish_reason,
+            embedding=outcome.embedding,
         )
 
     def cached_prefix(self) -> tuple[int, ...]:

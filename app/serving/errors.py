@@ -23,9 +23,18 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS = 2000
 OWN_PATHS = ("/admin", "/static")
-PROGRAMS = ("/v1/", "/api/", "/metrics", "/health/")
+PROGRAMS = ("/v1/", "/api/", "/metrics", "/health/", "/tokenize", "/detokenize", "/apply-template")
 SCRIPTS = "/admin/api/"
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
+ANTHROPIC = "/v1/messages"
+ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -52,8 +61,13 @@ class ErrorPages(Protocol):
         """A page in the place of the one that was asked for."""
 
 
-def error_object(error: PacelineError, words: Words | None = None) -> dict[str, Any]:
-    """The body of an error answer, and of an error frame in a stream; in the language of `words` where it has them."""
+def error_object(error: PacelineError, words: Words | None = None, path: str = "") -> dict[str, Any]:
+    """The body of an error answer, and of an error frame in a stream; in the language of `words` where it has them, in
+    the shape that clients of `path` expect."""
+    if path.startswith(ANTHROPIC):
+        kind = ANTHROPIC_KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        told = {"type": kind, "message": error.message[:MAX_MESSAGE_CHARACTERS], "code": error.code}
+        return {"type": "error", "error": told}
     return {
         "error": {
             "message": said(error, words)[:MAX_MESSAGE_CHARACTERS],
@@ -85,9 +99,10 @@ def words_for(request: Request) -> Words | None:
     return pages.words(request) if pages is not None and is_script else None
 
 
-def error_response(error: PacelineError, words: Words | None = None) -> Response:
+def error_response(error: PacelineError, words: Words | None = None, path: str = "") -> Response:
     """The HTTP answer of an error, with `Retry-After` (whole seconds) where the error knows one."""
-    response = Response(msgspec.json.encode(error_object(error, words)), error.status, media_type="application/json")
+    body = msgspec.json.encode(error_object(error, words, path))
+    response = Response(body, error.status, media_type="application/json")
     if error.retry_after_seconds is not None:
         response.headers["retry-after"] = str(error.retry_after_seconds)
     if error.status == 401:
@@ -147,7 +162,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def on_surprise(request: Request, _error: Exception) -> Response:
-        return error_response(PacelineError("Internal error: see the log of the server."), words_for(request))
+        error = PacelineError("Internal error: see the log of the server.")
+        return error_response(error, words_for(request), request.url.path)
 
 
 def _response(request: Request, error: PacelineError) -> Response:
@@ -155,6 +171,6 @@ def _response(request: Request, error: PacelineError) -> Response:
     pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     path = request.scope["path"]
     if pages is None or path.startswith((*PROGRAMS, SCRIPTS)):
-        return error_response(error, words_for(request))
+        return error_response(error, words_for(request), path)
     opens = request.method == "GET" and "text/html" in request.headers.get("accept", "")
     return pages.problem(request, error) if opens and error.status >= 400 else error_response(error)

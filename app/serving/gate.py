@@ -103,7 +103,7 @@ class Gate:
         try:
             self._check(scope, headers, is_allowed_page=is_allowed_page)
         except PacelineError as error:
-            await error_response(error)(scope, receive, send_with_defaults)
+            await error_response(error, path=scope["path"])(scope, receive, send_with_defaults)
             return
         app = self._app
         if is_allowed_page:
@@ -190,8 +190,13 @@ async def read_json(request: Request, schema: type[BodyModel], *, max_bytes: int
 
 def parse(raw: bytes | bytearray, schema: type[BodyModel]) -> BodyModel:
     """Bytes to a checked value. Raises `InvalidRequest`."""
+    return checked(parse_json(raw), schema)
+
+
+def checked(value: Any, schema: type[BodyModel]) -> BodyModel:
+    """Plain values as `schema`. Raises `InvalidRequest`."""
     try:
-        return schema.model_validate(parse_json(raw))
+        return schema.model_validate(value)
     except ValidationError as error:
         raise invalid_request(error) from None
 

@@ -75,6 +75,8 @@ class TextStream:
         self._held = ""
         self._marks = bytearray()
         self._stopped = False
+        self.met = ""
+        """The stop string that ended it."""
 
     def feed(self, tokens: Sequence[int], accepted: int = 0) -> TextChunk:
         """Add the tokens of one step, the first `accepted` of which came from the drafter."""
@@ -104,10 +106,9 @@ class TextStream:
         """Append `piece`; at a stop string cut it and what follows away, and say so."""
         self._held += piece
         self._marks += bytes([accepted]) * len(piece)
-        start = self._stops.find(self._held)
-        if start is not None:
+        if (found := self._stops.find(self._held)) is not None:
             self._stopped = True
-            self._held = self._held[:start]
+            self._held, self.met = self._held[: found[0]], found[1]
         return self._stopped
 
     def _release(self, length: int, *, tokens_used: int) -> TextChunk:

@@ -14,10 +14,10 @@ class StopMatcher:
         self._stop = tuple(dict.fromkeys(word for word in stop if word))
         self._longest = max((len(word) for word in self._stop), default=0)
 
-    def find(self, text: str) -> int | None:
-        """Where the first complete stop string starts in `text`, or None."""
-        matches = [(start + len(word), start) for word in self._stop if (start := text.find(word)) >= 0]
-        return min(matches)[1] if matches else None
+    def find(self, text: str) -> tuple[int, str] | None:
+        """Where the first complete stop string starts in `text`, and which it is; or None."""
+        matches = [(start + len(word), start, word) for word in self._stop if (start := text.find(word)) >= 0]
+        return min(matches)[1:] if matches else None
 
     def safe_length(self, text: str) -> int:
         """How many characters of `text` cannot be the beginning of a stop string, whatever comes next."""

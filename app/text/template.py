@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 
 from app.core.config_values import VOCABULARY_KEYS, context_tokens, text_number
 from app.core.errors import InvalidRequest, ModelUnavailable, context_overflow
-from app.core.messages import check_bytes, text_bytes
+from app.core.prompt_size import check_bytes, text_bytes
 from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
 from app.text.detokenizer import TokenTable, token_table
 from app.text.dialect import Dialect, read_dialect, visible_marks

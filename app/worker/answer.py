@@ -75,6 +75,7 @@ class Choice:
         """The finish reason that is decided already, while the scheduler does not know yet."""
         self.ended = False
         """Its `Finished` has been told."""
+        self._embedding: tuple[float, ...] = ()
 
     def echo(self, text: str, *, scored: bool) -> None:
         """Tell the prompt as it was given; with the token that nothing stands before when scores are to follow."""
@@ -95,6 +96,7 @@ class Choice:
 
     def feed(self, event: TokenEvent, at: float) -> None:
         """Tell what one event brings; a FAILED one only after `close`."""
+        self._embedding = event.embedding or self._embedding
         if not self.closing:
             chunk = self._take(event, at)
             self._emit(self._splitter.feed(chunk.text, chunk.accepted_spans, final=chunk.stopped))
@@ -136,7 +138,14 @@ class Choice:
         self.ended = True
         if self._next.tokens:
             self._send_next(AnswerPart())
-        finished = Finished(id=self._command.id, index=self._index, finish_reason=finish_reason, usage=usage)
+        finished = Finished(
+            id=self._command.id,
+            index=self._index,
+            finish_reason=finish_reason,
+            usage=usage,
+            stop=self._stream.met,
+            embedding=self._embedding,
+        )
         _log(self._command, "%s", describe(self._command.model.id, finished))
         self._send(finished)
 
@@ -244,7 +253,7 @@ class Answer:
         if isinstance(prompt, Unread):
             self.fail(prompt.error)
             return
-        _check_tokens(command, prompt)
+        check_tokens(command, prompt)
         self._prompt = prompt
         self._choices = [Choice(command, index, prompt, self._received_at, self._send) for index in range(command.n)]
         for choice in self._choices if command.max_tokens == 0 else ():
@@ -267,6 +276,7 @@ class Answer:
                 sampling=msgspec.structs.replace(command.sampling, seed=(command.sampling.seed + index) % _SEEDS),
                 speculation=command.speculation,
                 constraint=self._prompt.constraint,
+                embeds=command.embeds,
                 scores_prompt=self._scores_prompt,
             )
             for index in range(command.n)
@@ -358,7 +368,7 @@ def describe(model_id: str, finished: Finished) -> str:
     )
 
 
-def _check_tokens(command: Generate, prompt: Prompt) -> None:
+def check_tokens(command: Generate, prompt: Prompt) -> None:
     """Raises InvalidRequest for a prompt without tokens, and for tokens that the model does not have."""
     size = prompt.table.vocabulary_size
     strange = [str(token) for token in sorted(command.sampling.logit_bias) if token >= size]
@@ -375,7 +385,7 @@ def check_command(command: Generate) -> None:
     """Raises InvalidRequest for what no model can run; of the three kinds of prompt exactly one must be there."""
     if command.n < 1:
         raise InvalidRequest("n must be at least 1.", parameter="n")
-    if command.max_tokens is not None and command.max_tokens < (0 if command.echo else 1):
+    if command.max_tokens is not None and command.max_tokens < (0 if command.echo or command.embeds else 1):
         raise InvalidRequest("max_tokens must be at least 1.", parameter="max_tokens")
     given = [command.messages is not None, command.text is not None, command.tokens is not None]
     if sum(given) != 1:

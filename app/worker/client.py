@@ -29,6 +29,8 @@ from app.core.messages import (
     ModelLoaded,
     ModelSpecification,
     ModelUnloaded,
+    PromptTold,
+    ReadPrompt,
     Ready,
     Snapshot,
     UnloadModel,
@@ -265,6 +267,12 @@ class WorkerClient(Supervisor):
         loaded: ModelLoaded = await self._ask(LoadModel(id=f"load-{secrets.token_hex(8)}", model=model), model.id)
         return loaded
 
+    async def read_prompt(self, prompt: Generate) -> PromptTold:
+        """The tokens of a prompt, without its model. Raises the PacelineError that refused it."""
+        await self._prepare(None)
+        told: PromptTold = await self._ask(ReadPrompt(id=prompt.id, prompt=prompt), "")
+        return told
+
     def keep(self, model_id: str, *, pinned: bool | None, idle_seconds: float | None) -> None:
         """Say how long a model stays, if a worker runs; None: as it was. Loads nothing."""
         with contextlib.suppress(WorkerGone):
@@ -288,7 +296,7 @@ class WorkerClient(Supervisor):
                 code="model_quarantined",
             )
 
-    async def _ask(self, command: LoadModel | UnloadModel, model_id: str) -> Any:
+    async def _ask(self, command: LoadModel | UnloadModel | ReadPrompt, model_id: str) -> Any:
         """What the worker answers. Raises the PacelineError that it answers instead, and when it dies."""
         future = asyncio.get_running_loop().create_future()
         self.send(command)
@@ -315,7 +323,7 @@ class WorkerClient(Supervisor):
                 self._fail(event.id, error_of(event))
             case Heartbeat(snapshot=Snapshot() as snapshot):
                 self.snapshot = snapshot
-            case ModelLoaded() | ModelUnloaded():
+            case ModelLoaded() | ModelUnloaded() | PromptTold():
                 _, future = self._answers.get(event.id, ("", None))
                 if future is not None and not future.done():
                     future.set_result(event)

@@ -23,6 +23,8 @@ from app.core.messages import (
     KeepModel,
     LoadModel,
     LoopCommand,
+    PromptTold,
+    ReadPrompt,
     Shutdown,
     TextWork,
     UnloadModel,
@@ -31,8 +33,8 @@ from app.core.messages import (
     short_text,
 )
 from app.core.step import TokenEvent
-from app.worker.answer import Answer, check_command
-from app.worker.texts import Reading
+from app.worker.answer import Answer, check_command, check_tokens
+from app.worker.texts import Reading, Unread
 
 BACKLOG_LIMIT = 1024
 """Prompts that are not read yet; above it new requests are refused."""
@@ -114,6 +116,8 @@ class TextThread:
         match command:
             case Generate():
                 self._generate(command, received_at)
+            case ReadPrompt():
+                self._read_prompt(command)
             case Cancel() if command.id in self._answers:
                 self._with_answer(command.id, Answer.cancel)
             case Cancel() | LoadModel() | KeepModel() | UnloadModel():
@@ -135,6 +139,27 @@ class TextThread:
             return
         self._answers[command.id] = Answer(command, prompt, received_at, send=self._send, post=self._post)
         prompt.add_done_callback(lambda _: self._inbox.put(partial(self._with_answer, command.id, self._begin)))
+
+    def _read_prompt(self, command: ReadPrompt) -> None:
+        def tell() -> None:
+            prompt = reading.result()
+            self._tell_work(prompt.seconds)
+            try:
+                if isinstance(prompt, Unread):
+                    raise prompt.error
+                check_tokens(command.prompt, prompt)
+            except PacelineError as error:
+                self._send(failed_frame(command.id, error))
+                return
+            text = b"".join(prompt.table.token_text(token)[1] for token in prompt.tokens).decode("utf-8", "replace")
+            self._send(PromptTold(id=command.id, tokens=list(prompt.tokens), text=text))
+
+        try:
+            reading = self._read(command.prompt)
+        except PacelineError as error:
+            self._send(failed_frame(command.id, error))
+            return
+        reading.add_done_callback(lambda _: self._inbox.put(tell))
 
     def _begin(self, answer: Answer) -> None:
         prompt = answer.reading.result()

@@ -24,7 +24,10 @@ TOOLS: list[Any] = [
 ]
 PERSON = {
     "type": "object",
-    "properties": {"first_name": {"type": "string", "maxLength": 12}, "age_in_years": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "properties": {
+        "first_name": {"type": "string", "maxLength": 12},
+        "age_in_years": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
     "required": ["first_name", "age_in_years"],
     "additionalProperties": False,
 }

@@ -1,0 +1,95 @@
+"""`/v1/embeddings`: the last hidden states of any model, pooled over each input and of length 1.
+
+`pooling` is `mean` (the default) or `last`. `dimensions` keeps the first so many numbers, again of length 1: models
+that were not trained for that lose some of their sense.
+"""
+
+import base64
+import secrets
+from array import array
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field, field_validator
+
+from app.api.answer import FinishedChoice, Renderer, answer
+from app.api.commands import GenerationBody, shared_command
+from app.api.completions import Prompt, is_tokens
+from app.core.messages import Generate
+from app.core.step import Statistics
+from app.serving.gate import read_json
+
+MAX_INPUTS = 256
+
+router = APIRouter()
+
+
+class EmbeddingsBody(GenerationBody):
+    """`POST /v1/embeddings`."""
+
+    input: Any
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1, le=1 << 20)
+    pooling: Literal["mean", "last"] = "mean"
+
+    @field_validator("input")
+    @classmethod
+    def _check_input(cls, given: Any) -> list[Prompt]:
+        inputs = [given] if isinstance(given, str) or is_tokens(given) else given
+        if not isinstance(inputs, list) or not 1 <= len(inputs) <= MAX_INPUTS:
+            raise ValueError(f"give a string, token ids, or a list of 1 to {MAX_INPUTS} of them")
+        if not all((isinstance(each, str) and each) or is_tokens(each) for each in inputs):
+            raise ValueError("each input is a non-empty string, or a non-empty list of token ids")
+        return inputs
+
+
+@router.post("/v1/embeddings")
+async def create_embeddings(request: Request) -> Response:
+    """One vector for each input."""
+    body = await read_json(request, EmbeddingsBody)
+    shared = await shared_command(request, body, top_logprobs=None)
+    embedding_id = f"embd-{secrets.token_hex(12)}"
+    commands = [
+        msgspec.structs.replace(
+            shared,
+            id=f"{embedding_id}-{place}",
+            text=each if isinstance(each, str) else None,
+            tokens=None if isinstance(each, str) else each,
+            n=1,
+            max_tokens=0,
+            embeds=body.pooling,
+        )
+        for place, each in enumerate(body.input)
+    ]
+    return await answer(request, commands, EmbeddingsRenderer(embedding_id, shared, body), stream=False)
+
+
+class EmbeddingsRenderer(Renderer):
+    """OpenAI's list of embeddings; `pooling` and `normalized` say how they were made."""
+
+    def __init__(self, request_id: str, command: Generate, body: EmbeddingsBody) -> None:
+        super().__init__(request_id)
+        self._model_id = command.model.id
+        self._body = body
+
+    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+        tokens = Statistics.side_by_side([each.usage for each in finished]).prompt_tokens
+        data = [
+            {"object": "embedding", "index": index, "embedding": self._vector(each.embedding)}
+            for index, each in enumerate(finished)
+        ]
+        made = {"pooling": self._body.pooling, "normalized": True}
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": self._model_id, "usage": usage} | made
+
+    def _vector(self, embedding: Sequence[float]) -> list[float] | str:
+        vector = list(embedding[: self._body.dimensions])
+        size = sqrt(sum(value * value for value in vector)) or 1.0
+        vector = [value / size for value in vector]
+        if self._body.encoding_format == "base64":
+            return base64.b64encode(array("f", vector).tobytes()).decode()
+        return vector

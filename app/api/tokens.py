@@ -1,0 +1,92 @@
+"""`/tokenize`, `/detokenize` and `/apply-template`: what a model reads, in the words of llama.cpp and vLLM alike.
+
+No model is loaded for it: its tokenizer and template are enough.
+"""
+
+import secrets
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import ConfigDict, Field, model_validator
+
+from app.api.answer import unless_client_leaves
+from app.api.chat import ChatBody, chat_command
+from app.api.commands import MAX_TOKEN_ID, Body, GenerationBody, shared_command
+from app.core.messages import Generate, PromptTold
+from app.core.prompt_size import check_prompt
+from app.serving.context import context_of
+from app.serving.gate import checked, read_json
+
+router = APIRouter()
+
+
+class TextBody(GenerationBody):
+    """`POST /tokenize` of a text: `content` to llama.cpp, `prompt` to vLLM."""
+
+    content: str | None = None
+    prompt: str | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "TextBody":
+        if (self.content is None) == (self.prompt is None):
+            raise ValueError("give one of content, prompt and messages")
+        return self
+
+
+class AnyBody(Body):
+    """What may be a text or a conversation."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class DetokenizeBody(GenerationBody):
+    """`POST /detokenize`."""
+
+    tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]] = Field(min_length=1)
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request) -> JSONResponse:
+    """The tokens of a text or a chat, BOS included where this model begins with one."""
+    values = (await read_json(request, AnyBody)).model_extra or {}
+    if values.get("messages") is not None:
+        command = await chat_command(request, checked(values, ChatBody), _id())
+    else:
+        body = checked(values, TextBody)
+        command = await _command(request, body, text=body.content or body.prompt or "")
+    told = await _read(request, command)
+    return JSONResponse(
+        {"tokens": told.tokens, "count": len(told.tokens), "max_model_len": command.model.context_tokens}
+    )
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request) -> JSONResponse:
+    """The text of tokens, special ones included."""
+    body = await read_json(request, DetokenizeBody)
+    told = await _read(request, await _command(request, body, tokens=body.tokens))
+    return JSONResponse({"content": told.text, "prompt": told.text})
+
+
+@router.post("/apply-template")
+async def apply_template(request: Request) -> JSONResponse:
+    """The prompt that the chat template makes of a conversation."""
+    body = await read_json(request, ChatBody)
+    told = await _read(request, await chat_command(request, body, _id()))
+    return JSONResponse({"prompt": told.text})
+
+
+def _id() -> str:
+    return f"read_{secrets.token_hex(12)}"
+
+
+async def _command(request: Request, body: GenerationBody, **prompt: Any) -> Generate:
+    shared = await shared_command(request, body, top_logprobs=None)
+    return msgspec.structs.replace(shared, id=_id(), **prompt)
+
+
+async def _read(request: Request, command: Generate) -> PromptTold:
+    check_prompt(command)
+    return await unless_client_leaves(request, context_of(request).worker.read_prompt(command))

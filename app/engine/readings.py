@@ -1,0 +1,115 @@
+"""What requests want of a forward besides tokens: log probabilities, and embeddings of their prompts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp
+from typing import Any
+
+import mlx.core as mx
+
+from app.core.drafters.config import FINAL
+from app.core.errors import ModelUnavailable
+from app.core.request import Request
+from app.core.step import TokenLogprobs
+from app.engine.runner import AloneRunner, Forward, Runner
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Raw log probabilities of a forward: `chosen` [rows, slots]; in `top` the likeliest ids and their values [rows,
+    slots, k], if somebody wants any."""
+
+    chosen: mx.array
+    top: tuple[mx.array, ...] = ()
+
+    def arrays(self) -> list[mx.array]:
+        return [self.chosen, *self.top]
+
+    def rows(self, index: mx.array) -> "Scores":
+        return Scores(self.chosen[index], tuple(each[index] for each in self.top))
+
+    @cached_property
+    def _chosen(self) -> Any:
+        """As numbers; waits for the device."""
+        return self.chosen.tolist()
+
+    def confidences(self, row: int, count: int) -> tuple[float, ...]:
+        """Probabilities of what was chosen in the first `count` slots of a row."""
+        return tuple(map(exp, self._chosen[row][:count]))
+
+    def read(self, row: int, count: int, top: int) -> tuple[TokenLogprobs, ...]:
+        """Values of the first `count` slots of a row with its `top` likeliest tokens; waits for the device."""
+        chosen = self._chosen[row][:count]
+        if not self.top:
+            return tuple(map(TokenLogprobs, chosen))
+        likeliest: list[Any] = [each[row, :count, :top].tolist() for each in self.top]
+        return tuple(
+            TokenLogprobs(logprob, tuple(zip(ids, values, strict=True)))
+            for logprob, ids, values in zip(chosen, *likeliest, strict=True)
+        )
+
+    def read_all(self) -> tuple[TokenLogprobs, ...]:
+        """Everything of a forward of one row."""
+        count, top = self.chosen.shape[1], self.top[0].shape[2] if self.top else 0
+        return self.read(0, count, top)
+
+
+def score(logits: mx.array, drawn: mx.array, top: int) -> Scores:
+    """Log softmax (nat) of float32 `logits` [rows, slots, vocabulary] at `drawn` [rows, slots] and its `top` best."""
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = (mx.take_along_axis(logits, drawn[..., None], axis=-1) - total)[..., 0]
+    if top == 0:
+        return Scores(chosen)
+    best = mx.argpartition(-logits, kth=top - 1, axis=-1)[..., :top]
+    values = mx.take_along_axis(logits, best, axis=-1) - total
+    order = mx.argsort(-values, axis=-1)
+    return Scores(chosen, (mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)))
+
+
+class Pooling:
+    """Of the requests that want an embedding instead of an answer. Raises ModelUnavailable where a model's hidden
+    states are in no known place."""
+
+    def __init__(self, runner: Runner, taps: Sequence[int]) -> None:
+        self._runner = runner
+        self._taps = tuple(taps)
+        self._wanted: dict[str, str] = {}
+        self._pooled: dict[str, tuple[mx.array, int]] = {}
+        """Sum of the states so far, or the last one, and how many there were."""
+
+    def admit(self, request: Request) -> None:
+        """A request begins; the first that wants an embedding lets forwards hand over their last hidden states."""
+        if not request.embeds:
+            return
+        if isinstance(self._runner, AloneRunner):
+            raise ModelUnavailable("the hidden states of this model cannot be read")
+        if FINAL not in self._taps:
+            self._taps = (*self._taps, FINAL)
+            self._runner.tap(self._taps)
+        self._wanted[request.id] = request.embeds
+
+    def release(self, request_id: str) -> None:
+        self._wanted.pop(request_id, None)
+        self._pooled.pop(request_id, None)
+
+    def read(self, forward: Forward) -> list[mx.array]:
+        """Take what a forward put out; what comes back is to be evaluated with it."""
+        if not self._wanted:
+            return []
+        for place, (name, width) in enumerate(zip(forward.sequence_ids, forward.widths, strict=True)):
+            if name in self._wanted:
+                states = forward.features[FINAL][place, :width].astype(mx.float32)
+                before, count = self._pooled.get(name, (mx.zeros(states.shape[-1]), 0))
+                is_mean = self._wanted[name] == "mean"
+                self._pooled[name] = before + mx.sum(states, axis=0) if is_mean else states[-1], count + width
+        return [pooled for pooled, _ in self._pooled.values()]
+
+    def embedding(self, request_id: str) -> tuple[float, ...]:
+        """The pooled state, of length 1; empty for a request that wants none."""
+        if request_id not in self._pooled:
+            return ()
+        pooled, count = self._pooled[request_id]
+        pooled = pooled / count
+        values: list[float] = (pooled / mx.maximum(mx.linalg.norm(pooled), 1e-12)).tolist()  # type: ignore[assignment]
+        return tuple(values)
