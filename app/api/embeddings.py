@@ -51,9 +51,15 @@ class EmbeddingsBody(GenerationBody):
 async def create_embeddings(request: Request) -> Response:
     """One vector for each input."""
     body = await read_json(request, EmbeddingsBody)
-    shared = await shared_command(request, body, top_logprobs=None)
     embedding_id = f"embd-{secrets.token_hex(12)}"
-    commands = [
+    commands = await embedding_commands(request, body, embedding_id)
+    return await answer(request, commands, EmbeddingsRenderer(embedding_id, commands[0], body), stream=False)
+
+
+async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_id: str) -> list[Generate]:
+    """One for each input. Raises what the resolver raises."""
+    shared = await shared_command(request, body, top_logprobs=None)
+    return [
         msgspec.structs.replace(
             shared,
             id=f"{embedding_id}-{place}",
@@ -65,7 +71,13 @@ async def create_embeddings(request: Request) -> Response:
         )
         for place, each in enumerate(body.input)
     ]
-    return await answer(request, commands, EmbeddingsRenderer(embedding_id, shared, body), stream=False)
+
+
+def shortened(embedding: Sequence[float], dimensions: int | None) -> list[float]:
+    """Its first numbers, of length 1."""
+    vector = embedding[:dimensions]
+    size = sqrt(sum(value * value for value in vector)) or 1.0
+    return [value / size for value in vector]
 
 
 class EmbeddingsRenderer(Renderer):
@@ -87,9 +99,7 @@ class EmbeddingsRenderer(Renderer):
         return {"object": "list", "data": data, "model": self._model_id, "usage": usage} | made
 
     def _vector(self, embedding: Sequence[float]) -> list[float] | str:
-        vector = list(embedding[: self._body.dimensions])
-        size = sqrt(sum(value * value for value in vector)) or 1.0
-        vector = [value / size for value in vector]
+        vector = shortened(embedding, self._body.dimensions)
         if self._body.encoding_format == "base64":
             return base64.b64encode(array("f", vector).tobytes()).decode()
         return vector

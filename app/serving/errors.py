@@ -27,6 +27,7 @@ PROGRAMS = ("/v1/", "/api/", "/metrics", "/health/", "/tokenize", "/detokenize",
 SCRIPTS = "/admin/api/"
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
 ANTHROPIC = "/v1/messages"
+OLLAMA = {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "show", "tags", "version", "ps")}
 ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -68,6 +69,8 @@ def error_object(error: PacelineError, words: Words | None = None, path: str = "
         kind = ANTHROPIC_KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
         told = {"type": kind, "message": error.message[:MAX_MESSAGE_CHARACTERS], "code": error.code}
         return {"type": "error", "error": told}
+    if path in OLLAMA:
+        return {"error": error.message[:MAX_MESSAGE_CHARACTERS]}
     return {
         "error": {
             "message": said(error, words)[:MAX_MESSAGE_CHARACTERS],

@@ -1,0 +1,365 @@
+"""Ollama's `/api/tags`, `show`, `chat`, `generate`, `embed`, `embeddings` and `version`, for clients that know nothing
+else. (`/api/ps` is in `app/api/control.py`.)
+
+Lines of JSON in place of events; a tool call is told when it is whole. `num_ctx` and what else steers Ollama's own
+engine is ignored. A request without a prompt or messages loads the model, as there; with `keep_alive` 0 it lets it go.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves
+from app.api.chat import MAX_TOOLS, ChatBody, chat_command
+from app.api.commands import Body, GenerationBody, ModelName, max_tokens, shared_command
+from app.api.embeddings import EmbeddingsBody, embedding_commands, shortened
+from app.core.errors import InvalidRequest, PacelineError
+from app.core.messages import Delta, Finished, Generate, ToolCallDelta
+from app.core.step import Statistics
+from app.hub.catalog import CatalogModel
+from app.i18n import Words
+from app.serving.auth import authorize_operator
+from app.serving.context import Context, context_of
+from app.serving.errors import error_object
+from app.serving.gate import checked, read_json
+
+API_VERSION = "0.12.6"
+"""Of Ollama, whose API this is like; clients refuse to talk to an older one."""
+OPTIONS = {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"}
+UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+LOADED = {"done": True, "done_reason": "load"}
+
+router = APIRouter()
+
+
+class OllamaBody(Body):
+    """What chat and generate share; both stream unless they are asked not to."""
+
+    model: ModelName
+    stream: bool = True
+    format: str | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    speculation: dict[str, Any] | None = None
+
+    def as_openai(self) -> dict[str, Any]:
+        """The fields of OpenAI's that mean the same."""
+        options = self.options or {}
+        fields = {name: value for name, value in options.items() if name in OPTIONS}
+        fields |= {"model": plain_name(self.model), "max_tokens": options.get("num_predict") or None}
+        fields |= {"repetition_penalty": options.get("repeat_penalty"), "speculation": self.speculation}
+        if isinstance(self.think, bool):
+            fields["thinking"] = {"type": "enabled" if self.think else "disabled"}
+        elif self.think:
+            fields["reasoning_effort"] = self.think
+        if self.format == "json":
+            fields["response_format"] = {"type": "json_object"}
+        elif self.format:
+            fields["guided_json"] = self.format
+        return fields
+
+
+class OllamaChat(OllamaBody):
+    """`POST /api/chat`."""
+
+    messages: list[dict[str, Any]] = Field([])
+    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+
+
+class OllamaGenerate(OllamaBody):
+    """`POST /api/generate`; `raw` leaves the chat template out."""
+
+    prompt: str = ""
+    system: str | None = None
+    suffix: str | None = None
+    raw: bool = False
+
+
+class OllamaEmbed(Body):
+    """`POST /api/embed`, and `/api/embeddings` with one `prompt`."""
+
+    model: ModelName
+    input: Any = None
+    prompt: str | None = None
+    dimensions: int | None = None
+    keep_alive: str | float | None = None
+
+
+class NamedBody(Body):
+    """`POST /api/show`."""
+
+    model: ModelName | None = None
+    name: ModelName | None = None
+
+
+def plain_name(name: str) -> str:
+    """Ollama's clients add a tag to names that have none."""
+    return name.removesuffix(":latest")
+
+
+def seconds_of(keep_alive: str | float) -> float:
+    """Of `5m`, `1h30m`, `-1` (for ever) or a number. Raises InvalidRequest."""
+    if isinstance(keep_alive, str):
+        if not re.fullmatch(r"-?(\d+(\.\d+)?(ms|s|m|h|))+", keep_alive):
+            raise InvalidRequest("keep_alive: give seconds, or a duration like 5m or 1h", parameter="keep_alive")
+        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", keep_alive)
+        size = sum(float(number) * UNITS[unit] for number, unit in parts)
+        keep_alive = -size if keep_alive.startswith("-") else size
+    return min(max(keep_alive, -1.0), 31_536_000.0)
+
+
+def _messages(body: OllamaChat) -> list[dict[str, Any]]:
+    """Messages in OpenAI's words: calls get ids, in order, that their results name."""
+    messages: list[dict[str, Any]] = []
+    called: list[str] = []
+    for message in body.messages:
+        if message.get("images"):
+            raise InvalidRequest("messages: this model reads text only, no images", parameter="messages")
+        plain = {"role": message.get("role"), "content": message.get("content") or ""}
+        if message.get("thinking"):
+            plain["reasoning_content"] = message["thinking"]
+        if message.get("tool_calls"):
+            functions = [call.get("function") or {} for call in message["tool_calls"]]
+            called = [f"call_{len(messages)}_{place}" for place in range(len(functions))]
+            plain["tool_calls"] = [
+                {
+                    "id": call_id,
+                    "type": "function",
+                    "function": {"name": each.get("name"), "arguments": json.dumps(each.get("arguments") or {})},
+                }
+                for call_id, each in zip(called, functions, strict=True)
+            ]
+        if plain["role"] == "tool":
+            plain["tool_call_id"] = called.pop(0) if called else "call_0"
+        messages.append(plain)
+    return messages
+
+
+@router.post("/api/chat")
+async def ollama_chat(request: Request) -> Response:
+    """Answer a conversation in Ollama's format."""
+    body = await read_json(request, OllamaChat)
+    if not body.messages:
+        return await _load(request, body, {"message": {"role": "assistant", "content": ""}})
+    chat = checked(body.as_openai() | {"messages": _messages(body), "tools": body.tools}, ChatBody)
+    command = await chat_command(request, chat, f"ollama-{secrets.token_hex(12)}")
+    return await _answer(request, body, command, OllamaRenderer(command, _said))
+
+
+@router.post("/api/generate")
+async def ollama_generate(request: Request) -> Response:
+    """Answer a prompt in Ollama's format."""
+    body = await read_json(request, OllamaGenerate)
+    if not body.prompt:
+        return await _load(request, body, {"response": ""})
+    request_id = f"ollama-{secrets.token_hex(12)}"
+    if body.raw:
+        plain = checked(body.as_openai(), GenerationBody)
+        shared = await shared_command(request, plain, top_logprobs=None)
+        most = max_tokens(plain.max_tokens, context_of(request).live.model(shared.model.id).max_tokens)
+        command = msgspec.structs.replace(shared, id=request_id, text=body.prompt, max_tokens=most)
+    else:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*system, {"role": "user", "content": body.prompt}]
+        command = await chat_command(request, checked(body.as_openai() | {"messages": messages}, ChatBody), request_id)
+    return await _answer(request, body, command, OllamaRenderer(command, _responded))
+
+
+async def _answer(request: Request, body: OllamaBody, command: Generate, renderer: "OllamaRenderer") -> Response:
+    _keep(context_of(request), command.model.id, body.keep_alive)
+    return await answer(request, [command], renderer, stream=body.stream)
+
+
+async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Response:
+    """Without a prompt: load the model, or with `keep_alive` 0 let it go."""
+    context = context_of(request)
+    if body.keep_alive is not None and seconds_of(body.keep_alive) == 0:
+        await authorize_operator(request)
+        model = await asyncio.to_thread(context.resolver.find, plain_name(body.model))
+        await context.worker.unload(model.id)
+        return JSONResponse(_base(model.id) | empty | {"done": True, "done_reason": "unload"})
+    unit = await asyncio.to_thread(context.resolver.resolve, plain_name(body.model))
+    await unless_client_leaves(request, context.worker.load(unit))
+    _keep(context, unit.id, body.keep_alive)
+    return JSONResponse(_base(unit.id) | empty | LOADED)
+
+
+def _keep(context: Context, model_id: str, keep_alive: str | float | None) -> None:
+    seconds = 0.0 if keep_alive is None else seconds_of(keep_alive)
+    if seconds:
+        context.idle.keep_own(model_id, seconds)
+        context.worker.keep(model_id, pinned=None, idle_seconds=seconds)
+
+
+@router.post("/api/embed")
+async def ollama_embed(request: Request) -> Response:
+    """Embeddings in Ollama's format."""
+    body = await read_json(request, OllamaEmbed)
+    return await _embed(request, body, body.input, lambda vectors: {"embeddings": vectors})
+
+
+@router.post("/api/embeddings")
+async def ollama_embeddings(request: Request) -> Response:
+    """One embedding, as older clients ask for it."""
+    body = await read_json(request, OllamaEmbed)
+    return await _embed(request, body, body.prompt, lambda vectors: {"embedding": vectors[0]})
+
+
+async def _embed(request: Request, body: OllamaEmbed, given: Any, told: Any) -> Response:
+    wanted = {"model": plain_name(body.model), "input": given, "dimensions": body.dimensions}
+    embeddings = checked(wanted, EmbeddingsBody)
+    commands = await embedding_commands(request, embeddings, f"ollama-{secrets.token_hex(12)}")
+    _keep(context_of(request), commands[0].model.id, body.keep_alive)
+    return await answer(request, commands, OllamaEmbeddings(commands[0], embeddings, told), stream=False)
+
+
+@router.get("/api/version")
+async def ollama_version() -> dict[str, str]:
+    """Of Ollama's API."""
+    return {"version": API_VERSION}
+
+
+@router.get("/api/tags")
+def ollama_tags(request: Request) -> dict[str, Any]:
+    """The models that can answer."""
+    context = context_of(request)
+    mains = [model for model in context.resolver.models() if model.kind == "main" and not model.problem]
+    return {"models": [_listed(context, model) for model in mains]}
+
+
+@router.post("/api/show")
+async def ollama_show(request: Request) -> dict[str, Any]:
+    """One model. Raises ModelNotFound."""
+    body, context = await read_json(request, NamedBody), context_of(request)
+    model = await asyncio.to_thread(context.resolver.find, plain_name(body.model or body.name or ""))
+    entry = context.resolver.entry(model, looking=False)
+    family = str((model.config or {}).get("model_type", ""))
+    return _listed(context, model) | {
+        "modelfile": f"FROM {model.id}",
+        "parameters": "",
+        "template": "",
+        "model_info": {"general.architecture": family, f"{family}.context_length": entry.context_tokens},
+        "capabilities": ["completion", "embedding", *(["tools", "thinking"] if model.has_chat_template else [])],
+    }
+
+
+def _listed(context: Context, model: CatalogModel) -> dict[str, Any]:
+    family = str((model.config or {}).get("model_type", ""))
+    details = {"parent_model": "", "format": "mlx", "family": family, "families": [family]}
+    return {
+        "name": model.id,
+        "model": model.id,
+        "modified_at": datetime.fromtimestamp(context.started_at, UTC).isoformat(),
+        "size": model.size_bytes,
+        "digest": "",
+        "details": details | {"parameter_size": "", "quantization_level": ""},
+    }
+
+
+def _base(model_id: str) -> dict[str, Any]:
+    return {"model": model_id, "created_at": datetime.now(UTC).isoformat()}
+
+
+def _said(text: str, thinking: str, calls: Sequence[ToolCallDelta]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thinking:
+        message["thinking"] = thinking
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "function": {"name": call.name, "arguments": _object(call.arguments)}} for call in calls
+        ]
+    return {"message": message}
+
+
+def _responded(text: str, thinking: str, calls: Sequence[ToolCallDelta]) -> dict[str, Any]:  # noqa: ARG001 - no tools
+    return {"response": text} | ({"thinking": thinking} if thinking else {})
+
+
+def _object(arguments: str) -> Any:
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:  # cut off by the limit
+        return {}
+
+
+class OllamaRenderer(Renderer):
+    """Ollama's lines of a chat or of a generation, as `tells` puts text, thinking and calls into one."""
+
+    media_type = "application/x-ndjson"
+    end = b""
+
+    def __init__(self, command: Generate, tells: Any) -> None:
+        super().__init__(command.id)
+        self._model_id = command.model.id
+        self._no_drafter = command.model.no_drafter
+        self._tells = tells
+        self._calls = FinishedChoice()
+        """Whose pieces come one by one."""
+
+    def frame(self, told: dict[str, Any]) -> bytes:
+        return msgspec.json.encode(told) + b"\n"
+
+    def beat(self, text: str) -> bytes:  # noqa: ARG002 - no line is ignored
+        return b""
+
+    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - there is one
+        if isinstance(event, Delta):
+            self._calls.calls.extend(event.tool_calls)
+            if event.text or event.reasoning:
+                yield _base(self._model_id) | self._tells(event.text, event.reasoning, ()) | {"done": False}
+            return
+        if calls := self._calls.tool_calls:
+            yield _base(self._model_id) | self._tells("", "", calls) | {"done": False}
+        yield _base(self._model_id) | self._tells("", "", ()) | self._ended(event.finish_reason, event.usage)
+
+    def failed(self, error: PacelineError, words: Words | None) -> dict[str, Any]:
+        return error_object(error, words, "/api/chat")
+
+    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+        [one] = finished
+        told: dict[str, Any] = self._tells(one.text, one.reasoning, one.tool_calls)
+        return _base(self._model_id) | told | self._ended(one.finish_reason, one.usage)
+
+    def _ended(self, finish_reason: str, usage: Statistics) -> dict[str, Any]:
+        return {
+            "done": True,
+            "done_reason": "length" if finish_reason == "length" else "stop",
+            **durations(usage),
+            "speculation": usage.speculation(self._no_drafter),
+        }
+
+
+class OllamaEmbeddings(Renderer):
+    """Ollama's answer to `/api/embed` and `/api/embeddings`."""
+
+    def __init__(self, command: Generate, body: EmbeddingsBody, told: Any) -> None:
+        super().__init__(command.id)
+        self._model_id, self._body, self._told = command.model.id, body, told
+
+    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+        usage = Statistics.side_by_side([each.usage for each in finished])
+        vectors = [shortened(each.embedding, self._body.dimensions) for each in finished]
+        return {"model": self._model_id, **self._told(vectors), **durations(usage)}
+
+
+def durations(usage: Statistics) -> dict[str, int]:
+    """In nanoseconds."""
+    total = usage.queue_seconds + usage.prefill_seconds + usage.decode_seconds
+    return {
+        "total_duration": int(total * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": int(usage.prefill_seconds * 1e9),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": int(usage.decode_seconds * 1e9),
+    }
