@@ -169,6 +169,40 @@ def release(model: Model) -> None:
     console().print(f"{model} is released and can load again.", highlight=False)
 
 
+@application.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Example: `paceline launch claude --model Qwen3-Coder-30B -- --continue`",
+)
+def launch(
+    context: typer.Context,
+    agent: Annotated[str, typer.Argument(help="claude, codex, opencode, aider or crush.")],
+    *,
+    model: Annotated[str | None, typer.Option(help="Model id; default: the default or only model.")] = None,
+    print_only: Annotated[bool, typer.Option("--print", help="Print what would be run, and run nothing.")] = False,
+    force: Annotated[bool, typer.Option(help="Even where the model's context is too short for the agent.")] = False,
+) -> None:
+    """Run a coding agent on a model here; start the server if none runs. What follows `--` is the agent's."""
+    from app.command.chat import choose_model
+    from app.command.launch import NO_KEY, agent_of, as_text, begin, environment_of, place_of
+    from app.command.server import Server, asked_server, given
+    from app.command.service import start
+
+    with reported_errors():
+        chosen = agent_of(agent)
+        settings = asking_settings()
+        with console().status("") as line:
+            running, _ = start(given(), (), line.update)
+        found = choose_model(asked_server(settings), model or settings.default_model)
+        key = settings.api_key.get_secret_value() if settings.api_key else NO_KEY
+        server = Server(settings.with_command_line(host=running.host, port=running.port))
+        place = place_of(server, found, chosen, key, is_forced=force)
+        environment = environment_of(chosen, place, settings.home / "launch")
+        if print_only:
+            typer.echo(as_text(chosen, place, environment, context.args))
+        else:
+            begin(chosen, place, environment, context.args)
+
+
 @application.command(epilog="Example: `paceline chat --once 'Count from 1 to 20.'`")
 def chat(
     model: Annotated[str | None, typer.Argument(help="Model id; default: the default or only model.")] = None,

@@ -32,7 +32,7 @@ TITLES: Mapping[Name, str] = {
     "caches": "logs, measured costs, windows",
     "state": "settings, password, keys, conversations, history, measurements",
 }
-CACHES = ("logs", "costs", "tokenizers.json", "window", "window.json")
+CACHES = ("logs", "costs", "tokenizers.json", "window", "window.json", "launch")
 STATE = (
     "paceline.sqlite3*",
     "hub_token",

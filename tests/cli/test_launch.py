@@ -1,0 +1,78 @@
+"""`paceline launch`: an agent gets address, model and key by its environment and its flags, and nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from app.command.launch import AGENTS
+
+STAND_IN = """#!/bin/sh
+printf '%s\\n' "$0 $*"
+env
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """A home of its own, stand-ins of every agent first in the path, and the server that the first launch starts."""
+    folder = tmp_path_factory.mktemp("launch")
+    (folder / "bin").mkdir()
+    for name in AGENTS:
+        program = folder / "bin" / name
+        program.write_text(STAND_IN)
+        program.chmod(0o755)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    own |= {"PACELINE_HOME": str(folder / "home"), "HF_HOME": str(folder / "hub"), "HOME": str(folder)}
+    own |= {"PATH": f"{folder / 'bin'}:{own['PATH']}", "PACELINE_PORT": "0", "COLUMNS": "200"}
+    yield own
+    run(own, "stop")
+
+
+def run(environment: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "app.cli", *words]
+    return subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=60, check=False)
+
+
+def launched(environment: Mapping[str, str], agent: str, *words: str) -> tuple[list[str], dict[str, str]]:
+    """The words after the program, and the environment that it saw."""
+    done = run(environment, "launch", agent, "--model", "demo-assistant", "--force", *words)
+    assert done.returncode == 0, done.stderr
+    command, *lines = done.stdout.splitlines()
+    return command.split()[1:], dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def test_each_agent_gets_what_it_needs(environment: Mapping[str, str]) -> None:
+    words, seen = launched(environment, "claude", "--", "--continue")
+    address = seen["ANTHROPIC_BASE_URL"]
+    assert address.startswith("http://127.0.0.1:")
+    assert (seen["ANTHROPIC_MODEL"], words) == ("demo-assistant", ["--model", "demo-assistant", "--continue"])
+    words, seen = launched(environment, "codex")
+    assert f'model_providers.paceline.base_url="{address}/v1"' in words
+    assert seen[json.loads(words[words.index("-c") + 9].partition("=")[2])]  # the key, by the name that it is told
+    _, seen = launched(environment, "opencode")
+    assert json.loads(seen["OPENCODE_CONFIG_CONTENT"])["model"] == "paceline/demo-assistant"
+    words, seen = launched(environment, "aider")
+    assert (seen["OPENAI_API_BASE"], words[:2]) == (f"{address}/v1", ["--model", "openai/demo-assistant"])
+    _, seen = launched(environment, "crush")
+    config = json.loads((Path(seen["CRUSH_GLOBAL_CONFIG"]) / "crush.json").read_text())
+    assert config["providers"]["paceline"]["base_url"] == f"{address}/v1"
+    assert Path(environment["PACELINE_HOME"]) in Path(seen["CRUSH_GLOBAL_CONFIG"]).parents
+
+
+def test_what_would_be_run_is_printed_and_what_cannot_work_is_said(environment: Mapping[str, str]) -> None:
+    shown = run(environment, "launch", "aider", "--model", "demo-assistant", "--force", "--print").stdout
+    assert "export OPENAI_API_KEY=paceline" in shown
+    short = run(environment, "launch", "claude", "--model", "demo-assistant")
+    assert (short.returncode, "needs 32768" in short.stderr) == (1, True)
+    unknown = run(environment, "launch", "emacs")
+    assert "claude, codex, opencode, aider, crush" in unknown.stderr
+    missing = {**environment, "PATH": "/usr/bin:/bin"}
+    absent = run(missing, "launch", "crush", "--model", "demo-assistant", "--force")
+    assert "npm install -g @charmland/crush" in absent.stderr
+    nothing = run(environment, "launch", "claude", "--model", "nothing", "--force")
+    assert nothing.returncode == 1
