@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
+class CodingAgent:
     """One agent. `context_tokens`: what its own prompt and tools leave room for work in."""
 
     program: str
@@ -101,34 +101,34 @@ def _crush(place: Place) -> Mapping[str, Any]:
 
 
 AGENTS = {
-    "claude": Agent(
+    "claude": CodingAgent(
         program="claude",
         install="npm install -g @anthropic-ai/claude-code",
         context_tokens=32_768,
         environment=_claude,
         flags=lambda place: ["--model", place.model_id],
     ),
-    "codex": Agent(
+    "codex": CodingAgent(
         program="codex",
         install="npm install -g @openai/codex",
         context_tokens=16_384,
         environment=lambda place: {"PACELINE_API_KEY": place.key},
         flags=_codex,
     ),
-    "opencode": Agent(
+    "opencode": CodingAgent(
         program="opencode",
         install="npm install -g opencode-ai",
         context_tokens=16_384,
         environment=_opencode,
     ),
-    "aider": Agent(
+    "aider": CodingAgent(
         program="aider",
         install="pipx install aider-chat",
         context_tokens=8_192,
         environment=lambda place: {"OPENAI_API_BASE": f"{place.address}/v1", "OPENAI_API_KEY": place.key},
         flags=lambda place: ["--model", f"openai/{place.model_id}", "--no-show-model-warnings"],
     ),
-    "crush": Agent(
+    "crush": CodingAgent(
         program="crush",
         install="npm install -g @charmland/crush",
         context_tokens=16_384,
@@ -139,14 +139,14 @@ AGENTS = {
 }
 
 
-def agent_of(name: str) -> Agent:
+def agent_of(name: str) -> CodingAgent:
     """Raises CommandError with the names that there are."""
     if name not in AGENTS:
         raise CommandError(f"{name} is none of the agents that can be launched: {', '.join(AGENTS)}")
     return AGENTS[name]
 
 
-def place_of(server: Server, model: str, agent: Agent, key: str, *, is_forced: bool) -> Place:
+def place_of(server: Server, model: str, agent: CodingAgent, key: str, *, is_forced: bool) -> Place:
     """Where the agent finds the model. Raises CommandError for one whose context is too short for the agent."""
     found = server.call("GET", f"/v1/models/{quote(model)}")
     context_tokens = int(found.get("context") or 0)
@@ -158,7 +158,7 @@ def place_of(server: Server, model: str, agent: Agent, key: str, *, is_forced: b
     return Place(server.address, model, context_tokens, key)
 
 
-def environment_of(agent: Agent, place: Place, folder: Path) -> Mapping[str, str]:
+def environment_of(agent: CodingAgent, place: Place, folder: Path) -> Mapping[str, str]:
     """What the agent is told; files that it must read are written into `folder`, which is ours."""
     environment = dict(agent.environment(place))
     for name, content in agent.files(place).items():
@@ -167,13 +167,13 @@ def environment_of(agent: Agent, place: Place, folder: Path) -> Mapping[str, str
     return environment
 
 
-def as_text(agent: Agent, place: Place, environment: Mapping[str, str], arguments: Sequence[str]) -> str:
+def as_text(agent: CodingAgent, place: Place, environment: Mapping[str, str], arguments: Sequence[str]) -> str:
     """What would be run, for a shell."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     return "\n".join([*exports, shlex.join([agent.program, *agent.flags(place), *arguments])])
 
 
-def begin(agent: Agent, place: Place, environment: Mapping[str, str], arguments: Sequence[str]) -> None:
+def begin(agent: CodingAgent, place: Place, environment: Mapping[str, str], arguments: Sequence[str]) -> None:
     """Become the agent. Raises CommandError where it is not installed."""
     if shutil.which(agent.program) is None:
         raise CommandError(f"{agent.program} is not installed: {agent.install}")

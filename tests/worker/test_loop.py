@@ -328,7 +328,7 @@ def test_random_lives_end_exactly_once_and_every_lease_comes_back(
         do(pair, number, action)
         if action[0] == "ask":
             asked[f"r{number}"] = int(str(action[2]))
-    pair.settle(80)
+    pair.settle(200)
     for request_id, choices in asked.items():
         indices = sorted(finished.index for finished in pair.finished(request_id))
         failures = len(pair.failed(request_id))
