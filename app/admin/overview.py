@@ -6,8 +6,10 @@ the settings; `logs`, the last lines: a page that missed some asks for those beh
 """
 
 import asyncio
+import contextlib
 import functools
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,7 +24,7 @@ from app.admin.context import Admin, AdminContext
 from app.admin.live import while_welcome
 from app.admin.model_routes import ModelBody
 from app.admin.request_routes import NoBody, current_requests
-from app.core.errors import InvalidRequest
+from app.core.errors import InvalidRequest, StoreUnavailable
 from app.core.messages import LoadedModel
 from app.core.reason import reason_object
 from app.serving.auth import is_let_in
@@ -91,7 +93,9 @@ async def get_menu(admin: Admin) -> dict[str, Any]:
 
 
 def _on_disk(admin: AdminContext) -> dict[str, Any]:
-    used = admin.history.last_models(LAST_REQUESTS)
+    used: Sequence[str] = ()
+    with contextlib.suppress(StoreUnavailable):  # a menu without an order is better than none
+        used = admin.history.last_models(LAST_REQUESTS)
     ids = [model.id for model in admin.serving.resolver.models() if model.kind == "main" and not model.problem]
     settings = admin.serving.settings
     full = (str(folder) for folder in (settings.home, settings.downloads_path) if _is_full(folder))

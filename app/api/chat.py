@@ -37,6 +37,8 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same, by its other name."""
     name: Name | None = None
     tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
     tool_call_id: Name | None = None
@@ -64,7 +66,8 @@ class Message(Body):
         """The message as chat templates expect it; `developer` is what older templates call `system`."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.content}
-        optional = self.model_dump(include={"name", "tool_calls", "tool_call_id", "reasoning_content"})
+        optional = self.model_dump(include={"name", "tool_calls", "tool_call_id"})
+        optional["reasoning_content"] = self.reasoning_content or self.reasoning
         return message | {name: value for name, value in optional.items() if value is not None}
 
 

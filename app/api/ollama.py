@@ -6,6 +6,7 @@ engine is ignored. A request without a prompt or messages loads the model, as th
 """
 
 import asyncio
+import contextlib
 import json
 import re
 import secrets
@@ -29,7 +30,7 @@ from app.hub.catalog import CatalogModel
 from app.i18n import Words
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
-from app.serving.errors import error_object
+from app.serving.errors import Rejected, error_object
 from app.serving.gate import checked, read_json
 
 API_VERSION = "0.12.6"
@@ -176,7 +177,7 @@ async def ollama_generate(request: Request) -> Response:
 
 
 async def _answer(request: Request, body: OllamaBody, command: Generate, renderer: "OllamaRenderer") -> Response:
-    _keep(context_of(request), command.model.id, body.keep_alive)
+    await _keep(request, command.model.id, body.keep_alive)
     return await answer(request, [command], renderer, stream=body.stream)
 
 
@@ -190,15 +191,19 @@ async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Re
         return JSONResponse(_base(model.id) | empty | {"done": True, "done_reason": "unload"})
     unit = await asyncio.to_thread(context.resolver.resolve, plain_name(body.model))
     await unless_client_leaves(request, context.worker.load(unit))
-    _keep(context, unit.id, body.keep_alive)
+    await _keep(request, unit.id, body.keep_alive)
     return JSONResponse(_base(unit.id) | empty | LOADED)
 
 
-def _keep(context: Context, model_id: str, keep_alive: str | float | None) -> None:
+async def _keep(request: Request, model_id: str, keep_alive: str | float | None) -> None:
+    """How long a model stays concerns everybody: what a key for inference says of it is ignored."""
     seconds = 0.0 if keep_alive is None else seconds_of(keep_alive)
     if seconds:
-        context.idle.keep_own(model_id, seconds)
-        context.worker.keep(model_id, pinned=None, idle_seconds=seconds)
+        with contextlib.suppress(Rejected):
+            await authorize_operator(request)
+            context = context_of(request)
+            context.idle.keep_own(model_id, seconds)
+            context.worker.keep(model_id, pinned=None, idle_seconds=seconds)
 
 
 @router.post("/api/embed")
@@ -219,7 +224,7 @@ async def _embed(request: Request, body: OllamaEmbed, given: Any, told: Any) -> 
     wanted = {"model": plain_name(body.model), "input": given, "dimensions": body.dimensions}
     embeddings = checked(wanted, EmbeddingsBody)
     commands = await embedding_commands(request, embeddings, f"ollama-{secrets.token_hex(12)}")
-    _keep(context_of(request), commands[0].model.id, body.keep_alive)
+    await _keep(request, commands[0].model.id, body.keep_alive)
     return await answer(request, commands, OllamaEmbeddings(commands[0], embeddings, told), stream=False)
 
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from app.admin.live import LiveFeed
+from app.core.errors import StoreUnavailable
 from app.core.messages import Delta, DraftSpecification, LoadedModel, LoadProgress, Ready, Snapshot
 from app.core.reason import Reason
 from app.main import build
 from app.serving.measurements import Pace
+from app.store.rows import RequestHistory
 from tests.admin.signing import Time
 from tests.admin.test_frame import OWN, get, script_data
 from tests.api.fakes import Site, make_site
@@ -87,6 +89,17 @@ async def test_the_page_has_the_same_state_at_once(site: Site) -> None:
     assert data["state"] == told["state"]
     assert {"worker", "state", "pace", "minutes"} <= set(data["topics"])
     assert data["minutes"] == told["minutes"]
+
+
+async def test_the_menu_bar_gets_its_models_even_while_the_store_cannot_be_read(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[str]:
+        raise StoreUnavailable("the disk is gone")
+
+    monkeypatch.setattr(RequestHistory, "last_models", refuse)
+    told = (await get(site, "/admin/api/menu")).json()
+    assert "demo-main" in told["models"]
 
 
 async def test_the_pace_is_what_the_worker_told(site: Site) -> None:
