@@ -26,11 +26,16 @@ JSON_CALLS = "json_tools"
 """Calls as `{"name": …, "arguments": {…}}` between marks, written while they are streamed; what a grammar enforces."""
 BARE_JSON = "bare_json"
 """The same without marks, as an answer of its own; Llama's."""
+DEEPSEEK = "deepseek"
+_DEEPSEEK_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 PYTHON_TAG = "<|python_tag|>"
 """Llama's word before calls."""
 MAX_CALL_CHARACTERS = 256 * 1024
 """Of a call that is parsed whole; beyond it is text."""
-_HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+_HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+_CLOSING = re.compile(r"\s*\}?\s*")
+"""Between the arguments and the mark that ends a call."""
 _CHANNEL = re.compile(r"(?:<\|start\|>assistant)?(?:<\|channel\|>(\w+))?(?:[^<]*?to=(?:functions\.)?([\w.:/-]+))?")
 _HARMONY_LAST = ("<|end|>", "<|call|>", "<|return|>")
 _HARMONY_ENDS = (*_HARMONY_LAST, "<|start|>", "<|channel|>")
@@ -58,7 +63,8 @@ def with_json_calls(dialect: Dialect) -> Dialect:
 
 def visible_marks(dialect: Dialect) -> str:
     """Text with every special token in it that the pieces of an answer are told apart by."""
-    marks = "\0".join((dialect.opening, dialect.closing, *_HARMONY_MARKS * (dialect.parser == HARMONY)))
+    own = {HARMONY: _HARMONY_MARKS, DEEPSEEK: (*_DEEPSEEK_CALLS, *_DEEPSEEK_CALL)}.get(dialect.parser, ())
+    marks = "\0".join((dialect.opening, dialect.closing, *own))
     if dialect.parser in {module.name for module in pkgutil.iter_modules(tool_parsers.__path__)}:
         module = importlib.import_module(f"{tool_parsers.__name__}.{dialect.parser}")
         marks += inspect.getsource(module).replace("\\", "")  # as its expressions look for them
@@ -79,6 +85,9 @@ def read_dialect(tokenizer: Any) -> Dialect:
         module = importlib.import_module(f"{tool_parsers.__name__}.{kind}")
         start, end = module.tool_call_start, module.tool_call_end or ""
         return Dialect(opening=opening or "", closing=closing or "", parser=kind, call_start=start, call_end=end)
+    if _DEEPSEEK_CALLS[0] in template:
+        start, end = _DEEPSEEK_CALLS
+        return Dialect(opening=opening or "", closing=closing or "", parser=DEEPSEEK, call_start=start, call_end=end)
     knows_tools = re.search(r"\btools\b", template) is not None
     return Dialect(opening=opening or "", closing=closing or "", parser=BARE_JSON if knows_tools else "")
 
@@ -243,7 +252,7 @@ class AnswerSplitter:
             if header.end() == len(self._held) and not final:
                 return False
             if self._held[header.end() : header.end() + 1] == "{":
-                self._begin_call(part, json.loads(header.group(1)))
+                self._begin_call(part, header.group(1))
                 self._take(header.end())
                 return True
         if place < 0 and not final:
@@ -271,10 +280,12 @@ class AnswerSplitter:
             self.is_calling = False
         if self._dialect.parser == HARMONY:
             return self._after_harmony(part, final)
-        place = self._held.find(self._dialect.call_end)
-        if place < 0:
+        end = self._dialect.call_end
+        behind = _CLOSING.match(self._held)
+        rest = self._held[behind.end() if behind else 0 :]
+        if end.startswith(rest) and rest != end and not final:
             return False
-        self._take(place + len(self._dialect.call_end))
+        self._take(len(self._held) - len(rest) + (len(end) if rest.startswith(end) else 0))
         self._read, self._trims, self._call = self._content, True, None
         return True
 
@@ -399,8 +410,8 @@ def parse_calls(parser: str, body: str, tools: Sequence[Mapping[str, Any]]) -> l
     if len(body) > MAX_CALL_CHARACTERS:
         return []
     try:
-        if parser == BARE_JSON:
-            found = _bare(body)
+        if parser in {BARE_JSON, DEEPSEEK}:
+            found = _bare(body) if parser == BARE_JSON else _deepseek(body)
         else:
             module = importlib.import_module(f"{tool_parsers.__name__}.{parser}")
             found = module.parse_tool_call(body, list(tools))
@@ -416,6 +427,18 @@ def _bare(body: str) -> list[Any]:
         value, end = decoder.raw_decode(body, place)
         found += value if isinstance(value, list) else [value]
         place = end + len(body[end:]) - len(body[end:].lstrip(" \n\t;,"))
+    return found
+
+
+def _deepseek(body: str) -> list[Any]:
+    """V3: `function`, the name and fenced JSON; since V3.1: the name and JSON."""
+    begin, separator, end = _DEEPSEEK_CALL
+    found = []
+    for call in body.split(begin)[1:]:
+        name, _, arguments = call.partition(end)[0].removeprefix(f"function{separator}").partition(separator)
+        if not arguments:
+            name, _, arguments = name.partition("\n```json\n")
+        found.append({"name": name.strip(), "arguments": arguments.strip().removesuffix("```")})
     return found
 
 

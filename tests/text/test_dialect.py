@@ -88,6 +88,18 @@ SYNTAX: list[tuple[Dialect, str, list[tuple[str, Any]]]] = [
         PLAIN,
     ),
     (
+        of("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        '{"city": "Zürich", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        PLAIN,
+    ),
+    (
+        of("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Zürich", "days": 3}<｜tool▁call▁end｜>'
+        '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"days": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        [*PLAIN, ("get_weather", {"days": 1})],
+    ),
+    (
         Dialect(parser=BARE_JSON),
         '{"name": "get_weather", "parameters": {"city": "Zürich", "days": 3}}',
         PLAIN,
@@ -166,11 +178,23 @@ def test_channels_of_harmony_come_apart_at_every_cut() -> None:
     assert split(harmony, [by_grammar], by_grammar=True) == {"text": "", "reasoning": "Hm", "calls": CALL}
 
 
+def test_a_call_without_its_last_mark_swallows_nothing_that_follows() -> None:
+    open_call = JSON_CALL.removesuffix("\n</tool_call>")
+    for written, text, calls in (
+        (open_call, "", CALL),
+        (f"{open_call}\n{JSON_CALL}", "", CALL * 2),
+        (f"{open_call}\nThat is all.", "That is all.", CALL),
+    ):
+        for pieces in ([written], list(written)):
+            assert split(JSON_DIALECT, pieces) == {"text": text, "reasoning": "", "calls": calls}
+
+
 @pytest.mark.parametrize(
     "malformed",
     [
         "<tool_call>\nget_weather\n</tool_call>",
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "a\\x", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": "no"}</tool_call>',
         "<tool_call>{",
         "<tool_call>",
