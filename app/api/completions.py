@@ -53,8 +53,8 @@ class CompletionBody(GenerationBody):
     def _check_together(self) -> "CompletionBody":
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ValueError("best_of is not available: leave it out, or make it equal to n")
-        if self.suffix:
-            raise ValueError("suffix is not available")
+        if self.suffix and (self.echo or not isinstance(self.prompt[0], str)):
+            raise ValueError("suffix goes with a prompt that is text, and without echo")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 tells nothing without echo: give at least 1, or echo: true")
         return self
@@ -81,6 +81,7 @@ async def create_completion(request: Request) -> Response:
             tokens=None if isinstance(prompt, str) else prompt,
             max_tokens=max_tokens(body.max_tokens, usual.max_tokens or DEFAULT_MAX_TOKENS),
             echo=bool(body.echo),
+            suffix=body.suffix or None,
         )
         for position, prompt in enumerate(body.prompt)
     ]

@@ -3,7 +3,7 @@ and why. Never loads, never downloads.
 
 Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `source`, `draft` (the id of the first
 drafter), `drafts` (id and method of each), `looking` (its drafters are not known yet), `alias`, `methods`,
-`unavailable` (method -> why not), `context` (tokens), `size_bytes` and `problem`.
+`unavailable` (method -> why not), `context` and `context_length` (tokens), `capabilities`, `size_bytes` and `problem`.
 
 `POST /api/load`, `/api/unload` and `/api/release`, `GET /api/status`: what the command line asks of a server.
 
@@ -212,5 +212,7 @@ def describe(context: Context, model: CatalogModel, *, looking: bool) -> dict[st
         "methods": list(loaded.methods) if loaded else [],
         "unavailable": loaded.unavailable_words if loaded else {},
         "context": entry.context_tokens or None,
+        "context_length": entry.context_tokens or None,
+        "capabilities": entry.capabilities,
         "problem": entry.problem or None,
     }

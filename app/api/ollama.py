@@ -36,6 +36,7 @@ from app.serving.gate import checked, read_json
 API_VERSION = "0.12.6"
 """Of Ollama, whose API this is like; clients refuse to talk to an older one."""
 OPTIONS = {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"}
+OLLAMA_WORDS = {"tools": "tools", "reasoning": "thinking"}
 UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 LOADED = {"done": True, "done_reason": "load"}
 
@@ -78,7 +79,7 @@ class OllamaChat(OllamaBody):
 
 
 class OllamaGenerate(OllamaBody):
-    """`POST /api/generate`; `raw` leaves the chat template out."""
+    """`POST /api/generate`; `raw` leaves the chat template out, and so does a `suffix`."""
 
     prompt: str = ""
     system: str | None = None
@@ -164,11 +165,12 @@ async def ollama_generate(request: Request) -> Response:
     if not body.prompt:
         return await _load(request, body, {"response": ""})
     request_id = f"ollama-{secrets.token_hex(12)}"
-    if body.raw:
+    if body.raw or body.suffix:
         plain = checked(body.as_openai(), GenerationBody)
         shared = await shared_command(request, plain, top_logprobs=None)
         most = max_tokens(plain.max_tokens, context_of(request).live.model(shared.model.id).max_tokens)
-        command = msgspec.structs.replace(shared, id=request_id, text=body.prompt, max_tokens=most)
+        middle = {"text": body.prompt, "suffix": body.suffix or None}
+        command = msgspec.structs.replace(shared, id=request_id, max_tokens=most, **middle)
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
@@ -248,13 +250,14 @@ async def ollama_show(request: Request) -> dict[str, Any]:
     body, context = await read_json(request, NamedBody), context_of(request)
     model = await asyncio.to_thread(context.resolver.find, plain_name(body.model or body.name or ""))
     entry = context.resolver.entry(model, looking=False)
+    more = [word for name, word in OLLAMA_WORDS.items() if name in entry.capabilities]
     family = str((model.config or {}).get("model_type", ""))
     return _listed(context, model) | {
         "modelfile": f"FROM {model.id}",
         "parameters": "",
         "template": "",
         "model_info": {"general.architecture": family, f"{family}.context_length": entry.context_tokens},
-        "capabilities": ["completion", "embedding", *(["tools", "thinking"] if model.has_chat_template else [])],
+        "capabilities": ["completion", "embedding", *more],
     }
 
 

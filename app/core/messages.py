@@ -97,6 +97,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model: ModelSpecification
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
+    suffix: str | None = None
+    """Of a text: what the answer leads to; it fills in the middle."""
     tokens: list[int] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str = "auto"

@@ -18,6 +18,7 @@ from typing import Any
 
 from app.core.config_values import CONTEXT_KEYS, VOCABULARY_KEYS, text_number
 from app.core.drafters import drafter_method
+from app.core.drafters.formats import template_text
 from app.core.errors import DiskUnavailable, ModelUnavailable
 from app.core.safe_files import (
     DOWNLOAD_AGAIN,
@@ -44,6 +45,7 @@ LAYER_COUNTS = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_kv_reuse_layers", "num_nextn_predict_layers"}
 )
 LAYER_LISTS = frozenset({"layer_types", "layers_block_type", "block_types", "hybrid_override_pattern"})
+REASONING_MARKS = ("<think>", "<|channel", "<longcat_think>", "<|think:start|>", "<|open|>think")
 EXPERT_COUNTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "o_groups"})
 
 
@@ -66,6 +68,8 @@ class ModelFolder:
     context: int
     """The longest context in tokens that the config declares."""
     has_chat_template: bool
+    reasons: bool
+    """Whether its template knows reasoning."""
 
 
 def inspect_folder(path: Path) -> ModelFolder:
@@ -113,6 +117,7 @@ def _inspect(root: Path) -> ModelFolder:
     model_type = config.get("model_type")
     if not drafter and not (isinstance(model_type, str) and model_type):
         raise ModelUnavailable(f"its config.json names no model_type; {DOWNLOAD_AGAIN}")
+    template = template_text(root)
     return ModelFolder(
         path=root,
         config=config,
@@ -124,7 +129,8 @@ def _inspect(root: Path) -> ModelFolder:
         parameter_count=_parameter_count(config, tensors),
         bits=_bits(config, tensors),
         context=text_number(config, *CONTEXT_KEYS),
-        has_chat_template=_has_chat_template(root, files),
+        has_chat_template=bool(template) or _renders_natively(root, files),
+        reasons=any(mark in template for mark in REASONING_MARKS),
     )
 
 
@@ -281,10 +287,8 @@ def _parameter_count(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo
     return count
 
 
-def _has_chat_template(root: Path, files: tuple[str, ...]) -> bool:
-    if "chat_template.jinja" in files or "chat_template.json" in files:
-        return True
-    if "tokenizer_config.json" not in files:
-        return False
-    config = read_object(root / "tokenizer_config.json")
-    return bool(config.get("chat_template") or config.get("chat_template_type"))
+def _renders_natively(root: Path, files: tuple[str, ...]) -> bool:
+    """Whether mlx-lm has a template of its own for it."""
+    return "tokenizer_config.json" in files and bool(
+        read_object(root / "tokenizer_config.json").get("chat_template_type")
+    )

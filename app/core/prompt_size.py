@@ -37,4 +37,8 @@ def check_prompt(command: Generate) -> None:
     if command.tokens is not None and len(command.tokens) >= context_tokens > 0:
         raise context_overflow(len(command.tokens), context_tokens)
     if longest_token_bytes:
-        check_bytes(text_bytes([command.text, command.messages, command.tools]), context_tokens, longest_token_bytes)
+        check_bytes(
+            text_bytes([command.text, command.suffix, command.messages, command.tools]),
+            context_tokens,
+            longest_token_bytes,
+        )

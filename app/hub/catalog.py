@@ -174,6 +174,8 @@ class CatalogModel:
     model_type: str = ""
     bits: int = 0
     has_chat_template: bool = False
+    reasons: bool = False
+    """Whether its template knows reasoning."""
     reason: str = ""
     """Why it cannot be loaded; the next action. Empty when nothing is known to be wrong."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -402,6 +404,7 @@ def _inspect(candidate: FolderCandidate, source: Source) -> CatalogModel:
         model_type=folder.model_type,
         bits=folder.bits,
         has_chat_template=folder.has_chat_template,
+        reasons=folder.reasons,
         config=folder.config,
         tensors=folder.tensors if folder.drafter else head_tensors(folder.config, folder.tensors),
     )

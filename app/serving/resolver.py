@@ -70,6 +70,13 @@ class ModelEntry:
         known = self.loaded.max_context_tokens if self.loaded is not None else 0
         return known or self.model.context or (context_tokens(self.model.config) if self.model.config else 0)
 
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What requests may ask of it."""
+        chats = ("chat", "tools") if self.model.has_chat_template else ()
+        more = (("reasoning", self.model.reasons), ("drafts", bool(self.drafts)))
+        return (*chats, "json", "embeddings", *(name for name, can in more if can))
+
     def as_object(self) -> dict[str, Any]:
         """What API and pages say alike, as JSON."""
         return {

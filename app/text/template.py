@@ -121,6 +121,15 @@ MAX_FILE_BYTES = 128 * 1024 * 1024
 CHARACTERS_PER_TOKEN = 4
 """How much text is tried first, for each token that the context holds."""
 
+MIDDLE_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("<PRE>", "<SUF>", "<MID>"),
+)
+"""Before, between and behind the two parts of a text whose middle is to be filled in."""
+
 Renderer = Callable[[dict[str, Any]], str]
 Stage = Callable[[str, int], None]
 """Told what begins (`render`, `tokenize`) and on how many bytes."""
@@ -234,6 +243,15 @@ class TextModel:
             detail = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
             message = f"the chat template of this model refuses the request: {' '.join(detail.split())[:500]}"
             raise InvalidRequest(message, parameter="messages") from error
+
+    def around_middle(self, text: str, suffix: str) -> str:
+        """The prompt whose answer stands between the two. Raises InvalidRequest where it has no words for it."""
+        known = self.tokenizer.get_vocab()
+        marks = next((marks for marks in MIDDLE_MARKS if all(mark in known for mark in marks)), None)
+        if marks is None:
+            raise InvalidRequest("this model cannot fill in a middle: leave out suffix", parameter="suffix")
+        begin, hole, end = marks
+        return f"{begin}{text}{hole}{suffix}{end}"
 
     def encode(self, text: str, *, max_context_tokens: int | None = None) -> list[int]:
         """Tokens of a plain prompt, begun by BOS when this tokenizer does that. Raises `InvalidRequest`."""

@@ -108,7 +108,9 @@ class Reader:
         if command.tokens is not None:
             return []
         if command.messages is None:
-            return model.encode(command.text or "", max_context_tokens=limit)
+            text = command.text or ""
+            text = text if command.suffix is None else model.around_middle(text, command.suffix)
+            return model.encode(text, max_context_tokens=limit)
         return model.render(command.messages, command.tools, command.template_arguments, max_context_tokens=limit)
 
     def _grammar(self, command: Generate) -> str:

@@ -60,6 +60,7 @@ async def test_all_models_are_listed_on_request_and_none_is_loaded(site: Site) -
     main = entries["demo-main"]
     assert (main["object"], main["owned_by"]) == ("model", "paceline")
     assert isinstance(main["created"], int)
+    assert (main["context_length"], main["capabilities"]) == (4096, ["chat", "tools", "json", "embeddings", "drafts"])
     assert (main["state"], main["draft"], main["context"], main["problem"]) == ("available", "demo-draft", 4096, None)
     assert (entries["broken"]["state"], entries["org/other"]["draft"]) == ("unusable", None)
     assert "missing" in entries["broken"]["problem"]

@@ -233,7 +233,8 @@ TEXT_ONLY: list[dict[str, Any]] = [
     {"echo": "yes"},
     {"echo": True, "max_tokens": -2},
     {"best_of": 3},
-    {"suffix": "end"},
+    {"suffix": "end", "echo": True},
+    {"suffix": "end", "prompt": [1, 2]},
 ]
 CASES = [
     *((CHAT, chat_body(), fields) for fields in (*SHARED, *CHAT_ONLY)),

@@ -34,12 +34,12 @@ def test_a_sound_folder_is_described(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(
         safetensors({"embed.weight": ("BF16", (8, 4)), "norm.weight": ("F32", (4,))})
     )
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}<think>"}))
     found = inspect_folder(folder)
     assert found.path == folder.resolve()
     assert (found.model_type, found.drafter) == ("qwen3", "")
     assert (found.size_bytes, found.parameter_count, found.bits) == (64 + 16, 36, 16)
-    assert (found.context, found.has_chat_template) == (4096, True)
+    assert (found.context, found.has_chat_template, found.reasons) == (4096, True, True)
     assert text_number(found.config, *VOCABULARY_KEYS) == 8
     assert found.tensors["embed.weight"].shape == (8, 4)
     assert found.tensors["embed.weight"].size_bytes == 64

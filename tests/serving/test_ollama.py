@@ -60,7 +60,7 @@ def test_generate_formats_and_embeddings(client: ollama.Client) -> None:
 
 def test_models_are_listed_shown_loaded_and_let_go(client: ollama.Client) -> None:
     assert MODEL in [model.model for model in client.list().models]
-    assert "tools" in (client.show(MODEL).capabilities or [])
+    assert {"tools", "thinking"} <= set(client.show(MODEL).capabilities or [])
     assert client.generate(model="demo-hybrid", prompt="", keep_alive="5m").done_reason == "load"
     assert "demo-hybrid" in [model.model for model in client.ps().models]
     assert client.generate(model="demo-hybrid", prompt="", keep_alive=0).done_reason == "unload"

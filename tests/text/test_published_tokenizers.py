@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.core.errors import InvalidRequest
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
 from app.text.template import TextModel
 from tests.published import TOKENIZERS, chat_templates, tokenizer_folder
@@ -79,3 +80,16 @@ def test_every_token_spells_what_the_tokenizer_says(model: TextModel) -> None:
         text, found = model.table.token_text(token)
         if "\N{REPLACEMENT CHARACTER}" not in text:
             assert text == model.tokenizer.decode([token], clean_up_tokenization_spaces=False), found
+
+
+def test_a_middle_is_asked_for_in_the_models_own_words(model: TextModel) -> None:
+    known = model.tokenizer.get_vocab()
+    if "<|fim_middle|>" in known or "<｜fim▁end｜>" in known:
+        tokens = model.encode(model.around_middle("def add(a, b):\n", "\n    return c"))
+        marks = [model.tokenizer.convert_ids_to_tokens(token) for token in tokens]
+        named = [mark for mark in marks if "fim" in mark]
+        assert len(named) == 3
+        assert (marks[-1], marks.count(named[1])) == (named[2], 1)
+    else:
+        with pytest.raises(InvalidRequest, match="cannot fill in a middle"):
+            model.around_middle("a", "b")

@@ -164,7 +164,7 @@ def _token_use(tokenizer: Tokenizer, token: int) -> str:
     use = tokenizer.use_of(token)
     if use == ORDINARY:
         return "an ordinary token"
-    return "a special token in the answers" if use and (token in _ends(folder) or use in _template(folder)) else ""
+    return "a special token in the answers" if use and (token in _ends(folder) or use in template_text(folder)) else ""
 
 
 def _ends(folder: Path) -> set[int]:
@@ -178,10 +178,10 @@ def _ends(folder: Path) -> set[int]:
     return found
 
 
-def _template(folder: Path) -> str:
-    """Every chat template of the folder, as text to search."""
+def template_text(folder: Path) -> str:
+    """Every chat template of the folder, as text to search; empty where there is none."""
     files = [folder / name for name in ("tokenizer_config.json", "chat_template.json")]
-    texts = [str(read_object(file).get("chat_template")) for file in files if file.is_file()]
+    texts = [str(read_object(file).get("chat_template") or "") for file in files if file.is_file()]
     path = folder / "chat_template.jinja"
     if path.is_file() and path.stat().st_size <= MAX_TEMPLATE_BYTES:
         texts.append(path.read_text("utf-8", errors="replace"))
