@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from app.text.dialect import NO_DIALECT, Dialect, spans_of
+from app.text.dialect import NO_DIALECT, Dialect
 from app.text.spelling import WORDS, best_way
+from app.text.splitter import spans_of
 from app.text.stops import StopMatcher
 
 

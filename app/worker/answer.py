@@ -27,8 +27,9 @@ from app.core.request import Request
 from app.core.step import FinishReason, MethodStatistics, Statistics, TokenEvent, TokenLogprobs
 from app.scheduler.sequence import Counters
 from app.text.detokenizer import TextChunk
-from app.text.dialect import NO_DIALECT, AnswerPart, AnswerSplitter
+from app.text.dialect import NO_DIALECT
 from app.text.grammar import calls_by_grammar, thinks
+from app.text.splitter import AnswerPart, AnswerSplitter
 from app.worker.texts import Prompt, Reading, Unread
 
 _SEEDS = 1 << 64

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from app.text.dialect import BARE_JSON, HARMONY, NO_DIALECT, AnswerSplitter, Dialect, read_dialect, with_json_calls
+from app.text.dialect import BARE_JSON, HARMONY, NO_DIALECT, Dialect, read_dialect, with_json_calls
+from app.text.splitter import AnswerSplitter
 
 PARAMETERS = {
     "type": "object",
@@ -95,7 +96,8 @@ SYNTAX: list[tuple[Dialect, str, list[tuple[str, Any]]]] = [
     ),
     (
         of("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Zürich", "days": 3}<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+        '{"city": "Zürich", "days": 3}<｜tool▁call▁end｜>'
         '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"days": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
         [*PLAIN, ("get_weather", {"days": 1})],
     ),
