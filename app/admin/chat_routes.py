@@ -17,7 +17,7 @@ from app.admin.context import Admin
 from app.core.drafters import TEXT_METHODS
 from app.core.errors import StaleVersion
 from app.serving.errors import Rejected, error_object, words_for
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 from app.store.conversations import Beginning, Conversations
 from app.store.tables import ConversationRow, MessageRow, Role
 
@@ -190,9 +190,8 @@ def get_conversation(admin: Admin, conversation_id: int) -> dict[str, Any]:
 
 
 @router.patch(CONVERSATIONS + "/{conversation_id}")
-async def change_conversation(request: Request, admin: Admin, conversation_id: int) -> dict[str, Any]:
+async def change_conversation(admin: Admin, asked: Sent[ConversationChange], conversation_id: int) -> dict[str, Any]:
     """Rename one, or keep its model and options."""
-    asked = await read_json(request, ConversationChange)
     options = None if asked.options is None else asked.options.model_dump(exclude_none=True)
 
     def change(number: int) -> Any:
@@ -209,9 +208,8 @@ def delete_conversation(admin: Admin, conversation_id: int) -> dict[str, Any]:
 
 
 @router.post(CONVERSATIONS + "/{conversation_id}/turns")
-async def add_turns(request: Request, admin: Admin, conversation_id: int) -> Response:
+async def add_turns(request: Request, admin: Admin, asked: Sent[NewTurns], conversation_id: int) -> Response:
     """Keep turns; 409 with what is there when somebody else wrote since."""
-    asked = await read_json(request, NewTurns)
     conversations, words = admin.conversations, words_for(request)
 
     def keep() -> Response:

@@ -18,7 +18,7 @@ from app.hub.hub_files import checked_repository, checked_revision
 from app.hub.hub_search import Pair, Sort, inspect_repository, recommended, search
 from app.hub.partial_folder import read_marker, remove_model
 from app.serving.errors import Rejected
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 
 ROOM_SHARE = 1.15
 """Weights with what else a model needs at the least."""
@@ -56,9 +56,8 @@ async def list_downloads(admin: Admin) -> dict[str, Any]:
 
 
 @router.post("/admin/api/downloads", status_code=202)
-async def add_download(request: Request, admin: Admin) -> dict[str, Any]:
+async def add_download(admin: Admin, body: Sent[DownloadBody]) -> dict[str, Any]:
     """Queue a repository; one that is queued, paused or done already is gone on with."""
-    body = await read_json(request, DownloadBody)
     return await admin.downloads.add(body.repository, body.revision, body.drafts_for)
 
 
@@ -165,9 +164,8 @@ def get_token(admin: Admin) -> dict[str, Any]:
 
 
 @router.put("/admin/api/hub/token")
-async def put_token(request: Request, admin: Admin) -> dict[str, Any]:
+async def put_token(admin: Admin, body: Sent[TokenBody]) -> dict[str, Any]:
     """Store a token, or remove the stored one."""
-    body = await read_json(request, TokenBody)
     await asyncio.to_thread(admin.downloads.token.write, body.token, admin.downloads.endpoint)
     return await asyncio.to_thread(get_token, admin)
 

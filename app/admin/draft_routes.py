@@ -26,7 +26,7 @@ from app.hub.hub_search import published_for
 from app.hub.pairing import Candidate
 from app.model_settings import SPECULATION, Id
 from app.serving.auth import SESSION
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object
 from app.store.tables import BenchmarkRow
 
@@ -76,9 +76,8 @@ def get_drafts_page(request: Request, admin: Admin, model_id: str) -> HTMLRespon
 
 
 @router.post("/admin/api/drafts/attach")
-async def attach_draft(request: Request, admin: Admin) -> dict[str, Any]:
+async def attach_draft(admin: Admin, body: Sent[AttachBody]) -> dict[str, Any]:
     """Choose a drafter, load the model with it, and begin to measure."""
-    body = await read_json(request, AttachBody)
     model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
     return await admin.loading.attach(model.id, body.draft, measure=body.measure)
 
@@ -123,9 +122,8 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
 
 
 @router.put("/admin/api/drafts/{model_id:path}")
-async def put_drafts(request: Request, admin: Admin, model_id: str) -> dict[str, Any]:
+async def put_drafts(admin: Admin, body: Sent[ChoiceBody], model_id: str) -> dict[str, Any]:
     """Choose drafters, methods, length, acceptance and policy at once; a loaded model gets them when it is free."""
-    body = await read_json(request, ChoiceBody)
 
     def choose() -> str:
         main = admin.serving.resolver.main(model_id)
@@ -186,9 +184,8 @@ def get_pays_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse
 
 
 @router.post("/admin/api/measurements", status_code=202)
-async def begin_measurement(request: Request, admin: Admin) -> dict[str, Any]:
+async def begin_measurement(admin: Admin, wish: Sent[Wish]) -> dict[str, Any]:
     """Measure in the background; one at a time."""
-    wish = await read_json(request, Wish)
     main = await asyncio.to_thread(admin.serving.resolver.main, wish.model)
     admin.measuring.begin(wish.model_copy(update={"model": main.id}))
     return admin.measuring.view()
@@ -216,9 +213,8 @@ def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
 
 
 @router.post("/admin/api/measurements/{number}/apply")
-async def apply_measurement(request: Request, admin: Admin, number: int) -> dict[str, Any]:
+async def apply_measurement(admin: Admin, body: Sent[ApplyBody], number: int) -> dict[str, Any]:
     """Set what was recommended, or one measured setting, for the model; a loaded one gets it when it is free."""
-    body = await read_json(request, ApplyBody)
     row = await asyncio.to_thread(admin.kept.find, number)
     if row is None:
         raise HTTPException(404)

@@ -18,7 +18,7 @@ from app.core.drafters import METHOD_NAMES
 from app.core.errors import ModelNotFound
 from app.serving.auth import SESSION
 from app.serving.errors import said
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model_settings.replies", (
@@ -95,48 +95,45 @@ def list_models(admin: Admin) -> dict[str, Any]:
 
 
 @router.post("/admin/api/models/load")
-async def load_model(request: Request, admin: Admin) -> dict[str, Any]:
+async def load_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Load a model and wait for it; the topic `state` tells its progress."""
-    return await admin.loading.load((await read_json(request, ModelBody)).model)
+    return await admin.loading.load(body.model)
 
 
 @router.post("/admin/api/models/unload")
-async def unload_model(request: Request, admin: Admin) -> dict[str, Any]:
+async def unload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Unload a model, or stop its load."""
-    return await admin.loading.unload((await read_json(request, ModelBody)).model)
+    return await admin.loading.unload(body.model)
 
 
 @router.post("/admin/api/models/reload")
-async def reload_model(request: Request, admin: Admin) -> dict[str, Any]:
+async def reload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Load a loaded model anew, with what is chosen for it now; `in_use`: as soon as no request uses it."""
-    body = await read_json(request, ModelBody)
     return {"model": body.model, "became": await admin.loading.renew(body.model)}
 
 
 @router.post("/admin/api/models/pin")
-async def pin_model(request: Request, admin: Admin) -> dict[str, Any]:
+async def pin_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Keep a model in memory until it is unloaded by hand."""
     # a limit without requests would contradict it
-    return await _pinned(request, admin, {"pinned": True, "idle_seconds": None})
+    return await _pinned(admin, body.model, {"pinned": True, "idle_seconds": None})
 
 
 @router.post("/admin/api/models/unpin")
-async def unpin_model(request: Request, admin: Admin) -> dict[str, Any]:
+async def unpin_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Let an idle model be unloaded again."""
-    return await _pinned(request, admin, {"pinned": None})
+    return await _pinned(admin, body.model, {"pinned": None})
 
 
-async def _pinned(request: Request, admin: AdminContext, changes: dict[str, Any]) -> dict[str, Any]:
-    body = await read_json(request, ModelBody)
-    model = await asyncio.to_thread(admin.serving.resolver.find, body.model)
+async def _pinned(admin: AdminContext, model_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+    model = await asyncio.to_thread(admin.serving.resolver.find, model_id)
     await asyncio.to_thread(admin.serving.live.change_model, model.id, changes, SESSION.name)
     return {"model": model.id, "pinned": bool(changes["pinned"])}
 
 
 @router.post("/admin/api/models/default")
-async def make_default(request: Request, admin: Admin) -> dict[str, Any]:
+async def make_default(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """The model of requests that name none."""
-    body = await read_json(request, ModelBody)
     model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
     await asyncio.to_thread(admin.serving.live.change, {"default_model": model.id}, SESSION.name)
     return {"model": model.id, "is_default": True}

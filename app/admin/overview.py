@@ -28,7 +28,7 @@ from app.core.errors import InvalidRequest, StoreUnavailable
 from app.core.messages import LoadedModel
 from app.core.reason import reason_object
 from app.serving.auth import is_let_in
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 from app.serving.logs import CAPACITY, LEVELS, line_object
 from app.serving.resolver import loaded_object
 from app.serving.sse import EventStream
@@ -113,25 +113,22 @@ def _is_full(folder: Path) -> bool:
 
 
 @router.post("/admin/api/worker/restart")
-async def restart_worker(request: Request, admin: Admin) -> dict[str, Any]:
+async def restart_worker(admin: Admin, _body: Sent[NoBody]) -> dict[str, Any]:
     """Replace the worker now; running requests end with an error."""
-    await read_json(request, NoBody)
     admin.serving.worker.renew()
     return {"renewing": True}
 
 
 @router.post("/admin/api/worker/drain")
-async def drain_worker(request: Request, admin: Admin) -> dict[str, Any]:
+async def drain_worker(admin: Admin, body: Sent[DrainBody]) -> dict[str, Any]:
     """Replace the worker once its running requests have finished, or after so many seconds."""
-    body = await read_json(request, DrainBody)
     admin.serving.worker.renew(body.seconds)
     return {"renewing": True, "seconds": body.seconds}
 
 
 @router.post("/admin/api/quarantine/release")
-async def release_model(request: Request, admin: Admin) -> dict[str, Any]:
+async def release_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Let a model run again that kept ending its worker."""
-    body = await read_json(request, ModelBody)
     admin.serving.worker.release_quarantine(body.model)
     return {"model": body.model, "released": True}
 

@@ -12,10 +12,10 @@ import contextlib
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
@@ -25,7 +25,7 @@ from app.core.errors import InvalidRequest
 from app.core.safe_files import write_privately
 from app.serving.auth import ADMIN_JSON, COOKIE, ENTRY_SECONDS, VALID_SECONDS, Door, identity_of, is_from_here, place_of
 from app.serving.errors import Rejected
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 from app.store.accounts import ABSOLUTE_SECONDS, MIN_CHARACTERS, digest_of
 from app.store.rows import FirstRun
 from app.store.tables import KeyRow, Scope
@@ -42,18 +42,22 @@ REDIRECT_PAGE = """<!doctype html>
 <script>location.replace("{address}")</script>
 <noscript><meta http-equiv="refresh" content="0;url={address}"></noscript>
 """
-MAX_BODY_BYTES = 1 << 20
-"""Nobody has signed in yet: who sends more gets no memory for it."""
 
 
-class SetupRequest(BaseModel):
+class StrangersBody(BaseModel):
+    """Nobody has signed in yet: who sends more gets no memory for it."""
+
+    max_bytes: ClassVar[int] = 1 << 20
+
+
+class SetupRequest(StrangersBody):
     """What the set-up page sends."""
 
     token: str = Field(max_length=MAX_SECRET_CHARACTERS)
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
 
 
-class LoginRequest(BaseModel):
+class LoginRequest(StrangersBody):
     """What the sign-in page sends."""
 
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
@@ -65,7 +69,7 @@ class EntryRequest(BaseModel):
     to: str = Field("/admin/", max_length=1000, pattern=PAGE)
 
 
-class EnterRequest(BaseModel):
+class EnterRequest(StrangersBody):
     """What the page at a one-time address sends."""
 
     code: str = Field(max_length=MAX_SECRET_CHARACTERS)
@@ -113,13 +117,16 @@ def get_login(request: Request, admin: Admin) -> Response:
     return admin.pages.render("login.html", request, data={}, ended="ended" in request.query_params)
 
 
-@router.post("/admin/api/setup")
-async def set_up(request: Request, admin: Admin) -> Response:
-    """Choose the first password with the token of `serve`; the browser is signed in at once."""
+async def check_nearness(request: Request) -> None:
+    """A dependency of the set-up: only this computer may send a body there."""
     if not is_from_here(request):
         advice = "Set up Paceline on the computer it runs on, or run `paceline password` there."
         raise Rejected(403, advice, "not_local", close=True)
-    asked = await read_json(request, SetupRequest, max_bytes=MAX_BODY_BYTES)
+
+
+@router.post("/admin/api/setup", dependencies=[Depends(check_nearness)])
+async def set_up(request: Request, admin: Admin, asked: Sent[SetupRequest]) -> Response:
+    """Choose the first password with the token of `serve`; the browser is signed in at once."""
     async with admin.setup.in_use:  # after the body: whoever sends it slowly must not keep the owner out
         if await asyncio.to_thread(lambda: admin.accounts.has_account):
             raise HTTPException(404)
@@ -136,23 +143,21 @@ async def set_up(request: Request, admin: Admin) -> Response:
 
 
 @router.post("/admin/api/login")
-async def log_in(request: Request, admin: Admin) -> Response:
+async def log_in(request: Request, admin: Admin, asked: Sent[LoginRequest]) -> Response:
     """Sign this browser in."""
-    asked = await read_json(request, LoginRequest, max_bytes=MAX_BODY_BYTES)
     await _check_password(request, admin, asked.password)
     logger.info("A browser signed in from %s.", place_of(_address(request)))
     return await _signed_in(request, admin)
 
 
 @router.post("/admin/api/entry")
-async def make_entry(request: Request, admin: Admin) -> dict[str, str]:
+async def make_entry(request: Request, admin: Admin, asked: Sent[EntryRequest]) -> dict[str, str]:
     """An address that opens a page signed in, once, and a file that leads a browser there, if one can be written.
 
     Before there is a password it is the address of the set-up. Only for commands of this computer.
     """
     if identity_of(request).kind != "command":
         raise Rejected(403, "Only commands of this computer open pages signed in.", "not_a_command")
-    asked = await read_json(request, EntryRequest)
     if not is_page(asked.to):
         raise InvalidRequest("Name a page of the dashboard.", parameter="to")
     has_account = await asyncio.to_thread(lambda: admin.accounts.has_account)
@@ -201,9 +206,8 @@ def get_enter(request: Request, admin: Admin) -> Response:
 
 
 @router.post("/admin/api/enter")
-async def enter(request: Request, admin: Admin) -> Response:
+async def enter(request: Request, admin: Admin, asked: Sent[EnterRequest]) -> Response:
     """Sign this browser in by a one-time code; the answer names the page that it is for."""
-    asked = await read_json(request, EnterRequest, max_bytes=MAX_BODY_BYTES)
     address = _address(request)
     admin.lockout.begin(address)
     to = admin.entries.spend(asked.code) if is_from_here(request) else None
@@ -246,9 +250,8 @@ async def get_session(request: Request, admin: Admin) -> dict[str, Any]:
 
 
 @router.post("/admin/api/password")
-async def change_password(request: Request, admin: Admin) -> Response:
+async def change_password(request: Request, admin: Admin, asked: Sent[PasswordRequest]) -> Response:
     """Change the password; every other browser is signed out."""
-    asked = await read_json(request, PasswordRequest)
     await _check_password(request, admin, asked.current)
     await asyncio.to_thread(admin.accounts.set_password, asked.password)
     logger.info("The password was changed.")
@@ -324,9 +327,8 @@ def get_keys(request: Request, admin: Admin) -> dict[str, Any]:
 
 
 @router.post("/admin/api/keys", status_code=201)
-async def create_key(request: Request, admin: Admin) -> dict[str, Any]:
+async def create_key(admin: Admin, asked: Sent[KeyRequest]) -> dict[str, Any]:
     """A new key; its text is told here and never again."""
-    asked = await read_json(request, KeyRequest)
     key, text = await asyncio.to_thread(admin.accounts.keys.create, asked.name, asked.scope)
     logger.info("An API key was created: number %d, scope %s.", key.id, key.scope)
     return {"key": key_object(key), "text": text}

@@ -17,7 +17,7 @@ from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidSetting, ModelUnavailable
 from app.hub.catalog import Kind
 from app.serving.auth import identity_of
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 from app.settings import SECTIONS
 
 OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
@@ -76,9 +76,9 @@ def get_settings(admin: Admin) -> dict[str, Any]:
 
 
 @router.patch("/admin/api/settings")
-async def change_settings(request: Request, admin: Admin) -> dict[str, Any]:
+async def change_settings(request: Request, admin: Admin, asked: Sent[Changes]) -> dict[str, Any]:
     """Change some. 422 for an unknown name, a value out of range, or settings that cannot stand together."""
-    changes = (await read_json(request, Changes)).root
+    changes = asked.root
     models = {each.id for each in await asyncio.to_thread(admin.serving.resolver.models)}
     await asyncio.to_thread(admin.serving.live.change, changes, identity_of(request).name, models=models)
     return {"changed": [admin.serving.live.describe_one(name) for name in changes]}
@@ -92,12 +92,12 @@ def get_model_settings(admin: Admin, model_id: str) -> dict[str, Any]:
 
 
 @router.patch("/admin/api/models/{model_id:path}/settings")
-async def change_model_settings(request: Request, admin: Admin, model_id: str) -> dict[str, Any]:
+async def change_model_settings(request: Request, admin: Admin, asked: Sent[Changes], model_id: str) -> dict[str, Any]:
     """Change some; with `reload` the model is unloaded unless requests use it, and loads again with the next one.
 
     The answer's `reload` is `done`, `busy`, `needed` (it was not asked for) or `not needed`.
     """
-    changes = dict((await read_json(request, Changes)).root)
+    changes = dict(asked.root)
     reload = changes.pop(RELOAD, False)
     if not isinstance(reload, bool):
         raise InvalidSetting("reload: give true or false", parameter=RELOAD)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from app.admin.context import Admin, AdminContext
 from app.admin.overview import STARTER
 from app.hub.catalog import CatalogModel, Source
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 from app.store.rows import FIRST_STEPS, FirstRun, FirstStep
 
 ROOTS: tuple[Source, ...] = ("lm_studio", "hugging_face", "embedded")
@@ -56,9 +56,9 @@ def get_progress(admin: Admin) -> dict[str, Any]:
 
 
 @router.post("/admin/api/welcome")
-async def finish_step(request: Request, admin: Admin) -> dict[str, Any]:
+async def finish_step(admin: Admin, asked: Sent[DoneBody]) -> dict[str, Any]:
     """A step is done, or all of them."""
-    done = (await read_json(request, DoneBody)).done
+    done = asked.done
     first_run = FirstRun(admin.store)
     first_run.finish(*(FIRST_STEPS if done == "all" else (done,)))
     return {"left": first_run.left()}

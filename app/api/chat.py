@@ -19,7 +19,7 @@ from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, Body, GenerationBod
 from app.api.structured import check_schema
 from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES, Delta, Generate, TokenText, ToolCallDelta
 from app.serving.context import context_of
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 
 MAX_MESSAGES = 2000
 MAX_TOOLS = 128
@@ -176,9 +176,8 @@ router = APIRouter()
 
 
 @router.post("/v1/chat/completions")
-async def create_chat_completion(request: Request) -> Response:
+async def create_chat_completion(request: Request, body: Sent[ChatBody]) -> Response:
     """Answer a conversation."""
-    body = await read_json(request, ChatBody)
     command = await chat_command(request, body, f"chatcmpl-{secrets.token_hex(12)}")
     return await answer(request, [command], ChatRenderer(command.id, command, body), stream=bool(body.stream))
 

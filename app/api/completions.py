@@ -17,7 +17,7 @@ from app.api.answer import FinishedChoice, OpenAIRenderer, answer
 from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody, max_tokens, shared_command
 from app.core.messages import Delta, Generate, TokenText
 from app.serving.context import context_of
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16
@@ -67,9 +67,8 @@ def is_tokens(value: Any) -> bool:
 
 
 @router.post("/v1/completions")
-async def create_completion(request: Request) -> Response:
+async def create_completion(request: Request, body: Sent[CompletionBody]) -> Response:
     """Continue one or several prompts."""
-    body = await read_json(request, CompletionBody)
     shared = await shared_command(request, body, top_logprobs=body.logprobs)
     usual = context_of(request).live.model(shared.model.id)
     completion_id = f"cmpl-{secrets.token_hex(12)}"

@@ -28,7 +28,7 @@ from app.hub.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.errors import endpoints
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 from app.serving.resolver import drafts_object, loaded_object
 
 router = APIRouter()
@@ -51,10 +51,9 @@ class NamedModel(Body):
 
 
 @router.post("/api/load", dependencies=[Depends(authorize_operator)])
-async def load_model(request: Request) -> dict[str, Any]:
+async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
     """Load a model with its drafters and wait for it; leaving cancels the load. `seconds` is how long it took."""
     context = context_of(request)
-    body = await read_json(request, LoadBody)
     context.activity.check_open()
     draft = "off" if body.draft == "" else body.draft
     model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
@@ -72,10 +71,9 @@ async def load_model(request: Request) -> dict[str, Any]:
 
 
 @router.post("/api/unload", dependencies=[Depends(authorize_operator)])
-async def unload_model(request: Request) -> dict[str, Any]:
+async def unload_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
     """Take a model out of memory. Raises ModelUnavailable while requests use it, ModelNotFound for an unknown id."""
     context = context_of(request)
-    body = await read_json(request, NamedModel)
     model_id = body.model
     if model_id not in context.resolver.loaded():
         model_id = (await asyncio.to_thread(context.resolver.find, model_id)).id
@@ -91,9 +89,8 @@ async def list_endpoints(request: Request) -> dict[str, Any]:
 
 
 @router.post("/api/release", dependencies=[Depends(authorize_operator)])
-async def release_model(request: Request) -> dict[str, Any]:
+async def release_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
     """Let a model run again that is quarantined. Raises InvalidRequest for one that is not."""
-    body = await read_json(request, NamedModel)
     context_of(request).worker.release_quarantine(body.model)
     return {"model": body.model, "released": True}
 

@@ -21,7 +21,7 @@ from app.api.commands import GenerationBody, shared_command
 from app.api.completions import Prompt, is_tokens
 from app.core.messages import Generate
 from app.core.step import Statistics
-from app.serving.gate import read_json
+from app.serving.gate import Sent
 
 MAX_INPUTS = 256
 
@@ -48,9 +48,8 @@ class EmbeddingsBody(GenerationBody):
 
 
 @router.post("/v1/embeddings")
-async def create_embeddings(request: Request) -> Response:
+async def create_embeddings(request: Request, body: Sent[EmbeddingsBody]) -> Response:
     """One vector for each input."""
-    body = await read_json(request, EmbeddingsBody)
     embedding_id = f"embd-{secrets.token_hex(12)}"
     commands = await embedding_commands(request, body, embedding_id)
     return await answer(request, commands, EmbeddingsRenderer(embedding_id, commands[0], body), stream=False)

@@ -22,7 +22,7 @@ from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.context import context_of
 from app.serving.errors import ANTHROPIC, error_object
-from app.serving.gate import checked, read_json
+from app.serving.gate import Sent, checked
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "end_turn"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -172,17 +172,15 @@ def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
 
 
 @router.post("/v1/messages")
-async def create_message(request: Request) -> Response:
+async def create_message(request: Request, body: Sent[MessagesBody]) -> Response:
     """Answer a conversation in Anthropic's format."""
-    body = await read_json(request, MessagesBody)
     command = await chat_command(request, checked(body.as_chat(), ChatBody), f"msg_{secrets.token_hex(12)}")
     return await answer(request, [command], MessageRenderer(command), stream=bool(body.stream))
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(request: Request, body: Sent[CountBody]) -> Response:
     """How many tokens a conversation has; no model is loaded for it."""
-    body = await read_json(request, CountBody)
     command = await chat_command(request, checked(body.as_chat(), ChatBody), f"count_{secrets.token_hex(12)}")
     check_prompt(command)
     told = await unless_client_leaves(request, context_of(request).worker.read_prompt(command))

@@ -31,7 +31,7 @@ from app.i18n import Words
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.errors import Rejected, error_object
-from app.serving.gate import checked, read_json
+from app.serving.gate import Sent, checked
 
 API_VERSION = "0.12.6"
 """Of Ollama, whose API this is like; clients refuse to talk to an older one."""
@@ -148,9 +148,8 @@ def _messages(body: OllamaChat) -> list[dict[str, Any]]:
 
 
 @router.post("/api/chat")
-async def ollama_chat(request: Request) -> Response:
+async def ollama_chat(request: Request, body: Sent[OllamaChat]) -> Response:
     """Answer a conversation in Ollama's format."""
-    body = await read_json(request, OllamaChat)
     if not body.messages:
         return await _load(request, body, {"message": {"role": "assistant", "content": ""}})
     chat = checked(body.as_openai() | {"messages": _messages(body), "tools": body.tools}, ChatBody)
@@ -159,9 +158,8 @@ async def ollama_chat(request: Request) -> Response:
 
 
 @router.post("/api/generate")
-async def ollama_generate(request: Request) -> Response:
+async def ollama_generate(request: Request, body: Sent[OllamaGenerate]) -> Response:
     """Answer a prompt in Ollama's format."""
-    body = await read_json(request, OllamaGenerate)
     if not body.prompt:
         return await _load(request, body, {"response": ""})
     request_id = f"ollama-{secrets.token_hex(12)}"
@@ -209,16 +207,14 @@ async def _keep(request: Request, model_id: str, keep_alive: str | float | None)
 
 
 @router.post("/api/embed")
-async def ollama_embed(request: Request) -> Response:
+async def ollama_embed(request: Request, body: Sent[OllamaEmbed]) -> Response:
     """Embeddings in Ollama's format."""
-    body = await read_json(request, OllamaEmbed)
     return await _embed(request, body, body.input, lambda vectors: {"embeddings": vectors})
 
 
 @router.post("/api/embeddings")
-async def ollama_embeddings(request: Request) -> Response:
+async def ollama_embeddings(request: Request, body: Sent[OllamaEmbed]) -> Response:
     """One embedding, as older clients ask for it."""
-    body = await read_json(request, OllamaEmbed)
     return await _embed(request, body, body.prompt, lambda vectors: {"embedding": vectors[0]})
 
 
@@ -245,9 +241,9 @@ def ollama_tags(request: Request) -> dict[str, Any]:
 
 
 @router.post("/api/show")
-async def ollama_show(request: Request) -> dict[str, Any]:
+async def ollama_show(request: Request, body: Sent[NamedBody]) -> dict[str, Any]:
     """One model. Raises ModelNotFound."""
-    body, context = await read_json(request, NamedBody), context_of(request)
+    context = context_of(request)
     model = await asyncio.to_thread(context.resolver.find, plain_name(body.model or body.name or ""))
     entry = context.resolver.entry(model, looking=False)
     more = [word for name, word in OLLAMA_WORDS.items() if name in entry.capabilities]

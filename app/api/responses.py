@@ -25,7 +25,7 @@ from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
 from app.serving.errors import Rejected, error_object
-from app.serving.gate import checked, read_json
+from app.serving.gate import Sent, checked
 
 KEPT_SECONDS = 24 * 3600.0
 KEPT_BYTES = 64 * 1024 * 1024
@@ -203,9 +203,8 @@ def kept_responses(request: Request) -> KeptResponses:
 
 
 @router.post("/v1/responses")
-async def create_response(request: Request) -> Response:
+async def create_response(request: Request, body: Sent[ResponsesBody]) -> Response:
     """Answer items with items."""
-    body = await read_json(request, ResponsesBody)
     if body.background:
         raise InvalidRequest("background responses are not available: leave `background` out", parameter="background")
     owner, kept = identity_of(request).owner, kept_responses(request)

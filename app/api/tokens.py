@@ -17,7 +17,7 @@ from app.api.commands import MAX_TOKEN_ID, Body, GenerationBody, shared_command
 from app.core.messages import Generate, PromptTold
 from app.core.prompt_size import check_prompt
 from app.serving.context import context_of
-from app.serving.gate import checked, read_json
+from app.serving.gate import Sent, checked
 
 router = APIRouter()
 
@@ -48,14 +48,14 @@ class DetokenizeBody(GenerationBody):
 
 
 @router.post("/tokenize")
-async def tokenize(request: Request) -> JSONResponse:
+async def tokenize(request: Request, body: Sent[AnyBody]) -> JSONResponse:
     """The tokens of a text or a chat, BOS included where this model begins with one."""
-    values = (await read_json(request, AnyBody)).model_extra or {}
+    values = body.model_extra or {}
     if values.get("messages") is not None:
         command = await chat_command(request, checked(values, ChatBody), _id())
     else:
-        body = checked(values, TextBody)
-        command = await _command(request, body, text=body.content or body.prompt or "")
+        one = checked(values, TextBody)
+        command = await _command(request, one, text=one.content or one.prompt or "")
     told = await _read(request, command)
     return JSONResponse(
         {"tokens": told.tokens, "count": len(told.tokens), "max_model_len": command.model.context_tokens}
@@ -63,17 +63,15 @@ async def tokenize(request: Request) -> JSONResponse:
 
 
 @router.post("/detokenize")
-async def detokenize(request: Request) -> JSONResponse:
+async def detokenize(request: Request, body: Sent[DetokenizeBody]) -> JSONResponse:
     """The text of tokens, special ones included."""
-    body = await read_json(request, DetokenizeBody)
     told = await _read(request, await _command(request, body, tokens=body.tokens))
     return JSONResponse({"content": told.text, "prompt": told.text})
 
 
 @router.post("/apply-template")
-async def apply_template(request: Request) -> JSONResponse:
+async def apply_template(request: Request, body: Sent[ChatBody]) -> JSONResponse:
     """The prompt that the chat template makes of a conversation."""
-    body = await read_json(request, ChatBody)
     told = await _read(request, await chat_command(request, body, _id()))
     return JSONResponse({"prompt": told.text})
 

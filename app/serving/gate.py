@@ -16,11 +16,12 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import Request
+from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -180,12 +181,31 @@ def _check_content_type(headers: Headers) -> None:
         raise Rejected(415, "Content-Type must be application/json.", "unsupported_media_type", close=True)
 
 
-async def read_json(request: Request, schema: type[BodyModel], *, max_bytes: int = MAX_BODY_BYTES) -> BodyModel:
-    """The body as `schema`. Raises `InvalidRequest`, or `Rejected` with 408 (too slow) or 413 (too large)."""
-    raw = await _read(request, context_of(request).body_timeout_seconds, max_bytes)
-    if len(raw) < THREAD_FROM_BYTES:
-        return parse(raw, schema)
-    return await asyncio.to_thread(parse, raw, schema)
+@dataclass(frozen=True, slots=True)
+class BodyReader:
+    """A dependency that reads the body as `schema`; the OpenAPI document says it by the same."""
+
+    schema: type[BaseModel]
+
+    async def __call__(self, request: Request) -> BaseModel:
+        """The body. Raises `InvalidRequest`, or `Rejected` with 408 (too slow) or 413 (too large)."""
+        max_bytes = getattr(self.schema, "max_bytes", MAX_BODY_BYTES)
+        raw = await _read(request, context_of(request).body_timeout_seconds, max_bytes)
+        if len(raw) < THREAD_FROM_BYTES:
+            return parse(raw, self.schema)
+        return await asyncio.to_thread(parse, raw, self.schema)
+
+
+if TYPE_CHECKING:
+    Sent = Annotated[BodyModel, BodyReader]
+else:
+
+    class Sent:
+        """`Sent[Schema]`: a parameter of a route that is the body, read when the caller is let in."""
+
+        def __class_getitem__(cls, schema: type[BaseModel]) -> Any:
+            """As FastAPI knows it."""
+            return Annotated[schema, Depends(BodyReader(schema))]
 
 
 def parse(raw: bytes | bytearray, schema: type[BodyModel]) -> BodyModel:
