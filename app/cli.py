@@ -182,21 +182,17 @@ def launch(
     force: Annotated[bool, typer.Option(help="Even where the model's context is too short for the agent.")] = False,
 ) -> None:
     """Run a coding agent on a model here; start the server if none runs. What follows `--` is the agent's."""
-    from app.command.chat import choose_model
-    from app.command.launch import NO_KEY, agent_of, as_text, begin, environment_of, place_of
-    from app.command.server import Server, asked_server, given
+    from app.command.launch import agent_of, begin, prepare
+    from app.command.server import given
     from app.command.service import start
+    from app.core.coding_agents import as_text
 
     with reported_errors():
         chosen = agent_of(agent)
         settings = asking_settings()
         with console().status("") as line:
             running, _ = start(given(), (), line.update)
-        found = choose_model(asked_server(settings), model or settings.default_model)
-        key = settings.api_key.get_secret_value() if settings.api_key else NO_KEY
-        server = Server(settings.with_command_line(host=running.host, port=running.port))
-        place = place_of(server, found, chosen, key, is_forced=force)
-        environment = environment_of(chosen, place, settings.home / "launch")
+        place, environment = prepare(chosen, settings, running, model, is_forced=force)
         if print_only:
             typer.echo(as_text(chosen, place, environment, context.args))
         else:

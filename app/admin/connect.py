@@ -16,6 +16,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from app.admin.context import Admin, AdminContext
+from app.core.coding_agents import AGENTS, CodingAgent, Place, as_text
 
 FOLDER = Path(__file__).parent / "clients"
 KEY_VARIABLE = "PACELINE_API_KEY"
@@ -59,6 +60,25 @@ class Snippet:
         return _code().get_template(f"{self.id}.txt").render(target=target)
 
 
+@dataclass(frozen=True, slots=True)
+class AgentSnippet:
+    """One of the agents that `paceline launch` starts."""
+
+    id: str
+    agent: CodingAgent
+
+    def write(self, target: ClientTarget) -> str:
+        """What starts it on this computer."""
+        return shlex.join(["paceline", "launch", self.id, "--model", target.model])
+
+    def by_hand(self, target: ClientTarget) -> str:
+        """The same without Paceline beside it, for another computer."""
+        agent, address = self.agent, target.base_url.removesuffix("/v1")
+        place = Place(address, target.model, target.context_tokens, target.literal_key)
+        files = [f"# {name}\n{json.dumps(content, indent=1)}\n" for name, content in agent.files(place).items()]
+        return "\n".join([*files, as_text(agent, place, agent.environment(place), ())])
+
+
 SNIPPETS = (
     Snippet("curl", "curl"),
     Snippet("python", "Python · openai"),
@@ -69,9 +89,11 @@ SNIPPETS = (
     Snippet("open-webui", "Open WebUI", note="connect.open_webui"),
     Snippet("continue", "Continue", "~/.continue/config.yaml"),
     Snippet("zed", "Zed", "settings.json", "connect.zed"),
-    Snippet("aider", "aider"),
     Snippet("llm", "llm", "extra-openai-models.yaml", "connect.llm"),
 )
+
+
+AGENT_SNIPPETS = tuple(AgentSnippet(name, agent) for name, agent in AGENTS.items())
 
 
 @cache
@@ -89,10 +111,8 @@ def _code() -> Environment:
 def get_connect(request: Request, admin: Admin, model: str = "") -> HTMLResponse:
     """The page for the address that the browser used, and for one of the models."""
     target, models = _target(admin, request, model)
-    snippets = [(each, each.write(target)) for each in SNIPPETS]
-    return admin.pages.render(
-        "connect.html", request, area="connect", data={}, target=target, models=models, snippets=snippets
-    )
+    values: dict[str, Any] = {"target": target, "models": models, "snippets": SNIPPETS, "agents": AGENT_SNIPPETS}
+    return admin.pages.render("connect.html", request, area="connect", data={}, **values)
 
 
 @router.get("/admin/api/connect")
@@ -106,6 +126,10 @@ def get_snippets(request: Request, admin: Admin, model: str = "") -> dict[str, A
         "needs_key": target.has_key,
         "snippets": [
             {"id": each.id, "name": each.name, "place": each.place, "code": each.write(target)} for each in SNIPPETS
+        ],
+        "agents": [
+            {"id": each.id, "name": each.agent.title, "code": each.write(target), "by_hand": each.by_hand(target)}
+            for each in AGENT_SNIPPETS
         ],
     }
 

@@ -1,6 +1,7 @@
 """How to connect: the code is right for the address, the key and any model, whatever its name holds."""
 
 import ast
+import dataclasses
 import json
 import re
 import shlex
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.admin.connect import KEY_VARIABLE, SNIPPETS, ClientTarget
+from app.admin.connect import AGENT_SNIPPETS, KEY_VARIABLE, SNIPPETS, ClientTarget
 from app.core.messages import LoadedModel, Snapshot
 from tests.admin.test_frame import HOSTILE, OWN, get
 from tests.api.fakes import make_site, model
@@ -16,7 +17,7 @@ from tests.api.fakes import make_site, model
 pytestmark = pytest.mark.anyio
 
 BASE = "http://127.0.0.1:8710/v1"
-SHELL = ("curl", "environment", "open-webui", "aider")
+SHELL = ("curl", "environment", "open-webui")
 PYTHON = ("python", "langchain")
 YAML = ("continue", "llm")
 NAMES = (*HOSTILE, "org/plain-model", "모델 ¥", "a: b # c", "- x", "${HOME}")
@@ -37,9 +38,19 @@ class TestQuoting:
             if id == "curl":
                 assert json.loads(words[words.index("-d") + 1])["model"] == name
                 assert words[1] == f"{BASE}/chat/completions"
-            if id == "aider":
-                assert words[-1] == f"openai/{name}"
             assert (f"${KEY_VARIABLE}" in text) == has_key
+
+    def test_agents(self, name: str, *, has_key: bool) -> None:
+        target = ClientTarget(base_url=BASE, model=name, has_key=has_key)
+        for each in AGENT_SNIPPETS:
+            assert shlex.split(each.write(target)) == ["paceline", "launch", each.id, "--model", name]
+            by_hand = each.by_hand(target)
+            assert BASE.removesuffix("/v1") in by_hand
+            assert target.literal_key in by_hand
+            words = shlex.split(by_hand[by_hand.index("export ") :])
+            assert each.agent.program in words
+            if "--model" in words:
+                assert words[words.index("--model") + 1].removeprefix("openai/") == name
 
     def test_python(self, name: str, *, has_key: bool) -> None:
         for id in PYTHON:  # noqa: A001
@@ -112,10 +123,16 @@ async def test_the_page_shows_the_same_code_and_a_key_is_never_in_it() -> None:
     page = (await site.client.get("/admin/connect", headers=own)).text
     answer = (await site.client.get("/admin/api/connect", headers=own)).json()
     assert answer["needs_key"] is True
-    assert [each["id"] for each in answer["snippets"]] == [
+    assert [each["id"] for each in (*answer["snippets"], *answer["agents"])] == [
         found for found in re.findall(r'<code id="([\w-]+)"', page) if found != "address"
     ]
     assert "k-very-secret" not in page + json.dumps(answer)
+
+
+async def test_an_agent_that_needs_a_longer_context_says_so() -> None:
+    for context, count in ((4096, len(AGENT_SNIPPETS)), (16_384, 1), (1 << 17, 0)):
+        site = make_site(api_key="k", models=(dataclasses.replace(model("a"), context=context),))
+        assert (await get(site, "/admin/connect")).text.count("choose a model with a longer context") == count
 
 
 async def test_what_is_copied_is_on_the_page() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.command.launch import AGENTS
+from app.core.coding_agents import AGENTS
 
 STAND_IN = """#!/bin/sh
 printf '%s\\n' "$0 $*"
