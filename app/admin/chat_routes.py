@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.admin.context import Admin
 from app.core.drafters import TEXT_METHODS
 from app.core.errors import StaleVersion
+from app.serving.document import EVENTS, problems, told
 from app.serving.errors import Rejected, error_object, words_for
 from app.serving.gate import Sent
 from app.store.conversations import Beginning, Conversations
@@ -160,7 +161,7 @@ async def get_chat(request: Request, admin: Admin) -> HTMLResponse:
     return admin.pages.render("chat.html", request, area="chat", data=data)
 
 
-@router.get("/admin/api/replies/{request_id}")
+@router.get("/admin/api/replies/{request_id}", response_class=Response, responses=told(media_type=EVENTS))
 async def follow_reply(admin: Admin, request_id: str) -> Response:
     """The stream of a reply from its beginning, for the page that asked for it and was loaded anew."""
     kept = admin.serving.replies.get(request_id)
@@ -207,7 +208,7 @@ def delete_conversation(admin: Admin, conversation_id: int) -> dict[str, Any]:
     return {"deleted": 1}
 
 
-@router.post(CONVERSATIONS + "/{conversation_id}/turns")
+@router.post(CONVERSATIONS + "/{conversation_id}/turns", responses=problems(409))
 async def add_turns(request: Request, admin: Admin, asked: Sent[NewTurns], conversation_id: int) -> Response:
     """Keep turns; 409 with what is there when somebody else wrote since."""
     conversations, words = admin.conversations, words_for(request)

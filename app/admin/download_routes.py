@@ -17,6 +17,7 @@ from app.core.errors import HubProblem, ModelNotFound, PacelineError
 from app.hub.hub_files import checked_repository, checked_revision
 from app.hub.hub_search import Pair, Sort, inspect_repository, recommended, search
 from app.hub.partial_folder import read_marker, remove_model
+from app.serving.document import HUB, problems
 from app.serving.errors import Rejected
 from app.serving.gate import Sent
 
@@ -84,7 +85,7 @@ def _queue_with(admin: AdminContext, download_id: int) -> Downloads:
     return admin.downloads
 
 
-@router.delete("/admin/api/files/{model_id:path}")
+@router.delete("/admin/api/files/{model_id:path}", responses=problems(409))
 def remove_files(admin: Admin, model_id: str) -> dict[str, Any]:
     """Delete a downloaded model from the disk. 409 for one that is in use, or not ours."""
     resolver = admin.serving.resolver
@@ -102,7 +103,7 @@ def remove_files(admin: Admin, model_id: str) -> dict[str, Any]:
     return {"removed": model_id}
 
 
-@router.get("/admin/api/hub/search")
+@router.get("/admin/api/hub/search", responses=HUB)
 async def search_hub(admin: Admin, q: str = "", sort: Sort = "downloads", author: str = "") -> dict[str, Any]:
     """Repositories by the words of their names, MLX ones first."""
     offers = await admin.downloads.ask(lambda hub: search(hub, q, sort=sort, author=author))
@@ -120,7 +121,7 @@ async def get_hub(admin: Admin) -> dict[str, Any]:
     return {"problem": ""}
 
 
-@router.get("/admin/api/hub/repository")
+@router.get("/admin/api/hub/repository", responses=HUB)
 async def get_repository(admin: Admin, id: str, revision: str = "") -> dict[str, Any]:  # noqa: A002 - as the hub calls it
     """What would be fetched, how large it is, and whether disk and memory have room for it."""
     ceiling = admin.serving.memory_ceiling_bytes

@@ -26,6 +26,7 @@ from app.hub.hub_search import published_for
 from app.hub.pairing import Candidate
 from app.model_settings import SPECULATION, Id
 from app.serving.auth import SESSION
+from app.serving.document import problems
 from app.serving.gate import Sent
 from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object
 from app.store.tables import BenchmarkRow
@@ -75,7 +76,7 @@ def get_drafts_page(request: Request, admin: Admin, model_id: str) -> HTMLRespon
     return render_model(admin, request, model_id, tab="drafts")
 
 
-@router.post("/admin/api/drafts/attach")
+@router.post("/admin/api/drafts/attach", responses=problems(422, 429))
 async def attach_draft(admin: Admin, body: Sent[AttachBody]) -> dict[str, Any]:
     """Choose a drafter, load the model with it, and begin to measure."""
     model = await asyncio.to_thread(admin.serving.resolver.main, body.model)
@@ -121,7 +122,7 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
     }
 
 
-@router.put("/admin/api/drafts/{model_id:path}")
+@router.put("/admin/api/drafts/{model_id:path}", responses=problems(422, 429))
 async def put_drafts(admin: Admin, body: Sent[ChoiceBody], model_id: str) -> dict[str, Any]:
     """Choose drafters, methods, length, acceptance and policy at once; a loaded model gets them when it is free."""
 
@@ -183,7 +184,7 @@ def get_pays_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse
     return render_model(admin, request, model_id, tab="pays")
 
 
-@router.post("/admin/api/measurements", status_code=202)
+@router.post("/admin/api/measurements", status_code=202, responses=problems(409))
 async def begin_measurement(admin: Admin, wish: Sent[Wish]) -> dict[str, Any]:
     """Measure in the background; one at a time."""
     main = await asyncio.to_thread(admin.serving.resolver.main, wish.model)
@@ -197,7 +198,7 @@ async def stop_measurement(admin: Admin) -> dict[str, Any]:
     return {"stopping": admin.measuring.stop()}
 
 
-@router.get("/admin/api/measurements")
+@router.get("/admin/api/measurements", responses=problems(404))
 def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
     """What was measured, of one model or of all, the latest first; and what is being measured."""
     model_id = admin.serving.resolver.find(model).id if model else ""
@@ -212,7 +213,7 @@ def list_measurements(admin: Admin, model: str = "") -> dict[str, Any]:
     return {"measurements": rows, "elsewhere": decided_elsewhere(admin), **admin.measuring.view()}
 
 
-@router.post("/admin/api/measurements/{number}/apply")
+@router.post("/admin/api/measurements/{number}/apply", responses=problems(422, 429))
 async def apply_measurement(admin: Admin, body: Sent[ApplyBody], number: int) -> dict[str, Any]:
     """Set what was recommended, or one measured setting, for the model; a loaded one gets it when it is free."""
     row = await asyncio.to_thread(admin.kept.find, number)

@@ -17,6 +17,7 @@ from app.admin.settings_routes import OPTION_WORDS, sound_models
 from app.core.drafters import METHOD_NAMES
 from app.core.errors import ModelNotFound
 from app.serving.auth import SESSION
+from app.serving.document import problems
 from app.serving.errors import said
 from app.serving.gate import Sent
 
@@ -94,32 +95,32 @@ def list_models(admin: Admin) -> dict[str, Any]:
     return admin.models.listing()
 
 
-@router.post("/admin/api/models/load")
+@router.post("/admin/api/models/load", responses=problems(429))
 async def load_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Load a model and wait for it; the topic `state` tells its progress."""
     return await admin.loading.load(body.model)
 
 
-@router.post("/admin/api/models/unload")
+@router.post("/admin/api/models/unload", responses=problems(429))
 async def unload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Unload a model, or stop its load."""
     return await admin.loading.unload(body.model)
 
 
-@router.post("/admin/api/models/reload")
+@router.post("/admin/api/models/reload", responses=problems(429))
 async def reload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Load a loaded model anew, with what is chosen for it now; `in_use`: as soon as no request uses it."""
     return {"model": body.model, "became": await admin.loading.renew(body.model)}
 
 
-@router.post("/admin/api/models/pin")
+@router.post("/admin/api/models/pin", responses=problems(422))
 async def pin_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Keep a model in memory until it is unloaded by hand."""
     # a limit without requests would contradict it
     return await _pinned(admin, body.model, {"pinned": True, "idle_seconds": None})
 
 
-@router.post("/admin/api/models/unpin")
+@router.post("/admin/api/models/unpin", responses=problems(422))
 async def unpin_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Let an idle model be unloaded again."""
     return await _pinned(admin, body.model, {"pinned": None})
@@ -131,7 +132,7 @@ async def _pinned(admin: AdminContext, model_id: str, changes: dict[str, Any]) -
     return {"model": model.id, "pinned": bool(changes["pinned"])}
 
 
-@router.post("/admin/api/models/default")
+@router.post("/admin/api/models/default", responses=problems(422))
 async def make_default(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """The model of requests that name none."""
     model = await asyncio.to_thread(admin.serving.resolver.main, body.model)

@@ -28,6 +28,7 @@ from app.core.errors import InvalidRequest, StoreUnavailable
 from app.core.messages import LoadedModel
 from app.core.reason import reason_object
 from app.serving.auth import is_let_in
+from app.serving.document import EVENTS, told
 from app.serving.gate import Sent
 from app.serving.logs import CAPACITY, LEVELS, line_object
 from app.serving.resolver import loaded_object
@@ -59,8 +60,8 @@ class DrainBody(BaseModel):
     seconds: float = Field(DRAIN_SECONDS, ge=0, le=86_400)
 
 
-@router.get("/")
-@router.get("/admin")
+@router.get("/", response_class=RedirectResponse, status_code=303)
+@router.get("/admin", response_class=RedirectResponse, status_code=303)
 async def get_root() -> RedirectResponse:
     """The dashboard is what a browser finds here."""
     return RedirectResponse("/admin/", 303)
@@ -184,7 +185,7 @@ def pace(admin: AdminContext) -> dict[str, Any]:
 # --- what every page has ----------------------------------------------------------------------------------------
 
 
-@router.get("/static/{version}/{name:path}")
+@router.get("/static/{version}/{name:path}", response_class=Response, responses=told(media_type="*/*"))
 async def get_static(admin: Admin, version: str, name: str) -> Response:
     """One file."""
     answer = admin.pages.assets.answer(version, name)
@@ -193,7 +194,7 @@ async def get_static(admin: Admin, version: str, name: str) -> Response:
     return answer
 
 
-@router.get("/admin/api/live")
+@router.get("/admin/api/live", response_class=Response, responses=told(media_type=EVENTS))
 async def get_live(request: Request, admin: Admin, topics: str = "") -> Response:
     """Events of these topics until the tab leaves or the server ends; unknown ones are refused."""
     wanted = {topic for topic in topics.split(",") if topic}
@@ -235,7 +236,7 @@ async def get_lines(
     return log_lines(admin, after=after, level=level, logger=logger, text=text, count=count)
 
 
-@router.get("/admin/api/logs/download")
+@router.get("/admin/api/logs/download", response_class=Response, responses=told(media_type="application/x-ndjson"))
 async def download_log(admin: Admin, level: Level = "debug", logger: Text = "", text: Text = "") -> Response:
     """The same lines as a file: one JSON object each, as in the log on disk."""
     lines = admin.logs.lines(level=level, logger=logger, text=text)

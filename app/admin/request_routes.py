@@ -15,6 +15,7 @@ from app.admin.context import Admin, AdminContext
 from app.core.errors import StoreUnavailable
 from app.core.reason import reason_object
 from app.core.request import Past
+from app.serving.document import problems
 from app.serving.errors import Rejected
 from app.serving.gate import Sent
 from app.serving.journal import Record
@@ -83,7 +84,7 @@ async def get_request(admin: Admin, request_id: str) -> dict[str, Any]:
     return {"request": asked}
 
 
-@router.post("/admin/api/requests/{request_id}/cancel")
+@router.post("/admin/api/requests/{request_id}/cancel", responses=problems(409))
 async def cancel_request(admin: Admin, _body: Sent[NoBody], request_id: str) -> dict[str, Any]:
     """End one that runs; its client gets an error."""
     error = Rejected(499, "The request was cancelled on the dashboard.", "cancelled")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -24,6 +24,7 @@ from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidRequest
 from app.core.safe_files import write_privately
 from app.serving.auth import ADMIN_JSON, COOKIE, ENTRY_SECONDS, VALID_SECONDS, Door, identity_of, is_from_here, place_of
+from app.serving.document import problems
 from app.serving.errors import Rejected
 from app.serving.gate import Sent
 from app.store.accounts import ABSOLUTE_SECONDS, MIN_CHARACTERS, digest_of
@@ -92,7 +93,7 @@ class KeyRequest(BaseModel):
 router = APIRouter()
 
 
-@router.get("/admin/setup")
+@router.get("/admin/setup", response_class=HTMLResponse, responses=problems(303))
 def get_setup(request: Request, admin: Admin) -> Response:
     """The page that asks for the first password; once there is an account, the sign-in."""
     if admin.accounts.has_account:
@@ -106,7 +107,7 @@ def get_setup(request: Request, admin: Admin) -> Response:
     return admin.pages.render("setup.html", request, data=data)
 
 
-@router.get("/admin/login")
+@router.get("/admin/login", response_class=HTMLResponse, responses=problems(303))
 def get_login(request: Request, admin: Admin) -> Response:
     """The page that asks for the password; before there is one, the set-up page."""
     if not admin.accounts.has_account:
@@ -124,7 +125,7 @@ async def check_nearness(request: Request) -> None:
         raise Rejected(403, advice, "not_local", close=True)
 
 
-@router.post("/admin/api/setup", dependencies=[Depends(check_nearness)])
+@router.post("/admin/api/setup", dependencies=[Depends(check_nearness)], responses=problems(404))
 async def set_up(request: Request, admin: Admin, asked: Sent[SetupRequest]) -> Response:
     """Choose the first password with the token of `serve`; the browser is signed in at once."""
     async with admin.setup.in_use:  # after the body: whoever sends it slowly must not keep the owner out
@@ -142,7 +143,7 @@ async def set_up(request: Request, admin: Admin, asked: Sent[SetupRequest]) -> R
     return await _signed_in(request, admin)
 
 
-@router.post("/admin/api/login")
+@router.post("/admin/api/login", responses=problems(429))
 async def log_in(request: Request, admin: Admin, asked: Sent[LoginRequest]) -> Response:
     """Sign this browser in."""
     await _check_password(request, admin, asked.password)
@@ -199,13 +200,13 @@ def _remove(file: Path) -> None:
         file.unlink()
 
 
-@router.get("/admin/enter")
+@router.get("/admin/enter", response_class=HTMLResponse)
 def get_enter(request: Request, admin: Admin) -> Response:
     """The page at a one-time address: its script sends the code."""
     return admin.pages.render("enter.html", request, data={})
 
 
-@router.post("/admin/api/enter")
+@router.post("/admin/api/enter", responses=problems(429))
 async def enter(request: Request, admin: Admin, asked: Sent[EnterRequest]) -> Response:
     """Sign this browser in by a one-time code; the answer names the page that it is for."""
     address = _address(request)
@@ -249,7 +250,7 @@ async def get_session(request: Request, admin: Admin) -> dict[str, Any]:
     return {"kind": identity.kind, "name": identity.name, "sessions": sessions}
 
 
-@router.post("/admin/api/password")
+@router.post("/admin/api/password", responses=problems(429))
 async def change_password(request: Request, admin: Admin, asked: Sent[PasswordRequest]) -> Response:
     """Change the password; every other browser is signed out."""
     await _check_password(request, admin, asked.current)

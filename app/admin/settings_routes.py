@@ -17,6 +17,7 @@ from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidSetting, ModelUnavailable
 from app.hub.catalog import Kind
 from app.serving.auth import identity_of
+from app.serving.document import problems
 from app.serving.gate import Sent
 from app.settings import SECTIONS
 
@@ -75,7 +76,7 @@ def get_settings(admin: Admin) -> dict[str, Any]:
     return {"settings": admin.serving.live.describe()}
 
 
-@router.patch("/admin/api/settings")
+@router.patch("/admin/api/settings", responses=problems(422))
 async def change_settings(request: Request, admin: Admin, asked: Sent[Changes]) -> dict[str, Any]:
     """Change some. 422 for an unknown name, a value out of range, or settings that cannot stand together."""
     changes = asked.root
@@ -91,7 +92,7 @@ def get_model_settings(admin: Admin, model_id: str) -> dict[str, Any]:
     return {"model": model.id, "settings": admin.serving.live.describe_model(model.id)}
 
 
-@router.patch("/admin/api/models/{model_id:path}/settings")
+@router.patch("/admin/api/models/{model_id:path}/settings", responses=problems(422, 429))
 async def change_model_settings(request: Request, admin: Admin, asked: Sent[Changes], model_id: str) -> dict[str, Any]:
     """Change some; with `reload` the model is unloaded unless requests use it, and loads again with the next one.
 

@@ -16,9 +16,11 @@ from pydantic import Field, field_validator, model_validator
 
 from app.api.answer import FinishedChoice, OpenAIRenderer, answer
 from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens, max_tokens, shared_command
+from app.api.shapes import ChatCompletion
 from app.api.structured import check_schema
 from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES, Delta, Generate, TokenText, ToolCallDelta
 from app.serving.context import context_of
+from app.serving.document import ANSWERED, EVENTS, told
 from app.serving.gate import Sent
 
 MAX_MESSAGES = 2000
@@ -175,7 +177,7 @@ class ChatBody(GenerationBody):
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=told(ChatCompletion, EVENTS) | ANSWERED)
 async def create_chat_completion(request: Request, body: Sent[ChatBody]) -> Response:
     """Answer a conversation."""
     command = await chat_command(request, body, f"chatcmpl-{secrets.token_hex(12)}")

@@ -15,8 +15,10 @@ from pydantic import Field, field_validator, model_validator
 
 from app.api.answer import FinishedChoice, OpenAIRenderer, answer
 from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody, max_tokens, shared_command
+from app.api.shapes import TextCompletion
 from app.core.messages import Delta, Generate, TokenText
 from app.serving.context import context_of
+from app.serving.document import ANSWERED, EVENTS, told
 from app.serving.gate import Sent
 
 MAX_PROMPTS = 64
@@ -66,7 +68,7 @@ def is_tokens(value: Any) -> bool:
     return is_whole and min(value) >= 0 and max(value) <= MAX_TOKEN_ID
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=told(TextCompletion, EVENTS) | ANSWERED)
 async def create_completion(request: Request, body: Sent[CompletionBody]) -> Response:
     """Continue one or several prompts."""
     shared = await shared_command(request, body, top_logprobs=body.logprobs)

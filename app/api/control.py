@@ -23,10 +23,12 @@ from pydantic import Field
 
 from app.api.answer import unless_client_leaves
 from app.api.commands import Body, ModelName
+from app.api.shapes import Model, ModelList, OllamaModels
 from app.core.errors import ModelNotFound, ModelUnavailable
 from app.hub.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
+from app.serving.document import document, problems, told
 from app.serving.errors import endpoints
 from app.serving.gate import Sent
 from app.serving.resolver import drafts_object, loaded_object
@@ -50,7 +52,7 @@ class NamedModel(Body):
     model: ModelName
 
 
-@router.post("/api/load", dependencies=[Depends(authorize_operator)])
+@router.post("/api/load", dependencies=[Depends(authorize_operator)], responses=problems(429))
 async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
     """Load a model with its drafters and wait for it; leaving cancels the load. `seconds` is how long it took."""
     context = context_of(request)
@@ -70,7 +72,7 @@ async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
     }
 
 
-@router.post("/api/unload", dependencies=[Depends(authorize_operator)])
+@router.post("/api/unload", dependencies=[Depends(authorize_operator)], responses=problems(429))
 async def unload_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
     """Take a model out of memory. Raises ModelUnavailable while requests use it, ModelNotFound for an unknown id."""
     context = context_of(request)
@@ -80,6 +82,12 @@ async def unload_model(request: Request, body: Sent[NamedModel]) -> dict[str, An
     was_loaded = model_id in context.resolver.loaded()
     await context.worker.unload(model_id)
     return {"model": model_id, "state": "available", "was_loaded": was_loaded}
+
+
+@router.get("/openapi.json")
+def get_document(request: Request) -> dict[str, Any]:
+    """Every route with its body, its answers and its errors, as OpenAPI 3.1."""
+    return document(request.app)
 
 
 @router.get("/v1")
@@ -95,7 +103,7 @@ async def release_model(request: Request, body: Sent[NamedModel]) -> dict[str, A
     return {"model": body.model, "released": True}
 
 
-@router.get("/api/ps")
+@router.get("/api/ps", responses=told(OllamaModels))
 async def list_processes(request: Request) -> dict[str, Any]:
     """What is loaded, as Ollama tells it; what is not known here is empty."""
     context = context_of(request)
@@ -159,7 +167,7 @@ async def get_ready(request: Request) -> dict[str, str]:
     return {"status": "ready"}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=Response, responses=told(media_type="text/plain"))
 async def get_metrics(request: Request) -> Response:
     """Everything measured since the server started."""
     context = context_of(request)
@@ -169,7 +177,7 @@ async def get_metrics(request: Request) -> Response:
 All = Annotated[bool, Query(alias="all")]
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=told(ModelList))
 def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
     """The models in the catalog; runs in a thread because it reads the disk."""
     context = context_of(request)
@@ -178,7 +186,7 @@ def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
     return {"object": "list", "data": [describe(context, model, looking=looking) for model in models]}
 
 
-@router.get("/v1/models/{model_id:path}")
+@router.get("/v1/models/{model_id:path}", responses=told(Model))
 def get_model(request: Request, model_id: str, *, with_all: All = False) -> dict[str, Any]:
     """One model; ids may contain slashes. Raises ModelNotFound."""
     context = context_of(request)

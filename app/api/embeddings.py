@@ -19,8 +19,10 @@ from pydantic import Field, field_validator
 from app.api.answer import FinishedChoice, Renderer, answer
 from app.api.commands import GenerationBody, shared_command
 from app.api.completions import Prompt, is_tokens
+from app.api.shapes import EmbeddingList
 from app.core.messages import Generate
 from app.core.step import Statistics
+from app.serving.document import ANSWERED, told
 from app.serving.gate import Sent
 
 MAX_INPUTS = 256
@@ -47,7 +49,7 @@ class EmbeddingsBody(GenerationBody):
         return inputs
 
 
-@router.post("/v1/embeddings")
+@router.post("/v1/embeddings", responses=told(EmbeddingList) | ANSWERED)
 async def create_embeddings(request: Request, body: Sent[EmbeddingsBody]) -> Response:
     """One vector for each input."""
     embedding_id = f"embd-{secrets.token_hex(12)}"

@@ -15,12 +15,14 @@ from pydantic import Field
 from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves
 from app.api.chat import MAX_MESSAGES, MAX_TOOLS, ChatBody, Thinking, chat_command
 from app.api.commands import MAX_TOKEN_ID, Body, ModelName, SpeculationOptions
+from app.api.shapes import AnthropicMessage, TokenCount
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate
 from app.core.prompt_size import check_prompt
 from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.context import context_of
+from app.serving.document import ANSWERED, EVENTS, problems, told
 from app.serving.errors import ANTHROPIC, error_object
 from app.serving.gate import Sent, checked
 
@@ -171,14 +173,14 @@ def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
     yield message
 
 
-@router.post("/v1/messages")
+@router.post("/v1/messages", responses=told(AnthropicMessage, EVENTS) | ANSWERED)
 async def create_message(request: Request, body: Sent[MessagesBody]) -> Response:
     """Answer a conversation in Anthropic's format."""
     command = await chat_command(request, checked(body.as_chat(), ChatBody), f"msg_{secrets.token_hex(12)}")
     return await answer(request, [command], MessageRenderer(command), stream=bool(body.stream))
 
 
-@router.post("/v1/messages/count_tokens")
+@router.post("/v1/messages/count_tokens", responses=told(TokenCount) | problems(429))
 async def count_tokens(request: Request, body: Sent[CountBody]) -> Response:
     """How many tokens a conversation has; no model is loaded for it."""
     command = await chat_command(request, checked(body.as_chat(), ChatBody), f"count_{secrets.token_hex(12)}")

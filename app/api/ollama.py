@@ -23,6 +23,7 @@ from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leave
 from app.api.chat import MAX_TOOLS, ChatBody, chat_command
 from app.api.commands import Body, GenerationBody, ModelName, max_tokens, shared_command
 from app.api.embeddings import EmbeddingsBody, embedding_commands, shortened
+from app.api.shapes import OllamaChatAnswer, OllamaModel, OllamaModels, OllamaText, OllamaVector, OllamaVectors
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.step import Statistics
@@ -30,11 +31,13 @@ from app.hub.catalog import CatalogModel
 from app.i18n import Words
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
+from app.serving.document import ANSWERED, told
 from app.serving.errors import Rejected, error_object
 from app.serving.gate import Sent, checked
 
 API_VERSION = "0.12.6"
 """Of Ollama, whose API this is like; clients refuse to talk to an older one."""
+LINES = "application/x-ndjson"
 OPTIONS = {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"}
 OLLAMA_WORDS = {"tools": "tools", "reasoning": "thinking"}
 UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -147,7 +150,7 @@ def _messages(body: OllamaChat) -> list[dict[str, Any]]:
     return messages
 
 
-@router.post("/api/chat")
+@router.post("/api/chat", responses=told(OllamaChatAnswer, LINES) | ANSWERED)
 async def ollama_chat(request: Request, body: Sent[OllamaChat]) -> Response:
     """Answer a conversation in Ollama's format."""
     if not body.messages:
@@ -157,7 +160,7 @@ async def ollama_chat(request: Request, body: Sent[OllamaChat]) -> Response:
     return await _answer(request, body, command, OllamaRenderer(command, _said))
 
 
-@router.post("/api/generate")
+@router.post("/api/generate", responses=told(OllamaText, LINES) | ANSWERED)
 async def ollama_generate(request: Request, body: Sent[OllamaGenerate]) -> Response:
     """Answer a prompt in Ollama's format."""
     if not body.prompt:
@@ -206,13 +209,13 @@ async def _keep(request: Request, model_id: str, keep_alive: str | float | None)
             context.worker.keep(model_id, pinned=None, idle_seconds=seconds)
 
 
-@router.post("/api/embed")
+@router.post("/api/embed", responses=told(OllamaVectors) | ANSWERED)
 async def ollama_embed(request: Request, body: Sent[OllamaEmbed]) -> Response:
     """Embeddings in Ollama's format."""
     return await _embed(request, body, body.input, lambda vectors: {"embeddings": vectors})
 
 
-@router.post("/api/embeddings")
+@router.post("/api/embeddings", responses=told(OllamaVector) | ANSWERED)
 async def ollama_embeddings(request: Request, body: Sent[OllamaEmbed]) -> Response:
     """One embedding, as older clients ask for it."""
     return await _embed(request, body, body.prompt, lambda vectors: {"embedding": vectors[0]})
@@ -232,7 +235,7 @@ async def ollama_version() -> dict[str, str]:
     return {"version": API_VERSION}
 
 
-@router.get("/api/tags")
+@router.get("/api/tags", responses=told(OllamaModels))
 def ollama_tags(request: Request) -> dict[str, Any]:
     """The models that can answer."""
     context = context_of(request)
@@ -240,7 +243,7 @@ def ollama_tags(request: Request) -> dict[str, Any]:
     return {"models": [_listed(context, model) for model in mains]}
 
 
-@router.post("/api/show")
+@router.post("/api/show", responses=told(OllamaModel))
 async def ollama_show(request: Request, body: Sent[NamedBody]) -> dict[str, Any]:
     """One model. Raises ModelNotFound."""
     context = context_of(request)
@@ -299,7 +302,7 @@ def _object(arguments: str) -> Any:
 class OllamaRenderer(Renderer):
     """Ollama's lines of a chat or of a generation, as `tells` puts text, thinking and calls into one."""
 
-    media_type = "application/x-ndjson"
+    media_type = LINES
     end = b""
 
     def __init__(self, command: Generate, tells: Any) -> None:

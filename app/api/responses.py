@@ -19,11 +19,13 @@ from pydantic import Field
 from app.api.answer import FinishedChoice, Renderer, answer
 from app.api.chat import MAX_TOOLS, ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, Body, ModelName, SpeculationOptions
+from app.api.shapes import Deleted, ResponseItems, ResponseObject
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate
 from app.core.step import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
+from app.serving.document import ANSWERED, EVENTS, told
 from app.serving.errors import Rejected, error_object
 from app.serving.gate import Sent, checked
 
@@ -202,7 +204,7 @@ def kept_responses(request: Request) -> KeptResponses:
     return kept
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", responses=told(ResponseObject, EVENTS) | ANSWERED)
 async def create_response(request: Request, body: Sent[ResponsesBody]) -> Response:
     """Answer items with items."""
     if body.background:
@@ -220,13 +222,13 @@ async def create_response(request: Request, body: Sent[ResponsesBody]) -> Respon
     return await answer(request, [command], ResponseRenderer(command, body, keep), stream=bool(body.stream))
 
 
-@router.get("/v1/responses/{response_id}")
+@router.get("/v1/responses/{response_id}", responses=told(ResponseObject))
 async def get_response(request: Request, response_id: str) -> JSONResponse:
     """A response that is kept."""
     return JSONResponse(kept_responses(request).find(identity_of(request).owner, response_id).response)
 
 
-@router.get("/v1/responses/{response_id}/input_items")
+@router.get("/v1/responses/{response_id}/input_items", responses=told(ResponseItems))
 async def get_input_items(request: Request, response_id: str) -> JSONResponse:
     """What a kept response answered."""
     found = kept_responses(request).find(identity_of(request).owner, response_id).input_items
@@ -237,7 +239,7 @@ async def get_input_items(request: Request, response_id: str) -> JSONResponse:
     return JSONResponse({"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False})
 
 
-@router.delete("/v1/responses/{response_id}")
+@router.delete("/v1/responses/{response_id}", responses=told(Deleted))
 async def delete_response(request: Request, response_id: str) -> JSONResponse:
     """Forget a response."""
     kept_responses(request).forget(identity_of(request).owner, response_id)

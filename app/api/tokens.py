@@ -14,9 +14,11 @@ from pydantic import ConfigDict, Field, model_validator
 from app.api.answer import unless_client_leaves
 from app.api.chat import ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, Body, GenerationBody, shared_command
+from app.api.shapes import RenderedPrompt, Tokens, TokensText
 from app.core.messages import Generate, PromptTold
 from app.core.prompt_size import check_prompt
 from app.serving.context import context_of
+from app.serving.document import problems, told
 from app.serving.gate import Sent, checked
 
 router = APIRouter()
@@ -47,7 +49,7 @@ class DetokenizeBody(GenerationBody):
     tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]] = Field(min_length=1)
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses=told(Tokens) | problems(429))
 async def tokenize(request: Request, body: Sent[AnyBody]) -> JSONResponse:
     """The tokens of a text or a chat, BOS included where this model begins with one."""
     values = body.model_extra or {}
@@ -62,14 +64,14 @@ async def tokenize(request: Request, body: Sent[AnyBody]) -> JSONResponse:
     )
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses=told(TokensText) | problems(429))
 async def detokenize(request: Request, body: Sent[DetokenizeBody]) -> JSONResponse:
     """The text of tokens, special ones included."""
     told = await _read(request, await _command(request, body, tokens=body.tokens))
     return JSONResponse({"content": told.text, "prompt": told.text})
 
 
-@router.post("/apply-template")
+@router.post("/apply-template", responses=told(RenderedPrompt) | problems(429))
 async def apply_template(request: Request, body: Sent[ChatBody]) -> JSONResponse:
     """The prompt that the chat template makes of a conversation."""
     told = await _read(request, await chat_command(request, body, _id()))

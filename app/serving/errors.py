@@ -173,7 +173,12 @@ def _response(request: Request, error: PacelineError) -> Response:
     """Programs get an object, the dashboard's scripts one in its language, a browser that opens an address a page."""
     pages: ErrorPages | None = getattr(request.app.state, "pages", None)
     path = request.scope["path"]
-    if pages is None or path.startswith((*PROGRAMS, SCRIPTS)):
-        return error_response(error, words_for(request), path)
-    opens = request.method == "GET" and "text/html" in request.headers.get("accept", "")
-    return pages.problem(request, error) if opens and error.status >= 400 else error_response(error)
+    opens = gets_page(path, request.method) and "text/html" in request.headers.get("accept", "")
+    if pages is not None and opens and error.status >= 400:
+        return pages.problem(request, error)
+    return error_response(error, words_for(request), path)
+
+
+def gets_page(path: str, method: str) -> bool:
+    """Whether a browser that asks so is told an error as a page."""
+    return method == "GET" and not path.startswith((*PROGRAMS, SCRIPTS))

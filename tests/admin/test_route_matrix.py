@@ -47,6 +47,7 @@ ROUTES: dict[str, Access] = {
     "POST /apply-template": "key",
     "POST /v1/messages/count_tokens": "key",
     "GET /v1": "key",
+    "GET /openapi.json": "key",
     "GET /api/ps": "key",
     "GET /api/status": "key",
     "POST /api/load": "operator",

@@ -1,0 +1,162 @@
+"""The OpenAPI document: every route with its body, its answers and every error that it can end with.
+
+FastAPI knows paths, parameters and the answers that routes declare by `told`. Bodies are what `BodyReader` reads;
+errors are those that anything may get, and those that a route names by `problems`.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import RouteContext, iter_route_contexts
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from app.serving.auth import ADMIN, ADMIN_JSON, COOKIE, is_public
+from app.serving.errors import ANTHROPIC, OLLAMA, gets_page
+from app.serving.gate import SAFE_METHODS, BodyReader
+
+REFERENCE = "#/components/schemas/{model}"
+STATUSES = {
+    303: "Go on at `Location`: there one signs in.",
+    400: "Malformed, out of range or impossible; `param` names the field.",
+    401: "A valid API key is required, or for the dashboard a session.",
+    403: "Not for this key, this host, this address or another page.",
+    404: "There is no such model, or whatever else was named.",
+    408: "The request did not arrive in time.",
+    409: "It is in use, gone, or was changed since.",
+    413: "The body is too large.",
+    415: "Content-Type must be application/json.",
+    422: "There is no such setting, or it cannot be so.",
+    429: "Too many at once: come back after `Retry-After` seconds.",
+    431: "The headers are too large or too many.",
+    499: "It was cancelled on the dashboard.",
+    500: "A mistake of the server: its log says more.",
+    502: "The hub of models answers with an error.",
+    503: "Not now: the worker, the model, its memory, the store or the hub is unavailable; `code` says which.",
+}
+ALWAYS = (400, 403, 408, 413, 431, 500, 503)
+"""What may become of any request."""
+KEYS: dict[str, Any] = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},
+}
+
+EVENTS = "text/event-stream"
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+class ErrorDetail(BaseModel):
+    """`message` is for people, `code` for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(BaseModel):
+    """How OpenAI tells errors, and everything else here."""
+
+    error: ErrorDetail
+
+
+class AnthropicErrorDetail(BaseModel):
+    """Of which kind it is, in Anthropic's words."""
+
+    type: str
+    message: str
+    code: str
+
+
+class AnthropicError(BaseModel):
+    """How Anthropic tells errors."""
+
+    type: str
+    error: AnthropicErrorDetail
+
+
+class OllamaError(BaseModel):
+    """How Ollama tells errors."""
+
+    error: str
+
+
+def told(answer: type[BaseModel] | None = None, media_type: str = "") -> Responses:
+    """What a route answers: an object, and as a stream or file something of `media_type`."""
+    content = {media_type: {"schema": {"type": "string"}}} if media_type else {}
+    return {200: {"content": content} | ({} if answer is None else {"model": answer})}
+
+
+def problems(*statuses: int) -> Responses:
+    """What may become of a route's requests besides what may become of any."""
+    return {status: {"description": STATUSES[status]} for status in statuses}
+
+
+ANSWERED = problems(429, 499)
+"""What may become of a request that a model answers, besides."""
+HUB = problems(404, 422, 502)
+"""And of one that the hub answers."""
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The document of an application, made once."""
+    if app.openapi_schema is None:
+        app.openapi_schema = _document(app)
+    return app.openapi_schema
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    operations = [(route, method) for route in iter_route_contexts(app.routes) for method in route.methods or ()]
+    bodies = {_body(route): None for route, _ in operations} | dict.fromkeys((Error, AnthropicError, OllamaError))
+    schemas = [(body, "validation") for body in bodies if body is not None]
+    references, shared = models_json_schema(schemas, ref_template=REFERENCE)  # type: ignore[arg-type]
+    for route, method in operations:
+        operation = made["paths"][route.path_format][method.lower()]
+        body = _body(route)
+        if body is not None:
+            content = {"application/json": {"schema": references[body, "validation"]}}
+            operation["requestBody"] = {"required": True, "content": content}
+        operation["responses"] = _responses(route, method, operation["responses"])
+        operation["security"] = _security(route)
+    made["components"]["schemas"] = made["components"].get("schemas", {}) | shared["$defs"]
+    made["components"]["securitySchemes"] = KEYS
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own words for what is a 400 here
+        made["components"]["schemas"].pop(unused, None)
+    return made
+
+
+def _body(route: RouteContext) -> type[BaseModel] | None:
+    calls = (each.call for each in route.dependant.dependencies)
+    return next((each.schema for each in calls if isinstance(each, BodyReader)), None)
+
+
+def _responses(route: RouteContext, method: str, declared: dict[str, Any]) -> dict[str, Any]:
+    path = str(route.path)
+    own = {str(status) for status in route.responses}
+    body = _body(route)
+    is_closed = not is_public(path, path)
+    is_page = is_closed and path.startswith(ADMIN) and not path.startswith(ADMIN_JSON)
+    names_something = "{" in path or (body is not None and "model" in body.model_fields)
+    more = {401: is_closed, 303: is_page, 404: names_something, 415: method not in SAFE_METHODS}
+    statuses = [*ALWAYS, *(status for status, may in more.items() if may)]
+    kept = {status: each for status, each in declared.items() if int(status) < 400 or status in own}
+    found = {str(status): each for status, each in problems(*statuses).items()} | kept
+    name = "AnthropicError" if path.startswith(ANTHROPIC) else "OllamaError" if path in OLLAMA else "Error"
+    content: dict[str, Any] = {"application/json": {"schema": {"$ref": REFERENCE.format(model=name)}}}
+    if gets_page(path, method):
+        content["text/html"] = {"schema": {"type": "string"}}
+    return {
+        status: each | ({"content": content} if int(status) >= 400 else {}) for status, each in sorted(found.items())
+    }
+
+
+def _security(route: RouteContext) -> list[dict[str, list[str]]]:
+    path = str(route.path)
+    if is_public(path, path):
+        return []
+    keys: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]
+    return [*keys, {"session": []} if path.startswith(ADMIN) else {}]
