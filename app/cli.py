@@ -209,17 +209,19 @@ def chat(
     speculation: Annotated[
         bool, typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off.")
     ] = True,
+    schema: Annotated[Path | None, typer.Option(help="Answer in JSON by the schema in this file.")] = None,
+    tools: Annotated[Path | None, typer.Option(help="Functions to call, as JSON; you give their results.")] = None,
     once: Annotated[str | None, typer.Option(help="Send this prompt, print the reply and exit.")] = None,
 ) -> None:
     """Chat with a model. Accepted draft tokens are marked; speed and acceptance follow each reply."""
-    from app.command.chat import Chat, choose_model
+    from app.command.chat import Chat, choose_model, held_to
     from app.command.server import asked_server
 
     settings = asking_settings()
     server = asked_server(settings)
     with reported_errors():
         chosen = choose_model(server, model or settings.default_model)
-        asked: dict[str, Any] = {"model": chosen}
+        asked: dict[str, Any] = {"model": chosen, **held_to(schema, tools)}
         if draft:
             asked["draft_model"] = draft
         if temperature is not None:

@@ -1,11 +1,14 @@
 """`chat`: a conversation at the prompt. Tokens that the drafter guessed are marked; numbers follow each reply.
 
-The server keeps nothing: the conversation lives here and goes along with each request.
+The server keeps nothing: the conversation lives here and goes along with each request. When the model calls a tool, the
+person gives its result.
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,9 +24,13 @@ with contextlib.suppress(ImportError):
 EMBEDDED = "embedded"
 ACCEPTED_STYLE = "green underline"
 THINKING_STYLE = "dim italic"
-HELP = """/help   list the commands
-/reset  start a new conversation
-/quit   quit (or Ctrl-D)
+CALL_STYLE = "cyan"
+MAX_FILE_CHARACTERS = 400_000
+HELP = """/help       list the commands
+/file PATH  send a text file along with the next message
+/thoughts   fold or unfold what the model thinks
+/reset      start a new conversation
+/quit       quit (or Ctrl-D)
 Ctrl-C stops a reply and keeps what has arrived."""
 
 ReadLine = Callable[[str], str]
@@ -35,6 +42,9 @@ class Reply:
     """What came back so far."""
 
     text: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """Of tools, as the next request tells them again."""
     timings: Mapping[str, Any] = field(default_factory=dict)
     speculation: Mapping[str, Any] = field(default_factory=dict)
     stopped: bool = False
@@ -48,16 +58,35 @@ class Chat:
         self._asked = asked
         self._system = system
         self._console = console
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
+        self._files: list[str] = []
+        self._is_folded = False
         self.reset()
 
     def reset(self) -> None:
         """Forget everything but the system message."""
+        self._files.clear()
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def say(self, prompt: str) -> Reply:
         """Send one message, show the reply while it comes, and its numbers at the end. Ctrl-C stops the reply."""
-        self._messages.append({"role": "user", "content": prompt})
+        reply = self._ask({"role": "user", "content": "\n\n".join([prompt, *self._files])})
+        self._files.clear()
+        return reply
+
+    def attach(self, path: Path) -> None:
+        """Send a file along with the next message. Raises `CommandError` for one that is no text."""
+        try:
+            text = path.expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(f"{path} cannot be read as a text file (UTF-8): {error}") from error
+        if len(text) > MAX_FILE_CHARACTERS:
+            raise CommandError(f"{path} has more than {MAX_FILE_CHARACTERS} characters")
+        self._files.append(f'<file name="{path.name}">\n{text}\n</file>')
+
+    def _ask(self, *messages: dict[str, Any]) -> Reply:
+        before = len(self._messages)
+        self._messages += messages
         reply = Reply()
         body = {**self._asked, "messages": list(self._messages)}
         try:
@@ -66,10 +95,13 @@ class Chat:
                     self._take(chunk, reply)
         except KeyboardInterrupt:
             reply.stopped = True
+            reply.calls.clear()
         except CommandError:
-            self._messages.pop()
+            del self._messages[before:]
             raise
-        self._messages.append({"role": "assistant", "content": "".join(reply.text)})
+        thoughts = {"reasoning_content": "".join(reply.thoughts)} if reply.thoughts else {}
+        calls = {"tool_calls": reply.calls} if reply.calls else {}
+        self._messages.append({"role": "assistant", "content": "".join(reply.text), **thoughts, **calls})
         self._console.print()
         self._console.print(Text(summary_of(reply), style="dim"))
         return reply
@@ -90,22 +122,31 @@ class Chat:
             if line in {"/quit", "/exit"}:
                 return 0
             try:
-                self._answer(line)
+                self._answer(line, read_line)
             except NoServer:
                 raise
             except CommandError as error:
                 self._console.print(Text(str(error), style="red"))
 
-    def _answer(self, line: str) -> None:
+    def _answer(self, line: str, read_line: ReadLine) -> None:
+        command, _, argument = line.partition(" ")
         if line == "/help":
             self._console.print(Text(HELP))
+        elif command == "/file" and argument:
+            self.attach(Path(argument.strip().strip("'\"")))
+            self._console.print(Text("Goes along with the next message.", style="dim"))
+        elif line == "/thoughts":
+            self._is_folded = not self._is_folded
+            self._console.print(Text("Folded." if self._is_folded else "Unfolded.", style="dim"))
         elif line == "/reset":
             self.reset()
             self._console.print(Text("Forgotten.", style="dim"))
         elif line.startswith("/"):
-            self._console.print(Text(f"{line.split(maxsplit=1)[0]} is no command; /help lists them.", style="yellow"))
+            self._console.print(Text(f"{command} is no command; /help lists them.", style="yellow"))
         elif line:
-            self.say(line)
+            reply = self.say(line)
+            while reply.calls:
+                reply = self._ask(*(_result(call, read_line) for call in reply.calls))
 
     def _take(self, chunk: Mapping[str, Any], reply: Reply) -> None:
         reply.timings = chunk.get("timings") or reply.timings
@@ -113,14 +154,64 @@ class Chat:
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             if thought := delta.get("reasoning_content"):
-                self._show(Text(thought, style=THINKING_STYLE))
+                if not self._is_folded:
+                    self._show(Text(thought, style=THINKING_STYLE))
+                elif not reply.thoughts:
+                    self._show(Text("Thinking… ", style=THINKING_STYLE))
+                reply.thoughts.append(thought)
+            for call in delta.get("tool_calls") or ():
+                self._show(Text(_take_call(call, reply.calls), style=CALL_STYLE))
             if said := delta.get("content"):
+                if reply.thoughts and not reply.text:
+                    self._show(Text("\n\n"))
                 reply.text.append(said)
                 spans = delta.get("accepted_spans") or choice.get("accepted_spans") or chunk.get("accepted_spans") or ()
                 self._show(marked(said, spans))
 
     def _show(self, text: Text) -> None:
         self._console.print(text, end="", soft_wrap=True)
+
+
+def _take_call(piece: Mapping[str, Any], calls: list[dict[str, Any]]) -> str:
+    """Add a piece of a call; what it shows."""
+    function = piece.get("function") or {}
+    arguments = str(function.get("arguments") or "")
+    if not function.get("name"):
+        calls[piece.get("index") or 0]["function"]["arguments"] += arguments
+        return arguments
+    whole = {"name": str(function["name"]), "arguments": arguments}
+    calls.append({"id": str(piece.get("id") or ""), "type": "function", "function": whole})
+    return f"\n{whole['name']} {arguments}"
+
+
+def _result(call: Mapping[str, Any], read_line: ReadLine) -> dict[str, Any]:
+    """What the person says that a tool answers; no line is none."""
+    try:
+        result = read_line(f"Result of {call['function']['name']}> ")
+    except (EOFError, KeyboardInterrupt):
+        result = "no result"
+    return {"role": "tool", "tool_call_id": call["id"], "content": result}
+
+
+def held_to(schema: Path | None, tools: Path | None) -> dict[str, Any]:
+    """What a request says to be answered by a schema, or by calls of functions in a file as OpenAI writes them."""
+    held: dict[str, Any] = {}
+    if schema is not None:
+        held["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _json(schema)}}
+    if tools is not None:
+        found = _json(tools)
+        functions = found if isinstance(found, list) else [found]
+        if not all(isinstance(each, dict) for each in functions):
+            raise CommandError(f"{tools} holds no list of functions")
+        held["tools"] = [each if "function" in each else {"type": "function", "function": each} for each in functions]
+    return held
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{path} holds no JSON: {error}") from error
 
 
 def legend() -> Text:

@@ -1,12 +1,14 @@
 """The parts of a chat that a scripted server cannot reach: marks, Ctrl-C, numbers."""
 
 from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from app.command.chat import ACCEPTED_STYLE, Chat, Reply, marked, summary_of
+from app.command.chat import ACCEPTED_STYLE, Chat, Reply, held_to, marked, summary_of
+from app.core.errors import CommandError
 from tests.cli.fake_server import chunk
 
 
@@ -64,3 +66,90 @@ def test_accepted_spans_are_marked() -> None:
 def test_the_numbers_say_why(speculation: dict[str, Any], told: str) -> None:
     reply = Reply(timings={"predicted_n": 12, "predicted_per_second": 40.0}, speculation=speculation)
     assert summary_of(reply) == f"12 tokens · 40.0 tokens/s · {told}"
+
+
+class ScriptedServer:
+    """Answers with the deltas of one reply after another."""
+
+    def __init__(self, *replies: list[dict[str, Any]]) -> None:
+        self.replies = iter(replies)
+        self.asked: list[Any] = []
+
+    def stream_chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any]]:
+        self.asked.append(body["messages"])
+        for delta in next(self.replies):
+            yield {"choices": [{"index": 0, "delta": delta}]}
+
+
+def talk(server: ScriptedServer, *lines: str) -> str:
+    """What is on the screen after these lines."""
+    console, typed = Console(record=True, width=100), iter(lines)
+
+    def read_line(prompt: str) -> str:
+        console.print(prompt)
+        line = next(typed, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    assert Chat(server, {"model": "big"}, console).converse(read_line) == 0
+    return console.export_text()
+
+
+def call(index: int, name: str) -> list[dict[str, Any]]:
+    first = {"index": index, "id": f"call_{index}", "function": {"name": name, "arguments": '{"at":'}}
+    return [{"tool_calls": [first]}, {"tool_calls": [{"index": index, "function": {"arguments": " 1}"}}]}]
+
+
+def test_a_person_gives_the_results_of_calls_and_the_reply_goes_on() -> None:
+    thought = {"reasoning_content": "Two."}
+    server = ScriptedServer([thought, *call(0, "look"), *call(1, "hear")], [{"content": "A bell."}])
+    shown = talk(server, "What is there?", "nothing", "a bell")
+    for text in ('look {"at": 1}', 'hear {"at": 1}', "Result of look> ", "Result of hear> ", "A bell."):
+        assert text in shown
+    question, reply, *results = server.asked[1]
+    assert question["content"] == "What is there?"
+    assert reply["reasoning_content"] == "Two."
+    assert [each["function"]["arguments"] for each in reply["tool_calls"]] == ['{"at": 1}'] * 2
+    assert [(each["tool_call_id"], each["content"]) for each in results] == [("call_0", "nothing"), ("call_1", "a bell")]
+
+
+def test_a_call_without_a_result_says_so_to_the_model() -> None:
+    server = ScriptedServer(call(0, "look"), [{"content": "Well."}])
+    assert "Well." in talk(server, "What is there?")
+    assert server.asked[1][-1]["content"] == "no result"
+
+
+def test_thoughts_can_be_folded() -> None:
+    reply = [{"reasoning_content": "Hm, "}, {"reasoning_content": "so."}, {"content": "Yes."}]
+    assert "Hm, so.\n\nYes." in talk(ScriptedServer(reply), "Is it?")
+    folded = talk(ScriptedServer(reply), "/thoughts", "Is it?")
+    assert "Hm" not in folded
+    assert "Thinking…" in folded
+
+
+def test_a_file_goes_along_with_the_next_message_only(tmp_path: Path) -> None:
+    notes, picture = tmp_path / "my notes.txt", tmp_path / "picture.png"
+    notes.write_text("one\n")
+    picture.write_bytes(b"\x89PNG")
+    server = ScriptedServer([{"content": "Read."}], [{"content": "Yes."}])
+    shown = talk(server, f"/file '{notes}'", f"/file {picture}", "Read this.", "Read?")
+    assert "cannot be read as a text file" in " ".join(shown.split())
+    assert server.asked[0][-1]["content"] == 'Read this.\n\n<file name="my notes.txt">\none\n\n</file>'
+    assert server.asked[1][-1]["content"] == "Read?"
+
+
+def test_schema_and_tools_come_from_files_and_what_they_are_not_is_said(tmp_path: Path) -> None:
+    schema, tools, odd = tmp_path / "schema.json", tmp_path / "tools.json", tmp_path / "odd.json"
+    schema.write_text('{"type": "object"}')
+    tools.write_text('[{"name": "look"}, {"type": "function", "function": {"name": "hear"}}]')
+    held = held_to(schema, tools)
+    assert held["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert [each["function"]["name"] for each in held["tools"]] == ["look", "hear"]
+    assert held_to(None, None) == {}
+    odd.write_text("[1")
+    with pytest.raises(CommandError, match=r"odd\.json holds no JSON"):
+        held_to(odd, None)
+    odd.write_text("[1]")
+    with pytest.raises(CommandError, match=r"odd\.json holds no list of functions"):
+        held_to(None, odd)
