@@ -26,9 +26,11 @@ CONVERSATIONS = "/admin/api/conversations"
 MAX_ID = (1 << 63) - 1
 MAX_TITLE_CHARACTERS = 200
 MAX_MESSAGE_CHARACTERS = 1_000_000
+MAX_TYPED_CHARACTERS = 100_000
 MAX_TURNS = 2000
 MAX_TIME = 1e11
 MAX_SPANS = 100_000
+MAX_CALLS = 128
 MAX_PROBLEM_CHARACTERS = 4000
 MAX_SEED = (1 << 53) - 1
 """What a script's numbers hold exactly."""
@@ -50,7 +52,7 @@ class PageBody(BaseModel):
 class ConversationOptions(PageBody):
     """What a conversation asks for; what is absent is as the model's settings say."""
 
-    system: str | None = Field(None, max_length=100_000)
+    system: str | None = Field(None, max_length=MAX_TYPED_CHARACTERS)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=1 << 20)
@@ -59,6 +61,12 @@ class ConversationOptions(PageBody):
     seed: int | None = Field(None, ge=0, le=MAX_SEED)
     method: str | None = Field(None, pattern=r"^[a-z0-9_]{1,60}$")
     num_draft_tokens: int | None = Field(None, ge=1, le=64)
+    thinking: Literal["enabled", "disabled"] | None = None
+    format: Literal["json_object", "json_schema"] | None = None
+    json_schema: str | None = Field(None, max_length=MAX_TYPED_CHARACTERS)
+    tools: str | None = Field(None, max_length=MAX_TYPED_CHARACTERS)
+    """Both as they were typed, JSON or not yet."""
+    tool_choice: str | None = Field(None, max_length=300)
 
 
 class ConversationChange(PageBody):
@@ -113,6 +121,15 @@ class ReplyFigures(Kept):
     problem: KeptProblem | None = None
 
 
+class KeptCall(Kept):
+    """A tool that a reply calls."""
+
+    id: str = Field("", max_length=200)
+    name: str = Field("", max_length=200)
+    arguments: str = Field("", max_length=MAX_MESSAGE_CHARACTERS)
+    """Its JSON text, as far as it was written."""
+
+
 class NewTurn(PageBody):
     """One turn to keep; a parent is there already, or comes before it in the list."""
 
@@ -122,6 +139,7 @@ class NewTurn(PageBody):
     content: str = Field(max_length=MAX_MESSAGE_CHARACTERS)
     reasoning: str = Field("", max_length=MAX_MESSAGE_CHARACTERS)
     spans: list[Span] = Field([], max_length=MAX_SPANS)
+    calls: list[KeptCall] = Field([], max_length=MAX_CALLS)
     figures: ReplyFigures | None = None
     created_at: float = Field(0, ge=0, le=MAX_TIME)
 
@@ -235,7 +253,12 @@ def _whole(conversations: Conversations, conversation_id: int) -> dict[str, Any]
     """A whole conversation, as the page reads, exports and imports it. Raises `Rejected` when it is gone."""
     conversation, rows = _existing(conversation_id, conversations.find)
     turns = [
-        {**row.model_dump(exclude={"id", "conversation_id", "turn"}), "id": row.turn, "spans": row.spans or []}
+        {
+            **row.model_dump(exclude={"id", "conversation_id", "turn"}),
+            "id": row.turn,
+            "spans": row.spans or [],
+            "calls": row.calls or [],
+        }
         for row in rows
     ]
     return {**_heading(conversation), "options": conversation.options, "turns": turns}

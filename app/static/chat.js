@@ -1,15 +1,17 @@
 // The chat page: its parts put together, what is typed and not sent yet, the keyboard, and the scrolling.
 
-import { attempt, component, data, live, t } from "./core.js";
+import { attempt, component, data, live, number, t, toast } from "./core.js";
 import { keeping } from "./chat_keeping.js";
 import { list } from "./chat_list.js";
 import { byId, panel } from "./chat_options.js";
+import { messageOf, readFile, withFiles } from "./chat_text.js";
 import { thread } from "./chat_thread.js";
 
 const VIEW = "paceline.chat.view";
 const PANEL = "paceline.chat.panel";
 const DRAFTS = "paceline.chat.drafts";
 const NEAR_END = 60;
+const MAX_FILE_CHARACTERS = 400_000; // of all files of a message; a character has four bytes at most
 const WIDE = "(min-width: 1440px)";
 
 const described = (part) => Object.getOwnPropertyDescriptors(part);
@@ -18,6 +20,9 @@ const readDrafts = () => JSON.parse(sessionStorage.getItem(DRAFTS) ?? "{}");
 const page = {
   attempt,
   draft: "",
+  files: [], // of the message that is being written
+  isDropping: false,
+  result: "", // of the call that a reply waits for
   view: localStorage.getItem(VIEW) ?? "markdown",
   announcement: "",
   opening: null,
@@ -91,9 +96,15 @@ const page = {
   },
 
   type(event) {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (this.isSent(event)) this.send();
+  },
+  typeResult(event) {
+    if (this.isSent(event)) this.sendResult();
+  },
+  isSent(event) {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return false;
     event.preventDefault();
-    this.send();
+    return true;
   },
   submit() {
     return this.isBusy ? this.stop(this.current) : this.send();
@@ -116,6 +127,53 @@ const page = {
     }
   },
 
+  // Files go along as text: picked, pasted or dropped anywhere on the conversation.
+  pickText: () => byId("chat-files").click(),
+  async attachPicked(event) {
+    const files = [...event.target.files];
+    event.target.value = "";
+    await this.attach(files);
+  },
+  async paste(event) {
+    if (!event.clipboardData.files.length) return;
+    event.preventDefault();
+    await this.attach([...event.clipboardData.files]);
+  },
+  drag(event) {
+    this.isDropping = event.dataTransfer.types.includes("Files");
+    if (this.isDropping) event.preventDefault();
+  },
+  endDrag() {
+    this.isDropping = false;
+  },
+  async drop(event) {
+    this.isDropping = false;
+    if (!event.dataTransfer.files.length) return;
+    event.preventDefault();
+    await this.attach([...event.dataTransfer.files]);
+  },
+  async attach(files) {
+    for (const file of files) {
+      const room = MAX_FILE_CHARACTERS - this.files.reduce((sum, each) => sum + each.text.length, 0);
+      const read = file.size > 4 * room ? null : await readFile(file).catch(() => ({ text: null }));
+      if (read === null || read.text?.length > room) {
+        toast(t("chat.file_large", { name: file.name, count: number(MAX_FILE_CHARACTERS) }), "bad");
+      } else if (read.text === null) toast(t("chat.file_binary", { name: file.name }), "bad");
+      else this.files.push(read);
+    }
+    this.keepDraft();
+    byId("draft").focus();
+  },
+  detach(file) {
+    this.files = this.files.filter((each) => each !== file);
+    this.keepDraft();
+    byId("draft").focus();
+  },
+  detachWords: ({ name }) => t("chat.detach", { name }),
+  get hasNothing() {
+    return !this.model || !(this.draft.trim() || this.files.length);
+  },
+
   // The end stays in sight only for who is there already.
   scrolled() {
     const { scrollTop, clientHeight, scrollHeight } = byId("chat-thread");
@@ -132,12 +190,17 @@ const page = {
   },
 
   keepDraft() {
-    const drafts = { ...readDrafts(), [this.draftKey]: this.draft };
+    const drafts = { ...readDrafts(), [this.draftKey]: withFiles(this.draft, this.files) };
     const written = Object.entries(drafts).filter(([, text]) => text);
-    sessionStorage.setItem(DRAFTS, JSON.stringify(Object.fromEntries(written)));
+    try {
+      sessionStorage.setItem(DRAFTS, JSON.stringify(Object.fromEntries(written)));
+    } catch {
+      // more files than this browser keeps: they stay as long as the page does
+    }
   },
   restoreDraft() {
-    this.draft = readDrafts()[this.draftKey] ?? "";
+    const { text, files } = messageOf(readDrafts()[this.draftKey] ?? "");
+    Object.assign(this, { draft: text, files, result: "" });
   },
   get draftKey() {
     return this.current.turns.length ? this.current.id : 0;

@@ -3,6 +3,7 @@
 
 import { api, t, toast } from "./core.js";
 import { discard, drop, entries, isLeftToOthers, put } from "./chat_outbox.js";
+import { sizeOf } from "./chat_text.js";
 import { makeMessage, replyOf, stored } from "./chat_thread.js";
 import { arrange, inOrder, newNumber, turnOf } from "./chat_tree.js";
 
@@ -122,8 +123,7 @@ export const keeping = {
   // One turn as it is here and as it is kept: a reply that broke off elsewhere may have been completed.
   met(message, turn) {
     if (!message) return makeMessage(turn);
-    const { content, reasoning } = replyOf(message);
-    const isLonger = turn.content.length + turn.reasoning.length > content.length + reasoning.length;
+    const isLonger = sizeOf(turn) > sizeOf(replyOf(message));
     if (isLonger && message.status !== "writing") return Object.assign(message, makeMessage(turn), { version: message.version + 1 });
     return message;
   },

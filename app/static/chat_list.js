@@ -4,7 +4,7 @@ import { ago, api, confirm, t } from "./core.js";
 import { ADDRESS } from "./chat_keeping.js";
 import { byId, formOf } from "./chat_options.js";
 import { entries } from "./chat_outbox.js";
-import { stored } from "./chat_thread.js";
+import { stored, textOf } from "./chat_thread.js";
 import { choose, newNumber } from "./chat_tree.js";
 
 const SEARCH_MS = 250;
@@ -188,7 +188,7 @@ export const list = {
   },
   exportMarkdown() {
     const { title, messages } = this.current;
-    const parts = messages.map((message) => `## ${this.authorOf(message)}\n\n${stored(message).content.trim()}`);
+    const parts = messages.map((message) => `## ${this.authorOf(message)}\n\n${textOf(message)}`);
     save(`${fileName(title)}.md`, "text/markdown", `${[`# ${title}`, ...parts].join("\n\n")}\n`);
   },
   pickFile: () => byId("chat-import").click(),

@@ -4,11 +4,30 @@ import { api, data, number, t } from "./core.js";
 import { liveStateOf, methodWords, stateOf } from "./model_words.js";
 
 export const byId = (id) => document.getElementById(id);
+// After the next frame: only then is there what `x-show` begins to show.
+export const whenShown = (work) => requestAnimationFrame(() => setTimeout(work));
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "num_draft_tokens"];
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
-const FIELDS = [...NUMBERS, "system", "method"];
+const PLAYGROUND = ["format", "json_schema", "tools", "tool_choice", "thinking"];
+const FIELDS = [...NUMBERS, "system", "method", ...PLAYGROUND];
+const NAMED = "function:";
 const SAVE_MS = 600;
+const EXAMPLES = {
+  json_schema: {
+    type: "object",
+    properties: { name: { type: "string" }, age: { type: "integer" }, city: { type: "string" } },
+    required: ["name", "age", "city"],
+    additionalProperties: false,
+  },
+  tools: [
+    {
+      name: "get_weather",
+      description: "The weather in a city, now.",
+      parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+    },
+  ],
+};
 
 const empty = () => Object.fromEntries(FIELDS.map((name) => [name, ""]));
 
@@ -25,12 +44,60 @@ export function optionsOf(form) {
   return Object.fromEntries(given.filter(([, value]) => value !== "" && !Number.isNaN(value)));
 }
 
+// Throws the words for a person where the text is no JSON.
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(t("chat.invalid_json", { reason: error.message }));
+  }
+}
+const problemOf = (text) => {
+  try {
+    if (text.trim()) parsed(text);
+    return "";
+  } catch (error) {
+    return error.message;
+  }
+};
+
+// Functions as OpenAI or Anthropic write them, alone or in a list.
+const toolsOf = (text) =>
+  [parsed(text)].flat().map((tool) => {
+    if (tool?.function) return tool;
+    const { name, description, parameters, input_schema: schema } = tool ?? {};
+    return { type: "function", function: { name, description, parameters: parameters ?? schema } };
+  });
+function namesOf(text) {
+  try {
+    return toolsOf(text).map((tool) => tool.function.name).filter((name) => typeof name === "string" && name);
+  } catch {
+    return [];
+  }
+}
+// What an answer is held to; a schema may come as OpenAI wraps it.
+function formatOf({ format: type, json_schema: text = "" }) {
+  if (type !== "json_schema") return { type };
+  const found = parsed(text);
+  const schema = found?.schema && !found.type ? found.schema : found;
+  return { type, json_schema: { name: "answer", schema } };
+}
+function heldTo(options) {
+  const { format, tools, tool_choice: choice = "auto", thinking } = options;
+  const named = choice.startsWith(NAMED) && { type: "function", function: { name: choice.slice(NAMED.length) } };
+  return {
+    ...(format && { response_format: formatOf(options) }),
+    ...(tools && { tools: toolsOf(tools), tool_choice: named || choice }),
+    ...(thinking && { thinking: { type: thinking } }),
+  };
+}
+
 export function requestOf(model, options, messages) {
   const { system, method, num_draft_tokens: length } = options;
   const sampling = Object.fromEntries(SAMPLING.filter((name) => name in options).map((name) => [name, options[name]]));
   const speculation = method === "off" ? { method } : { method: method ?? "auto", num_draft_tokens: length ?? null };
   const first = system ? [{ role: "system", content: system }] : [];
-  return { model, messages: [...first, ...messages], ...sampling, speculation };
+  return { model, messages: [...first, ...messages], ...sampling, ...heldTo(options), speculation };
 }
 
 // The part of the component behind the panel.
@@ -85,6 +152,21 @@ export const panel = {
     return this.form.method !== "off";
   },
   methodOf: (draft) => methodWords(draft.method),
+
+  get toolNames() {
+    return namesOf(this.form.tools).map((name) => ({ name, choice: NAMED + name }));
+  },
+  get schemaProblem() {
+    return problemOf(this.form.json_schema);
+  },
+  get toolsProblem() {
+    return problemOf(this.form.tools);
+  },
+  giveExample(name) {
+    this.form[name] = JSON.stringify(EXAMPLES[name], null, 2);
+    this.keepOptions();
+    byId(`option-${name}`).focus();
+  },
 
   // What counts where the field is empty.
   usual(name) {

@@ -1,40 +1,55 @@
-// A reply on the page: as markdown, or as its raw text with the pieces of each drafter in its colour.
+// A turn on the page: as markdown, or as its raw text with the pieces of each drafter in its colour.
 
-import { t } from "./core.js";
+import { number, t } from "./core.js";
 import { codeBlock, make, markdown } from "./chat_markdown.js";
-import { partsOf } from "./chat_text.js";
+import { messageOf, readable, readableAnswer } from "./chat_text.js";
 import { methodWords } from "./model_words.js";
 
 // The whole reply anew.
 export function paint(node, reply, isRaw) {
   const wasOpen = node.querySelector("details")?.open ?? false;
-  const parts = partsOf(reply.content);
-  const nodes = parts.map((part) => (isRaw ? rawPart(reply, part) : readPart(reply.content, part)));
-  if (reply.reasoning) nodes.unshift(thought(rawText(reply.reasoning), !reply.content));
+  const nodes = [];
+  if (reply.reasoning) nodes.push(folded("thought", t("chat.thought"), make("div", "raw", reply.reasoning)));
+  if (reply.content.trim()) nodes.push(isRaw ? rawBox(reply.pieces) : readBox(reply.content));
+  nodes.push(...reply.calls.map(callBox));
   node.replaceChildren(...nodes);
   const details = node.querySelector("details");
   if (details) details.open = wasOpen;
 }
 
-function readPart(content, part) {
-  const text = content.slice(part.start, part.end);
-  if (part.kind === "tool") return codeBlock(text.trim(), t("chat.tool"));
+// What a person sent, the files folded; or the result of a tool.
+export function paintMessage(node, content) {
+  const { text, files } = messageOf(content);
+  const folds = files.map((file) => {
+    const words = `${file.name} · ${t("chat.characters", { count: number(file.text.length) })}`;
+    const box = make("pre", "", file.text);
+    box.tabIndex = 0;
+    return folded("file", words, box);
+  });
+  node.replaceChildren(...(text || !files.length ? [document.createTextNode(text)] : []), ...folds);
+}
+export const paintResult = (node, content, name) =>
+  node.replaceChildren(codeBlock(readable(content) ?? content, t("chat.result_of", { name })));
+
+function readBox(content) {
+  const json = readableAnswer(content);
+  if (json) return codeBlock(json, "JSON");
   const box = make("div", "prose");
-  box.append(markdown(text) ?? rawText(text));
-  return part.kind === "thought" ? thought(box, part.isOpen) : box;
+  box.append(markdown(content) ?? make("div", "raw", content));
+  return box;
 }
 
-function rawPart(reply, part) {
-  const box = make(part.kind === "tool" ? "pre" : "div", "raw");
-  put(box, reply.pieces, part.start, part.end);
-  return part.kind === "thought" ? thought(box, part.isOpen) : box;
+function rawBox(pieces) {
+  const box = make("div", "raw");
+  put(box, pieces, 0, Infinity);
+  return box;
 }
 
-const rawText = (text) => make("div", "raw", text);
+const callBox = (call) => codeBlock(readable(call.arguments) ?? call.arguments, t("chat.call", { name: call.name }));
 
-function thought(box, isOpen) {
-  const details = make("details", "thought");
-  details.append(make("summary", "", isOpen ? t("chat.thinking") : t("chat.thought")), box);
+function folded(kind, words, box) {
+  const details = make("details", kind);
+  details.append(make("summary", "", words), box);
   return details;
 }
 
@@ -58,7 +73,7 @@ function append(box, text, method) {
   box.append(node);
 }
 
-// Follows a reply while it is written: adds what is new, and begins anew only where another part began.
+// Follows a reply while it is written: adds what is new to what is there.
 export class Painter {
   constructor(reply) {
     this.reply = reply;
@@ -66,20 +81,36 @@ export class Painter {
   }
 
   attach(node) {
-    this.node = node;
-    this.shape = null;
+    Object.assign(this, { node, thought: null, text: null, calls: [], thoughtTo: 0, textTo: 0 });
+    node.replaceChildren();
     this.update();
   }
 
   update() {
     if (!this.node) return;
-    const { content, reasoning, pieces } = this.reply;
-    const parts = partsOf(content);
-    const shape = JSON.stringify([reasoning.length, ...parts.map((part) => [part.kind, part.start, part.isOpen])]);
-    const box = [...this.node.querySelectorAll(".raw")].at(-1);
-    if (shape !== this.shape || !box) paint(this.node, this.reply, true);
-    else put(box, pieces, this.painted, parts.at(-1).end);
-    this.shape = shape;
-    this.painted = parts.at(-1)?.end ?? 0;
+    const { content, reasoning, pieces, calls } = this.reply;
+    if (reasoning) this.think(reasoning, !content && !calls.length);
+    if (content) {
+      this.text ??= this.add(make("div", "raw"));
+      put(this.text, pieces, this.textTo, content.length);
+      this.textTo = content.length;
+    }
+    calls.forEach((call, at) => {
+      this.calls[at] ??= this.add(callBox(call));
+      this.calls[at].querySelector("code").textContent = call.arguments;
+    });
+  }
+
+  think(reasoning, isThinking) {
+    this.thought ??= this.add(folded("thought", "", make("div", "raw", "")));
+    const [summary, box] = this.thought.children;
+    summary.textContent = isThinking ? t("chat.thinking") : t("chat.thought");
+    box.append(reasoning.slice(this.thoughtTo));
+    this.thoughtTo = reasoning.length;
+  }
+
+  add(node) {
+    this.node.append(node);
+    return node;
   }
 }

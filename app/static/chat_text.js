@@ -1,17 +1,20 @@
-// The text of a reply: who wrote which piece of it, and which parts it has (thoughts, calls of tools, the answer).
+// What a turn says: a reply with who wrote which piece of it, what it thinks and calls; a message with its files.
 
 // Spans count characters (code points), not UTF-16 units.
 const slice = (characters, start, end) => characters.slice(start, end).join("");
 
+const MAX_NAME_CHARACTERS = 200; // what is kept of a name that the model made up
+
 // A reply while it grows: pieces {text, method}; the method is empty for what the model wrote without a drafter.
 export class Reply {
-  constructor({ content = "", spans = [], reasoning = "" } = {}) {
+  constructor({ content = "", spans, reasoning, calls } = {}) {
     this.pieces = [];
     this.content = "";
-    this.reasoning = reasoning;
+    this.reasoning = reasoning ?? "";
+    this.calls = (calls ?? []).map((call) => ({ ...call }));
     const characters = Array.from(content);
     let at = 0;
-    for (const [start, end, method] of spans) {
+    for (const [start, end, method] of spans ?? []) {
       this.put(slice(characters, at, start), "");
       this.put(slice(characters, start, end), method);
       at = end;
@@ -39,6 +42,13 @@ export class Reply {
     this.content += text;
   }
 
+  // More of a call; its first piece names it.
+  call({ index = this.calls.length, id, function: { name, arguments: more = "" } = {} }) {
+    const cut = (text) => String(text ?? "").slice(0, MAX_NAME_CHARACTERS).toWellFormed();
+    const call = (this.calls[index] ??= { id: cut(id), name: cut(name), arguments: "" });
+    call.arguments += more;
+  }
+
   // Places in the whole content, with their methods: what the store keeps.
   get spans() {
     const found = [];
@@ -55,44 +65,63 @@ export class Reply {
     return [...new Set(this.pieces.map((piece) => piece.method))].filter(Boolean);
   }
 
-  // What the model should see of its own reply in the next turn: no thoughts.
-  get answer() {
-    const parts = partsOf(this.content).filter((part) => part.kind !== "thought");
-    return parts.map((part) => this.content.slice(part.outerStart, part.outerEnd)).join("").trim();
+  // Calls that were written to their end: a result can be given to them.
+  get wholeCalls() {
+    return this.calls.filter((call) => isJson(call.arguments));
   }
 }
 
-const THOUGHT = { kind: "thought", open: "<think>", close: "</think>" };
-const TOOL = { kind: "tool", open: "<tool_call>", close: "</tool_call>" };
+export const sizeOf = ({ content, reasoning, calls = [] }) =>
+  calls.reduce((sum, call) => sum + call.arguments.length, content.length + reasoning.length);
 
-// The parts of a text, in UTF-16 units: {kind, start, end, isOpen}. The tags belong to no part's inside.
-export function partsOf(text) {
-  const parts = [];
-  const add = (kind, start, end, outerStart = start, outerEnd = end, isOpen = false) => {
-    if (kind !== "text" || text.slice(start, end).trim()) parts.push({ kind, start, end, outerStart, outerEnd, isOpen });
-  };
-  let at = thoughtOf(text, add);
-  for (;;) {
-    const open = text.indexOf(TOOL.open, at);
-    if (open < 0) break;
-    add("text", at, open);
-    const start = open + TOOL.open.length;
-    const close = text.indexOf(TOOL.close, start);
-    at = close < 0 ? text.length : close + TOOL.close.length;
-    add("tool", start, close < 0 ? text.length : close, open, at, close < 0);
+function isJson(text) {
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
   }
-  add("text", at, text.length);
-  return parts;
 }
 
-// Thoughts come first; some templates open them in the prompt, so that only their end is in the text.
-function thoughtOf(text, add) {
-  const lead = text.length - text.trimStart().length;
-  const isMarked = text.startsWith(THOUGHT.open, lead);
-  const close = text.indexOf(THOUGHT.close);
-  if (!isMarked && close < 0) return 0;
-  const start = isMarked ? lead + THOUGHT.open.length : 0;
-  const end = close < 0 ? text.length : close + THOUGHT.close.length;
-  add("thought", start, close < 0 ? end : close, 0, end, close < 0);
-  return end;
+const TOKENS = /"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s"{}[\],:]+/g;
+const INDENT = "  ";
+
+// JSON on lines of its own, with every number as it was written; null where the text is none.
+export function readable(text) {
+  if (!isJson(text)) return null;
+  let [line, depth, before] = ["", 0, ""];
+  const newLine = () => `\n${INDENT.repeat(depth)}`;
+  for (const [token] of text.matchAll(TOKENS)) {
+    const isEnd = token === "}" || token === "]";
+    const wasStart = before === "{" || before === "[";
+    if (isEnd) depth -= 1;
+    if (isEnd ? !wasStart : wasStart || before === ",") line += newLine();
+    line += token === ":" ? ": " : token;
+    if (token === "{" || token === "[") depth += 1;
+    before = token;
+  }
+  return line;
+}
+
+// A whole answer of JSON, on lines of its own; null for any other text.
+export const readableAnswer = (text) => (/^\s*[{[]/.test(text) ? readable(text) : null);
+
+// --- files, which go along as text at the end of a message ---------------------------------------------------------
+
+const FILE = /\n*<file name="([^"\n]*)">\n([\s\S]*?)\n<\/file>(?=\s*(?:<file name="|$))/g;
+
+export const withFiles = (text, files) =>
+  [text, ...files.map((file) => `<file name="${file.name}">\n${file.text}\n</file>`)].filter(Boolean).join("\n\n");
+
+// A message taken apart: what was typed, and its files {name, text}.
+export function messageOf(content) {
+  const files = [...content.matchAll(FILE)].map(([, name, text]) => ({ name, text }));
+  return { text: files.length ? content.replace(FILE, "").trimEnd() : content, files };
+}
+
+// A file as text. Throws where it is none.
+export async function readFile(file) {
+  const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+  if (text.includes("\0")) throw new TypeError("no text");
+  return { name: file.name.replace(/["\p{Cc}<>]/gu, "_").slice(0, 200), text };
 }

@@ -1,10 +1,10 @@
 // Asking and answering: sends, streams, stops, edits and asks again. What is asked anew becomes a branch.
 
 import { api, copy, number, percent, seconds, t } from "./core.js";
-import { byId, optionsOf, requestOf } from "./chat_options.js";
-import { Painter, paint } from "./chat_paint.js";
+import { byId, optionsOf, requestOf, whenShown } from "./chat_options.js";
+import { Painter, paint, paintMessage, paintResult } from "./chat_paint.js";
 import { resume, stream } from "./chat_stream.js";
-import { Reply } from "./chat_text.js";
+import { messageOf, readable, Reply, sizeOf, withFiles } from "./chat_text.js";
 import { add, choose, lineTo, newTurnId, remove } from "./chat_tree.js";
 import { methodWords } from "./model_words.js";
 import { reasonWords } from "./reason_words.js";
@@ -26,8 +26,8 @@ const PROBLEMS = {
 };
 const problemWords = ({ code, message }) => PROBLEMS[code]?.() ?? message ?? "";
 
-export function makeMessage({ id = newTurnId(), parent, role, content = "", spans, reasoning, figures = null, created_at = 0 }) {
-  replies.set(id, new Reply({ content, spans: spans ?? [], reasoning: reasoning ?? "" }));
+export function makeMessage({ id = newTurnId(), parent, role, figures = null, created_at = 0, ...said }) {
+  replies.set(id, new Reply(said));
   const problem = figures?.problem ? problemWords(figures.problem) : "";
   const status = figures?.stopped ? "stopped" : "done";
   const createdAt = created_at || Date.now() / 1000;
@@ -45,23 +45,57 @@ const keptFigures = ({ timings, speculation }) => ({
 
 // A turn as the server keeps it; what is still written would have been stopped.
 export function stored(message) {
-  const { content, spans, reasoning } = replyOf(message);
+  const { content, spans, reasoning, calls } = replyOf(message);
   const figures = message.status === "writing" ? { ...message.figures, stopped: true } : message.figures;
   const { id, parent, role, createdAt: created_at } = message;
-  return { id, parent, role, content, reasoning, spans, figures, created_at };
+  return { id, parent, role, content, reasoning, spans, calls, figures, created_at };
 }
-const isSaid = (message) => Boolean(replyOf(message).content || replyOf(message).reasoning);
+const isSaid = (message) => sizeOf(replyOf(message)) > 0 || replyOf(message).calls.length > 0;
+
+// The call that a turn is, or would be, the result of: the first results follow a reply's first calls.
+function callBefore(line) {
+  const asking = line.findLastIndex((message) => message.role !== "tool");
+  return asking < 0 ? null : (replyOf(line[asking]).wholeCalls[line.length - 1 - asking] ?? null);
+}
+
+// What a turn says outside this page: its text, and its calls as code.
+export function textOf(message) {
+  const { content, calls } = replyOf(message);
+  const blocks = calls.map((call) => {
+    const text = `{"name": ${JSON.stringify(call.name)}, "arguments": ${call.arguments}}`;
+    return `\`\`\`json\n${readable(text) ?? text}\n\`\`\``;
+  });
+  return [content.trim(), ...blocks].filter(Boolean).join("\n\n");
+}
+
+// A line of turns as the API's messages.
+const asMessages = (line) =>
+  line.map((message, at) => {
+    const { content, reasoning, wholeCalls } = replyOf(message);
+    if (message.role === "user") return { role: "user", content };
+    if (message.role === "tool") return { role: "tool", tool_call_id: callBefore(line.slice(0, at))?.id, content };
+    const calls = wholeCalls.map(({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } }));
+    return { role: "assistant", content, reasoning_content: reasoning || null, tool_calls: calls.length ? calls : null };
+  });
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export const thread = {
-  authorOf: (message) => (message.role === "user" ? t("chat.you") : t("chat.model")),
+  authorOf: ({ role }) => ({ user: t("chat.you"), assistant: t("chat.model"), tool: t("chat.result") })[role],
   isSaid,
   isWriting: (message) => message.status === "writing",
   get isBusy() {
     return this.current.turns.some((message) => message.status === "writing");
   },
   get isUnanswered() {
-    return !this.isBusy && this.current.messages.at(-1)?.role === "user";
+    const last = this.current.messages.at(-1);
+    return !this.isBusy && last && last.role !== "assistant" && !this.openCall;
+  },
+  // What the line on screen ends with, where that is a call whose result is not there yet.
+  get openCall() {
+    return this.isBusy ? null : (this.current.messages.at(-1)?.version, callBefore(this.current.messages));
+  },
+  get openCallWords() {
+    return this.openCall ? t("chat.result_of", { name: this.openCall.name }) : "";
   },
   get usedMethods() {
     const names = this.current.messages.flatMap((message) => (message.version, replyOf(message).methods));
@@ -72,7 +106,8 @@ export const thread = {
     void message.version;
     const run = runs.get(message.id);
     if (run) run.painter.attach(node);
-    else if (message.role === "user") node.textContent = replyOf(message).content;
+    else if (message.role === "user") paintMessage(node, replyOf(message).content);
+    else if (message.role === "tool") paintResult(node, replyOf(message).content, this.callOf(message)?.name ?? "");
     else paint(node, replyOf(message), view === "tokens");
   },
 
@@ -80,33 +115,52 @@ export const thread = {
   async send() {
     await this.opening;
     const text = this.draft.toWellFormed().trim();
-    if (!text || this.isBusy || !this.model) return;
-    this.draft = "";
-    await this.say(this.current, text, this.current.messages.at(-1)?.id ?? "");
+    if (!(text || this.files.length) || this.isBusy || !this.model) return;
+    const content = withFiles(text, this.files);
+    Object.assign(this, { draft: "", files: [] });
+    await this.say(this.current, content, this.current.messages.at(-1)?.id ?? "");
   },
-  async say(conversation, text, parent) {
+  // The result of a call; the reply goes on once each has its own.
+  async sendResult() {
+    const content = this.result.toWellFormed();
+    if (!this.openCall || !this.model) return;
+    this.result = "";
+    await this.say(this.current, content, this.current.messages.at(-1).id, "tool");
+  },
+  async say(conversation, content, parent, role = "user") {
     if (!conversation.title) {
-      const title = Array.from(text.split("\n")[0]).slice(0, TITLE_CHARACTERS).join("");
+      const { text, files } = messageOf(content);
+      const title = Array.from((text || files[0].name).split("\n")[0]).slice(0, TITLE_CHARACTERS).join("");
       Object.assign(conversation, { title, model: this.model, options: optionsOf(this.form) });
     }
-    const message = makeMessage({ role: "user", content: text, parent });
+    const message = makeMessage({ role, content, parent });
     add(conversation, message);
     this.remember();
     this.keepAndSend(conversation, message);
-    await this.answer(conversation, message.id);
+    if (callBefore(lineTo(conversation, message.id)) === null) await this.answer(conversation, message.id);
+    else this.toResult();
+  },
+  callOf(message) {
+    return callBefore(lineTo(this.current, message.id).slice(0, -1));
+  },
+  // Whoever is writing goes on with the result that a reply waits for.
+  toResult() {
+    whenShown(() => {
+      this.follow();
+      const isFree = [document.body, byId("draft")].includes(document.activeElement) && !this.draft;
+      if (this.openCall && isFree && matchMedia("(pointer: fine)").matches) byId("result").focus();
+    });
   },
 
   // Streams a reply to a message of the user.
   async answer(conversation, parent) {
-    const history = lineTo(conversation, parent).filter((message) => message.role === "user" || isSaid(message));
-    const messages = history.map((message) => ({
-      role: message.role,
-      content: message.role === "user" ? replyOf(message).content : replyOf(message).answer,
-    }));
+    const history = lineTo(conversation, parent).filter((message) => message.role !== "assistant" || isSaid(message));
     add(conversation, { ...makeMessage({ role: "assistant", parent }), status: "writing" });
-    const body = requestOf(this.model, optionsOf(this.form), messages);
-    const controller = new AbortController();
-    await this.write(conversation, conversation.turns.at(-1), controller, stream(body, controller.signal));
+    const [model, options, controller] = [this.model, optionsOf(this.form), new AbortController()];
+    const chunks = async function* () {
+      yield* stream(requestOf(model, options, asMessages(history)), controller.signal);
+    };
+    await this.write(conversation, conversation.turns.at(-1), controller, chunks());
   },
   isBegun: (message) => message.status === "stopped" && Boolean(readBegun()[message.id]),
   // A reply that an earlier page began: the server goes on with it for a while, and tells it from the beginning.
@@ -116,7 +170,7 @@ export const thread = {
     noteBegun(message);
     const first = await chunks.next().catch(() => null);
     if (!first?.value) return;
-    replies.set(message.id, new Reply({ content: "", spans: [], reasoning: "" }));
+    replies.set(message.id, new Reply());
     Object.assign(message, { status: "writing", figures: null, problem: "", version: message.version + 1 });
     const whole = async function* () {
       yield first.value;
@@ -136,7 +190,7 @@ export const thread = {
     if (message.figures?.problem?.code === "not_signed_in") return remove(conversation, message.id);
     message.version += 1;
     this.announcement = { done: t("chat.finished"), stopped: t("reply.stopped") }[message.status] ?? message.problem;
-    this.follow();
+    this.toResult();
     await this.keepAndSend(conversation, message);
     if (message.status !== "done" && run.id) await this.readFigures(conversation, message, run.id);
   },
@@ -170,12 +224,12 @@ export const thread = {
     const choice = chunk.choices[0];
     if (!run.id) noteBegun(message, (run.id = chunk.id));
     const { content = "", reasoning_content: reasoning = "", tool_calls: calls = [] } = choice?.delta ?? {};
-    if ((content || reasoning) && !message.figures) {
+    if ((content || reasoning || calls?.length) && !message.figures) {
       message.figures = { timings: { first_token_ms: performance.now() - run.began } };
     }
     run.reply.write(content ?? "", choice?.accepted_spans, choice?.method);
     run.reply.reasoning += reasoning ?? "";
-    for (const call of calls ?? []) run.reply.write(`<tool_call>\n${JSON.stringify(call.function, null, 2)}\n</tool_call>`);
+    for (const call of calls ?? []) run.reply.call(call);
     if (chunk.timings) {
       message.figures = { ...keptFigures(chunk), seed: chunk.seed, finish: choice?.finish_reason };
     }
@@ -217,17 +271,18 @@ export const thread = {
   // Asks for a reply once more: beside the earlier one, or to a question that has none.
   async again(message = this.current.messages.at(-1)) {
     if (this.isBusy) return;
-    await this.answer(this.current, message.role === "user" ? message.id : message.parent);
+    await this.answer(this.current, message.role === "assistant" ? message.parent : message.id);
   },
   edit(message) {
-    Object.assign(message, { isEditing: true, edited: replyOf(message).content });
-    this.$nextTick(() => byId(`edit-${message.id}`).focus());
+    Object.assign(message, { isEditing: true, edited: messageOf(replyOf(message).content).text });
+    whenShown(() => byId(`edit-${message.id}`)?.focus());
   },
   async resend(message) {
     const text = message.edited.toWellFormed().trim();
-    if (!text || this.isBusy) return;
+    const content = withFiles(text, messageOf(replyOf(message).content).files);
+    if (!content || this.isBusy) return;
     message.isEditing = false;
-    await this.say(this.current, text, message.parent);
+    await this.say(this.current, content, message.parent, message.role);
   },
   endEdit(message) {
     message.isEditing = false;
@@ -235,7 +290,7 @@ export const thread = {
 
   // The versions of a turn: a reply that brought nothing counts only while it is looked at.
   versionsOf(message) {
-    const versions = this.current.turns.filter((each) => each.parent === message.parent && each.role === message.role);
+    const versions = this.current.turns.filter((each) => each.parent === message.parent);
     return versions.filter((each) => each.id === message.id || each.status === "writing" || isSaid(each));
   },
   hasVersions(message) {
@@ -263,7 +318,7 @@ export const thread = {
       sides.map((side) => byId(`${side}-${next.id}`)).find((button) => !button.disabled).focus();
     });
   },
-  copyText: (message) => copy(replyOf(message).answer || replyOf(message).content),
+  copyText: (message) => copy(textOf(message)),
 
   figuresOf(message) {
     const { timings, speculation } = message.figures ?? {};

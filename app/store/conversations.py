@@ -7,7 +7,7 @@ carries the version that its page knows. Calls take milliseconds: make them in a
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -159,18 +159,24 @@ class Conversations:
         self._check_size(rows.values())
         session.flush()
 
-    def _check_size(self, rows: Iterable[MessageRow]) -> None:
-        sizes = [len(row.content) + len(row.reasoning) for row in rows]
-        if len(sizes) > self._limits.turns or sum(sizes) > self._limits.characters:
+    def _check_size(self, rows: Collection[MessageRow]) -> None:
+        sizes = [len(text) for row in rows for text in _texts(row)]
+        if len(rows) > self._limits.turns or sum(sizes) > self._limits.characters:
             message = "This conversation has become too long to be kept: go on in a new one."
             raise InvalidRequest(message, code="conversation_too_long", parameter="turns")
 
 
 def _completes(turn: MessageRow, row: MessageRow) -> bool:
     """Whether a turn says more than the row, which broke off: it begins alike."""
-    is_longer = len(turn.content) + len(turn.reasoning) > len(row.content) + len(row.reasoning)
-    begins_alike = turn.content.startswith(row.content) and turn.reasoning.startswith(row.reasoning)
+    texts, earlier = _texts(turn), _texts(row)
+    is_longer = sum(map(len, texts)) > sum(map(len, earlier))
+    begins_alike = len(texts) >= len(earlier) and all(map(str.startswith, texts, earlier))
     return bool((row.figures or {}).get("stopped")) and begins_alike and (is_longer or turn.figures != row.figures)
+
+
+def _texts(row: MessageRow) -> list[str]:
+    """What it says, thinks and calls, in an order that holds while it grows."""
+    return [row.content, row.reasoning, *(call["arguments"] for call in row.calls or ())]
 
 
 def _contains(search: str) -> Any:
@@ -188,6 +194,6 @@ def _rows(session: Session, conversation_id: int) -> list[MessageRow]:
 
 
 def _write(row: MessageRow, turn: MessageRow) -> None:
-    for name in ("parent", "role", "content", "reasoning", "spans", "figures"):
+    for name in ("parent", "role", "content", "reasoning", "spans", "calls", "figures"):
         setattr(row, name, getattr(turn, name))
     row.created_at = turn.created_at or row.created_at

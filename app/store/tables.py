@@ -9,7 +9,7 @@ from sqlalchemy import JSON, Column, Index, String, text
 from sqlmodel import Field, SQLModel
 
 Scope = Literal["inference", "admin"]
-Role = Literal["user", "assistant"]
+Role = Literal["user", "assistant", "tool"]
 
 
 def _json(*, nullable: bool = False) -> Any:
@@ -161,6 +161,8 @@ class MessageRow(SQLModel, table=True):
     reasoning: str = ""
     spans: list[Any] | None = _json(nullable=True)
     """Of a reply: which characters a drafter wrote, as [start, end, method]."""
+    calls: list[Any] | None = _json(nullable=True)
+    """Of a reply: the tools that it calls, as {id, name, arguments}; turns of role `tool` give the results in turn."""
     figures: dict[str, Any] | None = _json(nullable=True)
     created_at: float = 0.0
 

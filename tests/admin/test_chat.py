@@ -100,6 +100,18 @@ async def test_a_conversation_is_made_read_renamed_and_deleted(site: SignInSite)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "conversation_not_found")
 
 
+async def test_calls_and_their_results_are_kept_with_what_was_asked_for(site: SignInSite) -> None:
+    client = await site.signed_in()
+    call = {"id": "call_1", "name": "look", "arguments": '{"at": 1'}
+    asking = {**REPLY, "content": "", "spans": [], "calls": [call]}
+    result = {"id": "t1", "parent": "a1", "role": "tool", "content": "nothing"}
+    options = {"tools": '[{"name": "look"', "tool_choice": "required", "format": "json_schema", "thinking": "enabled"}
+    assert (await added(client, QUESTION, asking, result, options=options)).status_code == 200
+    kept = (await client.get(PATH)).json()
+    assert [turn["calls"] for turn in kept["turns"]] == [[], [call], []]
+    assert (kept["turns"][2]["role"], kept["options"]) == ("tool", options)
+
+
 async def test_all_conversations_are_deleted_at_once(site: SignInSite) -> None:
     client = await site.signed_in()
     for number in (1, 2, 3):
@@ -129,6 +141,9 @@ BAD_TURNS: list[dict[str, Any]] = [
     {"content": "x" * (chat_routes.MAX_MESSAGE_CHARACTERS + 1)},
     {"html": "<b>"},
     {"created_at": -1},
+    {"calls": [{"name": "x" * 201}]},
+    {"calls": [{"arguments": {}}]},
+    {"calls": [{}] * 129},
     {"spans": [[-1, 2, "ngram"]]},
     {"spans": [[0, 2]]},
     {"spans": [[0, 1, "n" * 61]]},
@@ -160,6 +175,10 @@ async def test_a_turn_that_is_none_is_refused(site: SignInSite, wrong: dict[str,
         {"method": "<b>"},
         {"num_draft_tokens": 65},
         {"system": "x" * 100_001},
+        {"format": "xml"},
+        {"json_schema": {"type": "object"}},
+        {"tools": "x" * 100_001},
+        {"thinking": True},
         {"unknown": 1},
     ],
 )

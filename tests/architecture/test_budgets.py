@@ -6,9 +6,9 @@ from collections import Counter
 from tests.architecture.source import ROOT, functions, modules, words
 
 MAX_LINES, MAX_FILES = (
-    34_000,
-    175,
-)  # 3,500 more: what real clients speak (tools, grammar, reasoning, seven more endpoints)
+    34_200,
+    177,
+)  # 3,700 more: what real clients speak (tools, grammar, reasoning, seven more endpoints), and chats that show it
 """Of the app. Whoever needs more says why where these grow."""
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 40

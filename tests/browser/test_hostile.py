@@ -75,7 +75,14 @@ def test_texts_that_are_kept_stay_texts(server: Server, visitor: Visitor, *, pho
         for text in HOSTILE.values()
         for message in (
             {"role": "user", "content": text},
-            {"role": "assistant", "content": text, "reasoning": text, "spans": [[0, 5, "ngram"], [7, 9, text[:60]]]},
+            {
+                "role": "assistant",
+                "content": text,
+                "reasoning": text,
+                "spans": [[0, 5, "ngram"], [7, 9, text[:60]]],
+                "calls": [{"id": text[:200], "name": text[:200], "arguments": json.dumps({text: text})}],
+            },
+            {"role": "tool", "content": text},
         )
     ]
     with kept(server, "Hostile", said) as number:
@@ -89,9 +96,9 @@ def test_texts_that_are_kept_stay_texts(server: Server, visitor: Visitor, *, pho
         check_nodes(page)
         bodies = page.evaluate(BODIES)
         for index, text in enumerate(HOSTILE.values()):
-            assert bodies[2 * index] == text
-            if "<think>" not in text:
-                assert text in bodies[2 * index + 1]
+            assert bodies[3 * index] == text
+            assert text in bodies[3 * index + 1]
+            assert text in bodies[3 * index + 2]
 
 
 def test_titles_stay_texts_in_the_list_the_head_and_the_fields(server: Server, visitor: Visitor) -> None:

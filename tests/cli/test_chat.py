@@ -111,7 +111,10 @@ def test_a_person_gives_the_results_of_calls_and_the_reply_goes_on() -> None:
     assert question["content"] == "What is there?"
     assert reply["reasoning_content"] == "Two."
     assert [each["function"]["arguments"] for each in reply["tool_calls"]] == ['{"at": 1}'] * 2
-    assert [(each["tool_call_id"], each["content"]) for each in results] == [("call_0", "nothing"), ("call_1", "a bell")]
+    assert [(each["tool_call_id"], each["content"]) for each in results] == [
+        ("call_0", "nothing"),
+        ("call_1", "a bell"),
+    ]
 
 
 def test_a_call_without_a_result_says_so_to_the_model() -> None:

@@ -29,9 +29,17 @@ def Turn(  # noqa: N802 - as a value
     reasoning: str = "",
     spans: Sequence[Any] = (),
     figures: dict[str, Any] | None = None,
+    calls: Sequence[Any] = (),
 ) -> MessageRow:
     return MessageRow(
-        turn=id, parent=parent, role=role, content=content, reasoning=reasoning, spans=list(spans), figures=figures
+        turn=id,
+        parent=parent,
+        role=role,
+        content=content,
+        reasoning=reasoning,
+        spans=list(spans),
+        figures=figures,
+        calls=list(calls),
     )
 
 
@@ -117,6 +125,20 @@ def test_a_reply_that_broke_off_is_completed_in_whatever_order_its_pieces_come(c
             version = heading.version
         reply = found(conversations, number)[1][-1]
         assert (reply.content, reply.figures) == (PIECES[-1], {"drafted": 6}), order
+
+
+def test_a_reply_that_broke_off_in_its_calls_is_completed_by_more_of_them(conversations: Conversations) -> None:
+    look, hear = ({"id": name, "name": name, "arguments": "{}"} for name in ("look", "hear"))
+    pieces = ([], [look | {"arguments": "{"}], [look], [look, hear])
+    for number, order in enumerate(itertools.permutations(pieces), start=1):
+        version = begun(conversations, QUESTION, number=number)
+        for calls in order:
+            figures = {"drafted": 6} if calls == pieces[-1] else {"stopped": True}
+            turn = Turn("a1", "q1", "assistant", "", figures=figures, calls=calls)
+            heading = conversations.add(number, version, [turn])
+            assert heading is not None
+            version = heading.version
+        assert found(conversations, number)[1][-1].calls == pieces[-1], order
 
 
 def test_a_write_of_an_earlier_version_changes_nothing_and_says_so(conversations: Conversations) -> None:
