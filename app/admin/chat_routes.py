@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from app.admin.context import Admin
 from app.core.drafters import TEXT_METHODS
 from app.core.errors import StaleVersion
 from app.serving.document import EVENTS, problems, told
 from app.serving.errors import Rejected, error_object, words_for
-from app.serving.gate import Sent
+from app.serving.gate import Body, Sent
 from app.store.conversations import Beginning, Conversations
 from app.store.tables import ConversationRow, MessageRow, Role
 
@@ -37,16 +37,19 @@ MAX_SEED = (1 << 53) - 1
 
 Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE_CHARACTERS)]
 ModelId = Annotated[str, Field(max_length=300)]
-Span = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[str, Field(max_length=60)]]
+Span = Annotated[
+    tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)], Annotated[str, Field(max_length=60)]],
+    Field(strict=False),
+]
 Count = Annotated[float, Field(ge=0)]
 TurnId = Annotated[str, Field(pattern=r"^[a-z0-9]{1,40}$")]
 Value = TypeVar("Value")
 
 
-class PageBody(BaseModel):
+class PageBody(Body):
     """Base of what the page sends; a name that means nothing here is a mistake."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid")
 
 
 class ConversationOptions(PageBody):
@@ -77,13 +80,7 @@ class ConversationChange(PageBody):
     options: ConversationOptions | None = None
 
 
-class Kept(BaseModel):
-    """Base of the figures of a reply: what a page of another version, or a file, says besides is left out."""
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, frozen=True, hide_input_in_errors=True)
-
-
-class KeptTimings(Kept):
+class KeptTimings(Body):
     """How fast a reply came."""
 
     first_token_ms: Count | None = None
@@ -91,7 +88,7 @@ class KeptTimings(Kept):
     predicted_per_second: Count | None = None
 
 
-class KeptSpeculation(Kept):
+class KeptSpeculation(Body):
     """How its drafts fared."""
 
     method: str = Field("off", max_length=200)
@@ -103,14 +100,14 @@ class KeptSpeculation(Kept):
     tokens_per_cycle: Count = 0
 
 
-class KeptProblem(Kept):
+class KeptProblem(Body):
     """Why a reply broke off."""
 
     code: str = Field("", max_length=100)
     message: str = Field("", max_length=MAX_PROBLEM_CHARACTERS)
 
 
-class ReplyFigures(Kept):
+class ReplyFigures(Body):
     """What a page shows under a reply."""
 
     timings: KeptTimings | None = None
@@ -121,7 +118,7 @@ class ReplyFigures(Kept):
     problem: KeptProblem | None = None
 
 
-class KeptCall(Kept):
+class KeptCall(Body):
     """A tool that a reply calls."""
 
     id: str = Field("", max_length=200)

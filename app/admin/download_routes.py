@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.admin.context import Admin, AdminContext
 from app.admin.downloading import Downloads
@@ -19,7 +19,7 @@ from app.hub.hub_search import Pair, Sort, inspect_repository, recommended, sear
 from app.hub.partial_folder import read_marker, remove_model
 from app.serving.document import HUB, problems
 from app.serving.errors import Rejected
-from app.serving.gate import Sent
+from app.serving.gate import Body, Sent
 
 ROOM_SHARE = 1.15
 """Weights with what else a model needs at the least."""
@@ -27,7 +27,7 @@ ROOM_SHARE = 1.15
 Verb = Literal["pause", "resume", "cancel", "retry", "up", "down"]
 
 
-class DownloadBody(BaseModel):
+class DownloadBody(Body):
     """What to download; `drafts_for` is the main model that it is to draft for once it is here."""
 
     repository: str = Field(min_length=1, max_length=300)
@@ -35,7 +35,7 @@ class DownloadBody(BaseModel):
     drafts_for: str = Field("", max_length=300)
 
 
-class TokenBody(BaseModel):
+class TokenBody(Body):
     """A token for the hub; an empty one removes the stored one."""
 
     token: str = Field(max_length=300)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
@@ -27,7 +27,7 @@ from app.hub.pairing import Candidate
 from app.model_settings import SPECULATION, Id
 from app.serving.auth import SESSION
 from app.serving.document import problems
-from app.serving.gate import Sent
+from app.serving.gate import Body, Sent
 from app.serving.sweep.report import Figures, best_by_drafter, drafting_of, report_object
 from app.store.tables import BenchmarkRow
 
@@ -41,7 +41,7 @@ MEASUREMENT = "measurement"
 router = APIRouter()
 
 
-class ChoiceBody(BaseModel):
+class ChoiceBody(Body):
     """How a model drafts. What is absent or null is unset; values and conflicts are checked as everywhere."""
 
     drafts: list[Id] | None = Field(None, max_length=8)
@@ -53,7 +53,7 @@ class ChoiceBody(BaseModel):
     prompt_lookup_max: int | None = None
 
 
-class AttachBody(BaseModel):
+class AttachBody(Body):
     """Which drafter joins which model; it is on this computer."""
 
     model: str = Field(min_length=1, max_length=500)
@@ -61,7 +61,7 @@ class AttachBody(BaseModel):
     measure: bool = True
 
 
-class ApplyBody(BaseModel):
+class ApplyBody(Body):
     """What to keep of a measurement: its recommendation, or one setting that was measured with so many requests at once
     (`off`, `auto`, a method)."""
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.admin.model_view import ModelView
 from app.core.drafters import DRAFT_METHODS
@@ -25,6 +25,7 @@ from app.hub.pairing import Candidate
 from app.model_settings import Id
 from app.serving.context import Context
 from app.serving.errors import Rejected
+from app.serving.gate import Body
 from app.serving.sweep.grid import GRIDS, LENGTHS, TASKS, TOKENS, Ask, Budget, Grid, MeasuredTurn, Sweep, cells, turns
 from app.serving.sweep.report import report_object, report_of, speedups
 from app.serving.sweep.worker_side import WorkerSide, describe_machine, describe_versions
@@ -37,7 +38,7 @@ Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
-class Wish(BaseModel):
+class Wish(Body):
     """What is to be measured. `drafts` absent: the best drafter of each method; `grid`: one request, also four at
     once, or all numbers of requests and contexts."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from app.admin.context import Admin, AdminContext
 from app.admin.settings_routes import OPTION_WORDS, sound_models
@@ -19,7 +19,7 @@ from app.core.errors import ModelNotFound
 from app.serving.auth import SESSION
 from app.serving.document import problems
 from app.serving.errors import said
-from app.serving.gate import Sent
+from app.serving.gate import Body, Sent
 
 SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("model_settings.replies", (
@@ -36,7 +36,7 @@ TABS = {"settings": "model.html", "drafts": "drafts.html", "pays": "pays.html"}
 """The pages of one model, by the tabs that lead to them."""
 
 
-class ModelBody(BaseModel):
+class ModelBody(Body):
     """Which model is meant, by its id or alias."""
 
     model: str = Field(min_length=1, max_length=500)

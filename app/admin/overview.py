@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
@@ -29,7 +29,7 @@ from app.core.messages import LoadedModel
 from app.core.reason import reason_object
 from app.serving.auth import is_let_in
 from app.serving.document import EVENTS, told
-from app.serving.gate import Sent
+from app.serving.gate import Body, Sent
 from app.serving.logs import CAPACITY, LEVELS, line_object
 from app.serving.resolver import loaded_object
 from app.serving.sse import EventStream
@@ -54,7 +54,7 @@ Text = Annotated[str, Query(max_length=500)]
 router = APIRouter()
 
 
-class DrainBody(BaseModel):
+class DrainBody(Body):
     """How long running requests may take."""
 
     seconds: float = Field(DRAIN_SECONDS, ge=0, le=86_400)
@@ -236,7 +236,7 @@ async def get_lines(
     return log_lines(admin, after=after, level=level, logger=logger, text=text, count=count)
 
 
-@router.get("/admin/api/logs/download", response_class=Response, responses=told(media_type="application/x-ndjson"))
+@router.get("/admin/api/logs/download", response_class=Response, responses=told(media_type="application/jsonl"))
 async def download_log(admin: Admin, level: Level = "debug", logger: Text = "", text: Text = "") -> Response:
     """The same lines as a file: one JSON object each, as in the log on disk."""
     lines = admin.logs.lines(level=level, logger=logger, text=text)

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
@@ -17,7 +16,7 @@ from app.core.reason import reason_object
 from app.core.request import Past
 from app.serving.document import problems
 from app.serving.errors import Rejected
-from app.serving.gate import Sent
+from app.serving.gate import Body, Sent
 from app.serving.journal import Record
 from app.worker.client import WorkerClient
 
@@ -30,7 +29,7 @@ Text = Annotated[str, Query(max_length=500)]
 router = APIRouter()
 
 
-class NoBody(BaseModel):
+class NoBody(Body):
     """Nothing is said but that it is to be done."""
 
 

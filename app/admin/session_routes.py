@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
@@ -26,7 +26,7 @@ from app.core.safe_files import write_privately
 from app.serving.auth import ADMIN_JSON, COOKIE, ENTRY_SECONDS, VALID_SECONDS, Door, identity_of, is_from_here, place_of
 from app.serving.document import problems
 from app.serving.errors import Rejected
-from app.serving.gate import Sent
+from app.serving.gate import Body, Sent
 from app.store.accounts import ABSOLUTE_SECONDS, MIN_CHARACTERS, digest_of
 from app.store.rows import FirstRun
 from app.store.tables import KeyRow, Scope
@@ -45,7 +45,7 @@ REDIRECT_PAGE = """<!doctype html>
 """
 
 
-class StrangersBody(BaseModel):
+class StrangersBody(Body):
     """Nobody has signed in yet: who sends more gets no memory for it."""
 
     max_bytes: ClassVar[int] = 1 << 20
@@ -64,7 +64,7 @@ class LoginRequest(StrangersBody):
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
 
 
-class EntryRequest(BaseModel):
+class EntryRequest(Body):
     """What a command wants to open."""
 
     to: str = Field("/admin/", max_length=1000, pattern=PAGE)
@@ -76,14 +76,14 @@ class EnterRequest(StrangersBody):
     code: str = Field(max_length=MAX_SECRET_CHARACTERS)
 
 
-class PasswordRequest(BaseModel):
+class PasswordRequest(Body):
     """The password that counts, and the one that is to count."""
 
     current: str = Field(max_length=MAX_SECRET_CHARACTERS)
     password: str = Field(max_length=MAX_SECRET_CHARACTERS)
 
 
-class KeyRequest(BaseModel):
+class KeyRequest(Body):
     """A key to make; `inference` opens the endpoints, `admin` the dashboard's calls too."""
 
     name: str = Field(max_length=200)

@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel
 
 from app.admin.context import Admin, AdminContext
 from app.admin.overview import STARTER
 from app.hub.catalog import CatalogModel, Source
-from app.serving.gate import Sent
+from app.serving.gate import Body, Sent
 from app.store.rows import FIRST_STEPS, FirstRun, FirstStep
 
 ROOTS: tuple[Source, ...] = ("lm_studio", "hugging_face", "embedded")
@@ -24,7 +23,7 @@ ROOTS: tuple[Source, ...] = ("lm_studio", "hugging_face", "embedded")
 router = APIRouter()
 
 
-class DoneBody(BaseModel):
+class DoneBody(Body):
     """The step that is done; `all` ends the first run."""
 
     done: Literal["language", "folders", "models", "all"]

@@ -15,13 +15,22 @@ from fastapi.responses import Response
 from pydantic import Field, field_validator, model_validator
 
 from app.api.answer import FinishedChoice, OpenAIRenderer, answer
-from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, Body, GenerationBody, MaxTokens, max_tokens, shared_command
+from app.api.commands import (
+    MAX_TOKEN_ID,
+    MAX_TOP_LOGPROBS,
+    GenerationBody,
+    MaxTokens,
+    max_tokens,
+    object_of,
+    shared_command,
+    told_as,
+)
 from app.api.shapes import ChatCompletion
 from app.api.structured import check_schema
 from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES, Delta, Generate, TokenText, ToolCallDelta
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, told
-from app.serving.gate import Sent
+from app.serving.gate import Body, Sent
 
 MAX_MESSAGES = 2000
 MAX_TOOLS = 128
@@ -33,11 +42,15 @@ EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+PART = object_of(type={"const": "text"}, text={"type": "string"})
+NAMED = object_of(type={"const": "function"}, function=object_of(name={"type": "string"}))
+
+
 class Message(Body):
     """One message; several text parts are joined into one string."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | None = None
+    content: Annotated[str | None, told_as({"type": "string"}, {"type": "array", "items": PART})] = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     """The same, by its other name."""
@@ -50,7 +63,7 @@ class Message(Body):
     def _join_parts(cls, content: Any) -> Any:
         if not isinstance(content, list):
             return content
-        if any(isinstance(part, dict) and part.get("type") not in {None, "text"} for part in content):
+        if any(isinstance(part, dict) and part.get("type") not in (None, "text") for part in content):
             raise ValueError("this model reads text only: send parts of type text, no images, sound or files")
         texts = [part.get("text") if isinstance(part, dict) and "type" in part else None for part in content]
         strings = [text for text in texts if isinstance(text, str)]
@@ -111,7 +124,7 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, told_as({"enum": ["none", "auto", "required"]}, NAMED)] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     thinking: Thinking | None = None

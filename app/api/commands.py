@@ -10,7 +10,14 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from app.api.structured import GUIDED, format_grammar, wished_grammar
 from app.core.drafters import AUTO, DRAFT_METHODS, METHOD_NAMES, OFF
@@ -20,6 +27,7 @@ from app.core.request import Grammar, SamplingParameters, SpeculationRequest
 from app.model_settings import ModelSettings
 from app.serving.auth import identity_of
 from app.serving.context import context_of
+from app.serving.gate import Body
 from app.serving.resolver import Resolver
 
 MAX_STOPS = 16
@@ -36,6 +44,20 @@ ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARACTERS)]
 DraftTokens = Annotated[int, Field(ge=1, le=64)]
 
 
+TEXT = {"type": "string", "minLength": 1}
+STOP = TEXT | {"maxLength": MAX_STOP_CHARACTERS}
+
+
+def object_of(**properties: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object that has all of these."""
+    return {"type": "object", "properties": properties, "required": [*properties]}
+
+
+def told_as(*kinds: dict[str, Any], or_null: bool = True) -> WithJsonSchema:
+    """What the OpenAPI document says of a value that only its validator knows: one of these."""
+    return WithJsonSchema({"anyOf": [*kinds, *([{"type": "null"}] if or_null else [])]})
+
+
 def _not_zero(tokens: int) -> int:
     if tokens == 0:
         raise ValueError(f"give at least 1, or {NO_LIMIT} for no limit")
@@ -43,19 +65,6 @@ def _not_zero(tokens: int) -> int:
 
 
 MaxTokens = Annotated[int, Field(ge=NO_LIMIT, le=MAX_TOKEN_ID), AfterValidator(_not_zero)]
-
-
-class Body(BaseModel):
-    """Base of everything that a client sends."""
-
-    model_config = ConfigDict(
-        strict=True,
-        allow_inf_nan=False,
-        extra="ignore",
-        frozen=True,
-        hide_input_in_errors=True,
-        regex_engine="rust-regex",
-    )
 
 
 class StreamOptions(Body):
@@ -69,7 +78,7 @@ class SpeculationOptions(Body):
 
     model_config = ConfigDict(extra="forbid")
 
-    method: str | None = None
+    method: str | None = Field(None, json_schema_extra={"enum": [*METHODS, None]})
     num_draft_tokens: DraftTokens | None = None
 
     @field_validator("method")
@@ -100,7 +109,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
     n: int | None = Field(None, ge=1, le=8)
-    stop: Any = ()
+    stop: Annotated[Any, told_as(STOP, {"type": "array", "items": STOP, "maxItems": MAX_STOPS})] = ()
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1 << 20)
@@ -110,7 +119,7 @@ class GenerationBody(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 64) - 1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=MAX_LOGIT_BIASES)
-    response_format: Any = None
+    response_format: Annotated[Any, told_as(object_of(type={"enum": ["text", "json_object", "json_schema"]}))] = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None

@@ -6,15 +6,24 @@ prompt × n + index.
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from app.api.answer import FinishedChoice, OpenAIRenderer, answer
-from app.api.commands import MAX_TOKEN_ID, MAX_TOP_LOGPROBS, NO_LIMIT, GenerationBody, max_tokens, shared_command
+from app.api.commands import (
+    MAX_TOKEN_ID,
+    MAX_TOP_LOGPROBS,
+    NO_LIMIT,
+    TEXT,
+    GenerationBody,
+    max_tokens,
+    shared_command,
+    told_as,
+)
 from app.api.shapes import TextCompletion
 from app.core.messages import Delta, Generate, TokenText
 from app.serving.context import context_of
@@ -27,12 +36,19 @@ DEFAULT_MAX_TOKENS = 16
 router = APIRouter()
 
 Prompt = str | list[int]
+TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}, "minItems": 1}
+
+
+def prompts(most: int) -> WithJsonSchema:
+    """What is said of one prompt or several: texts, or tokens."""
+    several = [{"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (TEXT, TOKENS)]
+    return told_as(TEXT, TOKENS, *several, or_null=False)
 
 
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: Any
+    prompt: Annotated[Any, prompts(MAX_PROMPTS)]
     max_tokens: int | None = Field(None, ge=NO_LIMIT, le=MAX_TOKEN_ID)
     """With `echo`, 0 is fine: the prompt alone, and its scores where `logprobs` asks for them."""
     echo: bool | None = None

@@ -22,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import Field
 
 from app.api.answer import unless_client_leaves
-from app.api.commands import Body, ModelName
+from app.api.commands import ModelName
 from app.api.shapes import Model, ModelList, OllamaModels
 from app.core.errors import ModelNotFound, ModelUnavailable
 from app.hub.catalog import CatalogModel
@@ -30,7 +30,7 @@ from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.document import document, problems, told
 from app.serving.errors import endpoints
-from app.serving.gate import Sent
+from app.serving.gate import Body, Sent
 from app.serving.resolver import drafts_object, loaded_object
 
 router = APIRouter()

@@ -9,7 +9,7 @@ import secrets
 from array import array
 from collections.abc import Sequence
 from math import sqrt
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from app.api.answer import FinishedChoice, Renderer, answer
 from app.api.commands import GenerationBody, shared_command
-from app.api.completions import Prompt, is_tokens
+from app.api.completions import Prompt, is_tokens, prompts
 from app.api.shapes import EmbeddingList
 from app.core.messages import Generate
 from app.core.step import Statistics
@@ -33,7 +33,7 @@ router = APIRouter()
 class EmbeddingsBody(GenerationBody):
     """`POST /v1/embeddings`."""
 
-    input: Any
+    input: Annotated[Any, prompts(MAX_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=1 << 20)
     pooling: Literal["mean", "last"] = "mean"

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves
 from app.api.chat import MAX_MESSAGES, MAX_TOOLS, ChatBody, Thinking, chat_command
-from app.api.commands import MAX_TOKEN_ID, Body, ModelName, SpeculationOptions
+from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions
 from app.api.shapes import AnthropicMessage, TokenCount
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate
@@ -24,14 +24,37 @@ from app.i18n import Words
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, problems, told
 from app.serving.errors import ANTHROPIC, error_object
-from app.serving.gate import Sent, checked
+from app.serving.gate import Body, Sent, checked
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "end_turn"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
-Blocks = str | list[dict[str, Any]]
 
 router = APIRouter()
+
+
+class Source(Body):
+    """Of a document."""
+
+    type: str | None = None
+    data: str | None = None
+
+
+class Block(Body):
+    """A part of a message, with what its kind has."""
+
+    type: str = "text"
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: "str | list[Block] | None" = None
+    source: Source | None = None
+
+
+Blocks = str | list[Block]
 
 
 class Turn(Body):
@@ -130,35 +153,33 @@ def _text(blocks: Blocks) -> str:
     """Text blocks, joined. Raises InvalidRequest for others."""
     if isinstance(blocks, str):
         return blocks
-    texts = [block.get("text") if block.get("type", "text") == "text" else _document(block) for block in blocks]
+    texts = [block.text if block.type == "text" else _document(block) for block in blocks]
     if not all(isinstance(text, str) for text in texts):
-        kinds = ", ".join(sorted({str(block.get("type")) for block in blocks} - {"text"}))
+        kinds = ", ".join(sorted({block.type[:60] for block in blocks} - {"text"}))
         raise InvalidRequest(
             f"messages: this model reads text only, no {kinds or 'other blocks'}", parameter="messages"
         )
     return "\n\n".join(str(text) for text in texts)
 
 
-def _document(block: dict[str, Any]) -> Any:
-    source = block.get("source")
-    is_text = block.get("type") == "document" and isinstance(source, dict) and source.get("type") == "text"
-    return source.get("data") if is_text and isinstance(source, dict) else None
+def _document(block: Block) -> str | None:
+    is_text = block.type == "document" and block.source is not None and block.source.type == "text"
+    return block.source.data if is_text and block.source is not None else None
 
 
 def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
     """A turn in OpenAI's words: results of tools are messages of their own, and come first."""
-    blocks = [{"type": "text", "text": turn.content}] if isinstance(turn.content, str) else turn.content
+    blocks = [Block(text=turn.content)] if isinstance(turn.content, str) else turn.content
     calls, thoughts, rest = [], [], []
     for block in blocks:
-        match block.get("type"):
+        match block.type:
             case "tool_result":
-                content = _text(block.get("content") or "")
-                yield {"role": "tool", "tool_call_id": str(block.get("tool_use_id") or "-"), "content": content}
+                yield {"role": "tool", "tool_call_id": block.tool_use_id or "-", "content": _text(block.content or "")}
             case "tool_use":
-                function = {"name": str(block.get("name")), "arguments": json.dumps(block.get("input") or {})}
-                calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+                function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+                calls.append({"id": block.id or "-", "type": "function", "function": function})
             case "thinking":
-                thoughts.append(str(block.get("thinking") or ""))
+                thoughts.append(block.thinking or "")
             case "redacted_thinking":
                 continue
             case _:

@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -20,9 +20,10 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves
-from app.api.chat import MAX_TOOLS, ChatBody, chat_command
-from app.api.commands import Body, GenerationBody, ModelName, max_tokens, shared_command
-from app.api.embeddings import EmbeddingsBody, embedding_commands, shortened
+from app.api.chat import MAX_MESSAGES, MAX_TOOLS, ChatBody, chat_command
+from app.api.commands import GenerationBody, ModelName, max_tokens, shared_command
+from app.api.completions import prompts
+from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, shortened
 from app.api.shapes import OllamaChatAnswer, OllamaModel, OllamaModels, OllamaText, OllamaVector, OllamaVectors
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
@@ -33,7 +34,7 @@ from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.document import ANSWERED, told
 from app.serving.errors import Rejected, error_object
-from app.serving.gate import Sent, checked
+from app.serving.gate import Body, Sent, checked
 
 API_VERSION = "0.12.6"
 """Of Ollama, whose API this is like; clients refuse to talk to an older one."""
@@ -74,10 +75,33 @@ class OllamaBody(Body):
         return fields
 
 
+class OllamaFunction(Body):
+    """What a call called."""
+
+    name: str
+    arguments: dict[str, Any] | None = None
+
+
+class OllamaCall(Body):
+    """One call."""
+
+    function: OllamaFunction
+
+
+class OllamaMessage(Body):
+    """One message; images are refused."""
+
+    role: str
+    content: str | None = None
+    images: list[Any] | None = None
+    thinking: str | None = None
+    tool_calls: list[OllamaCall] | None = Field(None, max_length=MAX_TOOLS)
+
+
 class OllamaChat(OllamaBody):
     """`POST /api/chat`."""
 
-    messages: list[dict[str, Any]] = Field([])
+    messages: list[OllamaMessage] = Field([], max_length=MAX_MESSAGES)
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
 
 
@@ -94,7 +118,7 @@ class OllamaEmbed(Body):
     """`POST /api/embed`, and `/api/embeddings` with one `prompt`."""
 
     model: ModelName
-    input: Any = None
+    input: Annotated[Any, prompts(MAX_INPUTS)] = None
     prompt: str | None = None
     dimensions: int | None = None
     keep_alive: str | float | None = None
@@ -128,19 +152,19 @@ def _messages(body: OllamaChat) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     called: list[str] = []
     for message in body.messages:
-        if message.get("images"):
+        if message.images:
             raise InvalidRequest("messages: this model reads text only, no images", parameter="messages")
-        plain = {"role": message.get("role"), "content": message.get("content") or ""}
-        if message.get("thinking"):
-            plain["reasoning_content"] = message["thinking"]
-        if message.get("tool_calls"):
-            functions = [call.get("function") or {} for call in message["tool_calls"]]
+        plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.thinking:
+            plain["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            functions = [call.function for call in message.tool_calls]
             called = [f"call_{len(messages)}_{place}" for place in range(len(functions))]
             plain["tool_calls"] = [
                 {
                     "id": call_id,
                     "type": "function",
-                    "function": {"name": each.get("name"), "arguments": json.dumps(each.get("arguments") or {})},
+                    "function": {"name": each.name, "arguments": json.dumps(each.arguments or {})},
                 }
                 for call_id, each in zip(called, functions, strict=True)
             ]

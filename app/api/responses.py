@@ -18,7 +18,7 @@ from pydantic import Field
 
 from app.api.answer import FinishedChoice, Renderer, answer
 from app.api.chat import MAX_TOOLS, ChatBody, chat_command
-from app.api.commands import MAX_TOKEN_ID, Body, ModelName, SpeculationOptions
+from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions
 from app.api.shapes import Deleted, ResponseItems, ResponseObject
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate
@@ -27,11 +27,11 @@ from app.i18n import Words
 from app.serving.auth import identity_of
 from app.serving.document import ANSWERED, EVENTS, told
 from app.serving.errors import Rejected, error_object
-from app.serving.gate import Sent, checked
+from app.serving.gate import Body, Sent, checked
 
 KEPT_SECONDS = 24 * 3600.0
 KEPT_BYTES = 64 * 1024 * 1024
-TEXT_PARTS = {"input_text", "output_text", "text", "reasoning_text", "summary_text"}
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 Item = dict[str, Any]
 

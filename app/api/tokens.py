@@ -13,13 +13,13 @@ from pydantic import ConfigDict, Field, model_validator
 
 from app.api.answer import unless_client_leaves
 from app.api.chat import ChatBody, chat_command
-from app.api.commands import MAX_TOKEN_ID, Body, GenerationBody, shared_command
+from app.api.commands import MAX_TOKEN_ID, GenerationBody, shared_command
 from app.api.shapes import RenderedPrompt, Tokens, TokensText
 from app.core.messages import Generate, PromptTold
 from app.core.prompt_size import check_prompt
 from app.serving.context import context_of
 from app.serving.document import problems, told
-from app.serving.gate import Sent, checked
+from app.serving.gate import Body, Sent, checked
 
 router = APIRouter()
 

@@ -4,12 +4,14 @@ FastAPI knows paths, parameters and the answers that routes declare by `told`. B
 errors are those that anything may get, and those that a route names by `problems`.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import RouteContext, iter_route_contexts
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.json_schema import models_json_schema
 
 from app.serving.auth import ADMIN, ADMIN_JSON, COOKIE, is_public
@@ -48,45 +50,21 @@ EVENTS = "text/event-stream"
 Responses = dict[int | str, dict[str, Any]]
 
 
-class ErrorDetail(BaseModel):
-    """`message` is for people, `code` for programs."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
+def shape(name: str, fields: Mapping[str, Any], about: str = "") -> Any:
+    """The model of an object; what may be null may be missing, and there may be more in it."""
+    kinds: dict[str, Any] = {each: (kind, None if NoneType in get_args(kind) else ...) for each, kind in fields.items()}
+    return create_model(name, __config__=ConfigDict(extra="allow"), __doc__=about, **kinds)
 
 
-class Error(BaseModel):
-    """How OpenAI tells errors, and everything else here."""
-
-    error: ErrorDetail
-
-
-class AnthropicErrorDetail(BaseModel):
-    """Of which kind it is, in Anthropic's words."""
-
-    type: str
-    message: str
-    code: str
-
-
-class AnthropicError(BaseModel):
-    """How Anthropic tells errors."""
-
-    type: str
-    error: AnthropicErrorDetail
-
-
-class OllamaError(BaseModel):
-    """How Ollama tells errors."""
-
-    error: str
+Problem = shape("Problem", {"message": str, "type": str, "code": str}, "`message` is for people, `code` for programs.")
+Error = shape("Error", {"error": Problem}, "As OpenAI tells errors; `param` names the field.")
+AnthropicError = shape("AnthropicError", {"type": str, "error": Problem}, "As Anthropic tells errors.")
+OllamaError = shape("OllamaError", {"error": str}, "As Ollama tells errors.")
 
 
 def told(answer: type[BaseModel] | None = None, media_type: str = "") -> Responses:
     """What a route answers: an object, and as a stream or file something of `media_type`."""
-    content = {media_type: {"schema": {"type": "string"}}} if media_type else {}
+    content: dict[str, Any] = {media_type: {}} if media_type else {}
     return {200: {"content": content} | ({} if answer is None else {"model": answer})}
 
 

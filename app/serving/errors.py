@@ -138,6 +138,12 @@ def endpoints(app: FastAPI) -> list[str]:
     return [f"{method} {path}" for path, methods in public for method in methods]
 
 
+def methods_at(app: FastAPI, path: str) -> set[str]:
+    """What may be done at an address, by all of its routes together."""
+    routes = [route for route in iter_route_contexts(app.routes) if route.path_regex.match(path)]
+    return {method for route in routes for method in route.methods or ()}
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Register the handlers for everything that can be raised below the routes."""
 
@@ -153,6 +159,8 @@ def install_error_handlers(app: FastAPI) -> None:
         advice = f" There are {', '.join(endpoints(app))}." if code in {"unknown_url", "method_not_allowed"} else ""
         response = _response(request, Rejected(error.status_code, f"{phrase}.{advice}", code))
         response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            response.headers["allow"] = ", ".join(sorted(methods_at(app, request.scope["path"])))
         return response
 
     @app.exception_handler(RequestValidationError)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -58,6 +58,19 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 Headers = Mapping[bytes, list[bytes]]
 """The values of each header by its name, none for one that is not there."""
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
+
+
+class Body(BaseModel):
+    """Base of everything that a client sends."""
+
+    model_config = ConfigDict(
+        strict=True,
+        allow_inf_nan=False,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,
+        regex_engine="rust-regex",
+    )
 
 
 class Gate:

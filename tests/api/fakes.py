@@ -24,6 +24,7 @@ from app.core.messages import (
     LoadProgress,
     ModelLoaded,
     ModelSpecification,
+    PromptTold,
     Ready,
     Snapshot,
     TokenText,
@@ -182,6 +183,9 @@ class FakeWorker:
         self.loads.append(model)
         await self.tell()
         return ModelLoaded(id="load", model_id=model.id, seconds=1.5)
+
+    async def read_prompt(self, prompt: Generate) -> PromptTold:
+        return PromptTold(id=prompt.id, tokens=[1, 2, 3], text=prompt.text or "Hi")
 
     def release_quarantine(self, model_id: str) -> None:
         if self.quarantined.pop(model_id, None) is None:

@@ -111,6 +111,11 @@ async def test_preflight_gets_no_permission(site: Site) -> None:
     assert not [name for name in response.headers if name.startswith("access-control")]
 
 
+async def test_a_405_names_every_method_of_its_address(site: Site) -> None:
+    response = await site.client.put("/v1/responses/resp_1", json={})
+    assert (response.status_code, response.headers["allow"]) == (405, "DELETE, GET")
+
+
 async def test_pages_of_allowed_origins_may_call_the_endpoint_and_nothing_else() -> None:
     page = {"origin": "https://chat.example", "sec-fetch-site": "cross-site"}
     wish = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}

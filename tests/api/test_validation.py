@@ -311,7 +311,6 @@ async def test_unknown_routes_and_methods_are_error_objects(site: Site) -> None:
     for method, path, status in (
         ("GET", "/v1/nothing", 404),
         ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
         ("POST", "/v1/models", 405),
         ("DELETE", CHAT, 405),
         ("GET", CHAT, 405),
@@ -337,3 +336,26 @@ async def test_large_bodies() -> None:
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "request_too_large"
         assert response.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": {}, "text": ""}]}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": {}, "text": ""}]}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": ["x"]}]}]}),
+        ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": [5]}]}),
+        ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]}),
+    ],
+)
+async def test_a_part_of_a_message_that_is_none_is_refused(site: Site, path: str, fields: dict[str, Any]) -> None:
+    response = await site.client.post(path, json={"model": "demo-main", "max_tokens": 1} | fields)
+    assert response.status_code == 400, response.text
+
+
+async def test_a_switch_is_no_number_on_the_dashboard_either() -> None:
+    site = make_site(api_key="sk-test")
+    headers = {"x-api-key": "sk-test"}
+    response = await site.client.post("/admin/api/worker/drain", json={"seconds": False}, headers=headers)
+    assert response.status_code == 400
+    assert site.worker.renewals == []
