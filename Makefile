@@ -27,6 +27,12 @@ $(VENV)/published: tests/published.py $(VENV)/installed-dev
 	@$(BIN)/python -m tests.published
 	@touch $@
 
+$(VENV)/clients/installed: tests/clients/requirements.lock $(VENV)/installed-dev
+	@echo "Installing the clients that the tests run beside Paceline (once)…"
+	@$(PYTHON) -m venv $(VENV)/clients
+	@$(BIN)/uv pip install --quiet --python $(VENV)/clients/bin/python --require-hashes -r $<
+	@touch $@
+
 $(VENV)/installed-desktop: requirements-desktop.lock $(VENV)/installed
 	@echo "Installing what the menu bar needs into $(VENV) (once)…"
 	@$(PIP) install --require-hashes -r requirements-desktop.lock
@@ -42,10 +48,10 @@ desktop: $(VENV)/installed-desktop ## Install what the menu bar needs
 app: desktop ## Install Paceline.app: the server in the menu bar, by a double click (macOS)
 	@$(BIN)/paceline app install $(ARGS)
 
-test: $(VENV)/installed-dev $(VENV)/published ## Run the test suite
+test: $(VENV)/installed-dev $(VENV)/published $(VENV)/clients/installed ## Run the test suite
 	@$(BIN)/python -m pytest $(ARGS)
 
-soak: $(VENV)/installed-dev $(VENV)/published ## Run the long property tests (thousands of random schedules)
+soak: $(VENV)/installed-dev $(VENV)/published $(VENV)/clients/installed ## Run the long property tests (thousands of random schedules)
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 check: $(VENV)/installed-dev ## Check format, lint, types and import contracts
@@ -83,6 +89,7 @@ lock: ## Rewrite the lock files (needs uv)
 	$(LOCK) -o requirements.lock
 	$(LOCK) -c requirements.lock --extra desktop -o requirements-desktop.lock
 	$(LOCK) -c requirements-desktop.lock --group dev -o requirements-dev.lock
+	$(LOCK:pyproject.toml=tests/clients/requirements.in) -o tests/clients/requirements.lock
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -78,7 +78,9 @@ def _call_parts(tools: list[Mapping[str, Any]]) -> tuple[str, *tuple[Part, ...]]
             f"call_{place}: {json.dumps(head)} @arguments_{place} {json.dumps('}' + chr(10) + '</tool_call>')}"
         )
         options = {} if tool.get("strict") else {"lenient": True}
-        part = _json_part(tool.get("parameters") or NO_ARGUMENTS, **options)
+        parameters = tool.get("parameters") or NO_ARGUMENTS
+        named_only = {"additionalProperties": False} if "properties" in parameters else {}
+        part = _json_part(named_only | parameters, **options)
         parts.append({"name": f"arguments_{place}", **part})
     return "\n".join(rules), *parts
 

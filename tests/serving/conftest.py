@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,23 +75,33 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@contextmanager
+def running(home: Path, **environment: str) -> Iterator[Server]:
+    """A server that is ready, with its state in `home`; it ends with the block."""
     port = free_port()
-    environment = os.environ | {
+    own = {
         "PACELINE_HOST": "127.0.0.1",
         "PACELINE_PORT": str(port),
-        "PACELINE_HOME": str(tmp_path_factory.mktemp("home")),
-        "PACELINE_MODEL_DIRS": str(model_folder),
-        "PACELINE_DRAFTS": "attention=attention-draft,hybrid=hybrid-draft",
+        "PACELINE_HOME": str(home),
         "PACELINE_OPEN": "0",
         "PACELINE_OPENBLAS": "0",
     }
-    process = psutil.Popen([sys.executable, "-m", "app.cli", "serve"], env=environment, stdout=subprocess.DEVNULL)
-    running = Server(process, f"http://127.0.0.1:{port}")
+    command = [sys.executable, "-m", "app.cli", "serve"]
+    process = psutil.Popen(command, env=os.environ | own | environment, stdout=subprocess.DEVNULL)
+    server = Server(process, f"http://127.0.0.1:{port}")
     try:
-        running.wait_ready()
-        yield running
+        server.wait_ready()
+        yield server
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    models = {
+        "PACELINE_MODEL_DIRS": str(model_folder),
+        "PACELINE_DRAFTS": "attention=attention-draft,hybrid=hybrid-draft",
+    }
+    with running(tmp_path_factory.mktemp("home"), **models) as server:
+        yield server

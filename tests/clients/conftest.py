@@ -1,0 +1,41 @@
+"""Two servers of the embedded models, one that drafts and one that never does: what a client gets must be equal."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.serving.conftest import Server, running
+
+MODEL = "demo-assistant"
+Told = TypeVar("Told")
+Both = Callable[[Callable[[str], Told]], Told]
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    def home(name: str) -> Path:
+        return tmp_path_factory.mktemp(name)
+
+    with (
+        running(home("drafts"), PACELINE_POLICY="auto") as drafts,
+        running(home("plain"), PACELINE_POLICY="off") as plain,
+    ):
+        yield drafts, plain
+
+
+@pytest.fixture(scope="session")
+def both(servers: tuple[Server, Server]) -> Iterator[Both[object]]:
+    """Has a talk with each server, by its address, and tells what both said alike."""
+
+    def talk(client: Callable[[str], object]) -> object:
+        with_drafts, without = (client(server.url) for server in servers)
+        assert with_drafts == without
+        return with_drafts
+
+    yield talk
+    drafts, plain = servers
+    accepted = "paceline_spec_decode_num_accepted_tokens_total"
+    assert drafts.metric(accepted) > 0
+    assert plain.metric(accepted) == 0
