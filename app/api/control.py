@@ -61,8 +61,8 @@ async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
     model = await asyncio.to_thread(context.resolver.resolve_load, body.model, draft)
     if body.ttl is not None:
         context.idle.keep_own(model.id, body.ttl)
+    context.worker.keep(model.id, pinned=body.pin, idle_seconds=body.ttl)  # before: whoever is answered sees it
     loaded = await unless_client_leaves(request, context.worker.load(model))
-    context.worker.keep(model.id, pinned=body.pin, idle_seconds=body.ttl)
     return {
         "model": model.id,
         "draft": model.drafts[0].id if model.drafts else None,
