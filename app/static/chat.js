@@ -153,14 +153,16 @@ const page = {
     await this.attach([...event.dataTransfer.files]);
   },
   async attach(files) {
+    const problems = [];
     for (const file of files) {
       const room = MAX_FILE_CHARACTERS - this.files.reduce((sum, each) => sum + each.text.length, 0);
       const read = file.size > 4 * room ? null : await readFile(file).catch(() => ({ text: null }));
       if (read === null || read.text?.length > room) {
-        toast(t("chat.file_large", { name: file.name, count: number(MAX_FILE_CHARACTERS) }), "bad");
-      } else if (read.text === null) toast(t("chat.file_binary", { name: file.name }), "bad");
+        problems.push(t("chat.file_large", { name: file.name, count: number(MAX_FILE_CHARACTERS) }));
+      } else if (read.text === null) problems.push(t("chat.file_binary", { name: file.name }));
       else this.files.push(read);
     }
+    if (problems.length) toast(problems.join(" "), "bad");
     this.keepDraft();
     byId("draft").focus();
   },

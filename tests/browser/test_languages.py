@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from app.admin.connect import SNIPPETS
+from app.admin.connect import AGENT_SNIPPETS, SNIPPETS
 from app.engine.memory import device_name
 from app.i18n import languages, read_words
 from tests.admin.pseudo import CLOSE, CODE, OPEN
@@ -26,7 +26,12 @@ FROM_INTL = re.compile(rf"(?:[\d.,:;%×–·/+()\s~≈−-]|(?<![A-Za-z])(?:{UNI
 NAMES = re.compile(
     rf"{re.escape(REPOSITORY)}|{re.escape(QUESTION)}|(?:~/)?[\w.-]*/[\w./-]+|demo-[\w-]+|{HUGE}|Pseudo|Paceline|MLX|mlx-lm|mlx|"
     r"Ctrl K|DFlash|EAGLE-?3|MTP|auto|min_p|top_[pk]|seed|temperature|\w+_penalty|"
-    + "|".join(map(re.escape, (device_name(), *(each.name for each in SNIPPETS))))
+    + "|".join(
+        map(
+            re.escape,
+            (device_name(), *(each.name for each in SNIPPETS), *(each.agent.title for each in AGENT_SNIPPETS)),
+        )
+    )
 )
 MARKED = re.compile(rf"{re.escape(OPEN)}(?:(?!{re.escape(OPEN)}).)*?{re.escape(CLOSE)}", re.DOTALL)
 BARE = """(marks) => {
