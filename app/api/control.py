@@ -74,7 +74,7 @@ async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
 
 @router.post("/api/unload", dependencies=[Depends(authorize_operator)], responses=problems(429))
 async def unload_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
-    """Take a model out of memory. Raises ModelUnavailable while requests use it, ModelNotFound for an unknown id."""
+    """Take a model out of memory, unless requests use it."""
     context = context_of(request)
     model_id = body.model
     if model_id not in context.resolver.loaded():
@@ -98,7 +98,7 @@ async def list_endpoints(request: Request) -> dict[str, Any]:
 
 @router.post("/api/release", dependencies=[Depends(authorize_operator)])
 async def release_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
-    """Let a model run again that is quarantined. Raises InvalidRequest for one that is not."""
+    """Let a model run again that is quarantined."""
     context_of(request).worker.release_quarantine(body.model)
     return {"model": body.model, "released": True}
 
@@ -179,8 +179,8 @@ All = Annotated[bool, Query(alias="all")]
 
 @router.get("/v1/models", responses=told(ModelList))
 def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
-    """The models in the catalog; runs in a thread because it reads the disk."""
-    context = context_of(request)
+    """The models that can answer; with `all` also drafters, and what cannot be used."""
+    context = context_of(request)  # in a thread, as whatever reads the disk
     models = [model for model in context.resolver.models() if with_all or not _why_mute(context, model)]
     looking = context.resolver.is_looking()
     return {"object": "list", "data": [describe(context, model, looking=looking) for model in models]}
@@ -188,7 +188,7 @@ def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
 
 @router.get("/v1/models/{model_id:path}", responses=told(Model))
 def get_model(request: Request, model_id: str, *, with_all: All = False) -> dict[str, Any]:
-    """One model; ids may contain slashes. Raises ModelNotFound."""
+    """One model; ids may contain slashes."""
     context = context_of(request)
     model = context.resolver.find(model_id)
     why = _why_mute(context, model)

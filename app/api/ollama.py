@@ -255,7 +255,7 @@ async def _embed(request: Request, body: OllamaEmbed, given: Any, told: Any) -> 
 
 @router.get("/api/version")
 async def ollama_version() -> dict[str, str]:
-    """Of Ollama's API."""
+    """The version of Ollama's API that this one is like."""
     return {"version": API_VERSION}
 
 
@@ -269,7 +269,7 @@ def ollama_tags(request: Request) -> dict[str, Any]:
 
 @router.post("/api/show", responses=told(OllamaModel))
 async def ollama_show(request: Request, body: Sent[NamedBody]) -> dict[str, Any]:
-    """One model. Raises ModelNotFound."""
+    """One model."""
     context = context_of(request)
     model = await asyncio.to_thread(context.resolver.find, plain_name(body.model or body.name or ""))
     entry = context.resolver.entry(model, looking=False)

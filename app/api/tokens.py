@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from app.api.answer import unless_client_leaves
 from app.api.chat import ChatBody, chat_command
@@ -42,6 +44,11 @@ class AnyBody(Body):
 
     model_config = ConfigDict(extra="allow")
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """For the OpenAPI document: either of the two."""
+        return handler(TypeAdapter[Any](TextBody | ChatBody).core_schema)
+
 
 class DetokenizeBody(GenerationBody):
     """`POST /detokenize`."""
@@ -49,7 +56,7 @@ class DetokenizeBody(GenerationBody):
     tokens: list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]] = Field(min_length=1)
 
 
-@router.post("/tokenize", responses=told(Tokens) | problems(429))
+@router.post("/tokenize", responses=told(Tokens) | problems(404, 429))
 async def tokenize(request: Request, body: Sent[AnyBody]) -> JSONResponse:
     """The tokens of a text or a chat, BOS included where this model begins with one."""
     values = body.model_extra or {}

@@ -1,15 +1,31 @@
-"""What schemathesis asks of its requests, in its own process: that they name a model that is there."""
+"""What schemathesis asks of its requests, in its own process: that they name a model that is there, and end soon."""
 
+import os
 from typing import Any
 
 import schemathesis
 
-MODEL = "demo-main"
+LONGEST = 4
+LIMITS = {"/v1/responses": "max_output_tokens"}
+"""What others call `max_tokens`."""
+OLLAMA = ("/api/chat", "/api/generate")
 
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """A name of the right length becomes one that is there: what is wrong elsewhere stays wrong."""
-    if isinstance(body, dict) and isinstance(name := body.get("model"), str) and 0 < len(name) <= 300:
-        return body | {"model": MODEL}
-    return body
+    """A name of the right length becomes one that is there, a good length a short one: what is wrong stays wrong."""
+    if not isinstance(body, dict):
+        return body
+    changes: dict[str, Any] = {}
+    if isinstance(name := body.get("model"), str) and 0 < len(name) <= 300:
+        changes["model"] = os.environ["SCHEMA_MODEL"]
+    path = context.operation.path
+    if path in OLLAMA:
+        options = body.get("options") or {}
+        return body | changes | ({"options": options | {"num_predict": LONGEST}} if isinstance(options, dict) else {})
+    limit = LIMITS.get(path, "max_tokens")
+    if type(length := body.get(limit)) is int and length > LONGEST:
+        changes[limit] = LONGEST
+    if path.startswith(("/v1/", "/admin/api/v1/")) and length is None and body.get("max_completion_tokens") is None:
+        changes[limit] = LONGEST
+    return body | changes

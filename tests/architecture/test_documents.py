@@ -9,6 +9,7 @@ import typer
 from app import __version__
 from app.cli import application
 from app.core import errors
+from tests.architecture.endpoints_table import endpoints_tables
 from tests.architecture.settings_table import VARIABLES, settings_table
 from tests.architecture.source import PACKAGE, ROOT
 
@@ -32,6 +33,10 @@ def test_every_command_and_option_is_documented() -> None:
         options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
         missing += [f"{command.name} {option}" for option in sorted(options - {"--help"}) if option not in page]
     assert missing == []
+
+
+def test_every_endpoint_is_documented() -> None:
+    assert endpoints_tables() in read("docs/api.md"), "run python -m tests.architecture.endpoints_table"
 
 
 def test_every_setting_is_documented() -> None:

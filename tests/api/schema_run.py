@@ -1,0 +1,26 @@
+"""Runs schemathesis, a process of its own, against a server."""
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
+FOR_PROGRAMS = ("--include-path-regex", r"^/(v1|api|tokenize|detokenize|apply-template|openapi|metrics|health)")
+
+
+async def look_for_failures(url: str, model: str, *options: str) -> int:
+    """Let it call every route of the document; the answer is how many requests it made, none of them wrong."""
+    looking = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIGURATION), "run"),
+        *(f"{url}/openapi.json", *options),
+        env=os.environ | {"PYTHONPATH": str(CONFIGURATION.parents[2]), "SCHEMA_MODEL": model},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said = (await looking.communicate())[0].decode()
+    found = re.search(r"(\d+) generated", said)
+    assert looking.returncode == 0, said
+    assert found is not None, said
+    return int(found.group(1))
