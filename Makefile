@@ -23,7 +23,7 @@ $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
 	@$(PIP) install --require-hashes -r requirements-dev.lock
 	@touch $@
 
-$(VENV)/published: tests/published.py $(VENV)/installed-dev
+$(VENV)/published: tests/published.py tests/clients/javascript/package-lock.json $(VENV)/installed-dev
 	@$(BIN)/python -m tests.published
 	@touch $@
 

