@@ -6,6 +6,7 @@ person gives its result.
 
 import contextlib
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ THINKING_STYLE = "dim italic"
 CALL_STYLE = "cyan"
 MAX_FILE_CHARACTERS = 400_000
 HELP = """/help       list the commands
-/file PATH  send a text file along with the next message
+/file PATH  send a text file along with the next message; so does dropping it here
 /thoughts   fold or unfold what the model thinks
 /reset      start a new conversation
 /quit       quit (or Ctrl-D)
@@ -132,8 +133,8 @@ class Chat:
         command, _, argument = line.partition(" ")
         if line == "/help":
             self._console.print(Text(HELP))
-        elif command == "/file" and argument:
-            self.attach(Path(argument.strip().strip("'\"")))
+        elif path := typed_path(argument) if command == "/file" else dropped_file(line):
+            self.attach(path)
             self._console.print(Text("Goes along with the next message.", style="dim"))
         elif line == "/thoughts":
             self._is_folded = not self._is_folded
@@ -191,6 +192,24 @@ def _result(call: Mapping[str, Any], read_line: ReadLine) -> dict[str, Any]:
     except (EOFError, KeyboardInterrupt):
         result = "no result"
     return {"role": "tool", "tool_call_id": call["id"], "content": result}
+
+
+def typed_path(text: str) -> Path | None:
+    """As a shell reads it: quoted, or with backslashes before blanks."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = [text.strip()]
+    return Path(" ".join(words)) if words else None
+
+
+def dropped_file(line: str) -> Path | None:
+    """The file that a terminal means, which writes the whole path of what is dropped on it."""
+    path = typed_path(line)
+    try:
+        return path if path is not None and path.is_absolute() and path.is_file() else None
+    except (OSError, ValueError):
+        return None
 
 
 def held_to(schema: Path | None, tools: Path | None) -> dict[str, Any]:

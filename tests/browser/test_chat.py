@@ -210,7 +210,7 @@ def test_on_a_phone_list_and_options_are_drawers(server: Server, visitor: Visito
     page.keyboard.press("Escape")
     expect(page.locator("#chat-list")).to_be_hidden()
     expect(page.get_by_role("button", name="Conversations")).to_be_focused()
-    page.get_by_role("button", name="Model and sampling").click()
+    page.get_by_role("button", name="Model, sampling and tools").click()
     expect(page.get_by_label("Speculative decoding", exact=True)).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.locator("#chat-options")).to_be_hidden()

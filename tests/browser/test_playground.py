@@ -240,7 +240,7 @@ def test_everything_has_its_place_on_a_phone(server: Server, visitor: Visitor, s
         fold.click()
     check(look(page, *LAYOUT_CALLS))
     check(axe(page))
-    page.get_by_role("button", name="Model and sampling").click()
+    page.get_by_role("button", name="Model, sampling and tools").click()
     page.locator("#option-format").select_option("json_schema")
     page.locator("#option-json_schema").fill("{")
     page.locator("#option-tools ~ button").click()

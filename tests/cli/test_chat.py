@@ -142,6 +142,15 @@ def test_a_file_goes_along_with_the_next_message_only(tmp_path: Path) -> None:
     assert server.asked[1][-1]["content"] == "Read?"
 
 
+def test_a_file_that_is_dropped_on_the_terminal_goes_along_and_what_names_none_is_a_message(tmp_path: Path) -> None:
+    notes = tmp_path / "my notes.txt"
+    notes.write_text("one")
+    server = ScriptedServer([{"content": "Read."}], [{"content": "Yes."}])
+    talk(server, str(notes).replace(" ", "\\ "), "It's read?", f"/{'x' * 5000}", "my notes.txt")
+    assert server.asked[0][-1]["content"] == 'It\'s read?\n\n<file name="my notes.txt">\none\n</file>'
+    assert server.asked[1][-1]["content"] == "my notes.txt"
+
+
 def test_schema_and_tools_come_from_files_and_what_they_are_not_is_said(tmp_path: Path) -> None:
     schema, tools, odd = tmp_path / "schema.json", tmp_path / "tools.json", tmp_path / "odd.json"
     schema.write_text('{"type": "object"}')
