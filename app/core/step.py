@@ -227,6 +227,8 @@ class Statistics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of these, those that the client was told as reasoning."""
     queue_seconds: float = 0.0
     """From `submit` to admission."""
     prefill_seconds: float = 0.0
@@ -279,6 +281,7 @@ class Statistics:
             prompt_tokens=sum(usage.prompt_tokens for usage in first_of_prompts),
             cached_tokens=sum(usage.cached_tokens for usage in first_of_prompts),
             completion_tokens=sum(usage.completion_tokens for usage in usages),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
             queue_seconds=max((usage.queue_seconds for usage in usages), default=0.0),
             prefill_seconds=max((usage.prefill_seconds for usage in usages), default=0.0),
             decode_seconds=max((usage.decode_seconds for usage in usages), default=0.0),

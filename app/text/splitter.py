@@ -6,7 +6,7 @@ Nothing here depends on how a text was cut: the same pieces come of it, token by
 import logging
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -313,6 +313,25 @@ class AnswerSplitter:
         self._call = None
         self._read = self._harmony if ended else self._after_harmony
         return ended
+
+
+class ReasoningCount:
+    """How many tokens of an answer are reasoning, whoever drafted them: those up to the mark that ends it."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._closing = (HARMONY_LAST[0] if dialect.parser == HARMONY else dialect.closing).encode()
+        self._tail = b""
+        self._ended = not self._closing
+        self.tokens = 0
+
+    def feed(self, pieces: Iterable[bytes]) -> None:
+        """The bytes of each further token."""
+        for piece in pieces:
+            if self._ended:
+                return
+            self.tokens += 1
+            self._tail = self._tail[1 - len(self._closing) :] + piece
+            self._ended = self._closing in self._tail
 
 
 class _JsonCall:

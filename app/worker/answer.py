@@ -29,7 +29,7 @@ from app.scheduler.sequence import Counters
 from app.text.detokenizer import TextChunk
 from app.text.dialect import NO_DIALECT
 from app.text.grammar import calls_by_grammar, thinks
-from app.text.splitter import AnswerPart, AnswerSplitter
+from app.text.splitter import AnswerPart, AnswerSplitter, ReasoningCount
 from app.worker.texts import Prompt, Reading, Unread
 
 _SEEDS = 1 << 64
@@ -56,8 +56,12 @@ class Choice:
         self._prompt = prompt.tokens
         self._table = prompt.table
         self._stream = prompt.table.open_stream(command.stop, continued=command.messages is None)
+        dialect = prompt.table.dialect if command.messages is not None else NO_DIALECT
+        self._reasoning = ReasoningCount(dialect)
+        self._reasons = False
+        """Whether any reasoning was told."""
         self._splitter = AnswerSplitter(
-            prompt.table.dialect if command.messages is not None else NO_DIALECT,
+            dialect,
             inside=thinks(prompt.table.dialect, prompt.end),
             tools=command.tools or (),
             by_grammar=calls_by_grammar(command),
@@ -124,6 +128,7 @@ class Choice:
             accepted = min(event.accepted, used) if drafted else 0
             self._sent.count_step(kept=used, drafted=drafted, accepted=accepted, method=event.method)
             self._next.tokens += used
+            self._reasoning.feed(self._table.token_text(token)[1] for token in event.tokens[:used])
             self._next.drafted += drafted
             self._next.accepted += accepted
             self._last_sent_at = at
@@ -151,6 +156,9 @@ class Choice:
         self._send(finished)
 
     def _emit(self, part: AnswerPart) -> None:
+        self._reasons |= bool(part.reasoning)
+        if not self._command.parallel_tool_calls:
+            part.calls = [call for call in part.calls if call.index == 0]
         if part:
             self._send_next(part)
 
@@ -181,6 +189,7 @@ class Choice:
         return replace(
             statistics,
             prompt_tokens=len(self._prompt),
+            reasoning_tokens=self._reasoning.tokens if self._reasons else 0,
             queue_seconds=lead_seconds + statistics.queue_seconds,
             first_token_seconds=lead_seconds + first_token_seconds if statistics.completion_tokens else 0.0,
         )

@@ -1,3 +1,4 @@
+import random
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -129,6 +130,23 @@ def test_the_first_complete_stop_string_ends_the_text(
         before, counted = (chat.table.decode(tokens[:count]) for count in (used - 1, used))
         assert cut_at(counted.rstrip("\N{REPLACEMENT CHARACTER}"), stop)[1]
         assert not cut_at(before.rstrip("\N{REPLACEMENT CHARACTER}"), stop)[1]
+
+
+def test_twenty_thousand_streams_tell_their_text_up_to_its_stop_string(chat: TextModel) -> None:
+    """Letters of every script and joined ones, in any steps, with stops that are in the text and such that are not."""
+    chance = random.Random(16)
+    letters = [*TRICKY, *"ﬃ\u0301\u202eעקאабвไทยकी🏳️\u200d🌈𝔘\U0001f9d1<|im_end|>"]
+    for _ in range(20_000):
+        text = "".join(chance.choices(letters, k=chance.randint(0, 14)))
+        places = [chance.randint(0, len(text)) for _ in range(chance.randint(0, 2))]
+        stop = [
+            "".join(chance.choices(letters, k=2)),
+            *(text[place : place + chance.randint(1, 3)] for place in places),
+        ]
+        tokens = chat.tokenizer.encode(text, add_special_tokens=False)
+        cuts = [chance.randint(1, 4) for _ in range(8)]
+        chunks, told = run(chat, list(split(tokens, cuts)), tuple(stop))
+        assert (told, chunks[-1].stopped) == cut_at(chat.table.decode(tokens), stop)
 
 
 def test_tokens_after_a_stop_string_do_not_count(chat: TextModel) -> None:

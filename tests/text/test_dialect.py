@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from app.text.dialect import BARE_JSON, HARMONY, NO_DIALECT, Dialect, read_dialect, with_json_calls
-from app.text.splitter import AnswerSplitter
+from app.text.splitter import AnswerSplitter, ReasoningCount
 
 PARAMETERS = {
     "type": "object",
@@ -258,3 +258,12 @@ def test_the_template_says_the_dialect() -> None:
     assert read_dialect(Told("{% if tools %}")).parser == BARE_JSON
     assert read_dialect(Told("{{ messages }}")).parser == ""
     assert read_dialect(Told("<|channel|>final<|message|>")).parser == HARMONY
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_reasoning_is_counted_token_by_token_whoever_drafted(size: int) -> None:
+    count = ReasoningCount(JSON_DIALECT)
+    tokens = [b"so", b" it", b" is", b"</thi", b"nk>", b" yes", b"</think>"]
+    for start in range(0, len(tokens), size):
+        count.feed(tokens[start : start + size])
+    assert count.tokens == 5
