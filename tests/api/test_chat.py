@@ -35,7 +35,11 @@ async def test_whole_answer(site: Site) -> None:
         "completion_tokens": 3,
         "total_tokens": 8,
         "prompt_tokens_details": {"cached_tokens": 2},
-        "completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 2,
+            "rejected_prediction_tokens": 2,
+        },
     }
     timings = answer["timings"]
     assert (timings["prompt_n"], timings["cache_n"], timings["prompt_ms"]) == (3, 2, 30.0)

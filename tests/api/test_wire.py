@@ -307,6 +307,32 @@ async def test_a_client_that_leaves_cancels_its_generation(
     assert len(site.context.activity) == 0
 
 
+SAID = {"messages": [{"role": "user", "content": "Hi"}]}
+ENDPOINTS = {
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": SAID | {"max_tokens": 9},
+    "/v1/embeddings": {"input": "Hi"},
+    "/api/chat": SAID,
+    "/api/generate": {"prompt": "Hi"},
+    "/api/embed": {"input": "Hi"},
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_every_endpoint_lets_go_of_a_client_that_left(site: Site, path: str, stream: bool) -> None:
+    site.worker.script = hold
+    async with served(site) as (port, _):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(json.dumps({"model": "demo-main", "stream": stream} | ENDPOINTS[path]).encode(), path))
+        await site.worker.wait_asked()
+        writer.close()
+        await site.worker.wait_cancelled()
+        assert site.worker.cancelled == [site.worker.commands[0].id]
+    assert len(site.context.activity) == 0
+
+
 FROM_THE_PAGE = {"path": "/admin/api/v1/chat/completions", "authorization": "Bearer sk-of-this-test"}
 
 

@@ -1,0 +1,84 @@
+"""What the HTTP layer adds to streamed chats, against a scripted engine: `python -m bench.http_overhead [requests]`.
+
+32 clients ask one after another; the engine answers each in 20 steps of 25 ms with words of its own. Overhead is the
+time from the request to its end, less the steps. Every reply must be whole, and its own.
+"""
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+
+import httpx2
+
+from app.core.messages import Accepted, Delta, Finished, Generate
+from tests.api.fakes import USAGE, make_site, served
+
+CLIENTS, STEPS, STEP_SECONDS = 32, 20, 0.025
+BOUND_SECONDS = 0.050
+
+
+async def script(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+    """Says its number again and again, at the pace of a model."""
+    yield Accepted(id=command.id, prompt_tokens=1)
+    number = str((command.messages or [])[0]["content"])
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    for step in range(1, STEPS + 1):
+        await asyncio.sleep(began + step * STEP_SECONDS - clock())
+        yield Delta(id=command.id, index=0, text=f"{number} ", tokens=1)
+    yield Finished(id=command.id, index=0, finish_reason="stop", usage=USAGE)
+
+
+async def serve() -> None:
+    """The server, until its input ends."""
+    site = make_site()
+    site.worker.script = script
+    async with served(site) as (port, _):
+        print(port, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+async def ask(client: httpx2.AsyncClient, number: int) -> float:
+    """Seconds that were added. Raises ValueError for a reply that is not its own."""
+    body = {"model": "demo-main", "messages": [{"role": "user", "content": str(number)}], "stream": True}
+    began = time.perf_counter()
+    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        text = (await answer.aread()).decode()
+    seconds = time.perf_counter() - began
+    if text.count(f'"content":"{number} "') != STEPS or not text.endswith("data: [DONE]\n\n"):
+        raise ValueError(f"request {number} got {text[:300]}")
+    return seconds - STEPS * STEP_SECONDS
+
+
+async def measure(port: int, requests: int) -> list[float]:
+    """Seconds added to each of `requests`."""
+    numbers, added = iter(range(requests)), []
+
+    async def client_of_one() -> None:
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            added.extend([await ask(client, number) for number in numbers])
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CLIENTS):
+            group.create_task(client_of_one())
+    return added
+
+
+def main() -> None:
+    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    command = [sys.executable, "-m", "bench.http_overhead", "serve"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        added = sorted(asyncio.run(measure(int(server.stdout.readline()), requests)))  # type: ignore[union-attr]
+        server.communicate()
+    p99 = added[int(0.99 * len(added))]
+    figures = {"median": statistics.median(added), "p99": p99, "worst": added[-1]}
+    told = ", ".join(f"{name} {1000 * each:.1f} ms" for name, each in figures.items())
+    print(f"{len(added)} requests of {CLIENTS} clients, {STEPS} tokens each, all whole: added {told}")
+    sys.exit(p99 > BOUND_SECONDS)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve()) if sys.argv[1:] == ["serve"] else main()
