@@ -9,6 +9,8 @@ import pytest
 from tests.serving.conftest import Server, running
 
 MODEL = "demo-assistant"
+DRAFTERS = f"{MODEL}={MODEL}-dflash+{MODEL}-eagle3+demo-draft"
+METHODS = ("dflash", "eagle3", "draft_model", "ngram")
 Told = TypeVar("Told")
 Both = Callable[[Callable[[str], Told]], Told]
 
@@ -19,7 +21,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
         return tmp_path_factory.mktemp(name)
 
     with (
-        running(home("drafts"), PACELINE_POLICY="auto") as drafts,
+        running(home("drafts"), PACELINE_POLICY="auto", PACELINE_DRAFTS=DRAFTERS) as drafts,
         running(home("plain"), PACELINE_POLICY="off") as plain,
     ):
         yield drafts, plain

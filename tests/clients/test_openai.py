@@ -8,7 +8,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.clients.conftest import MODEL, Both
+from tests.clients.conftest import METHODS, MODEL, Both
 from tests.serving.conftest import Server
 
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -54,6 +54,18 @@ def test_what_a_schema_asks_for_is_parsed(both: Both[Person]) -> None:
         return chat.choices[0].message.parsed
 
     assert both(talk)
+
+
+@pytest.mark.parametrize("sampling", SAMPLED)
+def test_every_drafter_writes_the_schema_that_none_writes(servers: tuple[Server, Server], sampling: Any) -> None:
+    drafts, plain = (client_of(server.url).chat.completions for server in servers)
+    asked: Any = {"model": MODEL, "messages": COUNT, "max_tokens": 80, "response_format": Person} | sampling
+    expected = plain.parse(**asked).choices[0].message.content
+    for method in METHODS:
+        chosen = {"speculation": {"method": method, "num_draft_tokens": 4}}
+        chat = drafts.parse(**asked, extra_body=chosen)
+        assert chat.choices[0].message.content == expected
+        assert (chat.model_extra or {})["speculation"]["drafted"] > 0, method
 
 
 def test_a_strict_tool_is_called_and_its_arguments_streamed(both: Both[list[str]]) -> None:

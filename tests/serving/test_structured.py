@@ -11,7 +11,10 @@ import pytest
 from tests.serving.conftest import Server
 
 MODEL = "demo-assistant"
-CITIES = ("Paris", "London", "Rome", "Oslo", "Berlin", "Madrid", "Vienna", "Lisbon", "Tokyo", "Seoul")
+CITIES = (
+    *("Paris", "London", "Rome", "Oslo", "Berlin", "Madrid", "Vienna", "Lisbon", "Tokyo"),
+    *("Seoul", "Cairo", "Athens", "Dublin", "Prague", "Warsaw", "Helsinki", "Zurich"),
+)
 TOOLS: list[Any] = [
     {
         "type": "function",
@@ -47,10 +50,13 @@ def ask(server: Server, text: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 11}])
-@pytest.mark.parametrize("model", [MODEL, "demo-hybrid"])
+@pytest.mark.parametrize("model", [MODEL, "demo-hybrid", "attention"])
 def test_a_schema_is_kept_and_the_text_is_the_same_whoever_drafts(server: Server, model: str, sampling: Any) -> None:
+    ask(server, "Load.", model=model, max_tokens=1)
+    methods = httpx.get(f"{server.url}/v1/models/{model}").json()["methods"]
+    assert len(methods) >= 2
     texts = {}
-    for method in ("off", "auto", "ngram"):
+    for method in ("off", "auto", *methods):
         answer = ask(
             server,
             "Describe a person.",
