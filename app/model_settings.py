@@ -4,6 +4,7 @@ None is unset: the setting of the server, or the usual way, decides. `takes_effe
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
@@ -46,6 +47,12 @@ SPECULATION = (
     "drafts", "methods", "num_draft_tokens", "policy", "acceptance", "prompt_lookup_min", "prompt_lookup_max",
 )  # fmt: skip
 """The settings that say how a model drafts: what a measurement recommends."""
+PROFILED = (
+    "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_tokens",
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "policy", "methods", "num_draft_tokens",
+)  # fmt: skip
+"""What a profile may say: whatever a request can, so that all profiles of a model share one engine."""
+PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Id = Annotated[str, Field(min_length=1, max_length=300)]
 
 
@@ -117,6 +124,12 @@ class ModelSettings(BaseModel):
     def over(self, other: "ModelSettings") -> "ModelSettings":
         """This, and where it says nothing, `other`."""
         return ModelSettings.model_validate(other.given() | self.given())
+
+
+def split_profile(name: str) -> tuple[str, str]:
+    """Model and profile of `MODEL:PROFILE`; both empty where it is none."""
+    model, _, profile = name.rpartition(":")
+    return (model, profile) if model and PROFILE_NAME.fullmatch(profile) else ("", "")
 
 
 CONFLICTS: tuple[Conflict[ModelSettings], ...] = (

@@ -4,6 +4,7 @@ What is set for a model is read and written at `/admin/api/models/{id}/settings`
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -54,17 +55,21 @@ async def get_models_page(request: Request, admin: Admin) -> HTMLResponse:
 
 @router.get("/admin/models/{model_id:path}", response_class=HTMLResponse)
 def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLResponse:
-    """One model and its settings."""
-    rows = {
-        row["name"]: row for row in admin.serving.live.describe_model(admin.serving.live.named(model_id) or model_id)
-    }
+    """One model and its settings, or those of a profile."""
+    live, profile = admin.serving.live, ""
+    with contextlib.suppress(ModelNotFound):
+        found, profile = admin.serving.resolver.place(model_id)
+        model_id = found.id
+    rows = {row["name"]: row for row in live.describe_model(model_id, profile)}
     return render_model(
         admin,
         request,
         model_id,
         tab="settings",
-        data={"settings": list(rows.values())},
-        sections=[(title, [rows[name] for name in names]) for title, names in SECTIONS],
+        data={"settings": list(rows.values()), "place": f"{model_id}:{profile}" if profile else model_id},
+        sections=[(title, [rows[name] for name in names if name in rows]) for title, names in SECTIONS],
+        profile=profile,
+        profiles=live.profiles(model_id),
         option_words=OPTION_WORDS,
         suggestions={"drafts": sound_models(admin, "drafter"), "methods": METHOD_NAMES},
     )

@@ -87,14 +87,16 @@ async def change_settings(request: Request, admin: Admin, asked: Sent[Changes]) 
 
 @router.get("/admin/api/models/{model_id:path}/settings")
 def get_model_settings(admin: Admin, model_id: str) -> dict[str, Any]:
-    """What is set for one model, and what holds where nothing is."""
-    model = admin.serving.resolver.find(model_id)
-    return {"model": model.id, "settings": admin.serving.live.describe_model(model.id)}
+    """What is set for one model or its profile (`MODEL:PROFILE`), and what holds where nothing is."""
+    model, profile = admin.serving.resolver.place(model_id)
+    return {"model": model.id, "profile": profile, "settings": admin.serving.live.describe_model(model.id, profile)}
 
 
 @router.patch("/admin/api/models/{model_id:path}/settings", responses=problems(422, 429))
 async def change_model_settings(request: Request, admin: Admin, asked: Sent[Changes], model_id: str) -> dict[str, Any]:
-    """Change some; with `reload` the model is unloaded unless requests use it, and loads again with the next one.
+    """Change some of a model, or of a profile of it, which is made by that.
+
+    With `reload` the model is unloaded unless requests use it, and loads again with the next one.
 
     The answer's `reload` is `done`, `busy`, `needed` (it was not asked for) or `not needed`.
     """
@@ -103,16 +105,17 @@ async def change_model_settings(request: Request, admin: Admin, asked: Sent[Chan
     if not isinstance(reload, bool):
         raise InvalidSetting("reload: give true or false", parameter=RELOAD)
     resolver = admin.serving.resolver
-    model = await asyncio.to_thread(resolver.find, model_id)
+    model, profile = await asyncio.to_thread(resolver.place, model_id)
     taken = {each.id for each in await asyncio.to_thread(resolver.models)}
-    await asyncio.to_thread(admin.serving.live.change_model, model.id, changes, identity_of(request).name, taken=taken)
-    rows = admin.serving.live.describe_model(model.id)
-    waits = any(row["takes_effect"] == RELOAD for row in rows if row["name"] in changes)
+    change, by = admin.serving.live.change_model, identity_of(request).name
+    await asyncio.to_thread(change, model.id, changes, by, taken=taken, profile=profile)
+    rows = admin.serving.live.describe_model(model.id, profile)
+    waits = not profile and any(row["takes_effect"] == RELOAD for row in rows if row["name"] in changes)
     if not waits or model.id not in resolver.loaded():
         became = "not needed"
     else:
         became = await _unloaded(admin, model.id) if reload else "needed"
-    return {"model": model.id, "settings": rows, "reload": became}
+    return {"model": model.id, "profile": profile, "settings": rows, "reload": became}
 
 
 async def _unloaded(admin: AdminContext, model_id: str) -> str:

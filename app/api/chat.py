@@ -200,7 +200,7 @@ async def create_chat_completion(request: Request, body: Sent[ChatBody]) -> Resp
 async def chat_command(request: Request, body: ChatBody, request_id: str) -> Generate:
     """What the worker is asked for a conversation, whatever wire format it came in. Raises what the resolver raises."""
     shared = await shared_command(request, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    usual = context_of(request).live.model(shared.model.id)
+    usual = context_of(request).live.usual(body.model, shared.model.id)
     return msgspec.structs.replace(
         shared,
         id=request_id,

@@ -26,9 +26,8 @@ from app.core.messages import Generate, ModelSpecification
 from app.core.request import Grammar, SamplingParameters, SpeculationRequest
 from app.model_settings import ModelSettings
 from app.serving.auth import identity_of
-from app.serving.context import context_of
+from app.serving.context import Context, context_of
 from app.serving.gate import Body
-from app.serving.resolver import Resolver
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
@@ -190,25 +189,27 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
     """
     context = context_of(request)
     context.activity.check_open()
-    model, speculation = await asyncio.to_thread(_resolve, context.resolver, body)
+    model, speculation = await asyncio.to_thread(_resolve, context, body)
     return Generate(
         id="",
         owner=identity_of(request).owner,
         model=model,
         stop=body.stop,
         n=body.n or 1,
-        sampling=sampling_parameters(body, context.live.model(model.id), top_logprobs),
+        sampling=sampling_parameters(body, context.live.usual(body.model, model.id), top_logprobs),
         speculation=speculation,
         grammar=body.grammar,
     )
 
 
-def _resolve(resolver: Resolver, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:
-    """The unit, and what was asked of speculation; reads the disk."""
-    wish = speculation_request(body)
+def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:
+    """The unit, and what was asked of speculation, by the request or by the profile that it names; reads the disk."""
+    resolver = context.resolver
+    main = resolver.main(body.model)
+    wish = speculation_request(body, context.live.profile(body.model, main.id))
     drafts = None if body.draft_model == OFF else body.draft_model or None
-    model = resolver.resolve(body.model, drafts, method=wish.method)
-    wish = msgspec.structs.replace(wish, methods=resolver.named_methods(model, drafts))
+    model = resolver.resolve(main.id, drafts, method=wish.method)
+    wish = msgspec.structs.replace(wish, methods=resolver.named_methods(model, drafts) or wish.methods)
     return model, resolver.as_own(model.id, wish)
 
 
@@ -241,9 +242,14 @@ def max_tokens(asked: int | None, usual: int | None) -> int | None:
     return None if asked == NO_LIMIT else usual if asked is None else asked
 
 
-def speculation_request(body: GenerationBody) -> SpeculationRequest:
-    """What was asked of speculation; an empty `draft_model` is `off`, and that alone turns speculation off."""
+def speculation_request(body: GenerationBody, profile: ModelSettings) -> SpeculationRequest:
+    """What was asked of speculation; an empty `draft_model` is `off`, and that alone turns speculation off.
+
+    A profile speaks where the request does not.
+    """
     options = body.speculation
+    if options is None and body.draft_model is None and body.num_draft_tokens is None:
+        return _profiled(profile)
     method = options.method if options else None
     num_draft_tokens = options.num_draft_tokens if options else None
     draft = OFF if body.draft_model == "" else body.draft_model
@@ -255,4 +261,14 @@ def speculation_request(body: GenerationBody) -> SpeculationRequest:
     return SpeculationRequest(
         method=method or "auto",
         num_draft_tokens=num_draft_tokens or body.num_draft_tokens,
+    )
+
+
+def _profiled(profile: ModelSettings) -> SpeculationRequest:
+    methods = profile.methods or ()
+    return SpeculationRequest(
+        method=OFF if profile.policy == OFF else methods[0] if len(methods) == 1 else "auto",
+        num_draft_tokens=profile.num_draft_tokens,
+        methods=methods if len(methods) > 1 else (),
+        policy="" if profile.policy in {None, OFF} else str(profile.policy),
     )

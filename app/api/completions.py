@@ -88,7 +88,7 @@ def is_tokens(value: Any) -> bool:
 async def create_completion(request: Request, body: Sent[CompletionBody]) -> Response:
     """Continue one or several prompts."""
     shared = await shared_command(request, body, top_logprobs=body.logprobs)
-    usual = context_of(request).live.model(shared.model.id)
+    usual = context_of(request).live.usual(body.model, shared.model.id)
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     commands = [
         msgspec.structs.replace(

@@ -2,8 +2,9 @@
 and why. Never loads, never downloads.
 
 Beyond OpenAI's fields: `state` (available, loading, loaded or unusable), `kind`, `source`, `draft` (the id of the first
-drafter), `drafts` (id and method of each), `looking` (its drafters are not known yet), `alias`, `methods`,
-`unavailable` (method -> why not), `context` and `context_length` (tokens), `capabilities`, `size_bytes` and `problem`.
+drafter), `drafts` (id and method of each), `looking` (its drafters are not known yet), `alias`, `profile_of`,
+`methods`, `unavailable` (method -> why not), `context` and `context_length` (tokens), `capabilities`, `size_bytes` and
+`problem`.
 
 `POST /api/load`, `/api/unload` and `/api/release`, `GET /api/status`: what the command line asks of a server.
 
@@ -183,7 +184,8 @@ def list_models(request: Request, *, with_all: All = False) -> dict[str, Any]:
     context = context_of(request)  # in a thread, as whatever reads the disk
     models = [model for model in context.resolver.models() if with_all or not _why_mute(context, model)]
     looking = context.resolver.is_looking()
-    return {"object": "list", "data": [describe(context, model, looking=looking) for model in models]}
+    data = [describe(context, model, name, looking=looking) for model in models for name in _names(context, model.id)]
+    return {"object": "list", "data": data}
 
 
 @router.get("/v1/models/{model_id:path}", responses=told(Model))
@@ -194,7 +196,13 @@ def get_model(request: Request, model_id: str, *, with_all: All = False) -> dict
     why = _why_mute(context, model)
     if why and not with_all:
         raise ModelNotFound(f"{model.id} cannot answer: {why}; ?all=true shows it", parameter="model")
-    return describe(context, model, looking=context.resolver.is_looking())
+    name = model_id if model_id in _names(context, model.id) else model.id
+    return describe(context, model, name, looking=context.resolver.is_looking())
+
+
+def _names(context: Context, model_id: str) -> list[str]:
+    """A model's own, and those of its profiles."""
+    return [model_id, *context.live.profiles(model_id)]
 
 
 def _why_mute(context: Context, model: CatalogModel) -> str:
@@ -203,8 +211,8 @@ def _why_mute(context: Context, model: CatalogModel) -> str:
     return problem or ("" if model.kind == "main" else "it is a drafter for another model")
 
 
-def describe(context: Context, model: CatalogModel, *, looking: bool) -> dict[str, Any]:
-    """One entry of the listing."""
+def describe(context: Context, model: CatalogModel, name: str, *, looking: bool) -> dict[str, Any]:
+    """One entry of the listing, of a model or of its profile `name`."""
     entry = context.resolver.entry(model, looking=looking)
     loaded = entry.loaded
     return {
@@ -212,7 +220,9 @@ def describe(context: Context, model: CatalogModel, *, looking: bool) -> dict[st
         "created": context.started_at,
         "owned_by": "paceline",
         **entry.as_object(),
-        "alias": entry.settings.alias,
+        "id": name,
+        "profile_of": model.id if name != model.id else None,
+        "alias": entry.settings.alias if name == model.id else None,
         "draft": entry.drafts[0].id if entry.drafts else None,
         "methods": list(loaded.methods) if loaded else [],
         "unavailable": loaded.unavailable_words if loaded else {},

@@ -193,7 +193,7 @@ async def ollama_generate(request: Request, body: Sent[OllamaGenerate]) -> Respo
     if body.raw or body.suffix:
         plain = checked(body.as_openai(), GenerationBody)
         shared = await shared_command(request, plain, top_logprobs=None)
-        most = max_tokens(plain.max_tokens, context_of(request).live.model(shared.model.id).max_tokens)
+        most = max_tokens(plain.max_tokens, context_of(request).live.usual(plain.model, shared.model.id).max_tokens)
         middle = {"text": body.prompt, "suffix": body.suffix or None}
         command = msgspec.structs.replace(shared, id=request_id, max_tokens=most, **middle)
     else:

@@ -18,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from app.command.server import running_server
-from app.core.errors import CommandError
+from app.core.errors import CommandError, ModelNotFound
 from app.core.setting_texts import size_text
 from app.hub.catalog import default_catalog
+from app.model_settings import split_profile
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
 from app.store.accounts import Accounts, Keys
@@ -64,7 +65,7 @@ def set_password(settings: Settings, password: str) -> None:
 def rows(settings: Settings, model: str = "") -> list[dict[str, Any]]:
     """Every setting of the server, or of a model. Raises `ModelNotFound`."""
     with opened(settings) as live:
-        return live.describe_model(_known(live, model)) if model else live.describe()
+        return live.describe_model(*_place(live, model)) if model else live.describe()
 
 
 def row(settings: Settings, name: str, model: str = "") -> dict[str, Any]:
@@ -97,7 +98,8 @@ def change(settings: Settings, name: str, value: str | None, model: str = "") ->
 def _change_stored(settings: Settings, name: str, value: Any, model: str) -> None:
     with opened(settings) as live:
         if model:
-            live.change_model(_known(live, model), {name: value}, SOURCE, taken=_names(live))
+            known, profile = _place(live, model)
+            live.change_model(known, {name: value}, SOURCE, taken=_names(live), profile=profile)
         else:
             live.change({name: value}, SOURCE, models=_names(live) if name in {"default_model", "drafts"} else None)
 
@@ -137,11 +139,18 @@ def _as_list(text: str) -> list[str]:
     return [] if text.strip() in {"", "none"} else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _known(live: LiveSettings, model: str) -> str:
-    """The id of a model that is here, by its id or alias. Raises `ModelNotFound`."""
-    if model in live.models:
-        return model
-    return default_catalog(live.current.model_folders).find(live.named(model) or model).id
+def _place(live: LiveSettings, name: str) -> tuple[str, str]:
+    """The id of a model, by its id or alias, and the profile of it that is meant. Raises `ModelNotFound`."""
+    catalog = default_catalog(live.current.model_folders)
+    try:
+        return catalog.find(live.named(name) or name).id, ""
+    except ModelNotFound:
+        model, profile = split_profile(name)
+        if not profile and name in live.models:  # it is gone, and what is set for it can still be unset
+            return name, ""
+        if not profile:
+            raise
+        return catalog.find(live.named(model) or model).id, profile
 
 
 def _names(live: LiveSettings) -> set[str]:

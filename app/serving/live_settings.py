@@ -24,7 +24,7 @@ from app.core.errors import InvalidSetting, StoreUnavailable, invalid_setting
 from app.core.setting_texts import SpeculativeConfig, plain
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
-from app.model_settings import Conflict, ModelSettings, refuse_conflicts
+from app.model_settings import PROFILED, Conflict, ModelSettings, refuse_conflicts, split_profile
 from app.settings import Settings, about, check_setting
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class LiveSettings:
                 {name: _default(name) if value is None else value for name, value in free.items()}
             )
             aliases = {each.alias for each in self._models.values() if each.alias}
-            names = None if models is None else frozenset({*models, *aliases})
+            names = None if models is None else frozenset({*models, *aliases, *self._models})
             situation = Situation(wanted, keeper.has_keys(), names)
             refuse_conflicts(situation, [each for each in CONFLICTS if set(each.names) & set(changes)])
             texts = {name: plain(value) for name, value in checked.items()}
@@ -228,14 +228,32 @@ class LiveSettings:
         """What is set for each model that something is set for."""
         return dict(self._models)
 
+    def profile(self, asked: str | None, model_id: str) -> ModelSettings:
+        """What a request for `asked` brings by the profile that it names, of the model that it means."""
+        asked = asked or self.current.default_model
+        return UNSET if self.named(asked) else self.model(f"{model_id}:{split_profile(asked)[1]}")
+
+    def usual(self, asked: str | None, model_id: str) -> ModelSettings:
+        """What holds for a request for `asked` where it says nothing: of its profile, then of the model."""
+        return self.profile(asked, model_id).over(self.model(model_id))
+
+    def profiles(self, model_id: str) -> list[str]:
+        """The names of what is set for a model under another name, as requests use them."""
+        return sorted(name for name in self._models if split_profile(name)[0] == model_id)
+
     def named(self, alias: str) -> str | None:
         """The id of the model with this alias."""
         return next((name for name, model in self._models.items() if model.alias == alias), None)
 
     def change_model(
-        self, model_id: str, changes: Mapping[str, Any], source: str, *, taken: Collection[str] = ()
+        self, model_id: str, changes: Mapping[str, Any], source: str, *, taken: Collection[str] = (), profile: str = ""
     ) -> ModelSettings:
-        """Keep these values of a model, None forgets one; `taken` are names that an alias must not have."""
+        """Keep these values of a model or its profile, None forgets one; `taken` are names that no alias may have."""
+        strange = sorted(set(changes).intersection(ModelSettings.model_fields).difference(PROFILED)) if profile else ()
+        if strange:
+            advice = f"{strange[0]}: a profile cannot set that; set it for {model_id}"
+            raise InvalidSetting(advice, parameter=strange[0], wording="profile")
+        model_id = f"{model_id}:{profile}" if profile else model_id
         with self._lock:
             keeper = self._open_keeper()
             model = checked_model({**self.model(model_id).given(), **changes})
@@ -273,17 +291,23 @@ class LiveSettings:
             "variable": f"PACELINE_{name.upper()}",
         }
 
-    def describe_model(self, model_id: str) -> list[dict[str, Any]]:
-        """Every setting of one model; `inherited` is what holds where nothing is set, None: the usual way."""
-        given = self.model(model_id).given()
+    def describe_model(self, model_id: str, profile: str = "") -> list[dict[str, Any]]:
+        """Every setting of one model, or of a profile of it.
+
+        `inherited` is what holds where nothing is set, None: the usual way.
+        """
+        given = self.model(f"{model_id}:{profile}" if profile else model_id).given()
+        behind = self.current if not profile else self.model(model_id).over(_of_server(self.current))
         return [
             _row(name, field)
             | {
                 "value": given.get(name),
                 "origin": "store" if name in given else "default",
-                "inherited": plain(getattr(self.current, name)) if name in INHERITED else None,
+                "inherited": plain(getattr(behind, name)) if profile or name in INHERITED else None,
             }
+            | ({"takes_effect": "now"} if profile else {})
             for name, field in ModelSettings.model_fields.items()
+            if not profile or name in PROFILED
         ]
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -301,6 +325,10 @@ class LiveSettings:
         if self._keeper is None:
             raise StoreUnavailable("nothing is kept here")
         return self._keeper
+
+
+def _of_server(settings: Settings) -> ModelSettings:
+    return ModelSettings.model_validate({name: getattr(settings, name) for name in INHERITED})
 
 
 def _call(listener: Listener) -> None:

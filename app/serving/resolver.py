@@ -12,12 +12,12 @@ import msgspec
 
 from app.core.config_values import context_tokens
 from app.core.drafters import DRAFT_METHODS, OFF, TEXT_METHODS
-from app.core.errors import InvalidRequest, ModelUnavailable, SpeculationUnavailable
+from app.core.errors import InvalidRequest, ModelNotFound, ModelUnavailable, SpeculationUnavailable
 from app.core.messages import DraftSpecification, Event, LoadedModel, LoadProgress, ModelSpecification
 from app.core.request import SpeculationRequest
 from app.hub.catalog import CatalogModel, FolderCatalog
 from app.hub.pairing import NOT_MEASURED
-from app.model_settings import ModelSettings
+from app.model_settings import ModelSettings, split_profile
 from app.serving.choosing import Chooser, Chosen, Measured
 from app.serving.live_settings import LiveSettings
 from app.worker.client import WorkerClient
@@ -168,7 +168,26 @@ class Resolver:
         return model
 
     def find(self, model_id: str) -> CatalogModel:
-        """Anything in the catalog by its id or alias. Raises ModelNotFound."""
+        """Anything in the catalog by its id, alias or profile. Raises ModelNotFound."""
+        model, profile = self.place(model_id)
+        if profile and f"{model.id}:{profile}" not in self._live.profiles(model.id):
+            raise ModelNotFound(
+                f"{model.id} has no profile {profile}: `paceline config set --model {model_id} …` makes one",
+                parameter="model",
+            )
+        return model
+
+    def place(self, name: str) -> tuple[CatalogModel, str]:
+        """What `name` means, and the profile of it that it names, which may not be there yet. Raises ModelNotFound."""
+        try:
+            return self._called(name), ""
+        except ModelNotFound:
+            model, profile = split_profile(name)
+            if not profile:
+                raise
+            return self._called(model), profile
+
+    def _called(self, model_id: str) -> CatalogModel:
         named = self._live.named(model_id)
         if named is None or any(model.id == model_id for model in self._catalog.models()):
             return self._catalog.find(model_id)

@@ -4,7 +4,7 @@ import { api, component, data, live, seconds, t, toast } from "./core.js";
 import { follow, lines, settingRow } from "./setting_form.js";
 import { liveStateOf, settingsCall } from "./model_words.js";
 
-follow(settingsCall(data.model.id));
+follow(settingsCall(data.place));
 
 const RELOAD = "model-needs-reload";
 
@@ -50,7 +50,7 @@ component("modelSetting", () => settingRow({
   read: (row, value) => (READ[row.kind] ?? ((text) => text.trim() || null))(value),
 
   async send(value) {
-    const { settings, reload } = await api("PATCH", settingsCall(data.model.id), { [this.row.name]: value });
+    const { settings, reload } = await api("PATCH", settingsCall(data.place), { [this.row.name]: value });
     this.take(settings.find((row) => row.name === this.row.name));
     toast(this.row.takes_effect === "now" ? t("settings.saved_now") : t("settings.saved_reload"), "good");
     if (reload === "needed") dispatchEvent(new Event(RELOAD));
@@ -64,5 +64,13 @@ component("modelSetting", () => settingRow({
     const { inherited, unit } = this.row;
     if (inherited === null || inherited === "") return t("model_settings.unset");
     return unit === "seconds" ? seconds(inherited) : String(inherited);
+  },
+}));
+
+component("modelProfiles", () => ({
+  name: "",
+
+  open() {
+    location.href = `/admin/models/${encodeURIComponent(`${data.model.id}:${this.name.trim()}`)}`;
   },
 }));

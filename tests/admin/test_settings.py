@@ -257,6 +257,19 @@ async def test_pins_and_idle_times_are_felt_at_load_and_now(site: SignInSite, cl
     assert worker.loads == [], "a model that went meanwhile stays away"
 
 
+async def test_a_profile_is_made_and_unmade_by_what_is_set_for_it(client: httpx2.AsyncClient) -> None:
+    page, call = "/admin/models/demo-main%3Acareful", MODEL.replace("demo-main", "demo-main:careful")
+    assert "Requests for demo-main:careful use these settings" in (await client.get(page)).text
+    changed = (await client.patch(call, json={"temperature": 0.1})).json()
+    assert (changed["model"], changed["profile"], changed["reload"]) == ("demo-main", "careful", "not needed")
+    assert {row["takes_effect"] for row in changed["settings"]} == {"now"}
+    assert f'href="{page}"' in (await client.get("/admin/models/demo-main")).text
+    assert (await client.patch(call, json={"pinned": True})).status_code == 422
+    await client.patch(call, json={"temperature": None})
+    assert f'href="{page}"' not in (await client.get("/admin/models/demo-main")).text
+    assert (await client.get("/admin/models/nothing:careful")).status_code == 404
+
+
 def test_methods_and_descriptions_are_complete(site: SignInSite) -> None:
     rows = by_name(site.admin.serving.live.describe_model("demo-main"))
     assert rows["methods"]["options"] == list(METHOD_NAMES)

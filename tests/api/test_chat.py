@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from app.core.errors import InvalidSetting
 from app.core.messages import DraftSpecification, LoadedModel, Snapshot
 from app.core.request import SpeculationRequest
 from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, frames, make_site, names_of
@@ -180,6 +181,35 @@ async def test_what_other_servers_take_for_no_limit_and_for_greedy(site: Site) -
         assert (await site.chat(**fields)).status_code == 200
         sampling = site.worker.commands[-1].sampling
         assert (sampling.temperature, sampling.top_p) == (0, 1)
+
+
+async def test_a_profile_brings_what_a_request_leaves_out_on_the_same_engine() -> None:
+    site = make_site(models=DRAFTERS)
+    live = site.context.live
+    live.change_model("demo-main", {"temperature": 0.5, "top_k": 9, "alias": "helper"}, "test")
+    own = {"temperature": 0.1, "system_prompt": "Take care.", "max_tokens": 7, "policy": "off"}
+    live.change_model("demo-main", own, "test", profile="careful")
+    live.change_model("demo-main", {"methods": ["eagle3"], "num_draft_tokens": 2}, "test", profile="eager")
+    for model in ("demo-main:careful", "helper:careful"):
+        assert (await site.chat(model=model)).status_code == 200
+        command = site.worker.commands[-1]
+        assert (command.model.id, command.max_tokens, command.speculation.method) == ("demo-main", 7, "off")
+        assert (command.sampling.temperature, command.sampling.top_k) == (0.1, 9)
+        assert command.messages
+        assert command.messages[0] == {"role": "system", "content": "Take care."}
+    asked = {"temperature": 1, "speculation": {"method": "ngram"}}
+    assert (await site.chat(model="demo-main:careful", **asked)).status_code == 200
+    assert (site.worker.commands[-1].sampling.temperature, site.worker.commands[-1].speculation.method) == (1, "ngram")
+    assert (await site.chat(model="demo-main:eager")).status_code == 200
+    wish = site.worker.commands[-1].speculation
+    assert (wish.method, wish.num_draft_tokens) == ("eagle3", 2)
+    missing = (await site.chat(model="demo-main:nothing")).json()["error"]
+    assert (missing["code"], "demo-main has no profile nothing" in missing["message"]) == ("model_not_found", True)
+    listed = {each["id"]: each for each in (await site.client.get("/v1/models")).json()["data"]}
+    assert listed["demo-main:careful"]["profile_of"] == "demo-main"
+    assert (await site.client.get("/v1/models/demo-main:careful")).json() == listed["demo-main:careful"]
+    with pytest.raises(InvalidSetting, match="a profile cannot set that"):
+        live.change_model("demo-main", {"pinned": True}, "test", profile="careful")
 
 
 async def test_a_method_that_is_named_brings_its_drafter_or_is_refused() -> None:

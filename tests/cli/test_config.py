@@ -72,6 +72,17 @@ def test_a_model_has_settings_of_its_own(environment: Mapping[str, str]) -> None
     assert run(environment, "config", "get", *own, "temperature").stdout.strip() == "–"
 
 
+def test_a_profile_says_what_a_request_can_and_is_gone_when_it_says_nothing(environment: Mapping[str, str]) -> None:
+    own = ("--model", "demo-assistant:careful")
+    assert "takes effect now" in run(environment, "config", "set", *own, "temperature", "0.1").stdout
+    rows = {row["name"]: row for row in json.loads(run(environment, "config", "list", *own, "--json").stdout)}
+    assert (rows["temperature"]["value"], "alias" in rows, rows["num_draft_tokens"]["value"]) == (0.1, False, None)
+    assert run(environment, "config", "get", "--model", "demo-assistant", "temperature").stdout.strip() == "–"
+    assert "no setting pinned" in run(environment, "config", "set", *own, "pinned", "on").stderr
+    assert run(environment, "config", "unset", *own, "temperature").exit_code == 0
+    assert "no model" in run(environment, "config", "list", "--model", "nothing:careful").stderr
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
