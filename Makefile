@@ -20,7 +20,8 @@ $(VENV)/installed: requirements.lock pyproject.toml
 
 $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
 	@echo "Installing the development tools into $(VENV) (once)…"
-	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@grep -A 2 '^pip==' $< | $(PIP) install --require-hashes -r /dev/stdin # older ones refuse a locked package's extras
+	@$(PIP) install --require-hashes -r $<
 	@touch $@
 
 $(VENV)/published: tests/published.py tests/clients/javascript/package-lock.json $(VENV)/installed-dev
