@@ -5,6 +5,8 @@ numbers, no NaN. `null` means absent everywhere.
 """
 
 import asyncio
+import contextlib
+import re
 import secrets
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ import msgspec
 from fastapi import Request
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     WithJsonSchema,
@@ -25,8 +28,9 @@ from app.core.errors import InvalidRequest
 from app.core.messages import Generate, ModelSpecification
 from app.core.request import Grammar, SamplingParameters, SpeculationRequest
 from app.model_settings import ModelSettings
-from app.serving.auth import identity_of
+from app.serving.auth import authorize_operator, identity_of
 from app.serving.context import Context, context_of
+from app.serving.errors import Rejected
 from app.serving.gate import Body
 
 MAX_STOPS = 16
@@ -66,6 +70,43 @@ def _not_zero(tokens: int) -> int:
 MaxTokens = Annotated[int, Field(ge=NO_LIMIT, le=MAX_TOKEN_ID), AfterValidator(_not_zero)]
 
 
+NUMBER = r"[0-9]+(\.[0-9]+)?"
+DURATION = re.compile(rf"-?({NUMBER}|({NUMBER}(ms|s|m|h))+)")
+DURATION_PART = re.compile(rf"({NUMBER})(ms|s|m|h|)")
+UNITS_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+MAX_STAY_SECONDS = 31_536_000.0
+
+
+def _stay_seconds(given: Any) -> Any:
+    """Of `5m`, `1h30m`, a number; whatever is below 0 means for ever."""
+    if isinstance(given, str):
+        if not DURATION.fullmatch(given):
+            raise ValueError("give seconds, or a duration like 5m or 1h")
+        size = sum(float(number) * UNITS_SECONDS[unit] for number, _, unit in DURATION_PART.findall(given))
+        given = -size if given.startswith("-") else size
+    return min(max(given, -1.0), MAX_STAY_SECONDS) if isinstance(given, int | float) else given
+
+
+Stay = Annotated[
+    float | None,
+    BeforeValidator(_stay_seconds),
+    told_as({"type": "number"}, {"type": "string", "pattern": f"^{DURATION.pattern}$"}),
+]
+
+
+class StayBody(Body):
+    """How long the model stays in memory without requests, as Ollama (`keep_alive`) and LM Studio (`ttl`) name it; 0:
+    it leaves after the answer, below 0: never."""
+
+    keep_alive: Stay = None
+    ttl: Stay = None
+
+    @property
+    def stay_seconds(self) -> float | None:
+        """None: as it was."""
+        return self.ttl if self.keep_alive is None else self.keep_alive
+
+
 class StreamOptions(Body):
     """`include_usage`: one last chunk without choices carries the usage of the whole request."""
 
@@ -100,7 +141,7 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
 
-class GenerationBody(Body):
+class GenerationBody(StayBody):
     """The fields that chat and completions share."""
 
     model: ModelName | None = None
@@ -190,6 +231,7 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
     context = context_of(request)
     context.activity.check_open()
     model, speculation = await asyncio.to_thread(_resolve, context, body)
+    await keep_model(request, model.id, body.stay_seconds)
     return Generate(
         id="",
         owner=identity_of(request).owner,
@@ -200,6 +242,18 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
         speculation=speculation,
         grammar=body.grammar,
     )
+
+
+async def keep_model(request: Request, model_id: str, seconds: float | None) -> None:
+    """How long a model stays concerns everybody: what a key for inference says of it is ignored."""
+    if seconds is None:
+        return
+    with contextlib.suppress(Rejected):
+        await authorize_operator(request)
+        context = context_of(request)
+        if seconds:
+            context.idle.keep_own(model_id, seconds)
+        context.worker.keep(model_id, pinned=None, idle_seconds=seconds)
 
 
 def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves
 from app.api.chat import MAX_MESSAGES, MAX_TOOLS, ChatBody, Thinking, chat_command
-from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions
+from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBody
 from app.api.shapes import AnthropicMessage, TokenCount
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate
@@ -126,7 +126,7 @@ class CountBody(Body):
         return chat
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, StayBody):
     """`POST /v1/messages`."""
 
     max_tokens: int = Field(ge=1, le=MAX_TOKEN_ID)
@@ -139,7 +139,7 @@ class MessagesBody(CountBody):
     speculation: SpeculationOptions | None = None
 
     def as_chat(self) -> dict[str, Any]:
-        same = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+        same = ("max_tokens", "temperature", "top_p", "top_k", "seed", "keep_alive", "ttl")
         chat = super().as_chat() | {name: getattr(self, name) for name in same} | {"stop": self.stop_sequences}
         return chat | ({} if self.speculation is None else {"speculation": self.speculation.model_dump()})
 

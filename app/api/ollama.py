@@ -6,9 +6,7 @@ engine is ignored. A request without a prompt or messages loads the model, as th
 """
 
 import asyncio
-import contextlib
 import json
-import re
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -21,7 +19,7 @@ from pydantic import Field
 
 from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves
 from app.api.chat import MAX_MESSAGES, MAX_TOOLS, ChatBody, chat_command
-from app.api.commands import GenerationBody, ModelName, max_tokens, shared_command
+from app.api.commands import GenerationBody, ModelName, StayBody, keep_model, max_tokens, shared_command
 from app.api.completions import prompts
 from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, shortened
 from app.api.shapes import OllamaChatAnswer, OllamaModel, OllamaModels, OllamaText, OllamaVector, OllamaVectors
@@ -33,7 +31,7 @@ from app.i18n import Words
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
 from app.serving.document import ANSWERED, told
-from app.serving.errors import Rejected, error_object
+from app.serving.errors import error_object
 from app.serving.gate import Body, Sent, checked
 
 API_VERSION = "0.12.6"
@@ -41,20 +39,18 @@ API_VERSION = "0.12.6"
 LINES = "application/x-ndjson"
 OPTIONS = {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"}
 OLLAMA_WORDS = {"tools": "tools", "reasoning": "thinking"}
-UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 LOADED = {"done": True, "done_reason": "load"}
 
 router = APIRouter()
 
 
-class OllamaBody(Body):
+class OllamaBody(StayBody):
     """What chat and generate share; both stream unless they are asked not to."""
 
     model: ModelName
     stream: bool = True
     format: str | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
-    keep_alive: str | float | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     speculation: dict[str, Any] | None = None
 
@@ -63,6 +59,7 @@ class OllamaBody(Body):
         options = self.options or {}
         fields = {name: value for name, value in options.items() if name in OPTIONS}
         fields |= {"model": plain_name(self.model), "max_tokens": options.get("num_predict") or None}
+        fields["keep_alive"] = self.stay_seconds
         fields |= {"repetition_penalty": options.get("repeat_penalty"), "speculation": self.speculation}
         if isinstance(self.think, bool):
             fields["thinking"] = {"type": "enabled" if self.think else "disabled"}
@@ -114,14 +111,13 @@ class OllamaGenerate(OllamaBody):
     raw: bool = False
 
 
-class OllamaEmbed(Body):
+class OllamaEmbed(StayBody):
     """`POST /api/embed`, and `/api/embeddings` with one `prompt`."""
 
     model: ModelName
     input: Annotated[Any, prompts(MAX_INPUTS)] = None
     prompt: str | None = None
     dimensions: int | None = None
-    keep_alive: str | float | None = None
 
 
 class NamedBody(Body):
@@ -134,17 +130,6 @@ class NamedBody(Body):
 def plain_name(name: str) -> str:
     """Ollama's clients add a tag to names that have none."""
     return name.removesuffix(":latest")
-
-
-def seconds_of(keep_alive: str | float) -> float:
-    """Of `5m`, `1h30m`, `-1` (for ever) or a number. Raises InvalidRequest."""
-    if isinstance(keep_alive, str):
-        if not re.fullmatch(r"-?(\d+(\.\d+)?(ms|s|m|h|))+", keep_alive):
-            raise InvalidRequest("keep_alive: give seconds, or a duration like 5m or 1h", parameter="keep_alive")
-        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", keep_alive)
-        size = sum(float(number) * UNITS[unit] for number, unit in parts)
-        keep_alive = -size if keep_alive.startswith("-") else size
-    return min(max(keep_alive, -1.0), 31_536_000.0)
 
 
 def _messages(body: OllamaChat) -> list[dict[str, Any]]:
@@ -204,33 +189,21 @@ async def ollama_generate(request: Request, body: Sent[OllamaGenerate]) -> Respo
 
 
 async def _answer(request: Request, body: OllamaBody, command: Generate, renderer: "OllamaRenderer") -> Response:
-    await _keep(request, command.model.id, body.keep_alive)
     return await answer(request, [command], renderer, stream=body.stream)
 
 
 async def _load(request: Request, body: OllamaBody, empty: dict[str, Any]) -> Response:
     """Without a prompt: load the model, or with `keep_alive` 0 let it go."""
     context = context_of(request)
-    if body.keep_alive is not None and seconds_of(body.keep_alive) == 0:
+    if body.stay_seconds == 0:
         await authorize_operator(request)
         model = await asyncio.to_thread(context.resolver.find, plain_name(body.model))
         await context.worker.unload(model.id)
         return JSONResponse(_base(model.id) | empty | {"done": True, "done_reason": "unload"})
     unit = await asyncio.to_thread(context.resolver.resolve, plain_name(body.model))
     await unless_client_leaves(request, context.worker.load(unit))
-    await _keep(request, unit.id, body.keep_alive)
+    await keep_model(request, unit.id, body.stay_seconds)
     return JSONResponse(_base(unit.id) | empty | LOADED)
-
-
-async def _keep(request: Request, model_id: str, keep_alive: str | float | None) -> None:
-    """How long a model stays concerns everybody: what a key for inference says of it is ignored."""
-    seconds = 0.0 if keep_alive is None else seconds_of(keep_alive)
-    if seconds:
-        with contextlib.suppress(Rejected):
-            await authorize_operator(request)
-            context = context_of(request)
-            context.idle.keep_own(model_id, seconds)
-            context.worker.keep(model_id, pinned=None, idle_seconds=seconds)
 
 
 @router.post("/api/embed", responses=told(OllamaVectors) | ANSWERED)
@@ -247,9 +220,9 @@ async def ollama_embeddings(request: Request, body: Sent[OllamaEmbed]) -> Respon
 
 async def _embed(request: Request, body: OllamaEmbed, given: Any, told: Any) -> Response:
     wanted = {"model": plain_name(body.model), "input": given, "dimensions": body.dimensions}
+    wanted["keep_alive"] = body.stay_seconds
     embeddings = checked(wanted, EmbeddingsBody)
     commands = await embedding_commands(request, embeddings, f"ollama-{secrets.token_hex(12)}")
-    await _keep(request, commands[0].model.id, body.keep_alive)
     return await answer(request, commands, OllamaEmbeddings(commands[0], embeddings, told), stream=False)
 
 

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from app.api.answer import FinishedChoice, Renderer, answer
 from app.api.chat import MAX_TOOLS, ChatBody, chat_command
-from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions
+from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBody
 from app.api.shapes import Deleted, ResponseItems, ResponseObject
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate
@@ -50,7 +50,7 @@ class TextOptions(Body):
     format: dict[str, Any] | None = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(StayBody):
     """`POST /v1/responses`."""
 
     model: ModelName | None = None
@@ -81,7 +81,7 @@ class ResponsesBody(Body):
         """The conversation in the words of chat, behind the messages `before`."""
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         messages += [*before, *messages_of_items(self.input_items)]
-        same = ("model", "temperature", "top_p", "parallel_tool_calls", "seed")
+        same = ("model", "temperature", "top_p", "parallel_tool_calls", "seed", "keep_alive", "ttl")
         chat: dict[str, Any] = {name: getattr(self, name) for name in same}
         chat |= {"messages": messages, "max_tokens": self.max_output_tokens}
         if self.functions:

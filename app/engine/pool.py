@@ -297,6 +297,8 @@ class EnginePool:
             limit = self._idle_seconds.get(entry.spec.id, self._default_idle_seconds)
             if limit is not None and self._idle_for(entry) >= limit:
                 self._evict(entry)
+                if limit == 0:  # it was to leave once, not each time that it comes
+                    del self._idle_seconds[entry.spec.id]
         self._make_room(0)
         if self._events:
             self._reclaim()

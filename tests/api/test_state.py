@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -259,6 +260,44 @@ async def test_load_takes_several_drafters() -> None:
         {"id": "demo-main-eagle3", "method": "eagle3"},
         {"id": "demo-draft", "method": "draft_model"},
     ]
+
+
+TURN: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", TURN),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", TURN),
+        ("/v1/embeddings", {"input": "Hi"}),
+        ("/api/chat", TURN | {"stream": False}),
+        ("/api/generate", {"prompt": "Hi", "stream": False}),
+        ("/api/embed", {"input": "Hi"}),
+    ],
+)
+async def test_every_request_may_say_how_long_its_model_stays(site: Site, path: str, body: dict[str, Any]) -> None:
+    stays: tuple[tuple[dict[str, Any], float], ...] = (
+        ({"keep_alive": "1h30m"}, 5400),
+        ({"keep_alive": "500ms"}, 0.5),
+        ({"keep_alive": "300"}, 300),
+        ({"keep_alive": -1}, -1),
+        ({"keep_alive": "-5m"}, -1),
+        ({"ttl": 60}, 60),
+        ({"ttl": 60, "keep_alive": 0}, 0),
+    )
+    for given, _ in stays:
+        answer = await site.client.post(path, json={"model": "demo-main"} | body | given)
+        assert answer.status_code == 200, answer.text
+    assert site.worker.kept == [("demo-main", None, seconds) for _, seconds in stays]
+    for wrong in ("soon", "1d", "", "1" * 60 + "x", True, [1]):
+        answer = await site.client.post(path, json={"model": "demo-main"} | body | {"keep_alive": wrong})
+        assert answer.status_code == 400, wrong
+        assert "keep_alive" in answer.text
+    await site.client.post(path, json={"model": "demo-main"} | body | {"keep_alive": None})
+    assert len(site.worker.kept) == len(stays)
 
 
 async def test_a_model_that_a_request_loaded_gets_the_idle_limit() -> None:

@@ -321,6 +321,18 @@ def test_idle_models_expire_by_their_own_time(world: World) -> None:
     assert pool.snapshot() == ()
 
 
+def test_a_model_that_is_to_leave_after_its_answer_leaves_once(world: World) -> None:
+    pool = world.pool(default_idle_seconds=60.0)
+    pool.set_idle("a", 0.0)
+    pool.acquire(specification("a"))
+    drain(pool)
+    assert pool.expire() == []
+    pool.release("a")
+    assert pool.expire() == [Evicted("a")]
+    ready(pool, "a")
+    assert pool.expire() == []
+
+
 def test_a_leased_model_never_expires(world: World) -> None:
     pool = world.pool(default_idle_seconds=1.0)
     pool.acquire(specification("a"))
