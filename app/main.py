@@ -34,7 +34,7 @@ from app.admin.measuring import Measuring
 from app.admin.model_view import ModelView
 from app.admin.templating import Pages, read_assets
 from app.admin.updates import Updates
-from app.api import chat, completions, control, embeddings, messages, ollama, responses, tokens
+from app.api import chat, completions, control, embeddings, messages, ollama, rerank, responses, tokens
 from app.core import descriptors, setting_texts
 from app.core.errors import ServerRuns, StoreUnavailable
 from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
@@ -67,7 +67,7 @@ from app.store.rows import DownloadRows, KeptMeasurements, RequestHistory, Store
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
 
-ROUTERS = (chat, completions, responses, messages, embeddings, tokens, ollama, control)
+ROUTERS = (chat, completions, responses, messages, embeddings, rerank, tokens, ollama, control)
 """The endpoints."""
 AREAS = (
     overview,

@@ -199,6 +199,11 @@ class CatalogModel:
         return self.reason and f'model "{self.id}": {self.reason}'
 
     @property
+    def reranks(self) -> bool:
+        """Whether it was trained to judge documents by a word: its config is its parent's, only the name tells."""
+        return self.kind == "main" and self.model_type.startswith("qwen3") and "reranker" in self.id.lower()
+
+    @property
     def as_draft(self) -> DraftSpecification:
         """What the worker loads to draft with it."""
         return DraftSpecification(self.id, str(self.path), self.method)

@@ -74,7 +74,7 @@ class ModelEntry:
     def capabilities(self) -> tuple[str, ...]:
         """What requests may ask of it."""
         chats = ("chat", "tools") if self.model.has_chat_template else ()
-        more = (("reasoning", self.model.reasons), ("drafts", bool(self.drafts)))
+        more = (("reasoning", self.model.reasons), ("drafts", bool(self.drafts)), ("rerank", self.model.reranks))
         return (*chats, "json", "embeddings", *(name for name, can in more if can))
 
     def as_object(self) -> dict[str, Any]:

@@ -35,6 +35,7 @@ ROUTES: dict[str, Access] = {
     "DELETE /v1/responses/{response_id}": "key",
     "POST /v1/messages": "key",
     "POST /v1/embeddings": "key",
+    "POST /v1/rerank": "key",
     "POST /api/chat": "key",
     "POST /api/generate": "key",
     "POST /api/embed": "key",

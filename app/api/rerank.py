@@ -1,0 +1,119 @@
+"""`/v1/rerank`, in the words of Cohere, Jina and vLLM: which documents answer a query, the best one first.
+
+Models of the Qwen3-Reranker family judge each document by a word: its relevance is the probability of `yes` against
+that of `no` as the next token (arXiv 2506.05176, section 2.1). Of any other model such a number would mean nothing.
+"""
+
+import asyncio
+import math
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field, field_validator
+
+from app.api.answer import FinishedChoice, Renderer, answer
+from app.api.commands import TEXT, GenerationBody, object_of, shared_command, told_as
+from app.api.shapes import Reranking
+from app.core.errors import InvalidRequest
+from app.core.messages import Generate
+from app.core.request import SpeculationRequest
+from app.core.step import Statistics
+from app.serving.context import context_of
+from app.serving.document import ANSWERED, told
+from app.serving.gate import Sent
+
+MAX_DOCUMENTS = 256
+LIKELIEST = 64
+"""Tokens among which `yes` and `no` have to be; what is not there weighs nothing."""
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+PROMPT = (
+    "<|im_start|>system\n"
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+"""As these models were trained."""
+
+router = APIRouter()
+
+
+class RerankBody(GenerationBody):
+    """`POST /v1/rerank`. `instruction` says what counts as relevant; `top_n` keeps the best."""
+
+    query: str = Field(min_length=1)
+    documents: Annotated[
+        Any, told_as({"type": "array", "items": {"anyOf": [TEXT, object_of(text=TEXT)]}}, or_null=False)
+    ]
+    top_n: int | None = Field(None, ge=1)
+    return_documents: bool = False
+    instruction: str = INSTRUCTION
+
+    @field_validator("documents")
+    @classmethod
+    def _check_documents(cls, given: Any) -> list[str]:
+        if not isinstance(given, list) or not 1 <= len(given) <= MAX_DOCUMENTS:
+            raise ValueError(f"give a list of 1 to {MAX_DOCUMENTS} documents")
+        texts: list[Any] = [each.get("text") if isinstance(each, dict) else each for each in given]
+        if not all(isinstance(text, str) and text for text in texts):
+            raise ValueError('each document is a text that is not empty, or {"text": …}')
+        return texts
+
+
+@router.post("/v1/rerank", responses=told(Reranking) | ANSWERED)
+async def rerank(request: Request, body: Sent[RerankBody]) -> Response:
+    """Documents by their relevance to a query."""
+    model = await asyncio.to_thread(context_of(request).resolver.main, body.model)
+    if not model.reranks:
+        message = f"{model.id} is no reranker: load a model like Qwen3-Reranker, or compare /v1/embeddings."
+        raise InvalidRequest(message, parameter="model")
+    shared = await shared_command(request, body, top_logprobs=LIKELIEST)
+    rerank_id = f"rerank-{secrets.token_hex(12)}"
+    said = {"instruction": body.instruction, "query": body.query}
+    commands = [
+        msgspec.structs.replace(
+            shared,
+            id=f"{rerank_id}-{place}",
+            text=PROMPT.format(document=document, **said),
+            n=1,
+            max_tokens=1,
+            speculation=SpeculationRequest(method="off"),
+        )
+        for place, document in enumerate(body.documents)
+    ]
+    return await answer(request, commands, RerankRenderer(rerank_id, shared, body), stream=False)
+
+
+def relevance(likeliest: Sequence[tuple[str, float]]) -> float | None:
+    """The probability of `yes` against that of `no`, of tokens with their log probabilities; None without either."""
+    weights = {text: math.exp(logprob) for text, logprob in likeliest if text in {"yes", "no"}}
+    return weights.get("yes", 0.0) / sum(weights.values()) if weights else None
+
+
+class RerankRenderer(Renderer):
+    """Cohere's list of results."""
+
+    def __init__(self, request_id: str, command: Generate, body: RerankBody) -> None:
+        super().__init__(request_id)
+        self._model_id, self._body = command.model.id, body
+
+    def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
+        results = [self._result(index, each) for index, each in enumerate(finished)]
+        results.sort(key=lambda result: -result["relevance_score"])
+        tokens = Statistics.side_by_side([each.usage for each in finished]).prompt_tokens
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"id": self.id, "model": self._model_id, "results": results[: self._body.top_n], "usage": usage}
+
+    def _result(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
+        [token] = finished.logprobs
+        score = relevance([(text, logprob) for text, logprob, _ in token.top])
+        if score is None:
+            raise InvalidRequest(f"{self._model_id} answers neither yes nor no: it is no reranker.", parameter="model")
+        result: dict[str, Any] = {"index": index, "relevance_score": score}
+        if self._body.return_documents:
+            result["document"] = {"text": self._body.documents[index]}
+        return result
