@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 import socket
@@ -316,6 +317,7 @@ async def _serve(
     live.subscribe(on_settings_changed)
 
     def started() -> None:
+        gc.freeze()  # else a full collection stops every stream for 0.1 s, now and then
         url = f"{setting_texts.local_url(settings.host, port)}/"
         setup = setup_address(app.state.admin, url)
         threading.Thread(target=announce, args=(url, setup, live, catalog), daemon=True).start()

@@ -15,6 +15,7 @@ with descriptors.kept_limit():
 
 import argparse
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -120,6 +121,7 @@ def _serve(channel: WorkerChannel, ceiling_bytes: int, costs: CostFiles, crash_n
             memory_ceiling_bytes=ceiling_bytes,
         )
     )
+    gc.freeze()  # what was imported stays: no full collection in the middle of a reply has to look through it
     loop.run()
     text.join()
     texts.close()
