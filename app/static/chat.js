@@ -127,7 +127,7 @@ const page = {
     }
   },
 
-  // Files go along as text: picked, pasted or dropped anywhere on the conversation.
+  // Files go along as text: picked, pasted or dropped anywhere on the page.
   pickText: () => byId("chat-files").click(),
   async attachPicked(event) {
     const files = [...event.target.files];
@@ -153,15 +153,18 @@ const page = {
     await this.attach([...event.dataTransfer.files]);
   },
   async attach(files) {
-    const problems = [];
+    const { key } = this.current;
+    const [problems, all] = [[], [...this.files]];
     for (const file of files) {
-      const room = MAX_FILE_CHARACTERS - this.files.reduce((sum, each) => sum + each.text.length, 0);
+      const room = MAX_FILE_CHARACTERS - all.reduce((sum, each) => sum + each.text.length, 0);
       const read = file.size > 4 * room ? null : await readFile(file).catch(() => ({ text: null }));
       if (read === null || read.text?.length > room) {
         problems.push(t("chat.file_large", { name: file.name, count: number(MAX_FILE_CHARACTERS) }));
       } else if (read.text === null) problems.push(t("chat.file_binary", { name: file.name }));
-      else this.files.push(read);
+      else all.push(read);
     }
+    if (this.current.key !== key) return; // another conversation is on screen by now
+    this.files = all;
     if (problems.length) toast(problems.join(" "), "bad");
     this.keepDraft();
     byId("draft").focus();

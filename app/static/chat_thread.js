@@ -118,6 +118,7 @@ export const thread = {
     if (!(text || this.files.length) || this.isBusy || !this.model) return;
     const content = withFiles(text, this.files);
     Object.assign(this, { draft: "", files: [] });
+    this.keepDraft(); // it was kept under "new chat" if this begins one
     await this.say(this.current, content, this.current.messages.at(-1)?.id ?? "");
   },
   // The result of a call; the reply goes on once each has its own.

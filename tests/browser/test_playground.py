@@ -114,6 +114,7 @@ def test_several_calls_get_their_results_in_turn_and_the_history_says_which(chat
         ("call_b", "of hear"),
     ]
     chat.locator(RESULTS).last.get_by_title("Edit this message").click()
+    expect(chat.locator(".editing textarea:visible")).to_be_focused()
     chat.keyboard.press("End")
     chat.keyboard.type(" again")
     chat.get_by_role("button", name="Save and resend").click()
@@ -173,16 +174,20 @@ def test_reasoning_is_folded_while_it_comes_and_afterwards(chat: Page) -> None:
 DROP = """(node, [name, text]) => {
   const data = new DataTransfer();
   data.items.add(new File([text], name));
-  for (const type of ["dragover", "drop"]) {
-    node.dispatchEvent(new DragEvent(type, { dataTransfer: data, bubbles: true, cancelable: true }));
-  }
+  const told = (type) => new DragEvent(type, { dataTransfer: data, bubbles: true, cancelable: true });
+  return ["dragover", "drop"].map((type) => node.dispatchEvent(told(type)));
+}"""
+PASTE = """(node, [name, text]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([text], name));
+  node.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
 }"""
 
 
 def test_files_go_along_as_text_and_stay_with_the_message(server: Server, chat: Page) -> None:
     asked = answering(chat, told({"content": "Read."}), told({"content": "Again."}))
     odd = 'one\n</file>\n<script>alert("x")</script>\n'
-    chat.locator(".talk").evaluate(DROP, ['a"b<.txt', odd])
+    assert chat.locator(".side").evaluate(DROP, ['a"b<.txt', odd]) == [False, False]  # or the browser would open it
     chips = chat.locator(".files li")
     expect(chips).to_have_text(["a_b_.txt"])
     chat.locator("#chat-files").set_input_files(
@@ -214,6 +219,19 @@ def test_files_go_along_as_text_and_stay_with_the_message(server: Server, chat: 
     chat.get_by_role("button", name="Save and resend").first.click()
     expect(chat.locator(REPLIES).last).to_contain_text("Again.")
     assert asked[1]["messages"][-1]["content"] == content.replace("Read this.", "Read it once more.")
+
+
+def test_a_file_is_pasted_and_belongs_to_its_conversation(chat: Page) -> None:
+    chat.locator("#draft").evaluate(PASTE, ["pasted.txt", "one"])
+    expect(chat.locator(".files li")).to_have_text(["pasted.txt"])
+    answering(chat, told({"content": "Read."}))
+    ask(chat, "Read this.")
+    chat.locator("#draft").evaluate(PASTE, ["later.txt", "two"])
+    expect(chat.locator(".files li")).to_have_text(["later.txt"])
+    chat.get_by_role("button", name="New chat").click()
+    expect(chat.locator(".files li")).to_have_count(0)
+    chat.locator(".conversations .open").first.click()
+    expect(chat.locator(".files li")).to_have_text(["later.txt"])
 
 
 def test_a_file_that_is_too_large_is_refused_by_its_name(chat: Page) -> None:
