@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve desktop app test soak check advisories format bench screenshots icons dist formula lock clean
+.PHONY: help install serve desktop app test soak agents check advisories format bench screenshots icons dist formula lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -34,6 +34,10 @@ $(VENV)/clients/installed: tests/clients/requirements.lock $(VENV)/installed-dev
 	@$(BIN)/uv pip install --quiet --python $(VENV)/clients/bin/python --require-hashes -r $<
 	@touch $@
 
+$(VENV)/agents/installed: tests/agents/package-lock.json $(VENV)/clients/installed
+	@$(BIN)/python -m tests.agents.installed
+	@touch $@
+
 $(VENV)/installed-desktop: requirements-desktop.lock $(VENV)/installed
 	@echo "Installing what the menu bar needs into $(VENV) (once)…"
 	@$(PIP) install --require-hashes -r requirements-desktop.lock
@@ -54,6 +58,9 @@ test: $(VENV)/installed-dev $(VENV)/published $(VENV)/clients/installed ## Run t
 
 soak: $(VENV)/installed-dev $(VENV)/published $(VENV)/clients/installed ## Run the long property tests (thousands of random schedules)
 	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+agents: $(VENV)/agents/installed ## Let coding agents edit a file each (Linux on x64; fetches 1 GB once)
+	@$(BIN)/python -m pytest -m agents tests/agents $(ARGS)
 
 check: $(VENV)/installed-dev ## Check format, lint, types and import contracts
 	@$(BIN)/ruff format --check .

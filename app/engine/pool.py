@@ -420,7 +420,7 @@ class EnginePool:
         return 0.0 if entry.leases else self._clock() - entry.last_used
 
 
-def open_pool(ceiling_bytes: int, *, costs: CostFiles | None = None) -> EnginePool:
+def open_pool(ceiling_bytes: int, costs: CostFiles | None = None) -> EnginePool:
     """The pool of this machine: real folders, real engines."""
     return EnginePool(
         ceiling_bytes=ceiling_bytes,

@@ -11,7 +11,7 @@ from app.engine import platform
 
 PREPARATION = platform.prepare()
 with descriptors.kept_limit():
-    from app.engine.pool import open_pool
+    from app.engine.pool import EnginePool, open_pool
 
 import argparse
 import faulthandler
@@ -39,6 +39,8 @@ from app.worker.text_thread import TextThread
 from app.worker.texts import Texts
 
 TERMINATE_DRAIN_SECONDS = 10.0
+MakePool = Callable[[int, CostFiles], EnginePool]
+"""Of the bytes that it may take, and what steps are known to cost."""
 
 _logger = logging.getLogger("paceline.worker")
 
@@ -67,7 +69,7 @@ def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Sch
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool = open_pool) -> int:
     """Serve the channel until a Shutdown; the exit code is 0 then."""
     parser = argparse.ArgumentParser(prog="paceline worker", description="Started by Paceline itself.")
     parser.add_argument("--channel-fd", type=int, required=True)
@@ -89,15 +91,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ceiling_bytes = options.memory_ceiling_bytes
     if ceiling_bytes is None:
         ceiling_bytes = memory.ceiling_bytes()
-    _serve(channel, ceiling_bytes, costs, CrashNote(options.note_fd))
+    _serve(channel, ceiling_bytes, make_pool(ceiling_bytes, costs), costs, CrashNote(options.note_fd))
     return 0
 
 
-def _serve(channel: WorkerChannel, ceiling_bytes: int, costs: CostFiles, crash_note: CrashNote) -> None:
+def _serve(
+    channel: WorkerChannel, ceiling_bytes: int, pool: EnginePool, costs: CostFiles, crash_note: CrashNote
+) -> None:
     texts = Texts()
     text_thread = TextThread(read=texts.read, send=channel.send, post=lambda each: loop.post(each))  # noqa: PLW0108 - it comes next
     loop = Loop(
-        pool=open_pool(ceiling_bytes, costs=costs),
+        pool=pool,
         open_scheduler=open_scheduler,
         text_thread=text_thread,
         send=channel.send,
