@@ -2,9 +2,9 @@
 each token is not. It mends one word in the file that the user names, with whatever tools the prompt offers.
 """
 
-# ruff: noqa: E402 - `process` prepares mlx, before anything else imports it
-from app.worker import process
+from app.worker import process  # it prepares mlx, before anything else imports that
 
+# isort: split
 import json
 import re
 import sys
@@ -59,7 +59,7 @@ def answer(prompt: str) -> str:
 
 
 class ScriptedEngine:
-    """`EnginePort` that says what `answer` does, as the tokens of the model's own tokenizer; every draft is accepted."""
+    """`EnginePort` that says what `answer` does, as tokens of the model's own tokenizer; every draft is accepted."""
 
     cache_bytes = prefix_cache_bytes = 0
     cache_families = ("attention",)
