@@ -14,16 +14,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from app.engine.lanes import Selection, SlotTable
 from app.engine.layers import Taps
-from app.engine.rollback import (
-    MARGIN_TOKENS,
-    Caches,
-    Recording,
-    UnknownCacheError,
-    attach,
-    make_caches,
-    recording,
-    replay,
-)
+from app.engine.recording import Recording, attach, recording, replay
+from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
 
 StateRow = tuple[tuple[mx.array, ...], ...]
 """The recurrent states of one row, by layer."""

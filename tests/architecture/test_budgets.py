@@ -7,8 +7,9 @@ from tests.architecture.source import ROOT, functions, modules, words
 
 MAX_LINES, MAX_FILES = (
     34_500,
-    177,
-)  # 3,700 more: what real clients speak (tools, grammar, reasoning, seven more endpoints), and chats that show it
+    178,
+)  # 3,700 more: what real clients speak (tools, grammar, reasoning, seven more endpoints), and chats that show it;
+# a file more: `recording`, cut out of `rollback`
 """Of the app. Whoever needs more says why where these grow."""
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 40
