@@ -100,12 +100,19 @@ class SlotKV:
         keys, values = (each[slot : slot + 1, :, : length - self.lane.base(slot)] for each in (self.keys, self.values))
         return mx.contiguous(keys), mx.contiguous(values)
 
-    def write_row(self, slot: int, keys: mx.array, values: mx.array) -> None:
-        """Put a compact copy back at the front of the row."""
-        size = keys.shape[2]
-        self._reserve(keys, values, slot + 1, size)
-        self.keys[slot : slot + 1, :, :size] = keys
-        self.values[slot : slot + 1, :, :size] = values
+    def write_row(self, slot: int, keys: mx.array, values: mx.array, first: int = 0) -> None:
+        """Put [1, heads, n, dimension] at the buffer positions of the row from `first` on."""
+        stop = first + keys.shape[2]
+        if stop > first:
+            self._reserve(keys, values, slot + 1, stop)
+            self.keys[slot : slot + 1, :, first:stop] = keys
+            self.values[slot : slot + 1, :, first:stop] = values
+
+    def read_span(self, slot: int, start: int, stop: int) -> tuple[mx.array, mx.array]:
+        """Views [1, heads, n, dimension] of what is left of the positions `start` to `stop`: the last n of them."""
+        base = self.lane.base(slot)
+        span = slice(max(0, start - base), max(0, stop - base))
+        return self.keys[slot : slot + 1, :, span], self.values[slot : slot + 1, :, span]
 
     def clear(self) -> None:
         self.keys = self.values = mx.zeros((0, 0, 0, 0))
@@ -219,6 +226,33 @@ class Caches:
         """What a copy of one row of so many positions takes, at most; states by one checkpoint."""
         kv = sum(cache.position_nbytes for cache in self.kv) * length
         return kv + sum(array.nbytes // max(1, len(array)) for state in self.states for array in state.store)
+
+    def read_span(self, sequence_id: str, start: int, stop: int) -> tuple[tuple[mx.array, ...], ...]:
+        """By KV layer keys and values [1, heads, n, dimension] of the positions `start` to `stop` that it still holds:
+        the last n of them, n = 0 where its window has passed on.
+
+        Lazy views: copy (`mx.contiguous`) and evaluate them before the next forward, or its write copies the buffers.
+        """
+        slot = self.table.slots[sequence_id]
+        return tuple(cache.read_span(slot, start, stop) for cache in self.kv)
+
+    def write_span(
+        self, sequence_id: str, start: int, spans: Sequence[tuple[mx.array, ...]], *, stop: int | None = None
+    ) -> None:
+        """Put back what `read_span` gave, in the order of positions; the row is `stop` tokens long then.
+
+        `stop` is where all the spans end: `start` plus the longest unless said, as where no layer holds all of it.
+        Layers that hold less than that forget what lies before their gap: a window has passed on.
+        """
+        slot, length = self.table.slots[sequence_id], self.table.length(sequence_id)
+        sizes = [span[0].shape[2] for span in spans]
+        stop = start + max(sizes, default=0) if stop is None else stop
+        for cache, size in zip(self.kv, sizes, strict=True):
+            if stop - size > length:
+                cache.lane.set_base(slot, stop - size)
+        for cache, (keys, values) in zip(self.kv, spans, strict=True):
+            cache.write_row(slot, keys, values, stop - keys.shape[2] - cache.lane.base(slot))
+        self.table.lengths[slot] = stop
 
     def release(self, sequence_id: str) -> None:
         """Free the row; the last row moves into the hole, and the last one to leave frees the buffers."""
