@@ -18,6 +18,9 @@ CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length",
 VOCABULARY_KEYS = ("vocab_size", "padded_vocab_size")
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
+EXPERTS_KEYS = (
+    "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_topk", "moe_top_k",
+)  # fmt: skip
 DEFAULT_CONTEXT_TOKENS = 32_768
 """Context of a model whose config states none."""
 

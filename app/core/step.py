@@ -14,10 +14,6 @@ from typing import Any, NamedTuple, Protocol
 from app.core.reason import NO_REASON, Reason, reason_object
 from app.core.request import Request
 
-DRAFT_LENGTHS = (1, 2, 3, 5, 7, 15)
-"""The draft lengths that are weighed, and warmed up: with the token before them, blocks of 8 and 16 are among them."""
-LONGEST_DRAFT = DRAFT_LENGTHS[-1]
-
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
@@ -126,7 +122,8 @@ class StepResult:
 class StepCost:
     """What one decode step with `drafts` drafts a row costs on this machine.
 
-    `seconds` is everything but the drafting, `draft_seconds` the drafting; 0: nobody measured it.
+    `seconds` is everything but the drafting, `draft_seconds` the drafting; 0: nobody measured it. `context_tokens` is
+    the least of a range that doubles, 0: a short one. `is_learnt`: from requests, not from a warm-up.
     """
 
     method: str
@@ -134,6 +131,8 @@ class StepCost:
     drafts: int
     seconds: float = 0.0
     draft_seconds: float = 0.0
+    context_tokens: int = 0
+    is_learnt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +400,8 @@ class EngineLimits:
     """Method -> the most drafts that it ever proposes; others know no such limit."""
     unavailable: Mapping[str, Reason] = field(default_factory=dict)
     """Method -> the reason why it cannot run here."""
+    cheap_tokens: tuple[int, ...] = ()
+    """Of one forward, just before it gets dearer on this chip; empty where that is unknown."""
 
 
 class EnginePort(Protocol):

@@ -6,12 +6,16 @@ the host. A launched forward belongs to its rows: whatever is planned next, its 
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
+from app.core.config_values import EXPERTS_KEYS, text_number
+from app.core.draft_lengths import cheap_tokens
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import (
@@ -29,6 +33,7 @@ from app.core.step import (
 from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
 from app.engine.drafters import REGISTRY, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
+from app.engine.memory import gpu_architecture
 from app.engine.prefix_cache import PrefixCache
 from app.engine.readings import Pooling, Scores, score
 from app.engine.rollback import UnknownCacheError
@@ -392,5 +397,18 @@ def open_engine(unit: LoadedUnit) -> Engine:
         drafters=tuple(drafters.available),
         longest_drafts=drafters.longest,
         unavailable=drafters.unavailable,
+        cheap_tokens=cheap_tokens_of(unit, gpu_architecture()),
     )
     return Engine(runner, drafters, limits, PrefixCache(prefix_cache_bytes), acceptance=spec.acceptance)
+
+
+def cheap_tokens_of(unit: LoadedUnit, architecture: str) -> tuple[int, ...]:
+    """What this chip makes cheap for the kind of weights that most of the model has, and its experts."""
+    sizes, experts = Counter[str](), 0
+    for module in unit.target.modules():
+        if "scales" in module:
+            sizes[module.mode] += module.weight.nbytes
+        if isinstance(module, QuantizedSwitchLinear):
+            experts = text_number(unit.config, *EXPERTS_KEYS)
+    mode = max(sizes, key=sizes.__getitem__, default="")
+    return cheap_tokens(architecture, mode=mode, experts_per_token=experts)

@@ -54,6 +54,12 @@ def device_name() -> str:
     return f"{mx.device_info().get('device_name', 'unknown')} ({kind})"
 
 
+def gpu_architecture() -> str:
+    """What mlx calls the GPU that computes ("applegpu_g16s"); empty on a CPU."""
+    is_gpu = mx.default_device().type == mx.DeviceType.gpu
+    return str(mx.device_info().get("architecture", "")) if is_gpu else ""
+
+
 def computes_in_float32() -> bool:
     """On the CPU half precision is slow, so weights become float32; on Metal and CUDA the checkpoint's dtype stays."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)

@@ -18,14 +18,13 @@ from typing import Any
 import msgspec
 
 from app.core.clock import Clock
+from app.core.draft_lengths import DRAFT_LENGTHS, LONGEST_DRAFT
 from app.core.drafters import TEXT_METHODS
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 from app.core.request import Request, SamplingParameters
 from app.core.safe_files import read_object, write_privately
 from app.core.step import (
-    DRAFT_LENGTHS,
-    LONGEST_DRAFT,
     DecodeRow,
     DecodeStep,
     EnginePort,

@@ -8,7 +8,8 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-from app.core.step import LONGEST_DRAFT, Offer
+from app.core.draft_lengths import LONGEST_DRAFT
+from app.core.step import Offer
 from app.scheduler.costs import PLAIN, Average
 
 FIRST_WEIGHT, MEMORY = 3.0, 256.0

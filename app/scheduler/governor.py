@@ -11,8 +11,9 @@ from functools import cache
 from math import sqrt
 from typing import NamedTuple
 
+from app.core.draft_lengths import LONGEST_DRAFT, draft_lengths
 from app.core.reason import NO_REASON, Reason
-from app.core.step import DRAFT_LENGTHS, LONGEST_DRAFT, Decision, Offer, StepCost
+from app.core.step import Decision, Offer, StepCost
 from app.scheduler.costs import INTERVAL_STEPS, MEMORY, NOISE, PLAIN, Average, CostTable, Shape
 from app.scheduler.estimates import FIRST_WEIGHT, RECENT_TOKENS, AcceptanceHistory, Drafting, DraftObservation
 
@@ -97,12 +98,20 @@ class _Judgement(NamedTuple):
 class Governor:
     """One per loaded model, shared by its requests.
 
-    `measured`: what steps cost, from the warm-up; `longest`: the most drafts of methods that have a limit.
+    `measured`: what steps cost, from the warm-up; `longest`: the most drafts of methods that have a limit;
+    `cheap_tokens`: of one forward, just before it gets dearer on this chip.
     """
 
-    def __init__(self, measured: Iterable[StepCost] = (), *, longest: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        measured: Iterable[StepCost] = (),
+        *,
+        longest: Mapping[str, int] | None = None,
+        cheap_tokens: tuple[int, ...] = (),
+    ) -> None:
         self._longest = longest or {}
-        self.costs = CostTable(measured)
+        self._cheap_tokens = cheap_tokens
+        self.costs = CostTable(measured, cheap_tokens=cheap_tokens)
         self._history = AcceptanceHistory()
         self._offering: set[str] = set()
         self._reading = defaultdict[str, Average](lambda: Average(0.0))
@@ -121,7 +130,8 @@ class Governor:
         # A trial tells about all its rows, so a batch needs fewer.
         self._credit_steps = min(CREDIT_STEPS, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
         kind, refusal = "draft", NO_REASON
-        if self._measures(estimates[option].rate / estimates[OFF].rate):
+        context = max(row.context_tokens for row in drafting)
+        if self._measures(estimates[option].rate / estimates[OFF].rate, known=self.costs.knows_context(context)):
             option, refusal = OFF, Reason("measuring")
         elif trial := next((each for loss, each in trials if loss <= self._credit_steps), None):
             self._trial = estimates[trial].seconds + estimates[trial].reading, estimates[option].rate
@@ -136,7 +146,7 @@ class Governor:
         """Learn from a finished decode step, whoever chose it."""
         unread = sum(self._history.unread(draft.method, draft.row) for draft in step.drafts if draft.drafted)
         if unread and step.seconds:
-            curves = self.costs.curves(step.widest.method, step.rows)
+            curves = self.costs.curves(step.widest.method, step.rows, step.context_tokens)
             steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
             self._reading[step.widest.method].learn(steps / unread, MEMORY)
         self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
@@ -174,11 +184,12 @@ class Governor:
             if not any(self.costs.knows_plain(each, PLAIN_STEPS - 1) for each in (1, rows)):
                 self._measuring_steps = PLAIN_STEPS
 
-    def _measures(self, lead: float) -> bool:
-        """Whether plain decoding is to be measured now: nothing is known of it, or it may be better than is thought."""
-        if self._steps_since_plain > PLAIN_PAUSE_STEPS and not self._measuring_steps:
+    def _measures(self, lead: float, *, known: bool) -> bool:
+        """Whether plain decoding is to be measured now: nothing is known of it, at all or in such a context, or it may
+        be better than is thought."""
+        if self._steps_since_plain > (PLAIN_PAUSE_STEPS if known else INTERVAL_STEPS) and not self._measuring_steps:
             self._steps_since_plain = 0
-            self._measuring_steps = PLAIN_STEPS - 1 if lead < PLAIN_DOUBT else 0
+            self._measuring_steps = PLAIN_STEPS - 1 if lead < PLAIN_DOUBT or not known else 0
         measures = self._measuring_steps > 0
         self._measuring_steps -= measures
         return measures
@@ -186,7 +197,8 @@ class Governor:
     def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
         """Judged anew only where something changed: plain steps in a row cost the host next to nothing."""
         seen = tuple((row.request_id, row.sureness, row.most_drafts, *row.offered.values()) for row in drafting)
-        key = (rows, methods, seen, drafting[0].context_tokens // INTERVAL_STEPS, self.costs.version)
+        context = max(row.context_tokens for row in drafting)
+        key = (rows, methods, seen, context // INTERVAL_STEPS, self.costs.version)
         if not self._memo or self._memo[0] != key:
             judgement = _judgement(self._current.get(methods, OFF), self._weigh(rows, drafting, methods))
             self._memo, self._current[methods] = (key, judgement), judgement.option
@@ -212,9 +224,9 @@ class Governor:
                 beliefs.append((tokens, FIRST_WEIGHT / (FIRST_WEIGHT + weight) if offer is None else 0.0, most))
                 first += (tokens[1] - 1) / len(drafting)
                 unread += self._history.unread(method, row)
-            curves = self.costs.curves(method, rows)
+            curves = self.costs.curves(method, rows, max(row.context_tokens for row in drafting))
             reading = max(0.0, self._reading[method].value) * unread
-            for option in _options(method, max(limits)):
+            for option in _options(method, max(limits), draft_lengths(self._cheap_tokens, rows)):
                 likely = hoped = float(rows - len(drafting))
                 length = option.num_draft_tokens
                 for tokens, doubt, most in beliefs:
@@ -236,9 +248,9 @@ def _slower(option: Option, estimate: _Estimate) -> Reason:
 
 
 @cache
-def _options(method: str, most: int) -> Sequence[Option]:
+def _options(method: str, most: int, lengths: tuple[int, ...]) -> Sequence[Option]:
     """What is weighed of a method where so many drafts are possible."""
-    return [Option(method, length) for length in sorted({min(length, most) for length in DRAFT_LENGTHS})]
+    return [Option(method, length) for length in sorted({min(length, most) for length in lengths})]
 
 
 def _judgement(current: Option, estimates: Mapping[Option, _Estimate]) -> _Judgement:

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 
+from app.core.draft_lengths import LONGEST_DRAFT
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
-from app.core.step import LONGEST_DRAFT, DecodeRow, EngineLimits, Parts, StepCost, StepResult
+from app.core.step import DecodeRow, EngineLimits, Parts, StepCost, StepResult
 from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
@@ -69,7 +70,7 @@ class Speculation:
         self._limits = limits
         self._policy = policy
         self._usual = usual
-        self._governor = Governor(measured, longest=limits.longest_drafts)
+        self._governor = Governor(measured, longest=limits.longest_drafts, cheap_tokens=limits.cheap_tokens)
         self._splitter = Splitter()
 
     @property
@@ -121,7 +122,8 @@ class Speculation:
         widest = step.widest
         drafting = 0.0
         if widest.drafted:
-            drafting = self._governor.costs.curves(widest.method, step.rows).drafting.at(widest.drafted)
+            curves = self._governor.costs.curves(widest.method, step.rows, step.context_tokens)
+            drafting = curves.drafting.at(widest.drafted)
         self._governor.observe(step)
         return self._splitter.split(result, widest.method if widest.drafted else PLAIN, drafting)
 

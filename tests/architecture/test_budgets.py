@@ -6,10 +6,11 @@ from collections import Counter
 from tests.architecture.source import ROOT, functions, modules, words
 
 MAX_LINES, MAX_FILES = (
-    34_500,
-    178,
+    34_780,
+    179,
 )  # 3,700 more: what real clients speak (tools, grammar, reasoning, seven more endpoints), and chats that show it;
-# a file more: `recording`, cut out of `rollback`
+# two files more: `recording`, cut out of `rollback`, and `draft_lengths`;
+# 200 lines: costs by context and width, lengths by chip
 """Of the app. Whoever needs more says why where these grow."""
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 40

@@ -7,10 +7,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ChunkedKVCache
 
+from app.core.draft_lengths import DRAFT_LENGTHS
 from app.core.messages import ModelSpecification
 from app.core.reason import Reason
 from app.core.request import Request, SamplingParameters, SpeculationRequest
-from app.core.step import DRAFT_LENGTHS, DecodeRow, DecodeStep, EngineLimits, Offer, PrefillRow, PrefillStep
+from app.core.step import DecodeRow, DecodeStep, EngineLimits, Offer, PrefillRow, PrefillStep
 from app.engine.drafters import Drafters, LoadedUnit, open_drafters
 from app.engine.drafters.ngram import Ngram
 from app.engine.engine import Engine

@@ -7,11 +7,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from app.core.draft_lengths import DRAFT_LENGTHS
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, LoadProgress, ModelSpecification
 from app.core.request import Request
 from app.core.step import (
-    DRAFT_LENGTHS,
     DecodeStep,
     EngineLimits,
     Parts,

@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from app.core.draft_lengths import DRAFT_LENGTHS
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
-    DRAFT_LENGTHS,
     DecodeRow,
     DecodeStep,
     EngineLimits,

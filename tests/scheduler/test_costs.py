@@ -288,3 +288,69 @@ def test_the_first_drafting_of_a_shape_warms_up_as_a_forward_does() -> None:
     for draft_seconds in (0.09, 0.01):
         costs.observe(Shape("dflash", 4, 7), seconds=0.1, draft_seconds=draft_seconds)
     assert costs.curves("dflash", 4).drafting.at(7) == pytest.approx(0.01)
+
+
+def test_a_long_context_makes_wide_verifies_dearer_than_plain_steps() -> None:
+    costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 4, 0.02), StepCost("ngram", 1, 9, 0.03)])
+    for shape, seconds in ((Shape("off", 1, 0), 0.02), (Shape("ngram", 1, 4), 0.04), (Shape("ngram", 1, 9), 0.12)):
+        for _ in range(20):
+            costs.observe(shape, seconds=seconds, draft_seconds=None, context=9_000)
+    there, short = costs.curves("ngram", 1, 9_000), costs.curves("ngram", 1)
+    assert [round(there.cycle(drafts)[0], 1) for drafts in (4, 9)] == [2.0, 6.0]
+    assert [round(short.cycle(drafts)[0], 1) for drafts in (4, 9)] == [2.0, 3.0], "a short one is not blamed for it"
+    twice = costs.curves("ngram", 1, 20_000)
+    assert [round(twice.cycle(drafts)[0], 1) for drafts in (4, 9)] == [2.0, 6.0], "and a longer one starts from there"
+
+
+def test_what_one_width_shows_of_a_context_stands_for_the_others_until_they_ran_there() -> None:
+    costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 4, 0.02), StepCost("ngram", 1, 9, 0.03)])
+    for _ in range(20):
+        costs.observe(Shape("off", 1, 0), seconds=0.02, draft_seconds=None, context=9_000)
+    assert costs.curves("ngram", 1, 9_000).cycle(9)[0] == pytest.approx(3.0, rel=0.05)
+    assert costs.knows_context(9_000)
+
+
+def test_plain_decoding_is_unknown_where_only_wide_steps_showed_that_the_context_slows_them() -> None:
+    costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 9, 0.03)])
+    assert costs.knows_context(9_000)
+    for _ in range(3):
+        costs.observe(Shape("ngram", 1, 9), seconds=0.06, draft_seconds=None, context=9_000)
+    assert not costs.knows_context(9_000)
+    assert costs.knows_context(100)
+
+
+def test_what_contexts_cost_survives_the_process() -> None:
+    costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("dflash", 1, 9, 0.03, 0.004)])
+    for _ in range(20):
+        costs.observe(Shape("off", 1, 0), seconds=0.02, draft_seconds=None, context=9_000)
+        costs.observe(Shape("dflash", 1, 9), seconds=0.13, draft_seconds=0.01, context=9_000)
+    restored = CostTable(costs.export())
+    for context in (0, 9_000, 40_000):
+        cycles = [table.curves("dflash", 1, context).cycle(9)[0] for table in (costs, restored)]
+        assert cycles[0] == pytest.approx(cycles[1], rel=0.02), context
+    assert {cost.context_tokens for cost in costs.export()} == {0, 8_192}
+
+
+def test_on_a_chip_whose_kernels_step_a_length_between_two_costs_what_the_longer_one_does() -> None:
+    points = [("off", 0, 1.0), ("ngram", 4, 1.5), ("ngram", 9, 3.0)]
+    costs = CostTable(
+        (StepCost(method, 1, drafts, seconds) for method, drafts, seconds in points), cheap_tokens=(5, 10)
+    )
+    curves = costs.curves("ngram", 1)
+    assert [curves.forward.at(drafts) for drafts in (0, 1, 4, 5, 9)] == [1.0, 1.5, 1.5, 3.0, 3.0]
+    assert curves.cycle(5)[1] == 1.5, "a trial may hope that it is as cheap as the next narrower one"
+    assert costs.curves("ngram", 2).forward.at(3) == 3.0, "eight tokens of two rows"
+
+
+def test_a_batch_that_was_never_measured_is_judged_by_the_next_smaller_one() -> None:
+    points = [("off", 1, 0, 1.0), ("ngram", 1, 7, 1.1), ("off", 4, 0, 2.0), ("ngram", 4, 7, 8.0)]
+    costs = CostTable(StepCost(*point) for point in points)
+    assert costs.curves("ngram", 8).forward.at(3) == pytest.approx(8.0), "as many tokens as four rows with seven drafts"
+    assert costs.curves("ngram", 2).forward.at(3) == pytest.approx(1.1), "as one row with seven"
+
+
+def test_what_requests_taught_is_marked() -> None:
+    costs = CostTable([StepCost("off", 1, 0, 0.01), StepCost("ngram", 1, 4, 0.02, is_learnt=True)])
+    assert {cost.drafts: cost.is_learnt for cost in costs.export()} == {0: False, 4: True}
+    forwards(costs, "off", 1, 0.01)
+    assert all(cost.is_learnt for cost in costs.export())

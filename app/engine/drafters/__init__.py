@@ -13,13 +13,14 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 from mlx import nn
 
+from app.core.draft_lengths import DRAFT_LENGTHS
 from app.core.drafters import DRAFT_MODEL, METHOD_NAMES
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 from app.core.model_folder import ModelFolder
 from app.core.reason import Reason
 from app.core.request import Request
-from app.core.step import DRAFT_LENGTHS, DecodeRow, Offer
+from app.core.step import DecodeRow, Offer
 from app.engine.runner import Forward, Runner
 from app.engine.sampling import SampledRow
 
