@@ -234,6 +234,8 @@ class Statistics:
     decode_seconds: float = 0.0
     first_token_seconds: float = 0.0
     """From `submit` to the first told tokens; 0 when there were none."""
+    preemptions: int = 0
+    """How often it gave its row up for want of memory, and read its tokens again later."""
     by_method: tuple[MethodStatistics, ...] = ()
     """In order of first use; `off` counts the steps without drafts."""
     reason: Reason = NO_REASON
@@ -285,6 +287,7 @@ class Statistics:
             prefill_seconds=max((usage.prefill_seconds for usage in usages), default=0.0),
             decode_seconds=max((usage.decode_seconds for usage in usages), default=0.0),
             first_token_seconds=min((usage.first_token_seconds for usage in usages), default=0.0),
+            preemptions=sum(usage.preemptions for usage in usages),
             by_method=tuple(
                 MethodStatistics.side_by_side([each for each in methods if each.method == name])
                 for name in dict.fromkeys(each.method for each in methods)
@@ -320,6 +323,7 @@ class Statistics:
             "host_ms": _milliseconds(host_seconds),
             "queue_ms": _milliseconds(self.queue_seconds),
             "first_token_ms": _milliseconds(self.first_token_seconds),
+            "preempted_n": self.preemptions,
         }
 
     def speculation(self, no_drafter: Reason) -> dict[str, Any]:

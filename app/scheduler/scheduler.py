@@ -30,7 +30,7 @@ from app.core.step import (
     TokenLogprobs,
 )
 from app.scheduler.governor import DraftChoice
-from app.scheduler.sequence import Sequence, expected_tokens, impossible
+from app.scheduler.sequence import USUAL_ANSWER_TOKENS, Sequence, impossible
 from app.scheduler.speculation import Speculation
 
 LONGEST_RETRY_SECONDS = 60
@@ -67,6 +67,11 @@ class WaitingQueue:
                 retry_after_seconds=seconds,
             )
         self._lines.setdefault(owner, {})[sequence.request.id] = sequence
+
+    def push_back(self, sequence: Sequence) -> None:
+        """Stand at the head again, whoever else waits: it has been served before."""
+        owner, name = sequence.request.owner, sequence.request.id
+        self._lines = {owner: {name: sequence, **self._lines.pop(owner, {})}, **self._lines}
 
     def head(self) -> Sequence | None:
         """The sequence that is next, still in its line."""
@@ -159,7 +164,7 @@ class Scheduler:
 
     `policy` is single, auto or off; `usual` is what requests that name no draft length are taken to ask for. `measured`
     is what steps are known to cost. `queue_limit` bounds the requests of one owner that
-    wait for a row.
+    wait for a row. An answer is expected to have `usual_answer_tokens`, or, once it has, as many more.
     """
 
     def __init__(
@@ -170,9 +175,11 @@ class Scheduler:
         usual: SpeculationRequest = NO_WISH,
         measured: Iterable[StepCost] = (),
         queue_limit: int = 128,
+        usual_answer_tokens: int = USUAL_ANSWER_TOKENS,
         clock: Clock = time.monotonic,
     ) -> None:
         self._limits = limits
+        self._usual_answer_tokens = usual_answer_tokens
         self._policy = policy
         self._clock = clock
         self._queue = WaitingQueue(queue_limit)
@@ -199,13 +206,17 @@ class Scheduler:
 
     @property
     def expected(self) -> list[int]:
-        """How many tokens each running request will probably have in the end, by what it asks, or has already."""
-        room = self._limits.max_context_tokens
-        return [max(len(each.tokens), expected_tokens(each.request, room)) for each in self._active.values()]
+        """How many tokens each running request will probably have in the end, in order of admission."""
+        return [each.expected_tokens(self._limits.max_context_tokens) for each in self._active.values()]
 
     def expected_of(self, request: Request) -> int:
-        """The same of a request that does not run yet."""
-        return expected_tokens(request, self._limits.max_context_tokens)
+        """The same of a request that does not run: the head of the queue, or one that is not even queued."""
+        head = self._queue.head()
+        sequence = head if head and head.request is request else self._begun(request)
+        return sequence.expected_tokens(self._limits.max_context_tokens)
+
+    def _begun(self, request: Request) -> Sequence:
+        return Sequence(request, self._clock(), self._usual_answer_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -224,7 +235,7 @@ class Scheduler:
         check_request(request, limits=self._limits, policy=self._policy)
         if request.id in self._queue or request.id in self._active or request.id in self._released:
             raise InvalidRequest(f"a request with the id {request.id} is running already", code="duplicate_request")
-        self._queue.push(Sequence(request, self._clock()), rows=self._limits.max_rows)
+        self._queue.push(self._begun(request), rows=self._limits.max_rows)
 
     def next_admission(self) -> Request | None:
         """The head of the queue when a row is free for it; rows that nobody drained yet are not free."""
@@ -243,9 +254,22 @@ class Scheduler:
         if not 0 <= cached_tokens < sequence.prompt_length:
             raise ValueError(f"{cached_tokens} cached tokens of a prompt of {sequence.prompt_length}")
         self._queue.serve(sequence)
-        sequence.computed = sequence.cached_tokens = cached_tokens
-        sequence.admitted_at = self._clock()
+        sequence.admit(cached_tokens, self._clock())
         self._active[request_id] = sequence
+
+    def preempt(self) -> str:
+        """Take the row of the newest request, so that older ones have the memory to go on; it waits at the head of the
+        queue with the tokens that it has. The answer is its id; empty: nobody can be asked to wait."""
+        _, *others = self._active.values() or (None,)
+        newest = next((each for each in reversed(others) if each.can_wait), None)
+        if newest is None:
+            return ""
+        name = newest.request.id
+        self._released[name] = newest.cached_prefix()
+        del self._active[name]
+        newest.preempt()
+        self._queue.push_back(newest)
+        return name
 
     def cancel(self, request_id: str) -> list[TokenEvent]:
         """End a request, waiting or running. One terminal event; none when it has ended already."""

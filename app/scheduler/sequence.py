@@ -104,7 +104,7 @@ class Hindsight:
 CARRY_LIMIT_TOKENS = 17
 """More uncached tokens than this are fed by a prefill step, fewer may ride along with a decode step."""
 USUAL_ANSWER_TOKENS = 1024
-"""An answer that may be longer is expected to end here."""
+"""An answer that may be longer is expected to end here, and one that did not, after as many more."""
 CONFIDENCE_TOKENS = 5
 """What all former tokens together count for at most in the confidence."""
 
@@ -115,11 +115,14 @@ class Sequence:
 
     request: Request
     submitted_at: float
+    usual_answer_tokens: int = USUAL_ANSWER_TOKENS
     tokens: list[int] = field(init=False)
     computed: int = 0
     """How many of `tokens`, from the first, are in the cache."""
     cached_tokens: int = 0
     """How many of them came from the prefix cache at admission."""
+    preemptions: int = 0
+    """How often it lost its row to others and read its tokens again later."""
     counters: Counters = field(default_factory=Counters)
     refusals: Refusals = field(default_factory=Refusals)
     decision: Decision | None = None
@@ -154,6 +157,28 @@ class Sequence:
         in chunks is finished so: its end is a checkpoint of the prefix cache."""
         begun = self.computed != self.cached_tokens
         return not begun and self.behind <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
+
+    def expected_tokens(self, max_context_tokens: int) -> int:
+        """How long it will probably be in the end: its prompt and a usual answer, or one that is longer by another."""
+        usual = self.usual_answer_tokens * (1 + self.counters.generated // self.usual_answer_tokens)
+        answer = min(self.request.max_tokens, usual)
+        return min(self.prompt_length + answer, max_context_tokens)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether it may go on later from its tokens alone. What else was told of a prompt would be told again."""
+        return not (self.request.scores_prompt or self.request.embeds)
+
+    def admit(self, cached_tokens: int, now: float) -> None:
+        """It has a row whose cache holds so many of its tokens; for statistics the first one counts."""
+        self.computed = cached_tokens
+        if self.admitted_at is None:
+            self.admitted_at, self.cached_tokens = now, cached_tokens
+
+    def preempt(self) -> None:
+        """It lost its row: everything is to be read again."""
+        self.computed = 0
+        self.preemptions += 1
 
     def remaining(self, max_context_tokens: int) -> int:
         """How many tokens may still be emitted."""
@@ -213,16 +238,11 @@ class Sequence:
             prefill_seconds=decoding - admitted,
             decode_seconds=now - decoding,
             first_token_seconds=first_token - self.submitted_at,
+            preemptions=self.preemptions,
             by_method=self.counters.by_method,
             reason=self.refusals.main(has_drafted=self.counters.has_drafted),
             decision=self.decision,
         )
-
-
-def expected_tokens(request: Request, max_context_tokens: int) -> int:
-    """How long a request will probably be in the end: its prompt, and as much of an answer as is usual."""
-    answer = min(request.max_tokens, USUAL_ANSWER_TOKENS)
-    return min(len(request.prompt_tokens) + answer, max_context_tokens)
 
 
 def impossible(computed: int, length: int) -> str:

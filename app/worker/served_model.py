@@ -50,6 +50,8 @@ class ServedModel:
         self._line: list[Submission | LoadModel] = []
         """Who waits for the engine."""
         self._open: set[str] = set()
+        self._promised: list[int] = []
+        """How long the rows are at most that the pool promised memory for."""
 
     def line_of(self, owner: str) -> int:
         """Choices of one owner that wait for the engine."""
@@ -161,6 +163,7 @@ class ServedModel:
         plan: StepPlan | None = None
         events: list[TokenEvent] = []
         try:
+            self._keep_within_memory(scheduler)
             events += self._admit(scheduler, engine)
             plan = scheduler.plan()
             if plan is not None:
@@ -206,11 +209,29 @@ class ServedModel:
         for _ in submission.requests:
             self._release()
 
+    def _keep_within_memory(self, scheduler: Scheduler) -> None:
+        """Answers longer than usual outgrow what their rows were promised: then the newest ones wait."""
+        if scheduler.expected == self._promised:
+            return
+        while not self._reserve(scheduler.expected):
+            preempted = scheduler.preempt()
+            if not preempted:
+                break
+            _logger.info("%s waits for the memory of older requests, and goes on after them", preempted)
+            self._free_rows()
+
+    def _reserve(self, lengths: Sequence[int]) -> bool:
+        """Whether the pool promises memory for rows of so many tokens."""
+        promised = self._pool.reserve(self._model_id, lengths)
+        if promised:
+            self._promised = list(lengths)
+        return promised
+
     def _admit(self, scheduler: Scheduler, engine: EnginePort) -> list[TokenEvent]:
         """Give rows to whom they are free for; whom the engine cannot take fails alone."""
         events: list[TokenEvent] = []
         while (request := scheduler.next_admission()) is not None:
-            if not self._pool.reserve(self._model_id, [*scheduler.expected, scheduler.expected_of(request)]):
+            if not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
                 break
             try:
                 cached_tokens = engine.admit(request)
@@ -228,7 +249,7 @@ class ServedModel:
         if self._engine is not None:
             for request_id in self._open:
                 self._engine.release(request_id, ())
-            self._pool.reserve(self._model_id, ())
+            self._reserve(())
         return [
             TokenEvent(request_id=request_id, finish_reason=FinishReason.FAILED, error=short_text(error))
             for request_id in sorted(self._open)
@@ -240,7 +261,7 @@ class ServedModel:
             for request_id, tokens in released:
                 self._engine.release(request_id, tokens)
             if released:
-                self._pool.reserve(self._model_id, self._scheduler.expected)
+                self._reserve(self._scheduler.expected)
 
     def _release(self) -> None:
         """Give one lease back."""

@@ -98,7 +98,7 @@ class ScriptedEngine:
     freed: list[str] = field(default_factory=list)
 
     def admit(self, request: Request) -> int:
-        assert request.id not in self.prompts, "admitted twice"
+        assert request.id not in self.rows, "admitted twice"
         assert len(self.rows) < self.limits.max_rows
         cached = self.chance.randrange(len(request.prompt_tokens)) if self._happens(self.cached_prefix_rate) else 0
         self.rows[request.id] = list(request.prompt_tokens[:cached])

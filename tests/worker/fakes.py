@@ -31,8 +31,8 @@ END = 0
 class FakeEngine:
     """Every row says `script` again and again; all drafts that are asked for are accepted."""
 
-    def __init__(self, script: bytes = b"abcdefghij", *, rows: int = 4) -> None:
-        self.limits = EngineLimits(max_context_tokens=200, max_rows=rows, drafters=("ngram",))
+    def __init__(self, script: bytes = b"abcdefghij", *, rows: int = 4, context_tokens: int = 200) -> None:
+        self.limits = EngineLimits(max_context_tokens=context_tokens, max_rows=rows, drafters=("ngram",))
         self.measured: tuple[StepCost, ...] = ()
         self.script = script
         self.rows: set[str] = set()

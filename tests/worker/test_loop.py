@@ -189,6 +189,22 @@ def test_what_does_not_fit_into_memory_now_waits_and_is_answered_in_order(pair: 
     assert (pair.pool.reserved["m"], pair.leases) == (0, 0)
 
 
+def test_answers_that_outgrow_the_memory_wait_for_older_ones_and_lose_no_word(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, make_engine=lambda: FakeEngine(context_tokens=4000))
+    pair.pool.room_tokens = 2500
+    names = ["old", "new"]
+    pair.say(*(pair.ask(name, max_tokens=2000) for name in names))
+    shown: list[tuple[int, int]] = []
+    for _ in range(5000):
+        pair.turn()
+        shown += [(served.running, served.waiting) for served in pair.loop._served.values()]
+        assert pair.pool.reserved.get("m", 0) <= 2500
+    assert shown.index((1, 1)) > shown.index((2, 0)), "both began, then the newer one waited"
+    assert [pair.text(name) for name in names] == ["abcdefghij" * 200] * 2
+    assert [pair.finished(name)[0].usage.preemptions for name in names] == [0, 1]
+    assert pair.leases == 0
+
+
 def test_what_never_fits_into_memory_is_refused_with_its_figures_and_nothing_else_is(pair: Pair) -> None:
     pair.pool.room_tokens = 35
     pair.say(pair.ask("large", text="x" * 40), pair.ask("small"))
