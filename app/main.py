@@ -304,7 +304,10 @@ async def _serve(
 ) -> None:
     settings, port = live.current, listener.getsockname()[1]
     worker = WorkerClient(
-        memory_ceiling_bytes=settings.memory_limit, costs_folder=settings.home / "costs", on_line=lines.take
+        memory_ceiling_bytes=settings.memory_limit,
+        costs_folder=settings.home / "costs",
+        wire=settings.wire,
+        on_line=lines.take,
     )
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
     app = create_app(live, store, worker, catalog, lines.ring)

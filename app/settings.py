@@ -108,6 +108,11 @@ class Settings(BaseModel):
         unit="bytes",
         ge=1 << 20,
     )
+    wire: Literal["auto", "off"] = _setting(
+        "auto",
+        "Keep model weights resident (wired): where macOS and the memory left allow it (`auto`) or never (`off`).",
+        "memory",
+    )
     idle_seconds: Annotated[float | None, BeforeValidator(setting_texts.absent)] = _setting(
         None,
         "Idle time after which a model is unloaded; empty: one hour.",

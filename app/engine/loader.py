@@ -2,7 +2,7 @@
 
 `load_unit` is a generator: between two slices of some 64 MB the loop takes other steps, and `close()` abandons the load
 and frees what was read. A folder is data: it is inspected before mlx-lm sees it, nothing in it is ever executed, and
-whatever is wrong with it ends in one `ModelUnavailable` with a one-line reason. Nothing here wires memory.
+whatever is wrong with it ends in one `ModelUnavailable` with a one-line reason.
 """
 
 import re

@@ -1,7 +1,7 @@
 """How much memory a model needs, how much there is, and what mlx holds now. All sizes in bytes.
 
-Admission is ours (`mx.set_memory_limit` is no cap) and nothing is ever wired (`mx.set_wired_limit` is behind macOS
-kernel panics): this file only counts. What an estimate is made of is in `app/core/footprint.py`.
+Admission is ours (`mx.set_memory_limit` is no cap): this file counts, and bounds what mlx keeps of freed buffers. What
+an estimate is made of is in `app/core/footprint.py`, what is wired in `app/engine/wiring.py`.
 """
 
 import gc
@@ -19,6 +19,8 @@ from app.core.setting_texts import parse_size
 GIGABYTE = 10**9
 LIMIT_VARIABLE = "PACELINE_MEMORY_LIMIT"
 WORKING_SET_SHARE = 0.9
+BUFFER_CACHE_BYTES, BUFFER_CACHE_SHARE = 4 * GIGABYTE, 0.05
+"""The most that freed buffers may take, and their share of RAM; mlx would keep as much as there is."""
 
 
 # --- what there is --------------------------------------------------------------------------------------------
@@ -73,10 +75,25 @@ def readings() -> tuple[int, int, int]:
     return mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory()
 
 
-def release() -> None:
-    """Give freed buffers back to the system: collect cycles that hold arrays, then empty mlx's cache."""
-    gc.collect()
+def buffer_cache_from(total_bytes: int) -> int:
+    """How many bytes of freed buffers mlx may keep for reuse on a machine with so much RAM."""
+    return min(BUFFER_CACHE_BYTES, int(total_bytes * BUFFER_CACHE_SHARE))
+
+
+def bound_buffer_cache() -> None:
+    """Let mlx keep no more freed buffers than suits this machine."""
+    mx.set_cache_limit(buffer_cache_from(psutil.virtual_memory().total))
+
+
+def trim() -> None:
+    """Give freed buffers back to the system."""
     mx.clear_cache()
+
+
+def release() -> None:
+    """The same once cycles that hold arrays are collected: not while somebody waits for a step."""
+    gc.collect()
+    trim()
 
 
 # --- what a model needs ---------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from app.engine.drafters import LoadedUnit
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
 from app.engine.warm_up import CostFiles, WarmUpSteps
+from app.engine.wiring import Wiring, wirable_memory
 
 RETRY_AFTER_SECONDS = 5
 """When to come back for memory or a draft that running requests hold."""
@@ -149,6 +150,7 @@ class EnginePool:
         default_idle_seconds: float | None = DEFAULT_IDLE_SECONDS,
         clock: Clock = time.monotonic,
         reclaim: Callable[[], None] = memory.release,
+        wiring: Wiring | None = None,
     ) -> None:
         self._ceiling_bytes = ceiling_bytes
         self._load = load
@@ -157,7 +159,8 @@ class EnginePool:
         self._warm_up = warm_up
         self._default_idle_seconds = default_idle_seconds
         self._clock = clock
-        self._reclaim = reclaim
+        self._give_back = reclaim
+        self._wiring = wiring or Wiring()
         self._entries: dict[str, Resident] = {}
         self._pinned: set[str] = set()
         self._idle_seconds: dict[str, float | None] = {}
@@ -323,6 +326,10 @@ class EnginePool:
         """Active, cached and peak bytes as mlx counts them."""
         return memory.readings()
 
+    def trim(self) -> None:
+        """Give back what steps have freed; cheap enough to be called between two of them."""
+        memory.trim()
+
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _start(self, spec: ModelSpecification) -> Resident:
@@ -360,6 +367,7 @@ class EnginePool:
     def _steps(self, entry: Resident) -> Generator[tuple[str, float], None, None]:
         """A whole load: read the weights, open the engine, warm it up."""
         entry.unit = yield from self._load(entry.spec)
+        self._reclaim()
         entry.engine = self._open_engine(entry.unit)
         if self._warm_up is not None:
             entry.engine.measured = yield from self._warm_up(entry.engine, entry.spec)
@@ -380,10 +388,21 @@ class EnginePool:
         return sorted(free, key=attrgetter("last_used"))
 
     def _evict(self, entry: Resident) -> None:
-        del self._entries[entry.spec.id]
-        entry.close()
+        self._drop(entry)
         self._untidy = True
         self._events.append(Evicted(entry.spec.id))
+
+    def _drop(self, entry: Resident) -> None:
+        del self._entries[entry.spec.id]
+        if entry.unit is not None:
+            self._wiring.loosen()
+        entry.close()
+
+    def _reclaim(self) -> None:
+        """Give freed buffers back, and wire the weights that are there, unless somebody may still hold others."""
+        self._give_back()
+        if not self._untidy:
+            self._wiring.hold(sum(entry.unit.weights_bytes for entry in self._entries.values() if entry.unit))
 
     def _tidy(self) -> None:
         """Once more after an eviction was told: what the engine's users still held of it is in mlx's cache by now."""
@@ -410,8 +429,7 @@ class EnginePool:
 
     def _fail(self, entry: Resident, error: PacelineError) -> None:
         """End a load. The error travels on without its traceback, whose frames would keep the weights alive."""
-        del self._entries[entry.spec.id]
-        entry.close()
+        self._drop(entry)
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self._events.append(LoadFailed(entry.spec.id, error))
         self._reclaim()
@@ -420,12 +438,13 @@ class EnginePool:
         return 0.0 if entry.leases else self._clock() - entry.last_used
 
 
-def open_pool(ceiling_bytes: int, costs: CostFiles | None = None) -> EnginePool:
-    """The pool of this machine: real folders, real engines."""
+def open_pool(ceiling_bytes: int, costs: CostFiles | None = None, *, wire: bool = False) -> EnginePool:
+    """The pool of this machine: real folders, real engines. `wire`: keep weights resident where that is safe."""
     return EnginePool(
         ceiling_bytes=ceiling_bytes,
         load=load_unit,
         open_engine=open_engine,
         estimate=memory.footprint,
         warm_up=(costs or CostFiles(None, ())).warm_up,
+        wiring=Wiring(wirable_memory() if wire else None),
     )

@@ -41,6 +41,8 @@ STEPS_TOLD_SECONDS = 0.1
 """Steps are told together, as often as this: a frame for each would cost the server as much as their tokens."""
 HOUSEWORK_SECONDS = 1.0
 REMEMBER_SECONDS = 30.0
+TRIM_STEPS = 256
+"""After so many steps, and when nobody waits for one, freed buffers go back to the system."""
 LOADING_RETRY_SECONDS = 5
 
 _logger = logging.getLogger("paceline.loop")
@@ -73,6 +75,7 @@ class Loop:
         self._moved = True
         self._next_house_work = self._next_remembering = self._next_beat = self._steps_told_at = clock()
         self._steps: list[float] = []
+        self._untrimmed_steps = 0
         self._shown: Snapshot | None = None
 
     def post(self, command: LoopCommand) -> None:
@@ -101,6 +104,7 @@ class Loop:
                 with self._crash_note.on(model_id):
                     self._moved |= served.step()
                 self._steps.append(self._clock() - began)
+                self._count_step()
                 self._beat_if_due()
                 self._read_commands(0.0)
         self._keep_house()
@@ -262,15 +266,28 @@ class Loop:
     # --- housework --------------------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
-        """About once a second: let go of models that were idle too long."""
+        """About once a second: let go of models that were idle too long, and of what steps left behind."""
         now = self._clock()
         if now < self._next_house_work:
             return
         self._next_house_work = now + HOUSEWORK_SECONDS
         for event in self._pool.expire():
             self._on_event(event)
-        if now >= self._next_remembering and not self._busy():
+        if self._busy():
+            return
+        if self._untrimmed_steps:
+            self._trim()
+        if now >= self._next_remembering:
             self._remember()
+
+    def _count_step(self) -> None:
+        self._untrimmed_steps += 1
+        if self._untrimmed_steps >= TRIM_STEPS:
+            self._trim()
+
+    def _trim(self) -> None:
+        self._untrimmed_steps = 0
+        self._pool.trim()
 
     def _remember(self) -> None:
         """Keep what steps cost, for the next load."""

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -69,13 +70,14 @@ def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Sch
     )
 
 
-def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool = open_pool) -> int:
+def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None = None) -> int:
     """Serve the channel until a Shutdown; the exit code is 0 then."""
     parser = argparse.ArgumentParser(prog="paceline worker", description="Started by Paceline itself.")
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--note-fd", type=int, required=True)
     parser.add_argument("--memory-ceiling-bytes", type=int)
     parser.add_argument("--costs-folder", type=Path)
+    parser.add_argument("--wire", choices=("auto", "off"), default="off")
     options = parser.parse_args(arguments)
     faulthandler.enable()
     handler = logging.StreamHandler()
@@ -91,6 +93,8 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool = open_p
     ceiling_bytes = options.memory_ceiling_bytes
     if ceiling_bytes is None:
         ceiling_bytes = memory.ceiling_bytes()
+    memory.bound_buffer_cache()
+    make_pool = make_pool or partial(open_pool, wire=options.wire == "auto")
     _serve(channel, ceiling_bytes, make_pool(ceiling_bytes, costs), costs, CrashNote(options.note_fd))
     return 0
 

@@ -152,12 +152,14 @@ class Supervisor:
         command: Sequence[str] = WORKER_COMMAND,
         memory_ceiling_bytes: int | None = None,
         costs_folder: Path | None = None,
+        wire: str = "off",
         on_line: Callable[[str], None] | None = None,
         timing: Timing = DEFAULT_TIMING,
     ) -> None:
         ceiling = () if memory_ceiling_bytes is None else ("--memory-ceiling-bytes", str(memory_ceiling_bytes))
         costs = () if costs_folder is None else ("--costs-folder", str(costs_folder))
-        self._command = (*command, *ceiling, *costs)
+        wiring = () if wire == "off" else ("--wire", wire)
+        self._command = (*command, *ceiling, *costs, *wiring)
         self._timing = timing
         self._on_line = on_line
         self._crashes = CrashLog(timing)

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlx import nn
 
+from app.core.errors import ModelUnavailable
 from app.core.footprint import Footprint
 from app.core.messages import ModelSpecification
 from app.core.request import Request
@@ -47,6 +48,7 @@ class FakeEngine:
     def close(self) -> None:
         assert self.id in self.world.open
         self.world.open.remove(self.id)
+        self.world.told.append(f"close {self.id}")
 
 
 class World:
@@ -59,7 +61,10 @@ class World:
         self.open: list[str] = []
         self.loads: list[str] = []
         self.broken: dict[str, Exception] = {}
+        self.unopenable: set[str] = set()
         self.reclaimed = 0
+        self.told: list[str] = []
+        """Which engines were closed and what the device was asked to wire, in order."""
         self.row_bytes = self.position_bytes = 0
 
     def clock(self) -> float:
@@ -87,11 +92,19 @@ class World:
             self.loading.remove(spec.id)
 
     def open_engine(self, unit: LoadedUnit) -> FakeEngine:
+        if unit.spec.id in self.unopenable:
+            raise ModelUnavailable("it does not open")
         self.open.append(unit.spec.id)
         return FakeEngine(self, unit.spec.id)
 
     def reclaim(self) -> None:
         self.reclaimed += 1
+
+    def settle(self) -> None:
+        self.told.append("settle")
+
+    def set_limit(self, size: int) -> None:
+        self.told.append(f"wire {size}")
 
     def pool(self, ceiling: int = CEILING, **options: Any) -> EnginePool:
         return EnginePool(

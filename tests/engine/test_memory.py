@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +52,29 @@ def test_the_ceiling_leaves_a_reserve_and_the_gpu_share(total: int, recommended:
 def test_the_environment_overrides_the_ceiling() -> None:
     assert memory.ceiling_bytes({"PACELINE_MEMORY_LIMIT": "3G"}) == 3 * GB
     assert memory.ceiling_bytes({}) == memory.ceiling_bytes({"PACELINE_MEMORY_LIMIT": ""}) > 0
+
+
+@pytest.mark.parametrize(("total", "kept"), [(16 * GB, 8 * GB // 10), (64 * GB, int(3.2 * GB)), (512 * GB, 4 * GB)])
+def test_freed_buffers_stay_within_a_twentieth_of_the_machine(total: int, kept: int) -> None:
+    assert memory.buffer_cache_from(total) == kept
+
+
+def test_mlx_keeps_no_more_freed_buffers_than_it_was_allowed() -> None:
+    memory.bound_buffer_cache()
+    usual = mx.set_cache_limit(1 << 20)
+    try:
+        assert usual == memory.buffer_cache_from(psutil.virtual_memory().total)
+        mx.eval(mx.ones((1024, 1024)))
+        assert mx.get_cache_memory() <= 1 << 20
+    finally:
+        mx.set_cache_limit(usual)
+
+
+def test_trimming_gives_freed_buffers_back() -> None:
+    mx.eval(mx.ones((512, 512)))
+    assert mx.get_cache_memory() > 0
+    memory.trim()
+    assert mx.get_cache_memory() == 0
 
 
 @given(total=st.integers(1, 10**13), recommended=st.none() | st.integers(0, 10**13))

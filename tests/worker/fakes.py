@@ -118,6 +118,7 @@ class FakePool:
         self.room_tokens = 10**9
         self.held_tokens = 0
         self.reserved: dict[str, int] = {}
+        self.trims = 0
 
     @property
     def loading(self) -> bool:
@@ -203,6 +204,9 @@ class FakePool:
 
     def snapshot(self) -> tuple[LoadedModel, ...]:
         return tuple(LoadedModel(id=name, state="ready") for name in self.engines)
+
+    def trim(self) -> None:
+        self.trims += 1
 
     def memory(self) -> tuple[int, int, int]:
         return (len(self.engines), 0, 0)

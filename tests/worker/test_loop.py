@@ -274,6 +274,22 @@ def test_heartbeats_tell_every_step_and_come_every_second_and_pending_is_true(pa
     assert [model.id for model in snapshots[-1].models] == ["m"]
 
 
+def test_freed_buffers_go_back_every_256_steps_and_when_nobody_waits(pair: Pair) -> None:
+    pair.say(LoadModel(id="l", model=pair.model()))
+    pair.settle(rounds=10)
+    asked = 0
+    while not pair.pool.trims:  # time stands still: no housework
+        asked += 1
+        pair.say(pair.ask(f"r{asked}", max_tokens=190))
+        while not pair.pool.trims and not pair.finished(f"r{asked}"):
+            pair.turn()
+    assert 200 < pair.engine.steps <= 256
+    pair.say(pair.ask("last"))
+    pair.settle(rounds=250)
+    assert pair.finished("last")
+    assert pair.pool.trims == 2  # an idle worker gives back what is left, once
+
+
 def test_a_snapshot_tells_whose_prompt_is_being_read(tmp_path: Path) -> None:
     engine = FakeEngine()
     engine.limits = replace(engine.limits, prefill_chunk_tokens=8)

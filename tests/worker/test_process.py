@@ -41,7 +41,7 @@ def generate(folder: Path, request_id: str = "r", *, model: str = "main", **chan
 @asynccontextmanager
 async def working(costs_folder: Path | None = None) -> AsyncIterator[WorkerClient]:
     timing = dataclasses.replace(QUICK, stop_seconds=5.0)
-    client = WorkerClient(costs_folder=costs_folder, timing=timing, ready_seconds=START_SECONDS)
+    client = WorkerClient(costs_folder=costs_folder, wire="auto", timing=timing, ready_seconds=START_SECONDS)
     await client.start()
     try:
         yield client

@@ -1,0 +1,143 @@
+"""Weights are wired after a load and let go before they are freed; nothing else ever is."""
+
+import mlx.core as mx
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.errors import ModelUnavailable
+from app.engine import wiring
+from app.engine.pool import EnginePool, LoadFailed
+from app.engine.wiring import MetalDevice, WirableMemory, Wiring, wirable_memory
+from tests.engine.pool_world import SIZES, World, drain, ready, specification
+
+GB = 10**9
+ROOMY = WirableMemory(total_bytes=100 * GB, recommended_bytes=75 * GB)
+"""The sizes of the pool's world are a few bytes each: all of them fit."""
+
+
+@pytest.fixture(name="world")
+def a_world() -> World:
+    return World(dict(SIZES))
+
+
+def wired(world: World, memory: WirableMemory = ROOMY, **options: int) -> EnginePool:
+    return world.pool(wiring=Wiring(memory, world), **options)
+
+
+def test_a_load_ends_with_its_weights_wired_once_the_device_is_settled(world: World) -> None:
+    pool = wired(world)
+    pool.acquire(specification("a"))
+    assert pool.advance() != []
+    assert world.told == []  # half of the weights: nothing yet
+    drain(pool)
+    assert world.told == ["settle", "wire 3"]
+
+
+def test_the_limit_is_that_of_all_models_together(world: World) -> None:
+    ready(wired(world), "a", "b")
+    assert world.told == ["settle", "wire 3", "settle", "wire 7"]
+
+
+def test_an_evicted_model_is_let_go_before_it_is_freed_and_the_others_are_wired_again(world: World) -> None:
+    pool = wired(world)
+    ready(pool, "a", "b")
+    world.told.clear()
+    pool.acquire(specification("c"))
+    drain(pool)
+    assert world.told == ["settle", "wire 0", "close a", "settle", "wire 4", "settle", "wire 9"]
+
+
+def test_nothing_is_wired_while_somebody_may_still_hold_an_evicted_model(world: World) -> None:
+    pool = wired(world)
+    ready(pool, "a", "b")
+    world.told.clear()
+    pool.unload("a")
+    assert world.told == ["settle", "wire 0", "close a"]
+    pool.expire()
+    assert world.told[3:] == ["settle", "wire 4"]
+
+
+def test_a_model_that_expires_is_let_go_too(world: World) -> None:
+    pool = wired(world)
+    ready(pool, "a")
+    world.told.clear()
+    pool.set_idle("a", 0.0)
+    pool.expire()
+    pool.expire()
+    assert world.told == ["settle", "wire 0", "close a"]
+
+
+@pytest.mark.parametrize("broken", ["reading", "opening"])
+def test_a_load_that_fails_leaves_nothing_wired(world: World, broken: str) -> None:
+    pool = wired(world)
+    if broken == "reading":
+        world.broken["a"] = ModelUnavailable("broken")
+    else:
+        world.unopenable.add("a")
+    pool.acquire(specification("a"))
+    assert isinstance(drain(pool)[-1], LoadFailed)
+    assert world.told == ([] if broken == "reading" else ["settle", "wire 3", "settle", "wire 0"])
+
+
+def test_a_cancelled_load_leaves_nothing_wired(world: World) -> None:
+    pool = wired(world)
+    pool.acquire(specification("a"))
+    pool.advance()
+    pool.cancel_load("a")
+    drain(pool)
+    assert world.told == []
+
+
+@pytest.mark.parametrize(
+    ("total", "recommended", "weights", "limit"),
+    [
+        (128 * GB, 96 * GB, 60 * GB, 60 * GB),
+        (128 * GB, 96 * GB, 90 * GB, 0),  # less than 35 % would stay
+        (128 * GB, 80 * GB, 90 * GB, 80 * GB),
+        (16 * GB, 11 * GB, 8 * GB, 8 * GB),
+        (16 * GB, 11 * GB, 9 * GB, 0),  # less than 8 GB would stay
+        (64 * GB, 0, 9 * GB, 0),  # no Metal, or an old macOS
+        (0, 0, 9 * GB, 0),
+    ],
+)
+def test_only_weights_that_leave_enough_for_the_rest_are_wired(
+    total: int, recommended: int, weights: int, limit: int
+) -> None:
+    assert WirableMemory(total, recommended).limit(weights) == limit
+
+
+@given(total=st.integers(0, 10**13), recommended=st.integers(0, 10**13), weights=st.integers(0, 10**13))
+def test_whatever_the_machine_the_rest_of_it_keeps_its_share(total: int, recommended: int, weights: int) -> None:
+    limit = WirableMemory(total, recommended).limit(weights)
+    assert limit in {0, weights, recommended}
+    assert limit <= min(weights, recommended)
+    assert not limit or total - limit >= max(8 * GB, int(0.35 * total))
+
+
+def test_a_machine_that_cannot_wire_is_never_asked_to(world: World) -> None:
+    pool = wired(world, WirableMemory())
+    ready(pool, "a", "b")
+    pool.unload("a")
+    pool.expire()
+    assert world.told == ["close a"]
+
+
+@pytest.mark.parametrize(("version", "wires"), [("14.7.1", False), ("15.0", True), ("26.1", True), ("", False)])
+def test_macos_15_and_later_wire_and_no_other_system(
+    monkeypatch: pytest.MonkeyPatch, version: str, wires: bool
+) -> None:
+    monkeypatch.setattr(wiring.platform, "mac_ver", lambda: (version, ("", "", ""), "arm64"))
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 7})
+    assert wirable_memory() == (WirableMemory(psutil.virtual_memory().total, 7) if wires else WirableMemory())
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    assert wirable_memory() == WirableMemory()
+
+
+def test_the_real_device_takes_the_calls() -> None:
+    device = MetalDevice()
+    device.settle()
+    assert mx.get_cache_memory() == 0
+    device.set_limit(0)
