@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, get_args
 
+import msgspec
+
 from app.core.clock import Alarm
 from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
@@ -187,6 +189,8 @@ class WorkerClient(Supervisor):
         self._answers: dict[str, tuple[str, asyncio.Future[Any]]] = {}
         """Of loads and unloads, by their id, with the model's."""
         self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in get_args(Event)}
+        self._kept: dict[str, KeepModel] = {}
+        """What the next worker has to be told: which models are pinned, and what no worker was there to hear."""
         self.progress: dict[str, LoadProgress] = {}
         """Model id -> the last progress of a load that is under way."""
         self.snapshot = Snapshot()
@@ -274,9 +278,15 @@ class WorkerClient(Supervisor):
         return told
 
     def keep(self, model_id: str, *, pinned: bool | None, idle_seconds: float | None) -> None:
-        """Say how long a model stays, if a worker runs; None: as it was. Loads nothing."""
+        """Say how long a model stays; None: as it was. Loads nothing. A worker that comes later hears it then, and one
+        that comes after this one, what is pinned."""
+        if pinned is None and model_id in self._kept:
+            pinned = self._kept[model_id].pinned
+        told = KeepModel(model_id=model_id, pinned=pinned, idle_seconds=idle_seconds)
         with contextlib.suppress(WorkerGone):
-            self.send(KeepModel(model_id=model_id, pinned=pinned, idle_seconds=idle_seconds))
+            self.send(told)
+            told = msgspec.structs.replace(told, idle_seconds=None)
+        self._kept[model_id] = told
 
     async def unload(self, model_id: str) -> None:
         """Unload a unit. Raises ModelUnavailable while requests use it."""
@@ -333,6 +343,8 @@ class WorkerClient(Supervisor):
                     self.progress[event.model_id] = event
             case Ready():
                 self.ready_info = event
+                for told in tuple(self._kept.values()):
+                    self.keep(told.model_id, pinned=told.pinned, idle_seconds=told.idle_seconds)
         self._publish(event)
 
     def _on_exit(self, cause: Reason) -> None:

@@ -385,12 +385,12 @@ class Supervisor:
             return  # the last words of a worker that was given up
         if isinstance(event, Heartbeat):
             self._watchdog.beat(event)
-        self._on_event(event)
         if isinstance(event, Ready):
             self._greeted = True
             self._usual_start_seconds = time.monotonic() - self._began
             if self._drain_seconds is None:
                 self._ready.set()
+        self._on_event(event)
 
     def _handle_close(self, reason: str) -> None:
         if self._closed is None:

@@ -24,6 +24,7 @@ from app.core.messages import (
     Finished,
     Generate,
     Heartbeat,
+    KeepModel,
     LoadedModel,
     LoadModel,
     LoadProgress,
@@ -50,6 +51,7 @@ class FakeWorker:
         self.channel = WorkerChannel(end)
         self.open: dict[str, Generate] = {}
         self.loads: set[str] = set()
+        self.kept = KeepModel(model_id="fake")
         self.over = threading.Event()
 
     def run(self) -> int:
@@ -60,7 +62,9 @@ class FakeWorker:
             for request_id, command in tuple(self.open.items()):
                 if command.text == "forever":
                     self.channel.send(Delta(id=request_id, index=0, text="x", tokens=1))
-            snapshot = Snapshot(models=(LoadedModel(id="fake", state="ready"),), active_bytes=1)
+            idle_seconds = self.kept.idle_seconds or 0.0
+            model = LoadedModel(id="fake", state="ready", pinned=bool(self.kept.pinned), idle_seconds=idle_seconds)
+            snapshot = Snapshot(models=(model,), active_bytes=1)
             self.channel.send(Heartbeat(pending=bool(self.open), step_seconds=(0.001,), snapshot=snapshot))
         return 0
 
@@ -76,6 +80,8 @@ class FakeWorker:
                     self.channel.send(LoadProgress(model_id="slow", phase="failed", fraction=0.0))
             case LoadModel():
                 self.load(command)
+            case KeepModel():
+                self.kept = command
             case UnloadModel():
                 self.channel.send(ModelUnloaded(id=command.id, model_id=command.model_id))
             case Shutdown():
