@@ -16,6 +16,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from app.core.config_values import EXPERTS_KEYS, text_number
 from app.core.draft_lengths import cheap_tokens
+from app.core.errors import InsufficientMemory
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import (
@@ -30,6 +31,7 @@ from app.core.step import (
     StepPlan,
     StepResult,
 )
+from app.engine import memory
 from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
 from app.engine.drafters import REGISTRY, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
@@ -186,9 +188,12 @@ class Engine:
             emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
             names = {row.sequence_id: row.tokens for row in plan.rows}
             offers = {name: self.drafters.offers(name, tokens, emitted.get(name, ())) for name, tokens in names.items()}
-        except BaseException:
+        except BaseException as error:
             self._reset()
-            raise
+            if not memory.is_exhausted(error):
+                raise
+            error.__traceback__ = None  # its frames hold arrays
+            raise InsufficientMemory(f"the device has no memory left: {error}") from None
         return replace(result, offers=offers, seconds=time.perf_counter() - started)
 
     def _prefill(self, rows: Sequence[PrefillRow]) -> StepResult:

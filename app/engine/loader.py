@@ -20,7 +20,7 @@ from mlx_lm.utils import _get_classes, load_model
 from app.core.config_values import context_tokens, text_part
 from app.core.drafters import FEATURE_METHODS, check_drafter
 from app.core.drafters.formats import head_tensors
-from app.core.errors import ModelUnavailable
+from app.core.errors import InsufficientMemory, ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
@@ -167,6 +167,11 @@ def _evaluate(arrays: list[mx.array], size: int) -> int:
     try:
         mx.eval(arrays)
     except RuntimeError as error:
+        if memory.is_exhausted(error):
+            message = (
+                f"the weights do not fit into the memory that is free: {_one_line(str(error))}; close other programs"
+            )
+            raise InsufficientMemory(message) from error
         raise ModelUnavailable(
             f"the weights cannot be read: {_one_line(str(error))}; download the model again"
         ) from error

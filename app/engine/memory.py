@@ -6,6 +6,7 @@ an estimate is made of is in `app/core/footprint.py`, what is wired in `app/engi
 
 import gc
 import os
+import re
 from collections.abc import Mapping
 
 import mlx.core as mx
@@ -94,6 +95,19 @@ def release() -> None:
     """The same once cycles that hold arrays are collected: not while somebody waits for a step."""
     gc.collect()
     trim()
+
+
+_EXHAUSTED = re.compile(
+    r"unable to allocate|attempting to allocate|insufficient memory|out ?of ?memory|bad_alloc|MemoryAllocation"
+    r"|resource limit .* exceeded",
+    re.IGNORECASE,
+)
+"""What Metal, CUDA and the CPU say when an allocation, or a command buffer for want of one, fails."""
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether an exception of mlx says that the device has no memory left. mlx has no class of its own for it."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_EXHAUSTED.search(str(error))))
 
 
 # --- what a model needs ---------------------------------------------------------------------------------------

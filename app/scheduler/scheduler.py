@@ -102,6 +102,8 @@ class WaitingQueue:
 
 SCORED_CHUNK_TOKENS = 128
 """Of prompts whose tokens are scored: logits of so many positions are in memory at once."""
+SMALLEST_CHUNK_TOKENS = 64
+"""Of a prompt, where the device ran out of memory."""
 SHORTEST_SHARE = 0.5
 """A prompt joins a longer one when it fills at least this share of the padded rectangle's width."""
 
@@ -184,6 +186,7 @@ class Scheduler:
         self._clock = clock
         self._queue = WaitingQueue(queue_limit)
         self._active: dict[str, Sequence] = {}
+        self._rows, self._chunk_tokens = limits.max_rows, limits.prefill_chunk_tokens
         self._released: dict[str, tuple[int, ...]] = {}
         self._speculation = Speculation(limits, policy=policy, usual=usual, measured=measured)
         self._plan: StepPlan | None = None
@@ -235,12 +238,14 @@ class Scheduler:
         check_request(request, limits=self._limits, policy=self._policy)
         if request.id in self._queue or request.id in self._active or request.id in self._released:
             raise InvalidRequest(f"a request with the id {request.id} is running already", code="duplicate_request")
+        if not (self._queue or self._active):  # what was too much then may fit now
+            self._rows, self._chunk_tokens = self._limits.max_rows, self._limits.prefill_chunk_tokens
         self._queue.push(self._begun(request), rows=self._limits.max_rows)
 
     def next_admission(self) -> Request | None:
         """The head of the queue when a row is free for it; rows that nobody drained yet are not free."""
         head = self._queue.head()
-        return head.request if head and len(self._active) + len(self._released) < self._limits.max_rows else None
+        return head.request if head and len(self._active) + len(self._released) < self._rows else None
 
     def admitted(self, request_id: str, cached_tokens: int) -> None:
         """The engine gave the request a row whose cache holds `cached_tokens` of its prompt.
@@ -264,12 +269,34 @@ class Scheduler:
         newest = next((each for each in reversed(others) if each.can_wait), None)
         if newest is None:
             return ""
-        name = newest.request.id
-        self._released[name] = newest.cached_prefix()
+        self._take_row(newest)
+        return newest.request.id
+
+    def _take_row(self, sequence: Sequence) -> None:
+        name = sequence.request.id
+        self._released[name] = sequence.cached_prefix()
         del self._active[name]
-        newest.preempt()
-        self._queue.push_back(newest)
-        return name
+        sequence.preempt()
+        self._queue.push_back(sequence)
+
+    def shrink(self, message: str) -> list[TokenEvent]:
+        """A step found no memory on the device, and the engine has dropped every row: what they have told stays, and
+        all is read again, half as many rows at a time, in chunks of half the size, until nothing is left to do.
+
+        A request that ran alone and gets no further than the last time fails.
+        """
+        rows = list(self._active.values())
+        smallest = self._chunk_tokens <= SMALLEST_CHUNK_TOKENS
+        self._rows = max(1, len(rows) // 2)
+        self._chunk_tokens = max(min(SMALLEST_CHUNK_TOKENS, self._chunk_tokens), self._chunk_tokens // 2)
+        if len(rows) == 1:
+            (alone,) = rows
+            if alone.short_at >= 0 and (smallest or alone.computed <= alone.short_at):
+                return [self._end(alone, FinishReason.FAILED, error=message)]
+            alone.short_at = alone.computed
+        for sequence in reversed(rows):
+            self._take_row(sequence)
+        return []
 
     def cancel(self, request_id: str) -> list[TokenEvent]:
         """End a request, waiting or running. One terminal event; none when it has ended already."""
@@ -303,7 +330,7 @@ class Scheduler:
         if not decoding and all(sequence.may_skip_prefill for sequence in prefilling):
             prefilling, decoding = [], prefilling
         if prefilling and not (decoding and isinstance(self._plan, PrefillStep)):
-            self._plan = plan_prefill(prefilling, self._limits.prefill_chunk_tokens)
+            self._plan = plan_prefill(prefilling, self._chunk_tokens)
         else:
             self._plan = self._plan_decode(decoding) if decoding else None
         return self._plan
@@ -360,6 +387,7 @@ class Scheduler:
         if not 0 <= computed < len(sequence.tokens):
             return self.fail(sequence_id, impossible(computed, len(sequence.tokens)))
         sequence.computed = computed
+        prompt_logprobs = sequence.unscored(prompt_logprobs)
         return [TokenEvent(sequence_id, prompt_logprobs=prompt_logprobs)] if prompt_logprobs else []
 
     def _decoded(self, outcome: RowOutcome, row: DecodeRow | None, parts: Parts) -> list[TokenEvent]:

@@ -6,7 +6,17 @@ from typing import NamedTuple
 
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
-from app.core.step import Decision, FinishReason, MethodStatistics, Offer, Parts, RowOutcome, Statistics, TokenEvent
+from app.core.step import (
+    Decision,
+    FinishReason,
+    MethodStatistics,
+    Offer,
+    Parts,
+    RowOutcome,
+    Statistics,
+    TokenEvent,
+    TokenLogprobs,
+)
 from app.scheduler.costs import PLAIN, Average
 from app.scheduler.estimates import Drafting, DraftObservation, Kind
 
@@ -123,6 +133,10 @@ class Sequence:
     """How many of them came from the prefix cache at admission."""
     preemptions: int = 0
     """How often it lost its row to others and read its tokens again later."""
+    short_at: int = -1
+    """How many were in the cache when the device had no memory for it alone; -1: it always had."""
+    scores_told: int = 0
+    """How many of the prompt's tokens were told with their log probabilities."""
     counters: Counters = field(default_factory=Counters)
     refusals: Refusals = field(default_factory=Refusals)
     decision: Decision | None = None
@@ -179,6 +193,12 @@ class Sequence:
         """It lost its row: everything is to be read again."""
         self.computed = 0
         self.preemptions += 1
+
+    def unscored(self, scores: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
+        """Of those of a prefill step that has just been counted, what was not told yet: it may be the second time."""
+        end = min(self.computed, self.prompt_length - 1)
+        told, self.scores_told = self.scores_told, max(self.scores_told, end)
+        return scores[max(0, told - (end - len(scores))) :]
 
     def remaining(self, max_context_tokens: int) -> int:
         """How many tokens may still be emitted."""

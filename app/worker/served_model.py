@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 
 from app.core.clock import Clock
-from app.core.errors import PacelineError
+from app.core.errors import InsufficientMemory, PacelineError
 from app.core.messages import LoadedModel, LoadModel, ModelSpecification, Submission, short_text
 from app.core.step import EnginePort, FinishReason, StepCost, StepPlan, TokenEvent
 from app.engine.pool import EnginePool
@@ -162,6 +162,7 @@ class ServedModel:
             return False
         plan: StepPlan | None = None
         events: list[TokenEvent] = []
+        failure: Exception | None = None
         try:
             self._keep_within_memory(scheduler)
             events += self._admit(scheduler, engine)
@@ -170,13 +171,22 @@ class ServedModel:
                 events += scheduler.commit(engine.step(plan))
         except Exception as error:
             _logger.exception("a step failed")
-            try:
-                events += scheduler.fail_running(short_text(error))
-            except Exception as second:
-                _logger.exception("the scheduler could not fail its requests")
-                events += self._fail_all(second)
+            failure = error
+        if failure is not None:
+            events += self._recover(scheduler, failure)
         self._settle(events)
         return plan is not None or bool(events)
+
+    def _recover(self, scheduler: Scheduler, error: Exception) -> list[TokenEvent]:
+        """After a step that failed: its requests fail, but for want of memory they go on with less of it."""
+        try:
+            if not isinstance(error, InsufficientMemory):
+                return scheduler.fail_running(short_text(error))
+            self._pool.shed()
+            return scheduler.shrink(short_text(error))
+        except Exception as second:
+            _logger.exception("the scheduler could not end its requests")
+            return self._fail_all(second)
 
     def _queue(self, submission: Submission, engine: EnginePort) -> None:
         scheduler = self._scheduler_for(submission.model, engine)

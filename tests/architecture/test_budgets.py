@@ -6,12 +6,13 @@ from collections import Counter
 from tests.architecture.source import ROOT, functions, modules, words
 
 MAX_LINES, MAX_FILES = (
-    34_900,
-    180,
+    35_040,
+    181,
 )  # 3,700 more: what real clients speak (tools, grammar, reasoning, seven more endpoints), and chats that show it;
 # two files more: `recording`, cut out of `rollback`, and `draft_lengths`;
 # 200 lines: costs by context and width, lengths by chip;
-# 120 lines and a file: `wiring`, of weights alone, and freed buffers in bounds
+# 120 lines and a file: `wiring`, of weights alone, and freed buffers in bounds;
+# 140 lines: a device without memory, and `resident`, cut out of `pool`
 """Of the app. Whoever needs more says why where these grow."""
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 40

@@ -77,6 +77,36 @@ def test_trimming_gives_freed_buffers_back() -> None:
     assert mx.get_cache_memory() == 0
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[METAL] Command buffer execution failed: Insufficient Memory",
+        "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+        "[metal::malloc] Unable to allocate 17179869184 bytes.",
+        "[metal::malloc] Attempting to allocate 137438953472 bytes which is greater than the maximum allowed buffer.",
+        "[metal::malloc] Resource limit (499000) exceeded.",
+        "cudaMallocAsync(&data, size, stream) failed: out of memory",
+        "[malloc] Unable to allocate 1099511627776 bytes.",
+        "std::bad_alloc",
+    ],
+)
+def test_every_way_to_say_that_memory_ran_out_is_known(said: str) -> None:
+    assert memory.is_exhausted(RuntimeError(said))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeout Error"),
+        RuntimeError("this model decodes one request at a time"),
+        ValueError("Unable to allocate"),
+    ],
+)
+def test_other_errors_are_not_taken_for_a_lack_of_memory(error: Exception) -> None:
+    assert not memory.is_exhausted(error)
+    assert memory.is_exhausted(MemoryError())
+
+
 @given(total=st.integers(1, 10**13), recommended=st.none() | st.integers(0, 10**13))
 def test_the_ceiling_is_never_more_than_there_is(total: int, recommended: int | None) -> None:
     assert 0 <= memory.ceiling_from(total, recommended) < total

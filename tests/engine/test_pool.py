@@ -357,6 +357,18 @@ def test_caches_that_outgrow_the_ceiling_are_told_and_relieved(world: World) -> 
     assert pool.expire() == [Evicted("a")]
 
 
+def test_when_the_device_is_full_former_prompts_and_idle_models_go_and_nothing_else(world: World) -> None:
+    pool = world.pool()
+    ready(pool, "a", "b")
+    pool.acquire(specification("a"))
+    engine = pool.engine("a")
+    assert isinstance(engine, FakeEngine)
+    engine.prefix_cache_bytes, engine.cache_bytes = 2, 1
+    pool.shed()
+    assert (engine.prefix_cache_bytes, engine.cache_bytes, world.open) == (0, 1, ["a"])
+    assert pool.advance() == [Evicted("b")]
+
+
 def test_a_model_in_use_is_not_unloaded(world: World) -> None:
     pool = world.pool()
     pool.acquire(specification("a"))

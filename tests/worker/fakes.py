@@ -118,7 +118,7 @@ class FakePool:
         self.room_tokens = 10**9
         self.held_tokens = 0
         self.reserved: dict[str, int] = {}
-        self.trims = 0
+        self.trims = self.sheds = 0
 
     @property
     def loading(self) -> bool:
@@ -204,6 +204,9 @@ class FakePool:
 
     def snapshot(self) -> tuple[LoadedModel, ...]:
         return tuple(LoadedModel(id=name, state="ready") for name in self.engines)
+
+    def shed(self) -> None:
+        self.sheds += 1
 
     def trim(self) -> None:
         self.trims += 1

@@ -1,0 +1,81 @@
+"""One model that the pool holds: what it was promised, what it takes, and how it is told."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from app.core.footprint import Footprint
+from app.core.messages import LoadedModel, ModelSpecification
+from app.core.step import EnginePort
+from app.engine.drafters import LoadedUnit
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """One model that is loading (`steps` is set; its engine warms up last) or ready (`engine` is set)."""
+
+    spec: ModelSpecification
+    footprint: Footprint
+    started: float
+    last_used: float
+    rows_bytes: int = 0
+    """What the caches of its rows were promised."""
+    steps: Generator[tuple[str, float], None, None] | None = None
+    leases: int = 0
+    unit: LoadedUnit | None = None
+    engine: EnginePort | None = None
+
+    @property
+    def ready_engine(self) -> EnginePort | None:
+        """The engine once the load is over."""
+        return self.engine if self.steps is None else None
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.footprint.fixed_bytes + max(self.footprint.cache_bytes, self.rows_bytes)
+
+    @property
+    def prefix_bytes(self) -> int:
+        return self.engine.prefix_cache_bytes if self.engine else 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the caches of its rows really take."""
+        return self.engine.cache_bytes if self.engine else 0
+
+    @property
+    def row_bytes_held(self) -> int:
+        """What its rows were promised, or have."""
+        return max(self.rows_bytes, self.cache_bytes)
+
+    @property
+    def working_bytes(self) -> int:
+        """The reservation, or what is really there when caches outgrew it."""
+        return max(self.reserved_bytes, (self.unit.weights_bytes if self.unit else 0) + self.cache_bytes)
+
+    def close(self) -> None:
+        """Abandon the load or close the engine; afterwards nothing here refers to an array."""
+        steps, engine, self.steps, self.engine, self.unit = self.steps, self.engine, None, None, None
+        if steps is not None:
+            steps.close()
+        if engine is not None:
+            engine.close()
+
+    def describe(self, *, pinned: bool, idle_seconds: float) -> LoadedModel:
+        """The state of this model; running and waiting requests are the scheduler's to fill in."""
+        engine, unit = self.engine, self.unit
+        return LoadedModel(
+            id=self.spec.id,
+            state="loading" if self.ready_engine is None else "ready",
+            drafts=self.spec.drafts,
+            weights_bytes=unit.weights_bytes if unit else 0,
+            cache_bytes=self.cache_bytes,
+            prefix_cache_bytes=self.prefix_bytes,
+            cache_families=engine.cache_families if engine else (),
+            methods=engine.limits.drafters if engine else (),
+            unavailable=dict(engine.limits.unavailable) if engine else {},
+            longest_drafts=dict(engine.limits.longest_drafts) if engine else {},
+            max_context_tokens=engine.limits.max_context_tokens if engine else 0,
+            pinned=pinned,
+            idle_seconds=idle_seconds,
+            leases=self.leases,
+        )

@@ -1,0 +1,138 @@
+"""A device without memory, by an allocator that refuses at chosen calls: real tiny models under scheduler and loop."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from app.core.request import SamplingParameters, SpeculationRequest
+from app.engine.engine import Engine
+from app.engine.runner import Runner
+from tests.engine.driving import build
+from tests.tiny import related_draft, tiny_model
+from tests.worker.pair import Pair
+
+REFUSAL = "[metal::malloc] Unable to allocate 1073741824 bytes."
+FAMILIES = ("qwen3", "gemma3", "qwen3_next")
+CALLS = ((mx, "eval"), (mx, "async_eval"), (Runner, "forward"), (Runner, "commit"))
+
+
+class Device:
+    """Counts what is asked of the device; `refuses` says of each call, by its number, whether there is no memory."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls = self.refused = 0
+        self.refuses: Callable[[int], bool] = lambda _call: False
+        for owner, name in CALLS:
+            patch.setattr(owner, name, self._guarded(getattr(owner, name)))
+
+    def _guarded(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            refused = self.refuses(self.calls)
+            if refused and self.calls % 2:  # nothing was begun
+                self._refuse()
+            answer = real(*arguments, **options)
+            if refused:  # all was done, and nobody may believe it
+                self._refuse()
+            return answer
+
+        return guarded
+
+    def _refuse(self) -> None:
+        self.refused += 1
+        raise RuntimeError(REFUSAL)
+
+
+@pytest.fixture(name="device")
+def a_device() -> Iterator[Device]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Device(patch)
+
+
+def engine_of(family: str) -> Engine:
+    target = tiny_model(family, vocabulary_size=256)
+    return build(target, draft=related_draft(family, vocabulary_size=256), vocabulary=256, chunk_tokens=32)
+
+
+def ask_all(pair: Pair) -> None:
+    """Four requests: greedy and sampled, drafted and not, with a long prompt among them."""
+    for number, size in enumerate((3, 90, 17, 40)):
+        text = "".join(chr(97 + (place * (number + 3)) % 26) for place in range(size))
+        method = ("draft_model", "off", "ngram", "auto")[number]
+        pair.say(
+            pair.ask(
+                f"r{number}",
+                text,
+                max_tokens=24,
+                sampling=SamplingParameters(temperature=0.7 * (number % 2), seed=number),
+                speculation=SpeculationRequest(method=method),
+            )
+        )
+
+
+def texts(pair: Pair) -> list[str]:
+    for _ in range(2000):
+        if all(pair.finished(f"r{number}") or pair.failed(f"r{number}") for number in range(4)):
+            break
+        pair.turn()
+    return [pair.text(f"r{number}") for number in range(4)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whenever_memory_runs_out_every_text_stays_the_same_and_nobody_fails(
+    tmp_path: Path, family: str, device: Device
+) -> None:
+    calm = Pair(tmp_path, make_engine=lambda: engine_of(family))
+    ask_all(calm)
+    wanted = texts(calm)
+    assert all(calm.finished(f"r{number}") for number in range(4))
+    needed = device.calls
+    for seed in range(3):
+        pair = Pair(tmp_path, make_engine=lambda: engine_of(family))
+        pair.settle(rounds=1)
+        ask_all(pair)
+        chance = random.Random(seed)
+        pair.settle(rounds=8)
+        begin = device.calls
+        refused = {begin + chance.randrange(1, needed // 2) for _ in range(3)}
+        device.refuses = refused.__contains__
+        before = device.refused
+        assert texts(pair) == wanted
+        device.refuses = lambda _call: False
+        assert device.refused > before, "else nothing was tested"
+        assert [pair.failed(f"r{number}") for number in range(4)] == [[]] * 4
+        assert pair.pool.sheds == device.refused - before
+        assert pair.leases == 0
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_only_the_request_that_does_not_even_fit_alone_fails(tmp_path: Path, place: int, device: Device) -> None:
+    calm = Pair(tmp_path, make_engine=lambda: engine_of("qwen3"))
+    ask_all(calm)
+    wanted = texts(calm)
+    pair = Pair(tmp_path, make_engine=lambda: engine_of("qwen3"))
+    real = Runner.forward
+
+    def forward(runner: Runner, sequence_ids: list[str], *arguments: Any, **options: Any) -> Any:
+        if any(name.startswith(f"r{place}") for name in sequence_ids) and pair.loop:
+            device._refuse()
+        return real(runner, sequence_ids, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "forward", forward)
+        ask_all(pair)
+        got = texts(pair)
+    others = [number for number in range(4) if number != place]
+    assert [got[number] for number in others] == [wanted[number] for number in others]
+    assert [number for number in range(4) if pair.failed(f"r{number}")] == [place]
+    (failed,) = pair.failed(f"r{place}")
+    assert REFUSAL in failed.message
+    assert device.refused <= 6, "two halvings of the rows, and one more try alone"
+    assert pair.leases == 0
+    pair.say(pair.ask("after", "abc", max_tokens=8))
+    pair.settle(rounds=100)
+    assert pair.finished("after")
