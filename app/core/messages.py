@@ -71,7 +71,8 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int = 0
     longest_token_bytes: int = 0
     """What its files say, for a first look at the length of a prompt; 0: nobody knows."""
-    prefix_cache_bytes: int = 1 << 30
+    prefix_cache_bytes: int | None = None
+    """Of former prompts in memory; None: a share of what the models leave."""
     queue_limit: int = 128
 
     def same_unit(self, other: "ModelSpecification") -> bool:
@@ -355,6 +356,8 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of a prompt, or the error that its sender is told."""
 
     tokens: list[int] = []
+    checkpoints: tuple[int, ...] = ()
+    """Places in it, rising, where later prompts will probably part from it."""
     grammar: str = ""
     """What the answer is held to: llguidance's grammar, as JSON; empty: nothing."""
     error: Failed | None = None

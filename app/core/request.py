@@ -98,6 +98,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What its output is held to; None: nothing."""
     embeds: str = ""
     """`mean` or `last`: the prompt's hidden states, pooled so, are wanted in place of an answer."""
+    checkpoints: tuple[int, ...] = ()
+    """Places in the prompt, rising, where later prompts will probably part from it."""
     scores_prompt: bool = False
     """Whether the log probabilities of the prompt's tokens are wanted too, as `sampling.top_logprobs` says."""
 

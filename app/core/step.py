@@ -406,6 +406,9 @@ class EngineLimits:
     """Method -> the reason why it cannot run here."""
     cheap_tokens: tuple[int, ...] = ()
     """Of one forward, just before it gets dearer on this chip; empty where that is unknown."""
+    stops_at_checkpoints: bool = False
+    """Whether pieces of prompts end at the checkpoints of their requests, where caches that cannot be cut are copied.
+    """
 
 
 class EnginePort(Protocol):

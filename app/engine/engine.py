@@ -34,13 +34,16 @@ from app.core.step import (
 from app.engine import memory
 from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
-from app.engine.drafters import REGISTRY, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
+from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
 from app.engine.memory import gpu_architecture
 from app.engine.prefix_cache import PrefixCache
 from app.engine.readings import Pooling, Scores, score
 from app.engine.rollback import UnknownCacheError
-from app.engine.runner import AloneRunner, Runner, StateRow, last_of, padded
+from app.engine.runner import AloneRunner, Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
+
+NEAR_TOKENS = 16
+"""A prompt's end so near behind a checkpoint is none itself: fewer tokens are read again than a copy costs."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,16 @@ class Engine:
         self._salt = DRAFT_SALT if acceptance == "rejection" else 0
         self.runner = runner
         self.drafters = drafters
-        self.limits = limits
+        self.limits = replace(
+            limits, stops_at_checkpoints=any(one.exact for one in (runner, *drafters.runners.values()))
+        )
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
         self._constraints = Constraints()
         self._pooling = Pooling(runner, drafters.taps)
         self._requests: dict[str, Request] = {}
-        self._checkpoints: dict[str, dict[int, StateRow]] = {}
+        self._texts: dict[str, Sequence[int]] = {}
+        """Views of prompt and output, as they grow."""
         self._ahead: Launched | None = None
         self._times: list[float] | None = None
         """Of a decode step whose parts are to be timed: its begin, and the end of each part so far."""
@@ -140,14 +146,11 @@ class Engine:
         self._pooling.admit(request)
         if request.scores_prompt or request.embeds:
             return 0  # what is found in the cache has no logits and no hidden states any more
-        runners = self.drafters.runners
-        # Those that read the target's features know of a prompt only what they followed.
-        bound = {
-            name
-            for name, one in runners.items()
-            if self.drafters.available[name].taps and request.id in one.caches.table.slots
-        }
-        return self.prefixes.restore(request, self.runner, runners, bound)
+        return self.prefixes.restore(request, self.runner, self._followers(request))
+
+    def _followers(self, request: Request) -> dict[str, Drafter]:
+        """The drafters of a request that have rows of their own."""
+        return {name: one for name, one in self.drafters.wanted(request).items() if one.runner is not None}
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         request = self._requests.pop(request_id, None)
@@ -155,14 +158,22 @@ class Engine:
             return
         if self._ahead is not None:  # what was launched for the others stays
             self._ahead = self._ahead.only([name for name in self._ahead.sequence_ids if name != request_id])
-        length, checkpoints = self.runner.length(request_id), self._checkpoints.pop(request_id, {})
-        if self.runner.caches.states and length <= len(tokens):
-            checkpoints[length] = self.runner.state_row(request_id)
-        kept = tuple(tokens[:length])
-        usable = {point: row for point, row in checkpoints.items() if point <= len(kept)}
-        self.prefixes.store(request, kept, usable, self.runner, self.drafters.runners)
+        text = self._texts.pop(request_id, tokens)
+        if tokens:  # a launched forward may have read the last one told too
+            self._store(request, text, self.runner.length(request_id), ended=True)
         self.runner.release(request_id)
         self._forget(request_id)
+
+    def _store(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
+        """Keep the row's first `length` tokens for later requests. At a checkpoint the text will go on otherwise, so
+        that no drafter may have read the next token, and all of them must have come so far."""
+        length = min(length, len(text))
+        known = text[: length + int(ended and not self.runner.exact)]
+        followers = self._followers(request)
+        for drafter in followers.values():
+            if drafter.taps or not ended:
+                drafter.settle(request.id, known)
+        self.prefixes.store(request, known, length, self.runner, followers)
 
     def close(self) -> None:
         """Drop every row, cache and drafter state."""
@@ -174,7 +185,7 @@ class Engine:
         for name in list(self._requests):
             self._forget(name)
         self._requests.clear()
-        self._checkpoints.clear()
+        self._texts.clear()
         self.runner.clear()
 
     def _forget(self, request_id: str) -> None:
@@ -187,6 +198,7 @@ class Engine:
             result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decode(plan)
             emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
             names = {row.sequence_id: row.tokens for row in plan.rows}
+            self._texts.update(names)
             offers = {name: self.drafters.offers(name, tokens, emitted.get(name, ())) for name, tokens in names.items()}
         except BaseException as error:
             self._reset()
@@ -210,9 +222,9 @@ class Engine:
         self.runner.commit(forward, widths)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
         mx.eval(self.runner.arrays(), wanted)
-        for row in rows if self.runner.caches.states else ():
-            if row.end == len(row.tokens) - 1:  # the end of a prompt: here recurrent states can be put back
-                self._checkpoints[row.sequence_id] = {row.end: self.runner.state_row(row.sequence_id)}
+        for row in rows if self.limits.stops_at_checkpoints else ():
+            if row.end in _checkpoints(request := self._requests[row.sequence_id]):
+                self._store(request, row.tokens, row.end, ended=False)
         del forward, logits
         mx.clear_cache()
         return StepResult(
@@ -356,6 +368,13 @@ class Engine:
         )
 
 
+def _checkpoints(request: Request) -> set[int]:
+    """Where rows that cannot be cut are copied: as the text side says, and at the prompt's end unless one is near."""
+    end = len(request.prompt_tokens) - 1
+    near = any(end - NEAR_TOKENS <= place <= end for place in request.checkpoints)
+    return {*request.checkpoints} | (set() if near else {end})
+
+
 def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
     """One proposal for all rows from those of some rows each; the usual one, by one drafter for all rows, as it is.
 
@@ -384,13 +403,13 @@ def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> P
 
 def open_engine(unit: LoadedUnit) -> Engine:
     """Caches, drafters and limits for a loaded unit."""
-    spec, max_rows, prefix_cache_bytes = unit.spec, unit.spec.max_rows, unit.spec.prefix_cache_bytes
+    spec, max_rows, prefixes = unit.spec, unit.spec.max_rows, PrefixCache(unit.spec.prefix_cache_bytes)
     runner: Runner
     try:
         runner = Runner(unit.target, chunk_tokens=spec.prefill_chunk_tokens)
     except UnknownCacheError as error:
         detail = f"the model's cache cannot be rolled back ({error}): it decodes alone, without drafts"
-        runner, max_rows, prefix_cache_bytes = AloneRunner(unit.target), 1, 0
+        runner, max_rows, prefixes = AloneRunner(unit.target), 1, PrefixCache(0)
         drafters = Drafters({}, dict.fromkeys(REGISTRY, Reason("cannot_draft", {"detail": detail})))
     else:
         drafters = open_drafters(unit)
@@ -404,7 +423,7 @@ def open_engine(unit: LoadedUnit) -> Engine:
         unavailable=drafters.unavailable,
         cheap_tokens=cheap_tokens_of(unit, gpu_architecture()),
     )
-    return Engine(runner, drafters, limits, PrefixCache(prefix_cache_bytes), acceptance=spec.acceptance)
+    return Engine(runner, drafters, limits, prefixes, acceptance=spec.acceptance)
 
 
 def cheap_tokens_of(unit: LoadedUnit, architecture: str) -> tuple[int, ...]:

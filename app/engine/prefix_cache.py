@@ -1,233 +1,275 @@
-"""Prompts already computed, kept for the next request of the same owner: least recently used, bounded by bytes.
+"""Prompts already computed, kept for the next request of the same owner, by blocks (`prefix_index`).
 
-An entry is a compact copy of one row. Attention layers can be cut to any shared prefix that their window still
-covers; recurrent states only exist at the checkpoints where they were taken (end of prompt, end of output).
+Of attention layers every token is kept, so a row can be put back up to any token that two texts share. Recurrent states
+and sliding windows are only known where a state piece was taken: at the checkpoints of a prompt, which prefill stops
+at, and at the end of an output. Each drafter with a model of its own has chains of its own.
 
 Nobody hits what somebody else said: how many tokens were cached, and how fast an answer comes, would tell it.
 """
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
 from app.core.request import Request
-from app.engine.rollback import Caches
-from app.engine.runner import Runner, StateRow
+from app.engine.drafters import Drafter
+from app.engine.prefix_index import (
+    BLOCK_TOKENS,
+    PIECE_BYTES,
+    ROWS,
+    SHORTEST_TOKENS,
+    STATE,
+    Path,
+    Piece,
+    Shelf,
+    chained,
+    root,
+    states_within,
+    walk,
+)
+from app.engine.runner import Runner
 
-SHORTEST_TOKENS = 8
-BLOCK_TOKENS = 32
-"""Entries are found by the blocks that they begin with; only within the last one are tokens compared."""
+SHARE = 0.5
+"""Of the memory that models leave, where no size was set; the rest is for rows to come."""
+UNBOUND_BYTES = 1 << 30
+"""Until somebody says what is left."""
+Arrays = dict[str, mx.array]
 
 
 @dataclass(frozen=True)
-class RowCopy:
-    """One row of one model's caches: K/V per attention layer with the window base, states per checkpoint."""
+class Line:
+    """What is known of a prompt to one model: the chain from `start` on."""
 
-    length: int
-    kv: tuple[tuple[mx.array, mx.array], ...]
-    bases: Mapping[int | None, int]
-    states: Mapping[int, StateRow]
-
-    def arrays(self) -> list[mx.array]:
-        return [array for pair in self.kv for array in pair] + [
-            array for row in self.states.values() for layer in row for array in layer
-        ]
-
-    def usable(self, caches: Caches, shared: int) -> int:
-        """How much of the first `shared` positions can be put back."""
-        shared = min(shared, self.length)
-        if caches.states:
-            return max((point for point in self.states if point <= shared), default=0)
-        for lane in caches.lanes.values():
-            base = self.bases[lane.window]
-            if base and (lane.window is None or shared - lane.window + 1 < base):
-                return 0
-        return shared
-
-    def write(self, caches: Caches, slot: int, length: int) -> None:
-        for lane in caches.lanes.values():
-            lane.set_base(slot, self.bases[lane.window])
-        for cache, (keys, values) in zip(caches.kv, self.kv, strict=True):
-            size = length - self.bases[cache.lane.window]
-            cache.write_row(slot, keys[:, :, :size], values[:, :, :size])
-        for state, arrays in zip(caches.states, self.states.get(length, ()), strict=False):
-            state.write_row(slot, arrays)
-        caches.table.lengths[slot] = length
-
-
-def copy_row(caches: Caches, slot: int, length: int, states: Mapping[int, StateRow]) -> RowCopy | None:
-    """The row's first `length` positions; None when its buffers were never written."""
-    rows = [cache.read_row(slot, length) for cache in caches.kv]
-    kv = tuple(row for row in rows if row is not None)
-    bases = {window: lane.base(slot) for window, lane in caches.lanes.items()}
-    return RowCopy(length, kv, bases, dict(states)) if len(kv) == len(caches.kv) else None
-
-
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """One stored row: whose it is, its tokens, the target's copy, and those of the drafters that followed it, by name;
-    None: one has kept nothing of it yet."""
-
-    owner: str
-    tokens: tuple[int, ...]
-    target: RowCopy
-    drafters: Mapping[str, RowCopy | None]
-    nbytes: int
+    runner: Runner
+    start: bytes
+    path: Path
 
 
 class PrefixCache:
-    """Finds the longest usable prefix of a prompt. A hit gives the same tokens as a miss, and drafts as well."""
+    """A hit gives the same tokens as a miss, and drafts as well.
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = self.limit_bytes = most_bytes
-        self.nbytes = 0
-        self._entries: dict[Entry, None] = {}
-        """The least recently used first."""
-        self._through: dict[int, dict[Entry, None]] = {}
-        """By each key of their chain: the entries that begin with these blocks."""
-        self._ending: dict[int, dict[Entry, None]] = {}
-        """By the last key of their chain."""
+    `most_bytes` None: a share of what the models leave.
+    """
 
-    def restore(
-        self, request: Request, target: Runner, drafters: Mapping[str, Runner], needed: AbstractSet[str]
-    ) -> int:
+    def __init__(self, most_bytes: int | None) -> None:
+        self.most_bytes = most_bytes
+        self._memory: Shelf[Arrays] = Shelf(UNBOUND_BYTES if most_bytes is None else most_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._memory.limit_bytes
+
+    @property
+    def _shelves(self) -> tuple[Shelf[Arrays]]:
+        return (self._memory,)
+
+    # --- what is put back -------------------------------------------------------------------------------------
+
+    def restore(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> int:
         """Put the longest usable prefix into the request's rows; the answer is its length, always < that of the prompt.
 
-        What a `needed` drafter did not follow is no hit: it could never read what it missed, and would draft badly.
+        What a drafter did not follow that reads the target's features is no hit: it could never read what it missed,
+        and would draft badly.
         """
-        best, length = self._longest(request, target.caches, needed)
-        if best is None:
+        if not self.limit_bytes:
             return 0
-        self._entries[best] = self._entries.pop(best)
-        best.target.write(target.caches, target.caches.table.slots[request.id], length)
-        for name, runner in drafters.items():
-            copy = best.drafters.get(name)
-            usable = copy.usable(runner.caches, length) if copy else 0
-            if copy and usable:
-                runner.claim_once(request.id)
-                copy.write(runner.caches, runner.caches.table.slots[request.id], usable)
+        bound = [name for name, one in drafters.items() if one.taps]
+        lines = self._lines(request, target, drafters)
+        length = self._agreed(lines[""], [lines[name] for name in bound])
+        if length < SHORTEST_TOKENS:
+            return 0
+        found = self._contents(lines, length)
+        for name, (kept, arrays) in found.items():
+            if kept:
+                lines[name].runner.claim_once(request.id)
+                _put(lines[name].runner, request.id, kept, arrays)
+        for name in bound:
+            drafters[name].resume(request.id, length, found[""][1][-1].get(f"features {name}"))
         return length
 
-    def _longest(self, request: Request, caches: Caches, needed: AbstractSet[str]) -> tuple[Entry | None, int]:
-        """The entry that serves the prompt best, and how much of it; from the most shared blocks to the fewest."""
-        prompt = request.prompt_tokens[:-1]
-        keys = []
-        for key in _chain(request.owner, prompt):
-            if key not in self._through:
-                break
-            keys.append(key)
-        best, length = None, SHORTEST_TOKENS - 1
-        seen: set[Entry] = set()
-        for depth in reversed(range(len(keys))):
-            if length >= _chained(depth + 2) - 1:
-                break  # whoever shares fewer blocks than those before cannot serve longer
-            for entry in self._through[keys[depth]].keys() - seen:
-                seen.add(entry)
-                if entry.drafters.keys() >= needed:
-                    shared = _shared_length(entry.tokens, prompt, _chained(depth + 1))
-                    usable = entry.target.usable(caches, shared)
-                    if usable > length:
-                        best, length = entry, usable
-        if best is None or best.owner != request.owner or best.tokens[:length] != prompt[:length]:
-            return None, 0  # keys are hashes: what they found is only believed after a look
-        return best, length
+    def _lines(self, request: Request, target: Runner, drafters: Mapping[str, Drafter]) -> dict[str, Line]:
+        """By method, the target's under no name."""
+        tokens = request.prompt_tokens
+        models = {"": target} | {name: one.runner for name, one in drafters.items() if one.runner is not None}
+        lines = {}
+        for name, runner in models.items():
+            shift = int(bool(name and drafters[name].taps))
+            start = self._start(request.owner, name, tokens[:shift])
+            lines[name] = Line(runner, start, walk(self._shelves, start, tokens[shift : len(tokens) - 1 + shift]))
+        return lines
+
+    def _start(self, owner: str, name: str, first: Sequence[int]) -> bytes:
+        """Where the chains of one owner and model begin. Of a drafter that reads features, what is kept of a token
+        depends on the next one too: its chain is that of the next ones, behind the `first`."""
+        start = root(owner, name)
+        return chained(start, first) if first else start
+
+    def _usable(self, line: Line, limit: int) -> int:
+        """How many of the first `limit` positions can be put back."""
+        if not line.runner.exact:
+            return min(limit, line.path.shared)
+        states = states_within(self._shelves, line.path, line.start, limit)
+        return next((length for length, _ in states), 0)
+
+    def _agreed(self, target: Line, bound: Sequence[Line]) -> int:
+        """The farthest that the target can go with all the drafters that are bound to it; they may be one position
+        behind where its state has the features of that one."""
+        length = self._usable(target, target.path.shared)
+        while length:
+            behind = int(target.runner.exact)
+            reach = min((self._usable(line, length) + behind for line in bound), default=length)
+            if reach >= length:
+                return length
+            length = self._usable(target, reach)
+        return 0
+
+    def _contents(self, lines: Mapping[str, Line], length: int) -> dict[str, tuple[int, list[Arrays]]]:
+        """By line how many positions are put back, and of what. All of it is used now."""
+        found = {}
+        for name, line in lines.items():
+            kept = length if not name else self._usable(line, length)
+            pieces = list(line.path.pieces[: -(-kept // BLOCK_TOKENS)])
+            if line.runner.exact and kept:
+                pieces.append(next(states_within(self._shelves, line.path, line.start, kept))[1])
+            for piece in reversed(pieces):
+                self._memory.use(piece.name)
+            found[name] = kept, [arrays for piece in pieces if (arrays := self._memory.get(piece.name)) is not None]
+        return found
+
+    # --- what is kept -----------------------------------------------------------------------------------------
 
     def store(
-        self,
-        request: Request,
-        tokens: tuple[int, ...],
-        checkpoints: Mapping[int, StateRow],
-        target: Runner,
-        drafters: Mapping[str, Runner],
+        self, request: Request, text: Sequence[int], length: int, target: Runner, drafters: Mapping[str, Drafter]
     ) -> None:
-        """Copy the first `len(tokens)` positions of the request's rows. Entries that are prefixes of it are dropped."""
-        length, caches = len(tokens), target.caches
-        if length < SHORTEST_TOKENS or (caches.states and not checkpoints):
+        """Keep the first `length` positions of the target's row, and those of the drafters as far as they go; `text`
+        is as much as they know of it. Pieces that are there already cost nothing."""
+        whole = tuple(text)
+        if length < SHORTEST_TOKENS or not self.limit_bytes:
             return
-        runners = [target, *drafters.values()]
-        expected = sum(each.caches.row_nbytes(length) for each in runners if request.id in each.caches.table.slots)
-        if not 0 < expected <= self.limit_bytes:
+        carried: Arrays = {}
+        for name, one in drafters.items():
+            if one.runner is not None and request.id in one.runner.rows:
+                shift = int(bool(one.taps))
+                followed = whole[shift : min(length, one.runner.length(request.id)) + shift]
+                self._store(self._start(request.owner, name, whole[:shift]), followed, one.runner, request.id)
+                features = one.pending(request.id, length)
+                carried |= {f"features {name}": features} if features is not None else {}
+        self._store(self._start(request.owner, "", ()), whole[:length], target, request.id, carried)
+
+    def _store(
+        self,
+        start: bytes,
+        tokens: tuple[int, ...],
+        runner: Runner,
+        request_id: str,
+        carried: Mapping[str, mx.array] | None = None,
+    ) -> None:
+        """Of one model, behind `start`; `carried` goes with the state."""
+        if not tokens or request_id in runner.gapped or (runner.exact and runner.length(request_id) != len(tokens)):
             return
-        self._shrink(self.limit_bytes - expected)
-        copy = copy_row(caches, caches.table.slots[request.id], length, checkpoints)
-        if copy is None:
-            return
-        followed = {
-            name: _drafter_copy(runner, request.id, length)
-            for name, runner in drafters.items()
-            if request.id in runner.caches.table.slots
-        }
-        arrays = [array for row in (copy, *followed.values()) if row for array in row.arrays()]
-        mx.eval(arrays)
-        nbytes = sum(array.nbytes for array in arrays)
-        self._add(Entry(request.owner, tokens, copy, followed, nbytes), exact=bool(caches.states))
+        parent, taken = start, 0
+        pieces: list[Piece] = []
+        for begin in range(0, len(tokens), BLOCK_TOKENS):
+            pieces.append(Piece.of(ROWS, parent, tokens[begin : begin + BLOCK_TOKENS]))
+            span = begin, begin + len(pieces[-1].tokens)
+            nbytes = self._offer(pieces[-1], partial(_rows, runner, request_id, *span), taken)
+            if nbytes is None:  # what fits was kept
+                break
+            parent, taken = pieces[-1].key, taken + nbytes
+        else:
+            if runner.exact:
+                state = Piece.of(STATE, pieces[-1].parent, pieces[-1].tokens)
+                self._offer(state, partial(_state, runner, request_id, len(tokens), carried or {}), taken)
+        for piece in reversed(pieces):
+            self._memory.use(piece.name)
 
-    def _add(self, entry: Entry, *, exact: bool) -> None:
-        """With `exact`, a prefix is worth keeping beside what goes on from it: states cannot be cut."""
-        keys = list(_chain(entry.owner, entry.tokens))
-        known = [other for key in keys for other in self._ending.get(key, ())]
-        for other in known:
-            size = len(other.tokens)
-            if (size == len(entry.tokens) or not exact) and entry.tokens[:size] == other.tokens:
-                self._drop(other)
-        self._entries[entry] = None
-        for key in keys:
-            self._through.setdefault(key, {})[entry] = None
-        self._ending.setdefault(keys[-1], {})[entry] = None
-        self.nbytes += entry.nbytes
-        self._shrink(self.limit_bytes)
+    def _offer(self, piece: Piece, take: Callable[[], Arrays], taken: int) -> int | None:
+        """Keep a piece unless it is there; its bytes, or None when it does not fit beside `taken` bytes of its own."""
+        held = self._memory.get(piece.name)
+        if held is None and self._covered(piece):
+            return 0
+        arrays = take() if held is None else held
+        nbytes = PIECE_BYTES + sum(array.nbytes for array in arrays.values())
+        if taken + nbytes > self.limit_bytes:
+            return None
+        if held is None:
+            self._keep(piece, arrays)
+        self._memory.use(piece.name)
+        return nbytes
 
-    def bound(self, limit_bytes: int) -> None:
-        """Hold at most `limit_bytes` from now on, and never more than `most_bytes`."""
-        self.limit_bytes = min(limit_bytes, self.most_bytes)
-        self._shrink(self.limit_bytes)
+    def _covered(self, piece: Piece) -> bool:
+        """Whether a longer piece begins with it."""
+        if piece.kind != ROWS or len(piece.tokens) == BLOCK_TOKENS:
+            return False
+        others = self._memory.behind(ROWS, piece.parent, piece.tokens[0])
+        return any(other.tokens[: len(piece.tokens)] == piece.tokens for other in others)
 
-    def _shrink(self, limit_bytes: int) -> None:
-        while self.nbytes > limit_bytes and self._entries:
-            self._drop(next(iter(self._entries)))
+    def _keep(self, piece: Piece, arrays: Arrays) -> None:
+        nbytes = PIECE_BYTES + sum(array.nbytes for array in arrays.values())
+        self._memory.make_room(nbytes)
+        if nbytes <= self.limit_bytes:
+            mx.eval(list(arrays.values()))
+            self._memory.add(piece, arrays, nbytes)
 
-    def _drop(self, entry: Entry) -> None:
-        del self._entries[entry]
-        self.nbytes -= entry.nbytes
-        for key in _chain(entry.owner, entry.tokens):
-            for index in (self._through, self._ending):
-                if key in index:
-                    index[key].pop(entry, None)
-                    if not index[key]:
-                        del index[key]
+    # --- how much ---------------------------------------------------------------------------------------------
+
+    def bound(self, left_bytes: int) -> None:
+        """Hold no more than what is left, and no more than was set, or than a share of it."""
+        self._memory.limit_bytes = min(
+            left_bytes, int(left_bytes * SHARE) if self.most_bytes is None else self.most_bytes
+        )
+        self._memory.make_room(0)
 
     def clear(self) -> None:
-        for index in (self._entries, self._through, self._ending):
-            index.clear()
-        self.nbytes = 0
+        self._memory.clear()
 
 
-def _chain(owner: str, tokens: tuple[int, ...]) -> Iterator[int]:
-    """One key for each whole block, made of the owner and everything up to the block's end."""
-    key, start = hash(owner), 0
-    for stop in range(SHORTEST_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
-        key = hash((key, tokens[start:stop]))
-        start = stop
-        yield key
+def _rows(runner: Runner, request_id: str, begin: int, stop: int) -> Arrays:
+    """Copies of these positions of every layer that keeps all of them, by layer and part."""
+    caches = runner.caches
+    spans = caches.read_span(request_id, begin, stop)
+    return {
+        f"{layer} {part}": mx.contiguous(array)
+        for layer, (cache, span) in enumerate(zip(caches.kv, spans, strict=True))
+        if cache.lane.window is None
+        for part, array in enumerate(span)
+    }
 
 
-def _chained(blocks: int) -> int:
-    """How many tokens so many blocks of a chain hold."""
-    return SHORTEST_TOKENS + (blocks - 1) * BLOCK_TOKENS
+def _state(runner: Runner, request_id: str, length: int, carried: Mapping[str, mx.array]) -> Arrays:
+    """What layers only know here: the part of each window that the next token sees, and recurrent states."""
+    caches, arrays = runner.caches, dict(carried)
+    for layer, cache in enumerate(caches.kv):
+        if (window := cache.lane.window) is not None:
+            span = caches.read_span(request_id, max(0, length - window + 1), length)[layer]
+            arrays |= {f"{layer} {part}": mx.contiguous(array) for part, array in enumerate(span)}
+    for layer, state in enumerate(runner.state_row(request_id)):
+        arrays |= {f"state {layer} {part}": array for part, array in enumerate(state)}
+    return arrays
 
 
-def _drafter_copy(runner: Runner, request_id: str, length: int) -> RowCopy | None:
-    """What a drafter's row holds of the first `length` positions; recurrent ones only know their own end."""
-    slot, have = runner.caches.table.slots[request_id], runner.length(request_id)
-    if not have or (runner.caches.states and have > length):
-        return None
-    states = {have: runner.state_row(request_id)} if runner.caches.states else {}
-    return copy_row(runner.caches, slot, min(have, length), states)
+def _put(runner: Runner, request_id: str, length: int, pieces: Sequence[Arrays]) -> None:
+    """Fill an empty row with `length` positions."""
+    caches = runner.caches
+    spans = []
+    for layer, cache in enumerate(caches.kv):
+        parts = list(_parts(pieces, str(layer)))
+        whole = tuple(mx.concatenate(part, axis=2) if len(part) > 1 else part[0] for part in parts)
+        spans.append(whole if cache.lane.window is not None else tuple(each[:, :, :length] for each in whole))
+    caches.write_span(request_id, 0, spans, stop=length)
+    for layer, state in enumerate(caches.states):
+        state.write_row(caches.table.slots[request_id], [part[0] for part in _parts(pieces, f"state {layer}")])
 
 
-def _shared_length(known: tuple[int, ...], prompt: tuple[int, ...], start: int) -> int:
-    """How many tokens both begin with, when the first `start` are known to be the same."""
-    stop = min(len(known), len(prompt))
-    return next((place for place in range(start, stop) if known[place] != prompt[place]), stop)
+def _parts(pieces: Sequence[Arrays], name: str) -> Iterator[list[mx.array]]:
+    """Keys, values, or each array of a state: what the pieces hold of it, one behind the other."""
+    part = 0
+    while found := [piece[f"{name} {part}"] for piece in pieces if f"{name} {part}" in piece]:
+        yield found
+        part += 1

@@ -65,6 +65,8 @@ class Runner:
         self.model: Any = model
         self.caches: Caches = make_caches(model, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
         self.recordable = bool(self.caches.states) and attach(model)
+        self.gapped: set[str] = set()
+        """Sequences whose rows lack positions before their last one."""
         self._taps = Taps(model, ())
         if probe:
             self._probe()
@@ -96,6 +98,16 @@ class Runner:
         """Let every forward from now on hand over the output of these layers."""
         self._taps = Taps(self.model, layer_ids)
 
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """The slot of each sequence."""
+        return self.caches.table.slots
+
+    @property
+    def exact(self) -> bool:
+        """Whether a row can only be put back where a copy was taken: not at every token, as attention layers can."""
+        return bool(self.caches.states) or any(window is not None for window in self.caches.lanes)
+
     def claim(self, sequence_id: str) -> None:
         self.caches.table.claim(sequence_id)
 
@@ -105,6 +117,7 @@ class Runner:
             self.claim(sequence_id)
 
     def release(self, sequence_id: str) -> None:
+        self.gapped.discard(sequence_id)
         if sequence_id in self.caches.table.slots:
             self.caches.release(sequence_id)
 
@@ -186,6 +199,8 @@ class Runner:
         """Go on at position `length` although nothing is cached for the positions before it: they are not seen."""
         table = self.caches.table
         slot = table.slots[sequence_id]
+        if length > table.lengths[slot]:
+            self.gapped.add(sequence_id)
         for lane in self.caches.lanes.values():
             lane.set_base(slot, lane.base(slot) + length - table.lengths[slot])
         table.lengths[slot] = length

@@ -10,6 +10,8 @@ import time
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+import msgspec
+
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
 from app.core.reason import Reason
@@ -121,7 +123,7 @@ def plan_prefill(waiting: Collection[Sequence], chunk_tokens: int) -> PrefillSte
     for sequence in waiting:
         if sequence.request.scores_prompt != first.request.scores_prompt:
             continue  # logits of a whole chunk are dear: nobody pays for those of another
-        size = min(sequence.behind - 1, chunk_tokens)
+        size = sequence.next_stop(chunk_tokens) - sequence.computed
         wanted = [*sizes, size]
         if rows and (len(wanted) * max(wanted) > chunk_tokens or min(wanted) < SHORTEST_SHARE * max(wanted)):
             continue
@@ -238,6 +240,8 @@ class Scheduler:
         check_request(request, limits=self._limits, policy=self._policy)
         if request.id in self._queue or request.id in self._active or request.id in self._released:
             raise InvalidRequest(f"a request with the id {request.id} is running already", code="duplicate_request")
+        if request.checkpoints and not self._limits.stops_at_checkpoints:
+            request = msgspec.structs.replace(request, checkpoints=())
         if not (self._queue or self._active):  # what was too much then may fit now
             self._rows, self._chunk_tokens = self._limits.max_rows, self._limits.prefill_chunk_tokens
         self._queue.push(self._begun(request), rows=self._limits.max_rows)

@@ -168,8 +168,8 @@ class Sequence:
     @property
     def may_skip_prefill(self) -> bool:
         """Whether so little of the prompt is uncached that the first decode step may feed it. A prompt that was begun
-        in chunks is finished so: its end is a checkpoint of the prefix cache."""
-        begun = self.computed != self.cached_tokens
+        in chunks is finished so, unless its last checkpoint lies behind: its end is one of the prefix cache."""
+        begun = self.computed not in {self.cached_tokens, *self.request.checkpoints[-1:]}
         return not begun and self.behind <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
 
     def expected_tokens(self, max_context_tokens: int) -> int:
@@ -199,6 +199,11 @@ class Sequence:
         end = min(self.computed, self.prompt_length - 1)
         told, self.scores_told = self.scores_told, max(self.scores_told, end)
         return scores[max(0, told - (end - len(scores))) :]
+
+    def next_stop(self, limit: int) -> int:
+        """Where a piece of at most `limit` tokens of the prompt ends: before the last token, and at a checkpoint."""
+        end = min(self.computed + limit, len(self.tokens) - 1)
+        return min([end, *(place for place in self.request.checkpoints if self.computed < place)])
 
     def remaining(self, max_context_tokens: int) -> int:
         """How many tokens may still be emitted."""

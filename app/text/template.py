@@ -5,12 +5,15 @@ the template runs in a sandbox. What a client can get wrong is `InvalidRequest`;
 `ModelUnavailable`. Nothing here bounds what either costs: `app.worker.texts` does, which ends the process.
 """
 
+import contextlib
 import importlib
 import json
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -209,17 +212,50 @@ class TextModel:
         max_context_tokens: int | None = None,
     ) -> list[int]:
         """The prompt tokens of a chat, up to where the answer begins. Raises `InvalidRequest`."""
+        return self.render_chat(messages, tools, template_arguments, max_context_tokens=max_context_tokens)[0]
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        *,
+        max_context_tokens: int | None = None,
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """The prompt tokens, and the places where later prompts will part from it: behind the system part, at the last
+        user turn, and before the answer begins (templates strip the reasoning behind it). Raises `InvalidRequest`."""
         limit = self._limit(max_context_tokens)
         check_bytes(text_bytes([messages, tools]), limit, self._longest_token_bytes)
-        return self._encode(self.render_text(messages, tools, template_arguments), limit)
+        text = self.render_text(messages, tools, template_arguments)
+        tokens = self._encode(text, limit)
+        places = []
+        for other, prompted in _variants(messages):
+            with contextlib.suppress(InvalidRequest):  # what a template refuses is no place
+                rendered = self.render_text(other, tools, template_arguments, prompted=prompted)
+                places.append(_shared_length(text, rendered))
+        return tokens, self._token_places(text, tokens, places)
+
+    def _token_places(self, text: str, tokens: list[int], places: Sequence[int]) -> tuple[int, ...]:
+        """How many of the tokens lie before each place (in characters) of the text that they spell, rising."""
+        ends = list(accumulate(len(self.table.token_text(token)[1]) for token in tokens))
+        if ends and ends[-1] == text_bytes(text):
+            counts = {bisect_right(ends, text_bytes(text[:place])) for place in places}
+        else:  # the tokenizer changes the text, as one that adds spaces
+            counts = {_shared_length(tokens, self._tokenize(text[:place])) for place in places}
+        return tuple(sorted(count for count in counts if 0 < count < len(tokens)))
 
     def render_text(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
+        *,
+        prompted: bool = True,
     ) -> str:
-        """The prompt of a chat as text, special tokens included. Raises `InvalidRequest`."""
+        """The prompt of a chat as text, special tokens included; `prompted`: up to where the answer begins.
+
+        Raises `InvalidRequest`.
+        """
         renderer = self._renderers.get("tool_use" if tools else "default") or self._renderers.get("default")
         if renderer is None:
             raise InvalidRequest(NO_TEMPLATE, parameter="messages")
@@ -227,7 +263,7 @@ class TextModel:
         variables |= {
             "tools": [dict(tool) for tool in tools] if tools else None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": prompted,
         }
 
         def render(plain: Messages) -> str:
@@ -283,6 +319,26 @@ class TextModel:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             raise InvalidRequest("the text cannot be tokenized: it is not valid Unicode") from error
+
+
+def _variants(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping[str, Any]], bool]]:
+    """Chats that begin like this one, and whether the answer begins behind them: with the same system part, with the
+    same turns up to the last of the user, and the same without the answer."""
+    users = [place for place, message in enumerate(messages) if message.get("role") == "user"]
+    for place in dict.fromkeys((*users[:1], *users[-1:])):
+        begun = str(messages[place].get("content") or "").lstrip()[:1]
+        other = {**messages[place], "content": "b" if begun == "a" else "a"}
+        yield [*messages[:place], other, *messages[place + 1 :]], True
+    yield list(messages), False
+
+
+def _shared_length(first: Any, second: Any) -> int:
+    """How many items two sequences begin with alike."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
+    return low
 
 
 def _check_files(path: Path) -> None:

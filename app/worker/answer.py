@@ -287,6 +287,7 @@ class Answer:
                 speculation=command.speculation,
                 constraint=self._prompt.constraint,
                 embeds=command.embeds,
+                checkpoints=self._prompt.checkpoints,
                 scores_prompt=self._scores_prompt,
             )
             for index in range(command.n)

@@ -95,23 +95,24 @@ class Reader:
     def read(self, command: Generate) -> PromptRead:
         """The tokens of one prompt and what its answer is held to, or why it has none."""
         try:
-            tokens = self._tokens(command)
-            return PromptRead(tokens=tokens, grammar=self._grammar(command))
+            tokens, checkpoints = self._tokens(command)
+            return PromptRead(tokens=tokens, checkpoints=checkpoints, grammar=self._grammar(command))
         except PacelineError as error:
             failed = failed_frame(command.id, error)
         except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is no Exception
             failed = failed_frame(command.id, PacelineError(f"The prompt could not be read: {short_text(error)}"))
         return PromptRead(error=failed)
 
-    def _tokens(self, command: Generate) -> list[int]:
+    def _tokens(self, command: Generate) -> tuple[list[int], tuple[int, ...]]:
+        """With the checkpoints of a chat."""
         model, limit = self._model, command.model.max_context_tokens
         if command.tokens is not None:
-            return []
+            return [], ()
         if command.messages is None:
             text = command.text or ""
             text = text if command.suffix is None else model.around_middle(text, command.suffix)
-            return model.encode(text, max_context_tokens=limit)
-        return model.render(command.messages, command.tools, command.template_arguments, max_context_tokens=limit)
+            return model.encode(text, max_context_tokens=limit), ()
+        return model.render_chat(command.messages, command.tools, command.template_arguments, max_context_tokens=limit)
 
     def _grammar(self, command: Generate) -> str:
         text = answer_grammar(command, self._model.table.dialect)

@@ -55,6 +55,8 @@ class Prompt:
     """What the answer is held to."""
     end: str = ""
     """The last characters that the model reads."""
+    checkpoints: tuple[int, ...] = ()
+    """Places in it, rising, where later prompts will probably part from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,8 @@ class TextReader:
             return Unread(error_of(answer.error), answer.seconds)
         tokens = tuple(answer.tokens if command.tokens is None else command.tokens)
         end = b"".join(process.table.token_text(token)[1] for token in tokens[-END_TOKENS:]).decode("utf-8", "replace")
-        return Prompt(tokens, process.table, answer.seconds, process.constraint(command, answer.grammar, end), end)
+        constraint = process.constraint(command, answer.grammar, end)
+        return Prompt(tokens, process.table, answer.seconds, constraint, end, answer.checkpoints)
 
     def _running(self) -> "TextProcess":
         """The process, started when there is none. Raises ModelUnavailable."""

@@ -103,6 +103,7 @@ def build(
     prefix_bytes: int = 0,
     max_rows: int = 8,
     carry_over: bool = False,
+    max_context_tokens: int = 4096,
 ) -> Engine:
     """An engine over a tiny model. A small margin makes sliding windows wrap; `carry_over` forgets the recordings."""
     runner = Runner(target, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
@@ -113,12 +114,15 @@ def build(
         available["draft_model"] = DraftModel(
             Runner(draft, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens),
             target_vocabulary=vocabulary,
-            max_context_tokens=4096,
+            max_context_tokens=max_context_tokens,
         )
     if scripted is not None:
         available["scripted"] = scripted
     limits = EngineLimits(
-        max_context_tokens=4096, max_rows=max_rows, prefill_chunk_tokens=chunk_tokens, drafters=tuple(available)
+        max_context_tokens=max_context_tokens,
+        max_rows=max_rows,
+        prefill_chunk_tokens=chunk_tokens,
+        drafters=tuple(available),
     )
     drafters = Drafters(available)
     runner.tap(drafters.taps)

@@ -9,7 +9,7 @@ import pytest
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeStep, PrefillRow, PrefillStep, StepPlan
 from app.engine.engine import Engine
-from app.engine.prefix_cache import BLOCK_TOKENS, SHORTEST_TOKENS
+from app.engine.prefix_index import BLOCK_TOKENS, SHORTEST_TOKENS
 from app.scheduler.scheduler import Scheduler
 from tests.engine.driving import build
 from tests.engine.schedules import models

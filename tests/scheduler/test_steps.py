@@ -3,6 +3,7 @@
 import pytest
 
 from app.core.reason import Reason
+from app.core.request import Request
 from app.core.step import (
     DecodeStep,
     EngineLimits,
@@ -274,3 +275,30 @@ def test_statistics_count_every_position_of_a_proposal() -> None:
         assert one.completion_tokens == 9
         assert one.drafted > one.accepted == sum(one.accepted_per_position) > 0
         assert one.accepted_per_position[:2] == (one.cycles, one.cycles - 1)
+
+
+@pytest.mark.parametrize(("stops", "ends"), [(True, [40, 90, 100, 129]), (False, [64, 128, 129])])
+def test_pieces_of_a_prompt_end_at_its_checkpoints_where_caches_cannot_be_cut(stops: bool, ends: list[int]) -> None:
+    limits = EngineLimits(4_096, 2, prefill_chunk_tokens=64, stops_at_checkpoints=stops)
+    scheduler = Scheduler(limits, policy="off")
+    request = Request(id="a", prompt_tokens=(1,) * 130, max_tokens=4, checkpoints=(40, 90, 100))
+    scheduler.submit(request)
+    scheduler.next_admission()
+    scheduler.admitted("a", 0)
+    seen = []
+    while isinstance(plan := scheduler.plan(), PrefillStep):
+        seen.append(plan.rows[0].end)
+        scheduler.commit(StepResult(prefilled=(("a", plan.rows[0].end),)))
+    assert seen == ends
+
+
+def test_the_end_of_a_prompt_rides_along_with_the_first_step_behind_its_last_checkpoint() -> None:
+    scheduler = Scheduler(EngineLimits(4_096, 2, stops_at_checkpoints=True), policy="off")
+    scheduler.submit(Request(id="a", prompt_tokens=(1,) * 50, max_tokens=4, checkpoints=(45,)))
+    scheduler.next_admission()
+    scheduler.admitted("a", 0)
+    assert isinstance(scheduler.plan(), PrefillStep)
+    scheduler.commit(StepResult(prefilled=(("a", 45),)))
+    plan = scheduler.plan()
+    assert isinstance(plan, DecodeStep)
+    assert plan.rows[0].computed == 45

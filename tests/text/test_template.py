@@ -203,3 +203,32 @@ def test_a_broken_tokenizer_is_a_broken_model(tmp_path: Path, content: str) -> N
     (folder / "config.json").unlink()
     with pytest.raises(ModelUnavailable):
         TextModel.load(folder)
+
+
+@pytest.mark.parametrize("name", ["bytes", "fallback"])
+def test_checkpoints_stand_where_later_prompts_will_part(
+    models: dict[str, TextModel], tmp_path: Path, name: str
+) -> None:
+    model = models[name]
+    system = {"role": "system", "content": "be brief"}
+    turns = [system, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    last = {"role": "user", "content": "你好, is it far?"}
+    tokens, checkpoints = model.render_chat([*turns, last, {"role": "tool", "content": "no"}])
+    texts = [
+        model.render_text([system, {"role": "user", "content": ""}]).rsplit("<|im_end|>", 1)[0],
+        model.render_text([*turns, {"role": "user", "content": ""}]).rsplit("<|im_end|>", 1)[0],
+        model.render_text([*turns, last, {"role": "tool", "content": "no"}]).removesuffix("<|im_start|>assistant\n"),
+    ]
+    assert len(checkpoints) == 3
+    for checkpoint, text in zip(checkpoints, texts, strict=True):
+        begun = model.encode(text)
+        assert tokens[:checkpoint] == begun[:checkpoint], "nothing of it depends on what parts"
+        assert checkpoint >= len(begun) - 1, "and no more than the token that spans the place is read again"
+
+
+def test_what_a_template_refuses_is_no_checkpoint(tmp_path: Path) -> None:
+    source = (
+        "{% if messages[0].content != 'hi' %}{{ raise_exception('only hi') }}{% endif %}hi{{ messages[0].content }}"
+    )
+    model = TextModel.load(write_folder(tmp_path, byte_level(), template=source))
+    assert model.render_chat(USER)[1] == ()

@@ -130,6 +130,16 @@ class Drafter:
     def observe(self, outcome: Outcome) -> None:
         """Learn what the target has read, and which drafts stayed."""
 
+    def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
+        """These first `tokens` of the sequence are kept for later ones: read what it needs of them now."""
+
+    def pending(self, sequence_id: str, length: int) -> mx.array | None:  # noqa: ARG002
+        """What it needs of the last of `length` positions of the target and has not taken in; None: nothing."""
+        return None
+
+    def resume(self, sequence_id: str, length: int, pending: mx.array | None) -> None:
+        """The target's row was put back up to `length`, and its own as far as it was kept."""
+
     def release(self, sequence_id: str) -> None:
         """The sequence is over. Unknown ids are fine."""
         if self.runner is not None:
@@ -160,9 +170,12 @@ class Drafters:
 
     def admit(self, request: Request) -> None:
         """A request starts; the drafters that it does not want never hear of it."""
-        for name, drafter in self.available.items():
-            if request.speculation.method in {"auto", name}:
-                drafter.admit(request)
+        for drafter in self.wanted(request).values():
+            drafter.admit(request)
+
+    def wanted(self, request: Request) -> dict[str, Drafter]:
+        """The drafters that the request may ask."""
+        return {name: one for name, one in self.available.items() if request.speculation.method in {"auto", name}}
 
     def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:
         """What those that can tell would draft next, once `tokens` go on with `emitted`."""

@@ -103,12 +103,23 @@ class DraftModel(Drafter):
     def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
         """Feed what the model has not read yet of each row's `known` tokens; its last output of each [rows, 1, …]."""
         for name, tokens in known.items():
-            while len(tokens) - (start := self.runner.length(name)) > CATCH_UP_WIDTH_TOKENS:
-                chunk = tokens[start : min(len(tokens) - 1, start + CATCH_UP_CHUNK_TOKENS)]
-                self._feed([name], padded([chunk]), [len(chunk)])
-                mx.async_eval(self.runner.caches.arrays())
+            if len(tokens) - self.runner.length(name) > CATCH_UP_WIDTH_TOKENS:
+                self._read(name, tokens[:-1])
         missed = [tokens[self.runner.length(name) :] for name, tokens in known.items()]
         return self._feed(list(known), padded(missed), [len(tokens) for tokens in missed])
+
+    def _read(self, name: str, tokens: Sequence[int]) -> None:
+        """Feed all of `tokens` that the row has not read."""
+        while (start := self.runner.length(name)) < len(tokens):
+            chunk = tokens[start : start + CATCH_UP_CHUNK_TOKENS]
+            self._feed([name], padded([chunk]), [len(chunk)])
+            mx.async_eval(self.runner.caches.arrays())
+
+    def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
+        """A model whose rows can be cut anywhere needs not be here yet."""
+        if self.runner.exact:
+            self.runner.claim_once(sequence_id)
+            self._read(sequence_id, tokens)
 
     def _inputs(self, tokens: mx.array, output: mx.array) -> mx.array:  # noqa: ARG002
         """What the model reads for int32 `tokens` [rows, width]; `output` [rows, width, …] was put out before each."""

@@ -1,9 +1,9 @@
 """What drafters share that read the target's hidden states: their modules, how these are read from a folder, and the
 features, which wait row by row until the context takes them.
 
-A prompt's features enter the drafter's context chunk by chunk. Those of decode steps wait for the next proposal, so
-that a plain stretch costs nothing; at most `WAITING_TOKENS` of them are kept. What was dropped, or came from a prefix
-cache without features, is a gap: the context goes on behind it at the right positions.
+A prompt's features enter the drafter's context chunk by chunk. Those of decode steps wait for the next proposal, or in
+a plain stretch until there are `WAITING_TOKENS` of them. What came from a prefix cache without features is a gap: the
+context goes on behind it at the right positions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,8 @@ from app.engine.layers import Target
 from app.engine.runner import Runner, padded
 from app.engine.sampling import SampledRow
 
-WAITING_TOKENS = 256
+WAITING_TOKENS = 512
+"""A drafter forward for so many plain steps; were the features dropped instead, nobody could go on from this text."""
 EXTEND_AT_ONCE_TOKENS = 32
 
 
@@ -97,23 +98,32 @@ class Waiting:
 
     def __init__(self) -> None:
         self.start = self.stop = 0
-        self._parts: list[tuple[Sequence[mx.array], int, int]] = []
+        self._parts: list[tuple[list[mx.array], int]] = []
 
     def add(self, start: int, taps: Sequence[mx.array], row: int, kept: int) -> None:
         """Those of `kept` positions from `start` on, in a row of each tap's [rows, width, size]; what is older than a
-        gap or the bound is dropped. Nothing is computed: most of a plain stretch is never asked for."""
+        gap is dropped. Nothing is computed."""
         if start != self.stop:
             self._parts, self.start = [], start
-        self._parts.append((taps, row, kept))
+        self._parts.append(([tap[row : row + 1, :kept] for tap in taps], kept))
         self.stop = start + kept
-        while self.stop - self.start > WAITING_TOKENS and len(self._parts) > 1:
-            self.start += self._parts.pop(0)[2]
 
-    def take(self) -> mx.array:
-        """All of them [1, n, taps · size], and none is left."""
-        parts = [[tap[row : row + 1, :kept] for tap in taps] for taps, row, kept in self._parts]
-        self._parts, self.start = [], self.stop
-        return mx.concatenate([mx.concatenate([*tap], axis=1) for tap in zip(*parts, strict=True)], axis=-1)
+    def take(self, stop: int) -> mx.array:
+        """Those before position `stop` [1, n, taps · size]; the others are left."""
+        whole = mx.concatenate([mx.concatenate(taps, axis=-1) for taps, _ in self._parts], axis=1)
+        taken = stop - self.start
+        self._parts = [([whole[:, taken:]], self.stop - stop)] if stop < self.stop else []
+        self.start = stop
+        return whole[:, :taken]
+
+    def last(self) -> mx.array:
+        """Of the last position [1, 1, taps · size]; it is left."""
+        return mx.concatenate(self._parts[-1][0], axis=-1)[:, -1:]
+
+
+def _readable(waiting: Waiting, tokens: Sequence[int]) -> int:
+    """How many of the waiting features stand before a known token."""
+    return min(waiting.stop, len(tokens) - 1) - waiting.start
 
 
 class FeatureDrafter(DraftModel):
@@ -155,9 +165,26 @@ class FeatureDrafter(DraftModel):
             tokens, kept, waiting = outcome.tokens[row], outcome.kept[row], self._waiting.get(name)
             if waiting is not None and kept:
                 waiting.add(forward.starts[row], taps, row, kept)
-                if kept >= EXTEND_AT_ONCE_TOKENS and waiting.stop < len(tokens):
-                    self._catch_up({name: tokens})
-                    mx.async_eval(self.runner.caches.arrays())
+                enough = EXTEND_AT_ONCE_TOKENS if kept >= EXTEND_AT_ONCE_TOKENS else WAITING_TOKENS
+                if waiting.stop - waiting.start >= enough:  # the last one waits: drafts begin with it
+                    self.settle(name, tokens[: waiting.stop])
+
+    def settle(self, sequence_id: str, tokens: Sequence[int]) -> None:
+        """Let the context take what waits and whose next token is known."""
+        if _readable(self._waiting[sequence_id], tokens) > 0:
+            self._catch_up({sequence_id: tokens})
+            mx.async_eval(self.runner.caches.arrays())
+
+    def pending(self, sequence_id: str, length: int) -> mx.array | None:
+        waiting = self._waiting[sequence_id]
+        return waiting.last() if waiting.start < waiting.stop == length else None
+
+    def resume(self, sequence_id: str, length: int, pending: mx.array | None) -> None:
+        waiting = self._waiting[sequence_id]
+        waiting.start = waiting.stop = length
+        if pending is not None and self.runner.length(sequence_id) == length - 1:
+            waiting.start = waiting.stop = length - 1
+            waiting.add(length - 1, [pending], 0, 1)
 
     def _refusal(self, row: DecodeRow, limit: int) -> Reason:
         waiting = self._waiting.get(row.sequence_id)
@@ -168,13 +195,14 @@ class FeatureDrafter(DraftModel):
         return super()._refusal(row, limit)
 
     def _catch_up(self, known: Mapping[str, Sequence[int]]) -> mx.array:
-        """Let the context take all waiting features, each with the token behind it."""
+        """Let the context take all waiting features whose next token is known, each with that."""
         behind, parts = [], []
         for name, tokens in known.items():
             waiting = self._waiting[name]
             self.runner.skip(name, waiting.start)
-            behind.append(tokens[waiting.start + 1 : waiting.stop + 1])
-            parts.append(waiting.take())
+            stop = waiting.start + _readable(waiting, tokens)
+            behind.append(tokens[waiting.start + 1 : stop + 1])
+            parts.append(waiting.take(stop))
         widths = [len(tokens) for tokens in behind]
         parts = [mx.pad(part, [(0, 0), (0, max(widths) - part.shape[1]), (0, 0)]) for part in parts]
         return self._feed(list(known), self._inputs(padded(behind), self._module.fc(mx.concatenate(parts))), widths)

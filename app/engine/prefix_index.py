@@ -1,0 +1,183 @@
+"""Which beginnings of texts are kept: pieces of at most a block of tokens, found by a hash of all that stands before.
+
+Pure: nothing here knows what a piece holds. Keys are chained from a root that names the owner, so nobody finds what
+somebody else said. Whoever has a piece used everything before it too, so the least recently used one is an end, and a
+piece that others go on from is never dropped before them.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice
+from typing import Any, Generic, NamedTuple, TypeVar
+
+BLOCK_TOKENS = 256
+SHORTEST_TOKENS = 8
+"""What is shorter is not worth putting back."""
+ROWS, STATE = "rows", "state"
+"""The two kinds of pieces: what layers keep of every token, and what they only know behind the last one."""
+PIECE_BYTES = 1024
+"""What a piece takes beside its contents."""
+
+Content = TypeVar("Content")
+Name = tuple[str, bytes]
+
+
+def root(*words: str) -> bytes:
+    """Where chains begin that have nothing to do with those of other words."""
+    return sha256(b"".join(sha256(word.encode()).digest() for word in words)).digest()
+
+
+def chained(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of what `tokens` lead to behind `parent`."""
+    return sha256(parent + array("q", tokens).tobytes()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """1 to `BLOCK_TOKENS` tokens behind `parent`."""
+
+    kind: str
+    parent: bytes
+    tokens: tuple[int, ...]
+    key: bytes
+
+    @classmethod
+    def of(cls, kind: str, parent: bytes, tokens: Sequence[int]) -> "Piece":
+        return cls(kind, parent, tuple(tokens), chained(parent, tokens))
+
+    @property
+    def name(self) -> Name:
+        return self.kind, self.key
+
+
+@dataclass(slots=True)
+class _Held(Generic[Content]):
+    piece: Piece
+    content: Content
+    nbytes: int
+
+
+class Shelf(Generic[Content]):
+    """Pieces with their contents, at most `limit_bytes` of them, the least recently used first. `dropped` is told what
+    goes."""
+
+    def __init__(self, limit_bytes: int, dropped: Callable[[Piece, Content], None] = lambda _piece, _content: None):
+        self.limit_bytes = limit_bytes
+        self.nbytes = 0
+        self._dropped = dropped
+        self._held: dict[Name, _Held[Content]] = {}
+        self._behind: dict[tuple[str, bytes, int], dict[Name, None]] = {}
+        """By kind, parent and first token."""
+        self._count: dict[bytes, int] = {}
+        """How many pieces go on from a key."""
+
+    def __contains__(self, name: Name) -> bool:
+        return name in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Piece]:
+        return (each.piece for each in self._held.values())
+
+    def get(self, name: Name) -> Content | None:
+        return self._held[name].content if name in self._held else None
+
+    def behind(self, kind: str, parent: bytes, first_token: int) -> list[Piece]:
+        """The pieces that go on from `parent` with that token."""
+        return [self._held[name].piece for name in self._behind.get((kind, parent, first_token), ())]
+
+    def use(self, name: Name) -> None:
+        """Now it is the most recently used. Of a chain the last piece comes first."""
+        if name in self._held:
+            self._held[name] = self._held.pop(name)
+
+    def add(self, piece: Piece, content: Content, nbytes: int) -> None:
+        """Keep it, in place of the shorter ones that it begins with. What it takes was made room for."""
+        self.remove(piece.name)
+        for other in self.behind(piece.kind, piece.parent, piece.tokens[0]) if piece.kind == ROWS else ():
+            if len(other.tokens) < len(piece.tokens) and piece.tokens[: len(other.tokens)] == other.tokens:
+                self.remove(other.name)
+        self._held[piece.name] = _Held(piece, content, nbytes)
+        self._behind.setdefault((piece.kind, piece.parent, piece.tokens[0]), {})[piece.name] = None
+        self._count[piece.parent] = self._count.get(piece.parent, 0) + 1
+        self.nbytes += nbytes
+
+    def remove(self, name: Name) -> None:
+        held = self._held.pop(name, None)
+        if held is None:
+            return
+        piece, place = held.piece, (held.piece.kind, held.piece.parent, held.piece.tokens[0])
+        del self._behind[place][name]
+        if not self._behind[place]:
+            del self._behind[place]
+        self._count[piece.parent] -= 1
+        if not self._count[piece.parent]:
+            del self._count[piece.parent]
+        self.nbytes -= held.nbytes
+        self._dropped(piece, held.content)
+
+    def make_room(self, needed_bytes: int) -> None:
+        """Drop what nothing goes on from, the least recently used first, until so much fits."""
+        while self.nbytes + needed_bytes > self.limit_bytes and self._held:
+            ends = (name for name in self._held if name[0] == STATE or name[1] not in self._count)
+            self.remove(next(ends))
+
+    def clear(self) -> None:
+        for name in list(self._held):
+            self.remove(name)
+
+    def oldest(self) -> list[tuple[Piece, Content]]:
+        """The least recently used piece, if there is one."""
+        return [(held.piece, held.content) for held in islice(self._held.values(), 1)]
+
+
+class Path(NamedTuple):
+    """What is known of a text: the `pieces` of its rows, of which its first `shared` tokens are."""
+
+    pieces: tuple[Piece, ...]
+    shared: int
+
+
+def walk(shelves: Sequence[Shelf[Any]], start: bytes, tokens: tuple[int, ...]) -> Path:
+    """As far as the shelves together know the tokens behind `start`."""
+    pieces: list[Piece] = []
+    shared = 0
+    while shared + BLOCK_TOKENS <= len(tokens):
+        piece = Piece.of(ROWS, start, tokens[shared : shared + BLOCK_TOKENS])
+        if not any(piece.name in shelf for shelf in shelves):
+            break
+        pieces.append(piece)
+        start, shared = piece.key, shared + BLOCK_TOKENS
+    rest = tokens[shared : shared + BLOCK_TOKENS]
+    others = [piece for shelf in shelves for piece in (shelf.behind(ROWS, start, rest[0]) if rest else ())]
+    if others:
+        best = max(others, key=lambda piece: shared_length(piece.tokens, rest))
+        pieces.append(best)
+        shared += shared_length(best.tokens, rest)
+    return Path(tuple(pieces), shared)
+
+
+def states_within(shelves: Sequence[Shelf[Any]], path: Path, start: bytes, limit: int) -> Iterator[tuple[int, Piece]]:
+    """The states on a path, the farthest first, up to `limit` tokens: how many tokens each knows, and its piece."""
+    for place in reversed(range(len(path.pieces))):
+        parent, begin = (path.pieces[place - 1].key if place else start), place * BLOCK_TOKENS
+        tokens = path.pieces[place].tokens[: max(0, min(path.shared, limit) - begin)]
+        known = {
+            piece.name: piece
+            for shelf in shelves
+            for piece in (shelf.behind(STATE, parent, tokens[0]) if tokens else ())
+            if piece.tokens == tokens[: len(piece.tokens)]
+        }
+        for piece in sorted(known.values(), key=lambda each: -len(each.tokens)):
+            yield begin + len(piece.tokens), piece
+
+
+def shared_length(known: Sequence[int], wanted: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    stop = min(len(known), len(wanted))
+    if known[:stop] == wanted[:stop]:
+        return stop
+    return next(place for place in range(stop) if known[place] != wanted[place])

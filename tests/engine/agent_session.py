@@ -1,0 +1,133 @@
+"""A coding agent's session, as an engine sees it: tools in the system part, tool results, thinking that the template
+strips from earlier turns, and a context that grows with every turn."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.core.step import PrefillStep
+from app.engine.engine import Engine
+from app.scheduler.scheduler import Scheduler
+from app.text.template import TextModel
+from tests.text.tokenizer_fixture import byte_level, write_folder
+
+TURNS = 25
+VOCABULARY = 97
+"""Of the tiny models: tokens are folded into it."""
+TEMPLATE = """
+{%- set last = namespace(user=0) -%}
+{%- for message in messages -%}{%- if message.role == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+<|im_start|>system
+{{ messages[0].content }}
+# Tools{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}<|im_end|>
+{% for message in messages[1:] -%}
+<|im_start|>{{ message.role }}
+{% if message.role == 'assistant' and loop.index > last.user and message.reasoning_content -%}
+<think>{{ message.reasoning_content }}</think>
+{%- endif -%}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{% if add_generation_prompt %}<|im_start|>assistant
+{% endif -%}
+"""
+"""Reasoning stays from the last user turn on, as Qwen3's template does it."""
+WORDS = ("the function", "returns", "a list", "of", "names", "and", "its test", "fails", "where value is", "None", "or")
+
+
+def agent_text(folder: Path) -> TextModel:
+    """Tokenizer and template of the session."""
+    return TextModel.load(write_folder(folder, byte_level(), template=TEMPLATE))
+
+
+@dataclass
+class Turn:
+    """What one turn took. `new_tokens` stand behind the longest beginning that was ever computed before."""
+
+    prompt: tuple[int, ...]
+    cached_tokens: int
+    new_tokens: int
+    read_tokens: int
+    """By the target's prefill and first decode step."""
+    cycles: int
+    accepted: int
+    output: tuple[int, ...]
+
+
+@dataclass
+class Session:
+    """Turns of one agent; `reopen` is asked for an engine before each turn, the same one or another."""
+
+    text: TextModel
+    system_words: int
+    turn_words: int
+    tool_words: int = 3
+    speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
+    answer_tokens: int = 5
+    said: list[tuple[int, ...]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    def run(self, reopen: Callable[[int], Engine], turns: int = TURNS) -> list[Turn]:
+        for number, (messages, tools) in zip(range(turns), self._chats(), strict=False):
+            tokens, checkpoints = self.text.render_chat(messages, tools)
+            request = Request(
+                id=f"turn {number}",
+                owner="agent",
+                prompt_tokens=tuple(token % VOCABULARY for token in tokens),
+                checkpoints=checkpoints,
+                max_tokens=self.answer_tokens,
+                sampling=SamplingParameters(temperature=0.0),
+                speculation=self.speculation,
+            )
+            self.turns.append(self._turn(reopen(number), request))
+        return self.turns
+
+    def _chats(self) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+        """What the client sends, turn by turn: four of five are answers of a tool."""
+        chance = random.Random(7)
+        words = lambda count: " ".join(chance.choices(WORDS, k=count))  # noqa: E731
+        tools = [
+            {"type": "function", "function": {"name": f"tool_{n}", "description": words(self.tool_words)}}
+            for n in range(4)
+        ]
+        messages = [{"role": "system", "content": words(self.system_words)}]
+        for number in range(10**6):
+            role = "user" if number % 5 == 0 else "tool"
+            messages.append({"role": role, "content": words(self.turn_words)})
+            yield list(messages), tools
+            thought, answer = words(6), words(8)
+            messages.append({"role": "assistant", "reasoning_content": thought, "content": answer})
+
+    def _turn(self, engine: Engine, request: Request) -> Turn:
+        scheduler = Scheduler(engine.limits, policy="auto")
+        scheduler.submit(request)
+        head = scheduler.next_admission()
+        assert head is not None
+        cached = engine.admit(head)
+        scheduler.admitted(head.id, cached)
+        output: list[int] = []
+        read, end = 0, None
+        while (plan := scheduler.plan()) is not None:
+            if isinstance(plan, PrefillStep):
+                read += sum(row.end - row.start for row in plan.rows)
+            elif not output:
+                read += sum(len(row.tokens) - row.computed for row in plan.rows)
+            for event in scheduler.commit(engine.step(plan)):
+                output += event.tokens
+                end = event.statistics if event.finish_reason else end
+        for name, tokens in scheduler.drain_released():
+            engine.release(name, tokens)
+        assert end is not None
+        known = max((shared(request.prompt_tokens, text) for text in self.said), default=0)
+        self.said.append((*request.prompt_tokens, *output))
+        new = len(request.prompt_tokens) - known
+        return Turn(request.prompt_tokens, cached, new, read, end.cycles, end.accepted, tuple(output))
+
+
+def shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """How many tokens both begin with."""
+    return next((n for n, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), len(first))

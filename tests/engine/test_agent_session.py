@@ -1,0 +1,87 @@
+"""Twenty-five turns of an agent: each reads what is new of its prompt, drafts as if it had read all of it, and says
+what it would have said without a cache."""
+
+import pytest
+
+from app.core.request import SpeculationRequest
+from app.engine.engine import Engine
+from app.text.template import TextModel
+from tests.engine.agent_session import TURNS, Session, Turn, agent_text
+from tests.engine.driving import build
+from tests.engine.schedules import models
+from tests.tiny_drafters import tiny_drafter
+
+FAMILIES = ("qwen3", "gemma3", "qwen3_next")
+"""Attention, sliding windows, recurrent layers beside attention."""
+DRAFTERS = ("ngram", "draft_model", "dflash", "eagle3", "mtp")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    return agent_text(tmp_path_factory.mktemp("agent"))
+
+
+def engine_of(family: str, drafter: str, *, prefix_bytes: int = 1 << 30, room_tokens: int = 4096) -> Engine:
+    target, draft = models(family, False)
+    features = {drafter: tiny_drafter(drafter, family, target)} if drafter in DRAFTERS[2:] else None
+    draft_model = draft if drafter == "draft_model" else None
+    return build(
+        target,
+        draft=draft_model,
+        features=features,
+        prefix_bytes=prefix_bytes,
+        chunk_tokens=512,
+        max_context_tokens=room_tokens,
+    )
+
+
+def turns_of(text: TextModel, engine: Engine, wish: SpeculationRequest) -> list[Turn]:
+    return Session(text, system_words=8, turn_words=8, speculation=wish).run(lambda _: engine, turns=6)
+
+
+def ratio(turns: list[Turn]) -> float:
+    """Tokens read for each new one, from the second turn on."""
+    return sum(turn.read_tokens for turn in turns[1:]) / sum(turn.new_tokens for turn in turns[1:])
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_turn_reads_little_more_than_what_is_new_whoever_drafts(text: TextModel, family: str, drafter: str) -> None:
+    engine = engine_of(family, drafter)
+    turns = Session(text, system_words=8, turn_words=8).run(lambda _: engine)
+    assert len(turns) == TURNS
+    assert min(turn.new_tokens for turn in turns) > 80
+    assert ratio(turns) <= 1.1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_holds_for_a_context_of_8_000_tokens(text: TextModel, family: str, drafter: str) -> None:
+    engine = engine_of(family, drafter, room_tokens=10_000)
+    turns = Session(text, system_words=300, tool_words=40, turn_words=40).run(lambda _: engine)
+    assert 8_000 < len(turns[-1].prompt) < 10_000
+    print(f"{family} {drafter}: ratio {ratio(turns):.4f}, last {turns[-1].cached_tokens} of {len(turns[-1].prompt)}")
+    assert ratio(turns) <= 1.1
+
+
+@pytest.mark.parametrize(
+    ("family", "drafter"),
+    [("qwen3", "eagle3"), ("gemma3", "dflash"), ("qwen3_next", "mtp"), ("qwen3_next", "draft_model")],
+)
+def test_a_turn_drafts_and_says_what_it_would_without_a_cache(text: TextModel, family: str, drafter: str) -> None:
+    wish = SpeculationRequest(method=drafter, num_draft_tokens=4)
+    found, missed = (turns_of(text, engine_of(family, drafter, prefix_bytes=size), wish) for size in (1 << 30, 0))
+    assert all(turn.cached_tokens for turn in found[1:])
+    assert not any(turn.cached_tokens for turn in missed)
+    for one, other in zip(found, missed, strict=True):
+        assert (one.output, one.cycles, one.accepted) == (other.output, other.cycles, other.accepted)
+    assert sum(turn.cycles for turn in found) > 6
+
+
+def test_a_prompt_longer_than_the_cache_keeps_what_fits(text: TextModel) -> None:
+    engine = engine_of("qwen3", "ngram", prefix_bytes=300_000)
+    first, second = Session(text, system_words=200, turn_words=10).run(lambda _: engine, turns=2)
+    assert len(first.prompt) > 1_300
+    assert engine.prefix_cache_bytes <= 300_000
+    assert second.cached_tokens == 1_024, "four blocks"
