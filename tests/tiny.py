@@ -184,8 +184,12 @@ def write_tiny_tokenizer(folder: Path, *, context_tokens: int = 4096) -> None:
 
 
 def fill_at_random(model: nn.Module, *, seed: int, noise: float = 0.0) -> None:
-    """Replace every weight by one drawn from the seed; the scales keep activations near one and logits near ±6."""
-    shapes = {name: value.shape for name, value in tree_flatten(model.parameters())}
+    """Replace every weight by one drawn from the seed; the scales keep activations near one and logits near ±6.
+
+    Packed weights stay as they are.
+    """
+    weights = dict(tree_flatten(model.parameters()))
+    shapes = {name: value.shape for name, value in weights.items() if mx.issubdtype(value.dtype, mx.floating)}
     total = sum(_size(shape) for shape in shapes.values())
     draws = mx.random.normal((total,), key=mx.random.key(seed + 1))
     if noise:

@@ -67,6 +67,8 @@ def _methods(model: Mapping[str, Any]) -> str:
     lines = list(model.get("methods") or ("off",))
     if not model.get("drafts"):
         lines += [f"{method}: {reason}" for method, reason in (model.get("unavailable") or {}).items() if reason]
+    if "apart" in (model.get("cache_families") or ()):
+        lines.append("row by row: together they would disturb one another")
     return "\n".join(lines)
 
 

@@ -121,7 +121,8 @@ class Engine:
 
     @property
     def cache_families(self) -> tuple[str, ...]:
-        return self.runner.caches.families or ("alone",)
+        families = self.runner.caches.families or ("alone",)
+        return (*families, "apart") if self.runner.rows_apart else families
 
     @property
     def cache_bytes(self) -> int:

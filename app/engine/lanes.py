@@ -175,8 +175,8 @@ class Lane:
         extent = max(starts) + width
         if len(set(starts)) == 1:
             if window is None or extent <= window:
-                if width == 1 and not return_array:
-                    return None
+                if width == 1:
+                    return None  # as mlx-lm's caches do, whatever is asked for
                 if not return_array:
                     return MASK_FULL
             queries = mx.arange(starts[0], extent)[:, None]

@@ -2,41 +2,121 @@
 
 mlx-lm's models call a module-level function of `SCANS` and an `nn.Conv1d`; `attach` wraps both once, and nothing is
 kept unless a recording is open. Re-running the scan on the recorded inputs costs no matrix product (the idea of z-lab's
-MLX code for DFlash).
+MLX code for DFlash). A layer keeps one array for each convolution and scan, in the order in which they run.
 """
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 from mlx import nn
 
-SCANS = ("gated_delta_update", "ssm_update")
-SCANNED = frozenset({"q", "k", "v", "a", "b", "hidden_states", "B", "C", "dt"})
-"""The arguments of a scan that have a place for each token."""
+
+class Inputs(NamedTuple):
+    """Of a scan: its arguments with a place for each token, on which axis, and the name of the state that it goes on
+    from."""
+
+    tokens: tuple[str, ...]
+    axis: int
+    state: str
+
+
+SCANS: Mapping[str, Inputs] = {
+    "gated_delta_update": Inputs(("q", "k", "v", "a", "b"), 1, "state"),
+    "ssm_update": Inputs(("hidden_states", "B", "C", "dt"), 1, "state"),
+    "recurrent_gla": Inputs(("q", "k", "v"), 2, "h"),
+}
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """`fed` [rows, kernel - 1 + width, channels]."""
+
+    fed: mx.array
+    kernel: int
+
+    def after(self, keep: Sequence[int]) -> mx.array:
+        """The state [rows, kernel - 1, channels] behind the first `keep[row]` fed tokens of each row."""
+        places = mx.array(list(keep), dtype=mx.int32)[:, None] + mx.arange(self.kernel - 1, dtype=mx.int32)
+        return mx.take_along_axis(self.fed, places[..., None], axis=1)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A call of one of the `SCANS`, by the names of its `parameters`."""
+
+    run: Callable[..., Any]
+    parameters: AbstractSet[str]
+    inputs: Inputs
+    arguments: Mapping[str, Any]
+
+    def after(self, keep: Sequence[int]) -> mx.array:
+        """The state [rows, …] behind the first `keep[row]` fed tokens of each row.
+
+        One row needs no mask: its inputs are cut. Several are masked, where the scan has a mask; `ssm_update` also
+        wants `lengths`.
+        """
+        if len(keep) == 1:
+            return self._cut(0, keep[0])
+        if "mask" not in self.parameters:
+            return mx.concatenate([self._cut(row, size) for row, size in enumerate(keep)])
+        starts = mx.array(list(keep), dtype=mx.int32)
+        width = self.arguments[self.inputs.tokens[0]].shape[self.inputs.axis]
+        masked = {"mask": mx.arange(width) < starts[:, None]}
+        if "lengths" in self.parameters:
+            masked["lengths"] = starts
+        state: mx.array = self.run(**{**self.arguments, **masked})[1]
+        return state
+
+    def _cut(self, row: int, size: int) -> mx.array:
+        """The state [1, …] of one row after `size` tokens."""
+        arguments, state = dict(self.arguments), self.arguments.get(self.inputs.state)
+        if state is not None:
+            arguments[self.inputs.state] = state = state[row : row + 1]
+        if size == 0:
+            return mx.zeros_like(self._cut(row, 1)) if state is None else state
+        place = (slice(row, row + 1), *[slice(None)] * (self.inputs.axis - 1), slice(size))
+        for name in arguments.keys() & set(self.inputs.tokens):
+            arguments[name] = arguments[name][place]
+        for name in arguments.keys() & {"mask", "lengths"}:
+            arguments[name] = None
+        scanned: mx.array = self.run(**arguments)[1]
+        return scanned
 
 
 @dataclass
 class Recording:
-    """Scans and convolution inputs of one forward, in layer order."""
+    """Convolutions and scans of one forward, in the order in which they ran; none unless `keeps`."""
 
     open: ClassVar["Recording | None"] = None
     """That of the forward under way: the MLX thread is the only one that runs a model."""
-    scans: list[tuple[Callable[..., Any], inspect.BoundArguments]] = field(default_factory=list)
-    convolutions: list[tuple[mx.array, int]] = field(default_factory=list)
-    """(input [rows, kernel - 1 + width, channels], kernel size)."""
+    keeps: bool = False
+    lengths: mx.array | None = None
+    """int32 [rows], the real tokens of each row, where rows are of uneven widths."""
+    steps: list[Convolution | Scan] = field(default_factory=list)
+
+    def fits(self, arrays: Sequence[int]) -> bool:
+        """Whether every state of layers with so many `arrays` was noted."""
+        return len(self.steps) == sum(arrays)
+
+    def replay(self, arrays: Sequence[int], keep: Sequence[int]) -> Iterator[tuple[mx.array, ...]]:
+        """By layer, its states after the first `keep[row]` fed tokens of each row; `arrays` counts them."""
+        steps = iter(self.steps)
+        for count in arrays:
+            yield tuple(next(steps).after(keep) for _ in range(count))
 
 
 class RecordingConv1d(nn.Conv1d):
     """An `nn.Conv1d` that notes its input while a recording is open; parameters and results are unchanged."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        if Recording.open is not None:
-            Recording.open.convolutions.append((x, self.weight.shape[1]))
+        if Recording.open is not None and Recording.open.keeps:
+            Recording.open.steps.append(Convolution(x, self.weight.shape[1]))
         return super().__call__(x)
 
 
@@ -45,62 +125,42 @@ def attach(model: nn.Module) -> bool:
     recordable = False
     for _, module in model.named_modules():
         source = sys.modules[type(module).__module__]
-        for name in SCANS:
+        for name, inputs in SCANS.items():
             scan = getattr(source, name, None)
-            if scan is None:
-                continue
-            recordable = True
-            if not hasattr(scan, "recorded_scan"):
-                setattr(source, name, _recorded(scan))
+            if scan is not None and not hasattr(scan, "recorded_scan"):
+                setattr(source, name, _recorded(scan, inputs))
+            recordable |= scan is not None
         if type(module) is nn.Conv1d:
             module.__class__ = RecordingConv1d
+        recordable |= isinstance(module, RecordingConv1d)
     return recordable
 
 
-def _recorded(scan: Callable[..., Any]) -> Callable[..., Any]:
+def _recorded(scan: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
+    """`scan`, noted while a recording is open; told how long rows are where the model does not say so itself."""
     signature = inspect.signature(scan)
+    parameters = frozenset(signature.parameters)
 
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
-        if Recording.open is not None:
-            Recording.open.scans.append((scan, signature.bind(*arguments, **keywords)))
-        return scan(*arguments, **keywords)
+        record = Recording.open
+        if record is None:
+            return scan(*arguments, **keywords)
+        bound = signature.bind(*arguments, **keywords).arguments
+        if "lengths" in parameters and bound.get("lengths") is None:
+            bound["lengths"] = record.lengths
+        if record.keeps:
+            record.steps.append(Scan(scan, parameters, inputs, bound))
+        return scan(**bound)
 
     wrapper.recorded_scan = scan  # type: ignore[attr-defined]
     return wrapper
 
 
 @contextmanager
-def recording() -> Iterator[Recording]:
-    """Keep the scans of the forwards that run inside."""
-    Recording.open = record = Recording()
+def recording(*, keeps: bool, lengths: mx.array | None) -> Iterator[Recording]:
+    """Watch the forwards that run inside."""
+    Recording.open = record = Recording(keeps, lengths)
     try:
         yield record
     finally:
         Recording.open = None
-
-
-def replay(record: Recording, layer: int, keep: Sequence[int]) -> tuple[mx.array, mx.array]:
-    """(convolution state, recurrent state) of one layer after the first `keep[row]` fed tokens of each row.
-
-    One row needs no mask: its inputs are cut. Several are masked; Mamba2's scan also wants `lengths`.
-    """
-    conv_input, kernel = record.convolutions[layer]
-    scan, bound = record.scans[layer]
-    arguments = dict(bound.arguments)
-    starts = mx.array(list(keep), dtype=mx.int32)
-    tail = starts[:, None] + mx.arange(kernel - 1, dtype=mx.int32)
-    conv_state = mx.take_along_axis(conv_input, tail[..., None], axis=1)
-    if len(keep) == 1:
-        if keep[0] == 0:
-            return conv_state, arguments["state"]
-        for name in SCANNED & arguments.keys():
-            arguments[name] = arguments[name][:, : keep[0]]
-        arguments["mask"] = None
-        if "lengths" in arguments:
-            arguments["lengths"] = None
-    else:
-        width = conv_input.shape[1] - (kernel - 1)
-        arguments["mask"] = mx.arange(width) < starts[:, None]
-        if "lengths" in inspect.signature(scan).parameters:
-            arguments["lengths"] = starts
-    return conv_state, scan(**arguments)[1]

@@ -61,6 +61,12 @@ class SlotKV:
         else:
             self.keys = self._scatter(self.keys, keys, selection)
             self.values = self._scatter(self.values, values, selection)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What the forward under way reads; layers that share the keys of this one ask for them."""
+        selection = self.lane.table.selection
+        rows = slice(selection.first, selection.stop)
         return self.keys[rows, :, : self.lane.extent], self.values[rows, :, : self.lane.extent]
 
     def _scatter(self, buffer: mx.array, fresh: mx.array, selection: Selection) -> mx.array:
@@ -146,6 +152,22 @@ def _lengthened(buffer: mx.array, like: mx.array, size: tuple[int, int]) -> mx.a
     return grown
 
 
+class ChunkedSlotKV(SlotKV):
+    """Of a layer that sees the chunk that a token is in: a window of that size holds it, and the model masks the rest.
+
+    The model makes one mask for all rows from plain numbers, so each row has to run by itself.
+    """
+
+    @property
+    def start_position(self) -> int:
+        """Position of the first token that the selected row's buffer holds."""
+        self.lane.begin()
+        return self.lane.base(self.lane.table.selection.first)
+
+    def maybe_trim_front(self) -> None:
+        """The lane moves what lies too far back."""
+
+
 class SlotState(mlx_cache.ArraysCache):
     """Recurrent states of one layer: arrays [rows, …] that nobody changes, so a reference is a snapshot.
 
@@ -154,15 +176,21 @@ class SlotState(mlx_cache.ArraysCache):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
+        self.size = size
         self.store: tuple[mx.array, ...] = ()
 
     def begin(self, selection: Selection, widths: Sequence[int]) -> None:
         """Show the model the selected rows; `widths` are their real token counts inside the padded rectangle."""
         self.store = tuple(_grown(rows, selection.stop) for rows in self.store)
-        if self.store:
-            self.cache = [rows[selection.first : selection.stop] for rows in self.store]
+        begun = any(selection.lengths)  # to some models nothing yet is not the same as zero
+        shown = [rows[selection.first : selection.stop] for rows in self.store] if begun else []
+        self.cache: list[Any] = shown or [None] * self.size
         ragged = any(width != selection.width for width in widths)
         self.lengths = mx.array(list(widths), dtype=mx.int32) if ragged else None
+
+    def fed(self) -> tuple[mx.array, ...]:
+        """What the forward under way leaves: the states of its rows when everything stays."""
+        return tuple(array for array in self.cache if array is not None)
 
     def commit(self, selection: Selection, live: Sequence[bool], states: Sequence[mx.array]) -> None:
         """Keep `states` of the live rows; an inert row keeps what it had."""
@@ -183,7 +211,8 @@ class SlotState(mlx_cache.ArraysCache):
         stop = slot + max(map(len, arrays), default=0)
         if slot > 0 or any(len(old) > stop for old in self.store):
             rows = zip(self.store or [fresh[:0] for fresh in arrays], arrays, strict=True)
-            arrays = [mx.concatenate([_grown(old, slot)[:slot], fresh, old[stop:]]) for old, fresh in rows]
+            pairs = [_alike(old, fresh) for old, fresh in rows]
+            arrays = [mx.concatenate([_grown(old, slot)[:slot], fresh, old[stop:]]) for old, fresh in pairs]
         self.store = tuple(arrays)
 
     def release(self, hole: int, last: int) -> None:
@@ -197,6 +226,18 @@ def _grown(rows: mx.array, count: int) -> mx.array:
     """`rows` [any, …] with so many more, all zero, that there are `count`."""
     missing = count - len(rows)
     return rows if missing <= 0 else mx.concatenate([rows, mx.zeros((missing, *rows.shape[1:]), rows.dtype)])
+
+
+def _alike(first: mx.array, second: mx.array) -> tuple[mx.array, mx.array]:
+    """Both with as many places for each row: a state that is still growing gets zeros in front."""
+    if first.shape[1:] == second.shape[1:]:
+        return first, second
+    sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
+    pads = (
+        [(0, 0), *((most - size, 0) for most, size in zip(sizes, each.shape[1:], strict=True))]
+        for each in (first, second)
+    )
+    return mx.pad(first, next(pads)), mx.pad(second, next(pads))
 
 
 @dataclass
@@ -247,8 +288,8 @@ class Caches:
         slot, length = self.table.slots[sequence_id], self.table.length(sequence_id)
         sizes = [span[0].shape[2] for span in spans]
         stop = start + max(sizes, default=0) if stop is None else stop
-        for cache, size in zip(self.kv, sizes, strict=True):
-            if stop - size > length:
+        for cache, size, (keys, _) in zip(self.kv, sizes, spans, strict=True):
+            if stop - size > length and len(keys):  # a layer that never writes has no rows: its lane is others' too
                 cache.lane.set_base(slot, stop - size)
         for cache, (keys, values) in zip(self.kv, spans, strict=True):
             cache.write_row(slot, keys, values, stop - keys.shape[2] - cache.lane.base(slot))
@@ -283,12 +324,13 @@ def make_caches(model: Any, *, margin_tokens: int = MARGIN_TOKENS, chunk_tokens:
         if kind is mlx_cache.ArraysCache:
             caches.states.append(SlotState(len(original.cache)))
             return caches.states[-1]
+        chunked = kind is mlx_cache.ChunkedKVCache
         sliding = kind is mlx_cache.RotatingKVCache and original.keep == 0
-        if not sliding and kind is not mlx_cache.KVCache:
+        if not (chunked or sliding or kind is mlx_cache.KVCache):
             raise UnknownCacheError(kind.__name__)
-        window = original.max_size if sliding else None
+        window = original.chunk_size if chunked else original.max_size if sliding else None
         lane = Lane(caches.table, window, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
-        caches.kv.append(SlotKV(caches.lanes.setdefault(window, lane)))
+        caches.kv.append((ChunkedSlotKV if chunked else SlotKV)(caches.lanes.setdefault(window, lane)))
         return caches.kv[-1]
 
     caches.layers = [convert(original) for original in mlx_cache.make_prompt_cache(model)]

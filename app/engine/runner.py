@@ -4,8 +4,9 @@ Every forward is a transaction: the lengths move only in `commit`, so what was w
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -14,11 +15,24 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from app.engine.lanes import Selection, SlotTable
 from app.engine.layers import Taps
-from app.engine.recording import Recording, attach, recording, replay
+from app.engine.recording import Recording, attach, recording
 from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
 
+PROBE = (((1, 2, 3, 4, 5, 6, 7, 8, 9, 10), (5, 6, 8, 9, 10)), ((21, 22, 23, 24, 25, 26), (0, 4, 5, 6, 6)))
+"""Tokens of each row of the probe, and how many of them have been fed after each of its forwards: one row reads by
+itself, another one joins it with more tokens, both go on, and one is by itself again."""
+PROBE_REJECTS: tuple[tuple[int, ...], ...] = ((), (9,), (), (), ())
+"""What the first row is fed on top in each of these forwards: a draft that does not stay."""
+
+DISTURBED_LATER = frozenset({"mlx_lm.models.minimax_m3_vl"})
+"""Whose rows disturb one another only in contexts longer than a probe: it picks blocks of keys by places counted from
+the longest row's end."""
+
+UNSOUND = {"mlx_lm.models.phi3small": "mlx-lm lets its tokens see later ones of the same forward"}
+"""Whose answers depend on how their tokens are cut into forwards, and why."""
+
 StateRow = tuple[tuple[mx.array, ...], ...]
-"""The recurrent states of one row, by layer."""
+"""Recurrent states, by layer."""
 
 
 def padded(rows: Sequence[Sequence[int]], width: int = 0) -> mx.array:
@@ -46,6 +60,10 @@ class Forward:
     """Tap → hidden states [rows, width, hidden], in the order of `sequence_ids`."""
     starts: tuple[int, ...] = ()
     """Cached length of each row before this forward."""
+    states: StateRow = ()
+    """The recurrent states of all rows when everything fed stays, by layer."""
+    parts: "tuple[Forward, ...]" = ()
+    """Its rows, where each one ran by itself."""
 
 
 class Runner:
@@ -67,32 +85,64 @@ class Runner:
         self.recordable = bool(self.caches.states) and attach(model)
         self.gapped: set[str] = set()
         """Sequences whose rows lack positions before their last one."""
+        self.rows_apart = False
+        """Whether rows disturb one another in this model, so that each one runs by itself."""
         self._taps = Taps(model, ())
         if probe:
             self._probe()
 
     def _probe(self) -> None:
-        """Compare a few tokens with mlx-lm's own caches. Raises UnknownCacheError when the model needs more of them."""
-        tokens = mx.array([[1, 2, 3, 4, 5, 6]])
-        original = make_prompt_cache(self.model)
-        spans = ((0, 3), (3, 5), (5, 6))
-        wanted = [self.model(tokens[:, start:stop], cache=original) for start, stop in spans]
-        self.claim("probe")
+        """Compare two rows of uneven widths, and what follows a rejected draft, with mlx-lm's own caches.
+
+        Where they disagree, rows run apart, or accepted tokens are carried over. Raises UnknownCacheError when a row by
+        itself gets another answer too.
+        """
+        if reason := UNSOUND.get(type(self.model).__module__, ""):
+            raise UnknownCacheError(reason)
+        wanted = [self._tell_alone(tokens, ends) for tokens, ends in PROBE]
+        ways = (True,) if type(self.model).__module__ in DISTURBED_LATER else (False, True)
+        recordings = (True, False) if self.recordable else (False,)
+        for self.rows_apart, self.recordable in product(ways, recordings):
+            reason = self._misfit(wanted)
+            if not reason:
+                return
+        raise UnknownCacheError(reason)
+
+    def _tell_alone(self, tokens: Sequence[int], ends: Sequence[int]) -> mx.array:
+        """Logits [tokens, vocabulary] of one row in mlx-lm's own caches, fed up to each of the `ends` in turn."""
+        caches: Any = make_prompt_cache(self.model)
+        spans = [(start, end) for start, end in zip((0, *ends), ends, strict=False) if start < end]
+        told = [self.model(mx.array([tokens[start:end]]), cache=caches)[0] for start, end in spans]
+        return mx.concatenate(told)
+
+    def _misfit(self, wanted: Sequence[mx.array]) -> str:
+        """How the rows of the probe get another answer than `wanted`; "" when they get the same."""
+        names = [f"probe {row}" for row in range(len(PROBE))]
+        for name in names:
+            self.claim(name)
+        got = [logits[:0] for logits in wanted]
         try:
-            got = []
-            for start, stop in spans:
-                logits, forward = self.forward(["probe"], tokens[:, start:stop], [stop - start])
-                got.append(logits)
-                self.commit(forward, [stop - start])
-            first, second = mx.concatenate(wanted, axis=1), mx.concatenate(got, axis=1)
-            scale = mx.maximum(mx.max(mx.abs(first)), 1.0)
-            distance = float(mx.max(mx.abs(first - second)) / scale)
-        except (AttributeError, TypeError, ValueError, AssertionError) as error:
-            raise UnknownCacheError(f"the model reaches into its caches ({error})") from error
+            for step, rejected in enumerate(PROBE_REJECTS):
+                done = [self.length(name) for name in names]
+                fed = [tokens[start : ends[step]] for start, (tokens, ends) in zip(done, PROBE, strict=True)]
+                rows = [row for row, tokens in enumerate(fed) if tokens]
+                keep = [len(fed[row]) for row in rows]
+                fed[0] = (*fed[0], *rejected)
+                widths = [len(fed[row]) for row in rows]
+                chosen = [names[row] for row in rows]
+                logits, forward = self.forward(
+                    chosen, padded([fed[row] for row in rows]), widths, record=bool(rejected)
+                )
+                for place, row in enumerate(rows):
+                    got[row] = mx.concatenate([got[row][: done[row]], logits[place, : keep[place]]])
+                self.commit(forward, keep)
+            distance = max(_distance(told, alone) for told, alone in zip(got, wanted, strict=True))
+        except (AttributeError, TypeError, ValueError, IndexError, AssertionError) as error:
+            return f"the model reaches into its caches ({error})"
         finally:
-            self.release("probe")
-        if not distance < 5e-2:
-            raise UnknownCacheError(f"slot caches change the model's answer by {distance:.3g}")
+            for name in reversed(names):
+                self.release(name)
+        return "" if distance < 5e-2 else f"slot caches change the model's answer by {distance:.3g}"
 
     def tap(self, layer_ids: Sequence[int]) -> None:
         """Let every forward from now on hand over the output of these layers."""
@@ -142,6 +192,8 @@ class Runner:
         `sequence_ids` are in slot order. With `record`, recurrent scans are kept for a partial commit. `call` runs
         instead of the model (another verb of a drafter's module) and is fed whatever rows it wants.
         """
+        if self.rows_apart and len(sequence_ids) > 1:
+            return self._forward_apart(sequence_ids, tokens, widths, record=record)
         selection = self.caches.table.select(sequence_ids, tokens.shape[1])
         rows = selection.stop - selection.first
         slots = [self.caches.table.slots[name] - selection.first for name in sequence_ids]
@@ -156,14 +208,45 @@ class Runner:
             tokens = tokens[mx.array(source)]
         for state in self.caches.states:
             state.begin(selection, padded_widths)
-        with recording() if record and self.recordable else nullcontext(Recording()) as kept:
+        with self._watching(padded_widths, selection.width, record=record) as kept:
             logits = (call or self.model)(tokens, cache=self.caches.layers)
         features = self._taps.take()
         if inert:
             logits = logits[mx.array(slots)]
             features = {tap: hidden[mx.array(slots)] for tap, hidden in features.items()}
         starts = tuple(selection.lengths[slot] for slot in slots)
-        return logits, Forward(selection, tuple(sequence_ids), tuple(widths), kept, features, starts)
+        states = tuple(state.fed() for state in self.caches.states)
+        return logits, Forward(selection, tuple(sequence_ids), tuple(widths), kept, features, starts, states)
+
+    def _watching(self, widths: Sequence[int], width: int, *, record: bool) -> AbstractContextManager[Recording]:
+        """Around the model's call: what its scans are told about rows of these `widths`, and whether they are kept."""
+        keeps = record and self.recordable
+        ragged = bool(self.caches.states) and any(size != width for size in widths)
+        if not (keeps or ragged):
+            return nullcontext(Recording())
+        return recording(keeps=keeps, lengths=mx.array(list(widths), dtype=mx.int32) if ragged else None)
+
+    def _forward_apart(
+        self, sequence_ids: Sequence[str], tokens: mx.array, widths: Sequence[int], *, record: bool
+    ) -> tuple[mx.array, Forward]:
+        """One row after the other; what they put out is padded to one rectangle."""
+        rows = enumerate(zip(sequence_ids, widths, strict=True))
+        ran = [
+            self.forward([name], tokens[row : row + 1, :width], [width], record=record) for row, (name, width) in rows
+        ]
+        parts = tuple(forward for _, forward in ran)
+
+        def rectangle(arrays: Sequence[mx.array]) -> mx.array:
+            missing = [tokens.shape[1] - array.shape[1] for array in arrays]
+            return mx.concatenate(
+                [mx.pad(array, [(0, 0), (0, size), (0, 0)]) for array, size in zip(arrays, missing, strict=True)]
+            )
+
+        features = {tap: rectangle([part.features[tap] for part in parts]) for tap in parts[0].features}
+        starts = tuple(part.starts[0] for part in parts)
+        selection = self.caches.table.select(sequence_ids, tokens.shape[1])
+        whole = Forward(selection, tuple(sequence_ids), tuple(widths), Recording(), features, starts, parts=parts)
+        return rectangle([logits for logits, _ in ran]), whole
 
     def commit(self, forward: Forward, keep: Sequence[int]) -> list[int]:
         """Keep the first `keep[row]` tokens of each row. The answer is what was kept: 0 where tokens are carried over.
@@ -171,6 +254,8 @@ class Runner:
         Rows of attention layers just get their new length. Recurrent states that hold too much are scanned again
         from the recording; without one they go back to before the forward, and so does the row.
         """
+        if forward.parts:
+            return [self.commit(part, [size])[0] for part, size in zip(forward.parts, keep, strict=True)]
         selection, table = forward.selection, self.caches.table
         kept = list(keep)
         if self.caches.states:
@@ -182,17 +267,18 @@ class Runner:
 
     def _commit_states(self, forward: Forward, keep: list[int]) -> list[int]:
         selection, record, states = forward.selection, forward.record, self.caches.states
+        arrays = [len(fed) for fed in forward.states]
         partly = tuple(keep) != forward.widths
-        again = partly and len(record.scans) == len(record.convolutions) == len(states)
+        again = partly and record.fits(arrays)
         if partly and not again:
             keep = [size if size == width else 0 for size, width in zip(keep, forward.widths, strict=True)]
         padded_keep = [0] * (selection.stop - selection.first)
         for name, size in zip(forward.sequence_ids, keep, strict=True):
             padded_keep[self.caches.table.slots[name] - selection.first] = size
         live = [size > 0 for size in padded_keep]
-        for layer, state in enumerate(states):
-            fed = [array for array in state.cache if array is not None]
-            state.commit(selection, live, replay(record, layer, padded_keep) if again else fed)
+        kept = record.replay(arrays, padded_keep) if again else forward.states
+        for state, held in zip(states, kept, strict=True):
+            state.commit(selection, live, held)
         return keep
 
     def skip(self, sequence_id: str, length: int) -> None:
@@ -240,12 +326,19 @@ class Runner:
             )
 
 
+def _distance(told: mx.array, alone: mx.array) -> float:
+    """The largest difference of two arrays, by the largest finite value of the second; equal infinities differ by 0."""
+    scale = mx.maximum(mx.max(mx.where(mx.isfinite(alone), mx.abs(alone), 0.0)), 1.0)
+    return float(mx.max(mx.where(told == alone, 0.0, mx.abs(told - alone))) / scale)
+
+
 class AloneRunner(Runner):
     """Of a model whose caches no family covers: its own ones, one sequence at a time, and every token fed stays."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.caches = Caches(table=SlotTable(), layers=[])
+        self.rows_apart = False
 
     def claim(self, sequence_id: str) -> None:
         """Raises RuntimeError when the one row is taken."""

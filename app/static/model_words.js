@@ -27,6 +27,7 @@ const FAMILIES = {
   slice: () => [t("cache.slice"), t("cache.slice_title")],
   snapshot: () => [t("cache.snapshot"), t("cache.snapshot_title")],
   alone: () => [t("cache.alone"), t("cache.alone_title")],
+  apart: () => [t("cache.apart"), t("cache.apart_title")],
 };
 const told = (families) => families.map((family) => FAMILIES[family]?.() ?? [family, ""]);
 export const cacheWords = (families) => told(families).map(([words]) => words).join(" + ") || t("core.none");

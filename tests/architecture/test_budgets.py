@@ -6,14 +6,15 @@ from collections import Counter
 from tests.architecture.source import ROOT, functions, modules, words
 
 MAX_LINES, MAX_FILES = (
-    35_420,
+    35_630,
     182,
 )  # 3,700 more: what real clients speak (tools, grammar, reasoning, seven more endpoints), and chats that show it;
 # two files more: `recording`, cut out of `rollback`, and `draft_lengths`;
 # 200 lines: costs by context and width, lengths by chip;
 # 120 lines and a file: `wiring`, of weights alone, and freed buffers in bounds;
 # 140 lines: a device without memory, and `resident`, cut out of `pool`;
-# 360 lines and a file: `prefix_index`, blocks that prompts share, and the checkpoints where templates part
+# 360 lines and a file: `prefix_index`, blocks that prompts share, and the checkpoints where templates part;
+# 210 lines: every family of mlx-lm (rows apart, a probe of two rows, recordings of convolutions and more scans)
 """Of the app. Whoever needs more says why where these grow."""
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 40

@@ -112,6 +112,12 @@ def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[st
     assert "mtp: it" in run(environment, "ps").stdout
 
 
+def test_ps_says_where_rows_run_one_by_one(environment: Mapping[str, str], fake: FakeServer) -> None:
+    model = LOADED["models"][0] | {"cache_families": ["trim", "apart"]}  # type: ignore[index, operator]
+    fake.answers["/api/status"] = (200, LOADED | {"models": [model]})
+    assert "row by row" in run(environment, "ps").stdout
+
+
 def test_ps_tells_what_to_do_when_nothing_is_loaded(environment: Mapping[str, str], fake: FakeServer) -> None:
     fake.answers["/api/status"] = (200, {"models": [], "loading": {}})
     assert "paceline load MODEL" in run(environment, "ps").stdout

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import ChunkedKVCache
+from mlx_lm.models.cache import ConcatenateKVCache
 
 from app.core.draft_lengths import DRAFT_LENGTHS
 from app.core.messages import ModelSpecification
@@ -29,7 +29,7 @@ def plain_row(name: str, tokens: list[int], prompt_length: int, computed: int, d
     return DecodeRow(name, tokens, prompt_length, computed, 50, method="ngram", num_draft_tokens=drafts)
 
 
-class WithChunkedCache:
+class WithForeignCache:
     """A model whose cache class no family covers."""
 
     def __init__(self, model: Any) -> None:
@@ -39,12 +39,12 @@ class WithChunkedCache:
         return self.model(tokens, cache=cache)
 
     def make_cache(self) -> list[Any]:
-        return [ChunkedKVCache(4096) for _ in self.model.layers]
+        return [ConcatenateKVCache() for _ in self.model.layers]
 
 
 def test_an_unknown_cache_class_is_named() -> None:
-    with pytest.raises(UnknownCacheError, match="ChunkedKVCache"):
-        make_caches(WithChunkedCache(tiny_model("qwen3")))
+    with pytest.raises(UnknownCacheError, match="ConcatenateKVCache"):
+        make_caches(WithForeignCache(tiny_model("qwen3")))
 
 
 def test_a_model_that_answers_differently_with_slot_caches_is_refused() -> None:
@@ -59,6 +59,32 @@ def test_a_model_that_answers_differently_with_slot_caches_is_refused() -> None:
 
     with pytest.raises(UnknownCacheError, match="change the model's answer"):
         Runner(Moody())
+
+
+def test_a_model_whose_rows_disturb_one_another_drafts_with_each_row_by_itself() -> None:
+    model = tiny_model("qwen3")
+
+    class Crowded:
+        """Its rows see the longest one's padding, as where it enters a state."""
+
+        layers = model.layers
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            logits: mx.array = model(tokens, cache=cache)
+            return logits + mx.mean(logits, axis=(0, 1)) if tokens.shape[0] > 1 else logits
+
+    runner = Runner(Crowded())
+    assert runner.rows_apart
+    assert not Runner(model).rows_apart
+    for name in ("a", "b"):
+        runner.claim(name)
+    logits, forward = runner.forward(["a", "b"], mx.array([[5, 6, 7], [8, 9, 0]]), [3, 2], record=True)
+    assert logits.shape == (2, 3, 97)
+    assert runner.commit(forward, [2, 2]) == [2, 2]
+    assert mx.allclose(logits[1, :2], model(mx.array([[8, 9]]))[0], atol=1e-5)
+    again, forward = runner.forward(["a", "b"], mx.array([[7], [4]]), [1, 1])
+    assert mx.allclose(again[0, 0], model(mx.array([[5, 6, 7]]))[0, 2], atol=1e-4)
+    assert mx.allclose(again[1, 0], model(mx.array([[8, 9, 4]]))[0, 2], atol=1e-4)
 
 
 def test_the_alone_runner_decodes_one_request_exactly() -> None:

@@ -62,3 +62,17 @@ def test_the_first_forward_may_skip_rows() -> None:
     for last in (3, 2, 1, 0):
         state.release(hole=last, last=last)
     assert [array.size for array in (*state.store, *state.cache)] == [0] * 4, "who leaves last leaves nothing"
+
+
+def test_a_state_that_is_still_growing_stands_beside_a_whole_one() -> None:
+    state = SlotState(1)
+    state.write_row(0, [mx.array([[4.0]])])
+    state.write_row(1, [mx.array([[7.0, 8.0, 9.0]])])
+    assert state.store[0].tolist() == [[0.0, 0.0, 4.0], [7.0, 8.0, 9.0]]
+
+
+def test_rows_that_all_begin_are_shown_nothing_rather_than_zeros() -> None:
+    state = SlotState(2)
+    state.write_row(0, row(7.0))
+    state.begin(Selection(1, 2, 3, (0,)), [3])
+    assert state.cache == [None, None]
