@@ -1,6 +1,6 @@
 """The last part of a load: every shape runs once, so that no user's token pays for a compilation, and is then measured.
 
-It drives an engine from outside, as a scheduler would, with a request of its own whose text repeats itself, so that
+It drives an engine from outside, as a scheduler would, with requests of its own whose texts repeat themselves, so that
 n-grams find something too. What it measures is what the governor starts from. The engine is as empty afterwards as
 before, and nothing enters the prefix cache.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from app.core.clock import Clock
-from app.core.draft_lengths import DRAFT_LENGTHS, LONGEST_DRAFT
+from app.core.draft_lengths import draft_lengths
 from app.core.drafters import TEXT_METHODS
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
@@ -27,6 +27,7 @@ from app.core.safe_files import read_object, write_privately
 from app.core.step import (
     DecodeRow,
     DecodeStep,
+    EngineLimits,
     EnginePort,
     PrefillRow,
     PrefillStep,
@@ -34,21 +35,28 @@ from app.core.step import (
     StepResult,
 )
 
-Key = tuple[str, int, int]
-"""Method, rows, drafts."""
+Key = tuple[str, int, int, int]
+"""Method, rows, drafts, context."""
 WarmUpSteps = Generator[tuple[str, float], None, tuple[StepCost, ...]]
 
 REQUEST_ID = "warm-up"
 PHASE = "warming up"
-BUDGET_SECONDS = 1.5
-"""No shape is begun that would probably end later: the governor learns the others from requests."""
-FIRST_PIECE_TOKENS, PROMPT_TOKENS = 8, 64
-QUICK_SECONDS = 0.1
-"""A machine that reads the first piece slower than this is spared the rest of the prompt."""
-PERIOD = 6
+BUDGET_SECONDS, MOST_SECONDS, PIECES = 1.5, 6.0, 20
+"""No shape is begun that would probably end later than the first, or than so many times what the first piece of the
+prompt took, at most the second: a large model has the same shapes to measure. The governor learns the others from
+requests."""
+FIRST_PIECE_TOKENS, PROMPT_TOKENS = 8, 48
+PROMPT_SHARE = 0.1
+"""A machine that needs more of its budget for the first piece is spared the rest of the prompt."""
+PERIOD = 20
+"""Of the text: a verify of 16 tokens sees none twice, because experts are shared by tokens that are alike."""
 ROUNDS = 2
 """How often every shape is measured, by two runs of which the first is to warm it; the fastest counts. Rounds lie
 apart, so that a pause of the machine spoils one of them."""
+BATCH_ROWS = 4
+"""The second row count that is measured, where batches may draft: larger ones are judged by it, smaller ones by one."""
+FILE_VERSION = 2
+"""Of what costs mean. Version 1 was measured with six tokens that repeated."""
 MAX_FILE_BYTES = 1 << 20
 MAX_COSTS = 4_096
 
@@ -59,138 +67,180 @@ def warm_up(
     engine: EnginePort,
     *,
     known: Sequence[StepCost] = (),
+    rows: int = 1,
     clock: Clock = time.perf_counter,
-    budget_seconds: float = BUDGET_SECONDS,
+    budget_seconds: float = 0.0,
 ) -> WarmUpSteps:
-    """Yield (phase, fraction 0–1) between steps; the return value is what steps cost here.
+    """Yield (phase, fraction 0–1) between steps; the return value is what steps cost here, of one row and of `rows`.
 
     With `known` costs, of an earlier load on this machine, the shapes run once, and only what that shows to be cheaper
-    than it was known is corrected: nothing but a busy machine can have made it dear.
+    than a warm-up knew is corrected (nothing but a busy machine can have made it dear); what requests taught stays.
     """
-    ends = clock() + budget_seconds
-    runs = 1 if known else 2
-    sequence = _Sequence(engine, clock)
     costs = {_key(cost): cost for cost in known}
-    shapes = _shapes(engine.limits.drafters) * (1 if known else ROUNDS)
-    try:
-        yield PHASE, 0.0
-        yield from ((PHASE, 0.0) for _ in sequence.read_prompt())
-        for done, (method, drafts) in enumerate(shapes):
-            late = clock() + runs * _expected_seconds(costs, method, drafts) > ends
-            if not sequence.has_room(drafts) or (late and done > 1):
-                continue
-            for cost in sequence.run(method, drafts, runs):
-                if cost is not None and (not known or _key(cost) in costs):
-                    best = costs.get(_key(cost), cost)
-                    seconds = min(best.seconds, cost.seconds)
-                    costs[_key(cost)] = replace(
-                        best, seconds=seconds, draft_seconds=min(best.draft_seconds, cost.draft_seconds)
-                    )
-                yield PHASE, (done + 1) / len(shapes)
-    finally:
-        engine.release(REQUEST_ID, ())
+    counts, known_counts = list(dict.fromkeys((1, rows))), {cost.rows for cost in known}
+    turns = counts + [number for number in counts * (ROUNDS - 1) if number not in known_counts]
+    began = ends = clock()
+    for turn, number in enumerate(turns):
+        if turn and clock() >= ends:
+            break
+        batch = _Batch(engine, clock, number)
+        try:
+            yield PHASE, turn / len(turns)
+            seconds = batch.begin()
+            if not turn:
+                ends = began + (budget_seconds or min(MOST_SECONDS, max(BUDGET_SECONDS, PIECES * seconds)))
+            if seconds > PROMPT_SHARE * (ends - began):
+                batch.shorten()
+            steps = _measure(batch, costs, ends=ends, is_first=not turn, is_known=number in known_counts)
+            yield from ((PHASE, (turn + done) / len(turns)) for done in steps)
+        finally:
+            batch.release()
     return tuple(costs.values())
 
 
-def _shapes(drafters: Sequence[str]) -> list[tuple[str, int]]:
-    """(method, drafts), the most telling first: plain, every drafter's shortest and longest proposal, then the verify
-    forwards of the other lengths with the drafter that costs least."""
-    shapes = [("off", 0)]
-    shapes += [(method, length) for length in (DRAFT_LENGTHS[0], LONGEST_DRAFT) for method in drafters]
+def _measure(
+    batch: "_Batch", costs: dict[Key, StepCost], *, ends: float, is_first: bool, is_known: bool
+) -> Iterator[float]:
+    """Run the shapes of a batch while there is time, two of them anyway; `costs` gains what is new."""
+    runs = 1 if is_known else 2
+    yield from (0.0 for _ in batch.catch_up())
+    shapes = _shapes(batch.limits, batch.rows)
+    for done, (method, drafts) in enumerate(shapes):
+        late = batch.clock() + runs * _expected_seconds(costs, method, batch.rows, drafts) > ends
+        if not batch.has_room(drafts) or (late and (done > 1 or not is_first)):
+            continue
+        for cost in batch.run(method, drafts, runs):
+            if cost is not None and (not is_known or _key(cost) in costs):
+                best = costs.get(_key(cost), cost)
+                costs[_key(cost)] = best if best.is_learnt else _cheaper(best, cost)
+            yield (done + 1) / len(shapes)
+
+
+def _cheaper(best: StepCost, cost: StepCost) -> StepCost:
+    drafting = min(best.draft_seconds, cost.draft_seconds)
+    return replace(best, seconds=min(best.seconds, cost.seconds), draft_seconds=drafting)
+
+
+def _shapes(limits: EngineLimits, rows: int) -> list[tuple[str, int]]:
+    """(method, drafts), the most telling first: plain, every drafter's shortest proposal, then the verify forwards of
+    the other lengths with the drafter that costs least (all methods share them), then the longest of the others."""
+    lengths, drafters = draft_lengths(limits.cheap_tokens, rows), limits.drafters
+    shapes = [("off", 0), *((method, lengths[0]) for method in drafters)]
     if drafters:
         cheapest = next((name for name in drafters if name in TEXT_METHODS), drafters[0])
-        shapes += [(cheapest, length) for length in DRAFT_LENGTHS[1:-1]]
+        shapes += [(cheapest, length) for length in lengths[1:]]
+        shapes += [(method, lengths[-1]) for method in drafters if method != cheapest]
     return shapes
 
 
 def _key(cost: StepCost) -> Key:
-    return cost.method, cost.rows, cost.drafts
+    return cost.method, cost.rows, cost.drafts, cost.context_tokens
 
 
-def _expected_seconds(costs: Mapping[Key, StepCost], method: str, drafts: int) -> float:
-    """At most what a step should take: as if both parts grew with every draft as with the first one."""
-    plain = costs.get(("off", 1, 0))
+def _expected_seconds(costs: Mapping[Key, StepCost], method: str, rows: int, drafts: int) -> float:
+    """At most what a step should take: as if both parts grew with every further token as with the first draft."""
+    plain = costs.get(("off", 1, 0, 0))
     if plain is None:
         return 0.0
-    narrow = max((cost.seconds for (_, rows, length), cost in costs.items() if (rows, length) == (1, 1)), default=0.0)
-    own = costs.get((method, 1, 1))
-    return plain.seconds + drafts * (max(0.0, narrow - plain.seconds) + (own.draft_seconds if own else 0.0))
+    narrow = max((cost.seconds for cost in costs.values() if (cost.rows, cost.drafts) == (1, 1)), default=0.0)
+    own = costs.get((method, 1, 1, 0))
+    drafting = drafts * own.draft_seconds if own else 0.0
+    return plain.seconds + (rows * (1 + drafts) - 1) * max(0.0, narrow - plain.seconds) + rows * drafting
 
 
-class _Sequence:
-    """The one request. What it is told it has read is its own text: the engine only compares lengths."""
+class _Batch:
+    """Its requests. What they are told they have read is their own text: the engine only compares lengths."""
 
-    def __init__(self, engine: EnginePort, clock: Clock) -> None:
+    def __init__(self, engine: EnginePort, clock: Clock, rows: int) -> None:
         self._engine = engine
-        self._clock = clock
-        self._limit = engine.limits.max_context_tokens
-        self._tokens = [_token(place) for place in range(max(2, min(PROMPT_TOKENS, self._limit // 2)))]
-        self._computed = 0
+        self.clock = clock
+        self.rows = rows
+        self.limits = engine.limits
+        length = max(2, min(PROMPT_TOKENS, self.limits.max_context_tokens // 2))
+        names = [REQUEST_ID, *(f"{REQUEST_ID} {number}" for number in range(1, rows))]
+        self._tokens = {name: [_token(place + row) for place in range(length)] for row, name in enumerate(names)}
+        self._computed = dict.fromkeys(names, 0)
 
     def has_room(self, drafts: int) -> bool:
         """Whether another shape still fits into the context."""
-        return len(self._tokens) + 2 * (1 + drafts) + 2 < self._limit
+        return max(map(len, self._tokens.values())) + 2 * (1 + drafts) + 2 < self.limits.max_context_tokens
 
-    def read_prompt(self) -> Iterator[None]:
-        """Admit the request and prefill it, on a slow machine only its beginning."""
-        request = Request(
-            id=REQUEST_ID,
-            prompt_tokens=tuple(self._tokens),
-            max_tokens=self._limit,
-            sampling=SamplingParameters(temperature=0.0),
-        )
-        self._computed = self._engine.admit(request)
-        began = self._clock()
+    def begin(self) -> float:
+        """Admit the requests and read the beginning of their prompts; seconds of the reading."""
+        for name, tokens in self._tokens.items():
+            request = Request(
+                id=name,
+                prompt_tokens=tuple(tokens),
+                max_tokens=self.limits.max_context_tokens,
+                sampling=SamplingParameters(temperature=0.0),
+            )
+            self._computed[name] = self._engine.admit(request)
+        began = self.clock()
         self._prefill(FIRST_PIECE_TOKENS)
-        yield
-        if self._clock() - began > QUICK_SECONDS:
-            del self._tokens[self._computed + 1 :]
-        yield from self._catch_up()
+        return self.clock() - began
+
+    def shorten(self) -> None:
+        """Spare a slow machine the rest of the prompts."""
+        for name, tokens in self._tokens.items():
+            del tokens[self._computed[name] + 1 :]
+
+    def release(self) -> None:
+        """Leave the engine as empty as before."""
+        for name in self._tokens:
+            self._engine.release(name, ())
 
     def run(self, method: str, drafts: int, runs: int) -> Iterator[StepCost | None]:
         """Run a shape so often and tell what each run cost; None after steps that say nothing."""
         if not drafts:
-            yield from self._catch_up()
+            yield from self.catch_up()
             for remaining in (3, 2, 1):  # the first step builds up the pace, the last one launches nothing ahead
                 result = self._decode("off", 0, remaining=remaining)
-                yield StepCost("off", 1, 0, result.seconds) if remaining == 2 else None
+                yield StepCost("off", self.rows, 0, result.seconds) if remaining == 2 else None
             return
         for _ in range(runs):
-            yield from self._catch_up()
+            yield from self.catch_up()
             result = self._decode(method, drafts)
-            drafted = result.outcomes[0].drafted if result.outcomes else 0
+            drafted = max((outcome.drafted for outcome in result.outcomes), default=0)
             if not drafted:
                 return
             draft_seconds = result.parts.draft_seconds if result.parts else 0.0
-            yield StepCost(method, 1, drafted, result.seconds - draft_seconds, draft_seconds)
+            yield StepCost(method, self.rows, drafted, result.seconds - draft_seconds, draft_seconds)
 
-    def _catch_up(self) -> Iterator[None]:
-        """Prefill everything but the last token."""
-        while len(self._tokens) - self._computed > 1:
-            self._prefill(self._engine.limits.prefill_chunk_tokens)
+    def catch_up(self) -> Iterator[None]:
+        """Prefill everything but the last tokens."""
+        while any(len(tokens) - self._computed[name] > 1 for name, tokens in self._tokens.items()):
+            self._prefill(self.limits.prefill_chunk_tokens)
             yield None
 
     def _prefill(self, most: int) -> None:
-        most = min(most, self._engine.limits.prefill_chunk_tokens)
-        end = min(len(self._tokens) - 1, self._computed + most)
-        self._engine.step(PrefillStep((PrefillRow(REQUEST_ID, self._tokens, self._computed, end),)))
-        self._computed = end
+        most = min(most, self.limits.prefill_chunk_tokens)
+        ends = {name: min(len(tokens) - 1, self._computed[name] + most) for name, tokens in self._tokens.items()}
+        rows = tuple(
+            PrefillRow(name, self._tokens[name], self._computed[name], end)
+            for name, end in ends.items()
+            if end > self._computed[name]
+        )
+        self._engine.step(PrefillStep(rows))
+        self._computed.update(ends)
 
     def _decode(self, method: str, drafts: int, *, remaining: int | None = None) -> StepResult:
-        row = DecodeRow(
-            sequence_id=REQUEST_ID,
-            tokens=self._tokens,
-            prompt_length=len(self._tokens),
-            computed=self._computed,
-            remaining=remaining or drafts + 1,
-            method=method,
-            num_draft_tokens=drafts,
+        rows = tuple(
+            DecodeRow(
+                sequence_id=name,
+                tokens=tokens,
+                prompt_length=len(tokens),
+                computed=self._computed[name],
+                remaining=remaining or drafts + 1,
+                method=method,
+                num_draft_tokens=drafts,
+            )
+            for name, tokens in self._tokens.items()
         )
-        result = self._engine.step(DecodeStep((row,), timed=True))
-        for outcome in result.outcomes:
-            for _ in outcome.emitted:
-                self._tokens.append(_token(len(self._tokens)))
-            self._computed = outcome.computed
+        result = self._engine.step(DecodeStep(rows, timed=True))
+        for row, outcome in enumerate(result.outcomes):
+            tokens = self._tokens[outcome.sequence_id]
+            tokens += [_token(len(tokens) + row + place) for place in range(len(outcome.emitted))]
+            self._computed[outcome.sequence_id] = outcome.computed
         return result
 
 
@@ -204,6 +254,7 @@ class _KeptCosts(msgspec.Struct, frozen=True):
 
     key: list[str]
     costs: list[StepCost]
+    version: int = 1
 
 
 class CostFiles:
@@ -228,6 +279,9 @@ class CostFiles:
         except (ModelUnavailable, msgspec.ValidationError) as error:
             _logger.warning("%s is ignored and will be replaced: %s", path.name, error)
             return ()
+        if kept.version != FILE_VERSION:
+            _logger.info("%s is of another version and will be measured anew", path.name)
+            return ()
         if kept.key != self._key(spec) or len(kept.costs) > MAX_COSTS or not all(map(_is_sound, kept.costs)):
             _logger.warning("%s is ignored and will be replaced: it does not fit", path.name)
             return ()
@@ -243,7 +297,7 @@ class CostFiles:
         rounded = [
             replace(each, seconds=round(each.seconds, 7), draft_seconds=round(each.draft_seconds, 7)) for each in costs
         ]
-        content: Any = _KeptCosts(self._key(spec), rounded)
+        content: Any = _KeptCosts(self._key(spec), rounded, FILE_VERSION)
         try:
             write_privately(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
         except OSError as error:
@@ -251,7 +305,8 @@ class CostFiles:
 
     def warm_up(self, engine: EnginePort, spec: ModelSpecification) -> WarmUpSteps:
         """The warm-up of a pool: what was measured once on this machine is not measured again."""
-        measured = yield from warm_up(engine, known=self.recall(spec))
+        rows = min(BATCH_ROWS, engine.limits.max_rows) if spec.policy == "auto" else 1
+        measured = yield from warm_up(engine, known=self.recall(spec), rows=rows)
         self.keep(spec, measured)
         return measured
 
@@ -268,4 +323,8 @@ class CostFiles:
 
 def _is_sound(cost: StepCost) -> bool:
     times = (cost.seconds, cost.draft_seconds)
-    return cost.rows > 0 and cost.drafts >= 0 and all(math.isfinite(time) and 0 <= time < 3600 for time in times)
+    return (
+        cost.rows > 0
+        and min(cost.drafts, cost.context_tokens) >= 0
+        and all(math.isfinite(time) and 0 <= time < 3600 for time in times)
+    )

@@ -42,58 +42,71 @@ class TimedEngine:
     context: int = 4_096
     carries: bool = False
     now: float = 0.0
-    cached: int = 0
-    open: bool = False
-    shapes: list[tuple[str, int]] = field(default_factory=list)
+    cached: dict[str, int] = field(default_factory=dict)
+    fed: list[int] = field(default_factory=list)
+    cheap_tokens: tuple[int, ...] = ()
+    shapes: list[tuple[str, int] | tuple[str, int, int]] = field(default_factory=list)
     measured: Sequence[StepCost] = ()
 
     @property
     def limits(self) -> EngineLimits:
-        return EngineLimits(self.context, 4, prefill_chunk_tokens=32, drafters=tuple(self.drafters))
+        return EngineLimits(
+            self.context, 4, prefill_chunk_tokens=32, drafters=tuple(self.drafters), cheap_tokens=self.cheap_tokens
+        )
 
     def clock(self) -> float:
         return self.now
 
     def admit(self, request: Request) -> int:
-        assert request.id == REQUEST_ID
-        assert not self.open
-        self.open = True
+        assert request.id.startswith(REQUEST_ID)
+        assert request.id not in self.cached
+        self.cached[request.id] = 0
         return 0
 
     def step(self, plan: StepPlan) -> StepResult:
-        (row,) = plan.rows
-        assert row.sequence_id == REQUEST_ID
         if isinstance(plan, PrefillStep):
-            assert row.start == self.cached < row.end < len(row.tokens)
-            self.cached = row.end
-            self.now += self.plain_seconds
-            return StepResult(prefilled=((REQUEST_ID, row.end),))
+            for row in plan.rows:
+                assert row.start == self.cached[row.sequence_id] < row.end < len(row.tokens)
+                self.cached[row.sequence_id] = row.end
+                self.fed += row.tokens[row.start : row.end]
+            columns = sum(row.end - row.start for row in plan.rows) - 1
+            self.now += self.plain_seconds + columns * self.column_seconds
+            return StepResult(prefilled=tuple((row.sequence_id, row.end) for row in plan.rows))
         assert isinstance(plan, DecodeStep)
         assert plan.timed
-        assert row.computed == self.cached == len(row.tokens) - 1
+        return self._decode(plan)
+
+    def _decode(self, plan: DecodeStep) -> StepResult:
+        rows, row = len(plan.rows), plan.rows[0]
+        assert [each.sequence_id for each in plan.rows] == list(self.cached)
+        assert all(each.computed == self.cached[each.sequence_id] == len(each.tokens) - 1 for each in plan.rows)
+        assert {(each.method, each.num_draft_tokens) for each in plan.rows} == {(row.method, row.num_draft_tokens)}
         drafted = min(row.num_draft_tokens, self.block)
-        self.shapes.append((row.method, row.num_draft_tokens))
+        self.shapes.append(
+            (row.method, row.num_draft_tokens) if rows == 1 else (row.method, row.num_draft_tokens, rows)
+        )
         first = self.shapes.count(self.shapes[-1]) == 1
         drafting = drafted * self.drafters.get(row.method, 0.0)
-        seconds = self.plain_seconds + drafted * self.column_seconds + drafting + (0.5 if first else 0.0)
+        columns = rows * (1 + drafted) - 1
+        seconds = self.plain_seconds + columns * self.column_seconds + drafting + (0.5 if first else 0.0)
         self.now += seconds
-        kept = 0 if self.carries and drafted else 1
-        self.cached += kept
-        outcome = RowOutcome(REQUEST_ID, (1,), self.cached, drafted, 0, method=row.method)
-        return StepResult((outcome,), seconds=seconds, width=1 + drafted, parts=Parts(drafting) if drafted else None)
+        self.cached = {name: count + (not (self.carries and drafted)) for name, count in self.cached.items()}
+        outcomes = (RowOutcome(name, (1,), count, drafted, 0, method=row.method) for name, count in self.cached.items())
+        parts = Parts(drafting) if drafted else None
+        return StepResult(tuple(outcomes), seconds=seconds, width=1 + drafted, parts=parts)
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
-        assert (request_id, tuple(tokens)) == (REQUEST_ID, ())
-        self.open = False
+        assert tokens == ()
+        del self.cached[request_id]
 
 
-def run(engine: TimedEngine, known: Sequence[StepCost] = ()) -> tuple[StepCost, ...]:
-    steps = warm_up(engine, known=known, clock=lambda: engine.now - 0.5 * len(set(engine.shapes)))
+def run(engine: TimedEngine, known: Sequence[StepCost] = (), *, rows: int = 1) -> tuple[StepCost, ...]:
+    steps = warm_up(engine, known=known, rows=rows, clock=lambda: engine.now - 0.5 * len(set(engine.shapes)))
     while True:
         try:
             phase, fraction = next(steps)
         except StopIteration as finished:
-            assert not engine.open
+            assert not engine.cached, "nothing is left behind"
             costs: tuple[StepCost, ...] = finished.value
             return costs
         assert phase == PHASE
@@ -149,6 +162,55 @@ def test_what_a_busy_machine_made_dear_is_corrected_by_the_next_load() -> None:
     assert plain.seconds == pytest.approx(0.02)
     assert five.seconds < 0.6, "it ran once, however long that took"
     assert batch.seconds == 0.9
+
+
+def test_what_requests_taught_is_never_overwritten_by_a_cheaper_warm_up() -> None:
+    known = (
+        StepCost("off", 1, 0, 0.9, is_learnt=True),
+        StepCost("ngram", 1, 5, 0.9, 0.01, is_learnt=True),
+        StepCost("off", 1, 0, 1.8, context_tokens=8_192, is_learnt=True),
+    )
+    engine = TimedEngine()
+    assert run(engine, known) == known
+    assert ("ngram", 5) in engine.shapes, "but its kernels are warm"
+
+
+def test_where_batches_may_draft_one_of_them_is_measured_too() -> None:
+    engine = TimedEngine()
+    costs = {(cost.method, cost.rows, cost.drafts): cost.seconds for cost in run(engine, rows=4)}
+    assert {rows for _, rows, _ in costs} == {1, 4}
+    assert costs["off", 4, 0] == pytest.approx(0.023)
+    assert {drafts for method, rows, drafts in costs if (method, rows) == ("ngram", 4)} >= set(DRAFT_LENGTHS[:-1])
+    assert costs["ngram", 4, 7] == pytest.approx(0.02 + 31 * 0.001)
+
+
+def test_the_batch_is_measured_when_it_was_not_before_and_what_is_known_stays() -> None:
+    known = (StepCost("off", 1, 0, 0.02), StepCost("ngram", 1, 1, 0.021))
+    costs = run(TimedEngine(), known, rows=4)
+    assert costs[:2] == known
+    assert {cost.rows for cost in costs[2:]} == {4}
+    assert len(costs) > 8
+
+
+def test_the_lengths_of_the_chip_are_measured() -> None:
+    costs = run(TimedEngine(cheap_tokens=(2, 3, 5, 10, 16, 32)), rows=4)
+    lengths = {rows: sorted({cost.drafts for cost in costs if cost.rows == rows and cost.drafts}) for rows in (1, 4)}
+    assert lengths == {1: [1, 2, 4, 9, 15], 4: [1, 3, 7]}
+
+
+def test_a_verify_sees_no_token_twice_so_that_experts_are_not_thought_to_be_shared() -> None:
+    engine = TimedEngine()
+    run(engine)
+    prompt = engine.fed[:47]
+    assert all(len(set(prompt[start : start + 16])) == 16 for start in range(32))
+    assert prompt[20:40] == prompt[:20], "and prompt lookup finds something"
+
+
+def test_a_large_model_gets_the_time_to_measure_the_lengths_that_decide() -> None:
+    engine = TimedEngine(plain_seconds=0.08, column_seconds=0.015, drafters={"draft_model": 0.01, "ngram": 0.0})
+    costs = run(engine)
+    assert sorted(cost.drafts for cost in costs if cost.method == "ngram") == list(DRAFT_LENGTHS)
+    assert 2.0 < engine.now - 0.5 * len(set(engine.shapes)) < 6.5
 
 
 def warming(world: World, steps: Callable[[], Iterator[tuple[str, float]]]) -> EnginePool:
@@ -233,7 +295,7 @@ def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family
         load=load_unit,
         open_engine=open_engine,
         estimate=memory.footprint,
-        warm_up=lambda engine, _spec: warm_up(engine, budget_seconds=100.0),
+        warm_up=lambda engine, _spec: warm_up(engine, rows=2, budget_seconds=100.0),
     )
     pool.acquire(spec)
     events = drain(pool)
@@ -245,6 +307,7 @@ def test_a_real_engine_is_measured_and_as_empty_as_before(tmp_path: Path, family
     assert mx.get_cache_memory() == 0
     methods = {(cost.method, cost.drafts) for cost in engine.measured}
     assert {("off", 0), ("draft_model", 1), ("draft_model", 15), ("ngram", 7)} <= methods
+    assert {("off", 0), ("ngram", 7)} <= {(cost.method, cost.drafts) for cost in engine.measured if cost.rows == 2}
     assert all(cost.seconds > 0 for cost in engine.measured)
     assert CostTable(engine.measured).knows_plain(1, 2)
     pool.release(family)

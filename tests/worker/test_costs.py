@@ -56,6 +56,24 @@ def test_settings_of_the_scheduler_do_not_change_what_steps_cost(files: CostFile
     assert files.recall(msgspec.structs.replace(SPEC, policy="auto", queue_limit=1)) == COSTS
 
 
+def test_what_an_older_version_measured_is_measured_anew(files: CostFiles, tmp_path: Path) -> None:
+    files.keep(SPEC, COSTS)
+    path = only_file(tmp_path)
+    kept = msgspec.json.decode(path.read_bytes())
+    assert kept.pop("version") == 2
+    path.write_bytes(msgspec.json.encode(kept))
+    again = CostFiles(path.parent, MACHINE)
+    assert again.recall(SPEC) == ()
+    again.keep(SPEC, COSTS)
+    assert again.recall(SPEC) == COSTS
+
+
+def test_contexts_and_what_requests_taught_are_kept(files: CostFiles, tmp_path: Path) -> None:
+    costs = (*COSTS, StepCost("off", 1, 0, 0.05, context_tokens=8_192, is_learnt=True))
+    files.keep(SPEC, costs)
+    assert CostFiles(tmp_path / "home" / "costs", MACHINE).recall(SPEC) == costs
+
+
 @pytest.mark.parametrize(
     "content",
     [
