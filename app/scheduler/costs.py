@@ -5,7 +5,7 @@ Measured points, never a formula: kernels change at certain widths, and one draf
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean
@@ -28,10 +28,6 @@ NOISE = 0.04
 """What is measured has to differ by more to change anything: a curve that is drawn, a decision."""
 BEYOND, UNKNOWN_SLOPE = 0.5, 0.02
 """Beyond the last measured width this part of the slope so far is believed, at least so many plain steps a column."""
-
-
-Part = int | str
-"""Of a step that a context slows down: a forward by its class of widths, drafting by its method."""
 
 
 class Shape(NamedTuple):
@@ -122,8 +118,10 @@ class CostTable:
         self._forwards: dict[Shape, _Cost] = {}
         """In a context that costs next to nothing."""
         self._drafts: dict[Shape, _Cost] = {}
-        self._slowdowns: dict[tuple[int, Part], _Cost] = {}
-        """Of longer contexts, by how often they doubled."""
+        self._extras: dict[tuple[int, int], _Cost] = {}
+        """What longer contexts add to a forward for each row, by how often they doubled and by its class of widths."""
+        self._slowdowns: dict[tuple[int, str], _Cost] = {}
+        """What they multiply drafting by, by method."""
         self._seen: set[Shape] = set()
         self._learnt: set[Shape] = set()
         self._previous = ""
@@ -140,12 +138,11 @@ class CostTable:
         shape, doublings = Shape(cost.method, cost.rows, cost.drafts), _doublings(cost.context_tokens)
         if doublings:
             short = self.curves(shape.method, shape.rows)
-            for part, seconds, usual in (
-                (_width(shape.drafts), cost.seconds, short.forward.at(shape.drafts)),
-                (shape.method, cost.draft_seconds, short.drafting.at(shape.drafts)),
-            ):
-                if seconds > 0 and usual > 0:
-                    self._slowdowns[doublings, part] = _Cost(seconds / usual, 1.0)
+            if cost.seconds > 0:
+                extra = (cost.seconds - short.forward.at(shape.drafts)) / shape.rows
+                self._extras[doublings, _width(shape.drafts)] = _Cost(extra, 1.0)
+            if cost.draft_seconds > 0 and (usual := short.drafting.at(shape.drafts)) > 0:
+                self._slowdowns[doublings, shape.method] = _Cost(cost.draft_seconds / usual, 1.0)
             return
         self._seen.add(shape)
         self._learnt |= {shape} if cost.is_learnt else set()
@@ -161,18 +158,19 @@ class CostTable:
             for shape in sorted({*self._forwards, *self._drafts})
             for forward, drafting in [(self._forwards.get(shape, unknown), self._drafts.get(shape, unknown))]
         ]
-        return (*short, *(self._in_context(*key, cost.value) for key, cost in sorted(self._slowdowns.items(), key=str)))
+        return (*short, *self._in_contexts())
 
-    def _in_context(self, doublings: int, part: Part, slowdown: float) -> StepCost:
-        """What a slowdown means for one shape."""
-        context = SHORT_TOKENS << (doublings - 1)
-        if isinstance(part, str):
-            drafts = max((shape.drafts for shape in self._drafts if shape[:2] == (part, 1)), default=1)
-            drafting = slowdown * self.curves(part, 1).drafting.at(drafts)
-            return StepCost(part, 1, drafts, 0.0, drafting, context_tokens=context, is_learnt=True)
-        drafts = (1 << part) - 1
-        seconds = slowdown * self.curves(PLAIN, 1).forward.at(drafts)
-        return StepCost(PLAIN, 1, drafts, seconds, context_tokens=context, is_learnt=True)
+    def _in_contexts(self) -> Iterator[StepCost]:
+        """What longer contexts do to one shape of each class, and to the drafting of one row."""
+        for (doublings, width), extra in sorted(self._extras.items()):
+            drafts, context = (1 << width) - 1, SHORT_TOKENS << (doublings - 1)
+            seconds = self.curves(PLAIN, 1).forward.at(drafts) + extra.value
+            yield StepCost(PLAIN, 1, drafts, seconds, context_tokens=context, is_learnt=True)
+        for (doublings, method), slowdown in sorted(self._slowdowns.items()):
+            drafts = max((shape.drafts for shape in self._drafts if shape[:2] == (method, 1)), default=1)
+            seconds = slowdown.value * self.curves(method, 1).drafting.at(drafts)
+            context = SHORT_TOKENS << (doublings - 1)
+            yield StepCost(method, 1, drafts, 0.0, seconds, context_tokens=context, is_learnt=True)
 
     def observe(self, shape: Shape, *, seconds: float, draft_seconds: float | None, context: int = 0) -> None:
         """Learn one step; `draft_seconds` None: they were not timed, what is known of them is taken off.
@@ -187,53 +185,75 @@ class CostTable:
         self._seen.add(shape)
         if seconds <= 0:
             return
-        doublings, known = _doublings(context), self._forwards.get(shape)
-        short, here = self.curves(shape.method, shape.rows), self.curves(shape.method, shape.rows, context)
-        expected, drafting = short.forward.at(shape.drafts), here.drafting.at(shape.drafts)
+        doublings, drafting = (
+            _doublings(context),
+            self.curves(shape.method, shape.rows, context).drafting.at(shape.drafts),
+        )
         if draft_seconds is not None and shape.drafts and (warm or not drafting):
             drafting = draft_seconds
-            slowdown = self._slow(doublings, shape.method, draft_seconds, self._drafts.get(shape))
-            self._learn(self._drafts.setdefault(shape, _Cost(draft_seconds / slowdown, 1.0)), draft_seconds / slowdown)
+            self._learn_drafting(shape, doublings, draft_seconds)
         if warm:
-            forward = seconds - drafting
-            slowdown = self._slow(doublings, _width(shape.drafts), forward, known)
-            forward /= slowdown
-            # The first sample of a shape counts as much as what was expected of it.
-            first = _Cost(expected if self._forwards else forward, 1.0)
-            origin = self._learn(self._forwards.setdefault(shape, first), forward).origin
-            self._learnt.add(shape)
-            if origin:
-                self._pace.learn(min(4.0, max(0.25, forward / origin)), MEMORY)
+            self._learn_forward(shape, doublings, seconds - drafting)
 
-    def _slow(self, doublings: int, part: Part, seconds: float, usual: _Cost | None) -> float:
-        """How much such a context slows that part of a step down, now that this one was seen beside the usual."""
-        believed = self._slowdown(doublings, part)
-        if doublings and usual and usual.value > 0 and seconds > 0:
+    def _learn_drafting(self, shape: Shape, doublings: int, seconds: float) -> None:
+        slowdown, known = self._slowdown(doublings, shape.method), self._drafts.get(shape)
+        if doublings and known and known.value > 0:
             # The first sample is believed, lest the shape in a short context be blamed for the rest of it.
-            sample = min(4 * believed, max(believed / 4, seconds / usual.value))
-            return self._learn(self._slowdowns.setdefault((doublings, part), _Cost(sample)), sample).value
-        return believed
+            sample = min(16 * slowdown, max(slowdown / 16, seconds / known.value))
+            slowdown = self._learn(self._slowdowns.setdefault((doublings, shape.method), _Cost(sample)), sample).value
+        seconds /= slowdown
+        self._learn(self._drafts.setdefault(shape, _Cost(seconds, 1.0)), seconds)
 
-    def _slowdown(self, doublings: int, part: Part) -> float:
-        """Where nobody knows: as forwards of another width, the narrower first, by what they differed in when the
-        context was shorter; else as when it was shorter."""
+    def _learn_forward(self, shape: Shape, doublings: int, seconds: float) -> None:
+        width, known = _width(shape.drafts), self._forwards.get(shape)
+        if doublings and known:
+            usual = known.value
+            # The first sample is believed, lest the shape in a short context be blamed for the rest of it.
+            believed, key = usual + shape.rows * self._extra(doublings, width), (doublings, width)
+            most = 2 if key in self._extras else 4
+            sample = (min(most * believed, max(believed / most, seconds)) - usual) / shape.rows
+            cost = self._extras.setdefault(key, _Cost(sample))
+            cost.learn(sample, MEMORY)
+            self._draw(cost, usual)
+            # What is left over is noise of the whole step: the shape gets its share of it.
+            seconds *= usual / max(usual / 2, usual + shape.rows * cost.value)
+        else:
+            seconds -= shape.rows * self._extra(doublings, width)
+        # The first sample of a shape counts as much as what was expected of it.
+        expected = self.curves(shape.method, shape.rows).forward.at(shape.drafts) if self._forwards else seconds
+        origin = self._learn(self._forwards.setdefault(shape, _Cost(expected, 1.0)), seconds).origin
+        self._learnt.add(shape)
+        if origin:
+            self._pace.learn(min(4.0, max(0.25, seconds / origin)), MEMORY)
+
+    def _slowdown(self, doublings: int, method: str) -> float:
+        """Where nobody knows: as when the context was shorter."""
         if not doublings:
             return 1.0
-        if (doublings, part) in self._slowdowns:
-            return self._slowdowns[doublings, part].value
-        shorter = self._slowdown(doublings - 1, part)
-        if isinstance(part, str):
-            return shorter
-        widths = (width for length, width in self._slowdowns if length == doublings and isinstance(width, int))
-        near = min(widths, key=lambda width: (width > part, abs(width - part)), default=None)
-        if near is None:
-            return shorter
-        return self._slowdowns[doublings, near].value * shorter / self._slowdown(doublings - 1, near)
+        known = self._slowdowns.get((doublings, method))
+        return known.value if known else self._slowdown(doublings - 1, method)
 
-    def must_time(self, method: str, *, rows: int, drafts: int) -> bool:
-        """Whether the next drafting should be timed: it was not for long, or too little is known to interpolate."""
-        known = [shape.drafts for shape in self._drafts if shape[:2] == (method, rows)]
-        return self._untimed >= INTERVAL_STEPS or (len(known) < 2 and drafts not in known)
+    def _extra(self, doublings: int, width: int) -> float:
+        """Where nobody knows: as much as for another width, the narrower first, by what they differed in when the
+        context was shorter; else twice what half of it adds."""
+        if not doublings:
+            return 0.0
+        if (doublings, width) in self._extras:
+            return self._extras[doublings, width].value
+        shorter = self._extra(doublings - 1, width)
+        widths = (each for length, each in self._extras if length == doublings)
+        near = min(widths, key=lambda each: (each > width, abs(each - width)), default=None)
+        if near is None:
+            return (1 + ((doublings - 1, width) in self._extras)) * shorter
+        known, usual = self._extras[doublings, near].value, self._extra(doublings - 1, near)
+        return known * min(4.0, max(1.0, shorter / usual)) if usual > 0 and near < width else known
+
+    def must_time(self, method: str, *, rows: int, drafts: int, context: int = 0) -> bool:
+        """Whether the next drafting should be timed: it was not for long, never behind such a context, or too little is
+        known to interpolate."""
+        known, doublings = [shape.drafts for shape in self._drafts if shape[:2] == (method, rows)], _doublings(context)
+        is_new = doublings > 0 and (doublings, method) not in self._slowdowns
+        return self._untimed >= INTERVAL_STEPS or is_new or (len(known) < 2 and drafts not in known)
 
     def knows_plain(self, rows: int, samples: int) -> bool:
         """Whether plain steps of that many rows were measured here so often, or before this model was loaded."""
@@ -242,8 +262,8 @@ class CostTable:
 
     def knows_context(self, context: int) -> bool:
         """Whether plain steps behind about so many tokens were seen, or nothing says that they take longer there."""
-        slowed = {part: cost.value for (length, part), cost in self._slowdowns.items() if length == _doublings(context)}
-        return 0 in slowed or max(slowed.values(), default=1.0) < 1 + NOISE
+        extras = {width: cost.value for (length, width), cost in self._extras.items() if length == _doublings(context)}
+        return 0 in extras or max(extras.values(), default=0.0) < NOISE * self.curves(PLAIN, 1).plain
 
     def curves(self, method: str, rows: int, context: int = 0) -> Curves:
         """What is known, drawn as curves. That costs more than a step should, so they are believed for a while."""
@@ -251,7 +271,8 @@ class CostTable:
         if (method, rows, doublings) not in self._drawn:
             # Forwards of this method, else of others, else of as many tokens of one row.
             points = self._points(method, rows)
-            slowed = {drafts: self._slowdown(doublings, _width(drafts)) * points[drafts] for drafts in points}
+            extras = {drafts: rows * self._extra(doublings, _width(drafts)) for drafts in points}
+            slowed = {drafts: max(seconds / 2, seconds + extras[drafts]) for drafts, seconds in points.items()}
             forward = Curve.through(slowed, beyond=BEYOND, steps=bool(self._cheap_tokens))
             plain = forward.at(0) if method == PLAIN else self.curves(PLAIN, rows, context).plain
             drafting = self._drafting(method, rows, self._slowdown(doublings, method))
@@ -297,8 +318,12 @@ class CostTable:
 
     def _learn(self, cost: _Cost, sample: float) -> _Cost:
         cost.learn(min(max(sample, cost.value / 2), 2 * cost.value), MEMORY)  # no outlier (a pause) moves it by much
+        return self._draw(cost, 0.0)
+
+    def _draw(self, cost: _Cost, beside: float) -> _Cost:
+        """Curves are drawn anew where a cost, with what stands `beside` it, differs from what they show."""
         cost.step = self._step
-        if abs(cost.value - cost.drawn) > NOISE * cost.drawn or self._step % (STALE_STEPS // 8) == 0:
+        if abs(cost.value - cost.drawn) > NOISE * (cost.drawn + beside) or self._step % (STALE_STEPS // 8) == 0:
             cost.drawn = cost.value
             self.version += 1
             self._drawn.clear()

@@ -114,7 +114,8 @@ class Governor:
         self.costs = CostTable(measured, cheap_tokens=cheap_tokens)
         self._history = AcceptanceHistory()
         self._offering: set[str] = set()
-        self._reading = defaultdict[str, Average](lambda: Average(0.0))
+        self._reading = defaultdict[str, tuple[Average, Average]](lambda: (Average(0.0), Average(0.0)))
+        """Of each method: what reading took (in plain steps), and of how many tokens: long ones tell more."""
         self._memo: tuple[object, _Judgement] | None = None
         self._speakers: set[str] = set()
         self._current: dict[tuple[str, ...], Option] = {}
@@ -128,7 +129,8 @@ class Governor:
         estimates, option, rival, trials = self._judged(rows, drafting, methods)
         self._welcome(rows, drafting)
         # A trial tells about all its rows, so a batch needs fewer.
-        self._credit_steps = min(CREDIT_STEPS, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
+        most = max(CREDIT_STEPS, min((loss for loss, _ in trials), default=0.0))
+        self._credit_steps = min(most, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
         kind, refusal = "draft", NO_REASON
         context = max(row.context_tokens for row in drafting)
         if self._measures(estimates[option].rate / estimates[OFF].rate, known=self.costs.knows_context(context)):
@@ -148,7 +150,8 @@ class Governor:
         if unread and step.seconds:
             curves = self.costs.curves(step.widest.method, step.rows, step.context_tokens)
             steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
-            self._reading[step.widest.method].learn(steps / unread, MEMORY)
+            for average, sample in zip(self._reading[step.widest.method], (steps, float(unread)), strict=True):
+                average.learn(sample, MEMORY)
         self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
         widest, trial, self._trial = step.widest, self._trial, None
         if trial and widest.asked:  # else it only delivered an earlier forward, and the trial is still to come
@@ -180,7 +183,7 @@ class Governor:
         new = {row.request_id for row in drafting} - self._speakers
         if new:
             self._speakers |= new
-            self._credit_steps = CREDIT_STEPS
+            self._credit_steps = max(self._credit_steps, min(CREDIT_STEPS, self._credit_steps + CREDIT_STEPS))
             if not any(self.costs.knows_plain(each, PLAIN_STEPS - 1) for each in (1, rows)):
                 self._measuring_steps = PLAIN_STEPS
 
@@ -196,7 +199,10 @@ class Governor:
 
     def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
         """Judged anew only where something changed: plain steps in a row cost the host next to nothing."""
-        seen = tuple((row.request_id, row.sureness, row.most_drafts, *row.offered.values()) for row in drafting)
+        seen = tuple(
+            (row.request_id, row.request_id in self._speakers, row.sureness, row.most_drafts, *row.offered.values())
+            for row in drafting
+        )
         context = max(row.context_tokens for row in drafting)
         key = (rows, methods, seen, context // INTERVAL_STEPS, self.costs.version)
         if not self._memo or self._memo[0] != key:
@@ -207,6 +213,8 @@ class Governor:
     def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
         self._offering |= {name for row in drafting for name in row.offered}
         estimates = {OFF: _Estimate(rows, rows)}
+        # Before the target said anything nobody knows what kind of text it is: no more than the credit is risked.
+        is_new = not any(row.request_id in self._speakers for row in drafting)
         for method in methods:
             limit = self._longest.get(method, LONGEST_DRAFT)
             none = Offer() if method in self._offering else None
@@ -225,8 +233,11 @@ class Governor:
                 first += (tokens[1] - 1) / len(drafting)
                 unread += self._history.unread(method, row)
             curves = self.costs.curves(method, rows, max(row.context_tokens for row in drafting))
-            reading = max(0.0, self._reading[method].value) * unread
+            taken, tokens_read = self._reading[method]
+            reading = max(0.0, taken.value) / max(1.0, tokens_read.value) * unread
             for option in _options(method, max(limits), draft_lengths(self._cheap_tokens, rows)):
+                if is_new and curves.cycle(option.num_draft_tokens)[0] > 1 + CREDIT_STEPS:
+                    continue
                 likely = hoped = float(rows - len(drafting))
                 length = option.num_draft_tokens
                 for tokens, doubt, most in beliefs:

@@ -114,7 +114,10 @@ class Speculation:
         widest = max(rows, key=lambda row: row.num_draft_tokens)
         if not widest.num_draft_tokens:
             return False
-        return self._governor.costs.must_time(widest.method, rows=len(rows), drafts=widest.num_draft_tokens)
+        context = max(len(row.tokens) for row in rows)
+        return self._governor.costs.must_time(
+            widest.method, rows=len(rows), drafts=widest.num_draft_tokens, context=context
+        )
 
     def observe(self, planned: Mapping[str, DecodeRow], running: Mapping[str, Sequence], result: StepResult) -> Parts:
         """Learn from a step. The answer: where its seconds went."""

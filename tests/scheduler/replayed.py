@@ -11,9 +11,9 @@ from functools import cache
 from math import exp, sqrt
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from app.core.draft_lengths import DRAFT_LENGTHS
+from app.core.draft_lengths import LONGEST_DRAFT, draft_lengths
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
@@ -53,24 +53,41 @@ def recorded() -> dict[str, Any]:
     return found
 
 
+class Step(NamedTuple):
+    """One decode step, as far as its price goes. `drafts` -1: a plain one that nothing was launched ahead of; None: it
+    only delivered an earlier one. `unread`: tokens that its drafter had missed."""
+
+    method: str
+    rows: int
+    drafts: int | None
+    context: int
+    unread: int = 0
+
+
+class Pricing(Protocol):
+    """What steps cost somewhere."""
+
+    def of(self, step: Step) -> tuple[float, float]:
+        """Seconds of the drafting, and of the rest."""
+
+
 class Prices:
-    """Seconds of the steps of one model, joined by lines."""
+    """Of one model on the CPU where it was recorded, joined by lines. A long context slows down whatever runs."""
 
     def __init__(self, model: Mapping[str, Any]) -> None:
-        self.reading: Mapping[str, float] = model["reading"]
+        self._reading: Mapping[str, float] = model["reading"]
         self._points: dict[tuple[str, int], dict[int, tuple[float, float]]] = {}
         for method, rows, drafts, seconds, draft_seconds in model["steps"]:
             self._points.setdefault((method, rows), {})[drafts] = (seconds, draft_seconds)
 
-    def plain(self, rows: int, *, alone: bool = False) -> float:
-        """Of one in a run, or of one that nothing was launched ahead of."""
-        return self._points["off", self._rows("off", rows)][-1 if alone else 0][0]
-
-    def forward(self, method: str, rows: int, drafts: int) -> float:
-        return self._between(method, rows, drafts, 0)
-
-    def drafting(self, method: str, rows: int, drafts: int) -> float:
-        return self._between(method, rows, drafts, 1)
+    def of(self, step: Step) -> tuple[float, float]:
+        slowness = 1 + SLOWDOWN * step.context
+        if step.drafts is None:
+            return 0.0, slowness * DELIVERY_SECONDS
+        if step.drafts <= 0:
+            return 0.0, slowness * self._points["off", self._rows("off", step.rows)][step.drafts][0]
+        drafting = self._between(step.method, step.rows, step.drafts, 1) + self._reading[step.method] * step.unread
+        return slowness * drafting, slowness * self._between(step.method, step.rows, step.drafts, 0)
 
     def _rows(self, method: str, rows: int) -> int:
         return min((known for name, known in self._points if name == method), key=lambda known: abs(known - rows))
@@ -86,36 +103,36 @@ class Prices:
 
 @dataclass
 class TraceEngine:
-    """`seconds` adds up what the steps cost without noise; `requests` are those that run, as recorded."""
+    """`steps` are those that ran, `seconds` what they cost without noise; `requests` are those that run, as recorded.
+    Of every prompt, `prefix_tokens` were read before by all."""
 
     model: Mapping[str, Any]
     chance: random.Random | None = None
+    prices: Pricing = None  # type: ignore[assignment] - the recorded ones, then
+    cheap_tokens: tuple[int, ...] = ()
+    prefix_tokens: int = 0
     seconds: float = 0.0
+    steps: list[Step] = field(default_factory=list)
     requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.prices = Prices(self.model)
+        self.prices = self.prices or Prices(self.model)
         longest, drafters = self.model["longest"], tuple(self.model["drafters"])
-        self.limits = EngineLimits(8_192, 8, drafters=drafters, longest_drafts=longest)
+        self.limits = EngineLimits(65_536, 8, drafters=drafters, longest_drafts=longest, cheap_tokens=self.cheap_tokens)
         self._ahead: set[str] = set()
         self._read: dict[tuple[str, str], int] = {}
-        self._drift, self._slowness = 0.0, 1.0
+        self._drift = 0.0
 
-    def measured(self) -> tuple[StepCost, ...]:
-        """What a load would have found out about one row."""
-        shapes = [("off", 0)]
+    def measured(self, rows: int = 1) -> tuple[StepCost, ...]:
+        """What a load would have found out about a batch."""
+        shapes, lengths = [("off", 0)], draft_lengths(self.cheap_tokens, rows)
         for method in self.limits.drafters:
-            longest = self.limits.longest_drafts.get(method, DRAFT_LENGTHS[-1])
-            shapes += [(method, length) for length in (DRAFT_LENGTHS if method == "ngram" else (1, longest))]
+            longest = self.limits.longest_drafts.get(method, LONGEST_DRAFT)
+            shapes += [(method, length) for length in (lengths if method == "ngram" else (1, longest))]
+        steps = [(method, drafts, self.prices.of(Step(method, rows, drafts, 0))) for method, drafts in shapes]
         return tuple(
-            StepCost(
-                method,
-                1,
-                drafts,
-                self._noisy(self.prices.forward(method, 1, drafts) if drafts else self.prices.plain(1)),
-                self._noisy(self.prices.drafting(method, 1, drafts)) if drafts else 0.0,
-            )
-            for method, drafts in shapes
+            StepCost(method, rows, drafts, self._noisy(rest), self._noisy(drafting) if drafts else 0.0)
+            for method, drafts, (drafting, rest) in steps
         )
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -131,22 +148,24 @@ class TraceEngine:
 
     def _decode(self, plan: DecodeStep) -> StepResult:
         rows = plan.rows
-        self._slowness = 1 + SLOWDOWN * max(len(row.tokens) for row in rows)
+        context = max(len(row.tokens) for row in rows)
         if self._ahead:
             delivered = [row for row in rows if row.sequence_id in self._ahead]
             self._ahead = set()
-            return self._plain(rows, delivered, DELIVERY_SECONDS)
+            return self._plain(rows, delivered, Step("off", len(rows), None, context))
         drafted = [self._drafted(row) for row in rows]
         if not any(drafted):
             wanted = any(row.num_draft_tokens for row in rows)
-            return self._plain(rows, rows, self.prices.plain(len(rows), alone=wanted))
+            return self._plain(rows, rows, Step("off", len(rows), -1 if wanted else 0, context))
         return self._verify(rows, drafted, timed=plan.timed)
 
-    def _plain(self, rows: Sequence[DecodeRow], told: Sequence[DecodeRow], seconds: float) -> StepResult:
+    def _plain(self, rows: Sequence[DecodeRow], told: Sequence[DecodeRow], step: Step) -> StepResult:
+        seconds = self._spend(step)[1]
         if not any(row.num_draft_tokens for row in rows):
             self._ahead = {row.sequence_id for row in rows if row.remaining > 1}
-            seconds += self.prices.plain(len(rows)) * bool(self._ahead)
-        reasons = {row.sequence_id: Reason("no_match") for row in told if row.num_draft_tokens and seconds > 0.001}
+            seconds += self._spend(step._replace(drafts=0))[1] if self._ahead else 0.0
+        ran = step.drafts is not None
+        reasons = {row.sequence_id: Reason("no_match") for row in told if row.num_draft_tokens and ran}
         outcomes = (
             RowOutcome(
                 row.sequence_id,
@@ -157,14 +176,13 @@ class TraceEngine:
             )
             for row in told
         )
-        return StepResult(tuple(outcomes), seconds=self._spend(seconds))
+        return StepResult(tuple(outcomes), seconds=self._noisy(seconds))
 
     def _verify(self, rows: Sequence[DecodeRow], drafted: Sequence[int], *, timed: bool) -> StepResult:
         widest = max(rows, key=lambda row: row.num_draft_tokens)
-        drafting = self.prices.drafting(widest.method, len(rows), max(drafted))
+        unread = 0
         for row in (row for row, count in zip(rows, drafted, strict=True) if count):
-            unread = len(row.tokens) - self._read.get((row.sequence_id, row.method), 0)
-            drafting += self.prices.reading[row.method] * unread
+            unread += len(row.tokens) - self._read.get((row.sequence_id, row.method), self.prefix_tokens)
             self._read[row.sequence_id, row.method] = len(row.tokens)
         accepted = [min(count, self._trace(row, 1)) if count else 0 for row, count in zip(rows, drafted, strict=True)]
         outcomes = tuple(
@@ -179,8 +197,10 @@ class TraceEngine:
             )
             for row, count, right in zip(rows, drafted, accepted, strict=True)
         )
-        told_drafting = self._spend(drafting)
-        rest = self._spend(self.prices.forward(widest.method, len(rows), max(drafted)))
+        context = max(len(row.tokens) for row in rows)
+        told_drafting, rest = map(
+            self._noisy, self._spend(Step(widest.method, len(rows), max(drafted), context, unread))
+        )
         return StepResult(
             outcomes,
             seconds=told_drafting + rest,
@@ -205,17 +225,18 @@ class TraceEngine:
         """Every token of a text is 0, and every wrong draft 1."""
         request = self.requests[row.sequence_id]
         proposed, accepted, matched = request["traces"]["ngram"]
-        place = len(row.tokens) + emitted - request["prompt"]
+        place = len(row.tokens) + emitted - request["prompt"] - self.prefix_tokens
         if place >= len(proposed):
             return {}
         right = int(accepted[place], 36)
         return {"ngram": Offer((0,) * right + (1,) * (int(proposed[place], 36) - right), int(matched[place], 36))}
 
-    def _spend(self, seconds: float) -> float:
-        """What the scheduler is told."""
-        seconds *= self._slowness
-        self.seconds += seconds
-        return self._noisy(seconds)
+    def _spend(self, step: Step) -> tuple[float, float]:
+        """What it costs."""
+        self.steps.append(step)
+        drafting, rest = self.prices.of(step)
+        self.seconds += drafting + rest
+        return drafting, rest
 
     def _noisy(self, seconds: float) -> float:
         if self.chance is None:
@@ -228,9 +249,10 @@ class TraceEngine:
 class Server:
     """One model with its scheduler, which lives through all workloads."""
 
-    def __init__(self, name: str, chance: random.Random | None) -> None:
-        self.engine = TraceEngine(recorded()["models"][name], chance)
-        self.scheduler = Scheduler(self.engine.limits, policy="auto", measured=self.engine.measured())
+    def __init__(self, engine: TraceEngine, *, measured_rows: Sequence[int] = (1,)) -> None:
+        self.engine = engine
+        measured = [cost for rows in measured_rows for cost in engine.measured(rows)]
+        self.scheduler = Scheduler(engine.limits, policy="auto", measured=measured)
         self._number = 0
 
     def answer(self, workload: Mapping[str, Any], setting: Setting) -> float:
@@ -247,7 +269,7 @@ class Server:
             speculation = SpeculationRequest(method=setting.method, num_draft_tokens=setting.drafts or None)
             request = Request(
                 id=f"r{self._number}",
-                prompt_tokens=(0,) * each["prompt"],
+                prompt_tokens=(0,) * (engine.prefix_tokens + each["prompt"]),
                 max_tokens=each["tokens"],
                 speculation=speculation,
             )
@@ -255,11 +277,16 @@ class Server:
             scheduler.submit(request)
         while scheduler.has_work:
             while (admitted := scheduler.next_admission()) is not None:
-                scheduler.admitted(admitted.id, 0)
+                scheduler.admitted(admitted.id, engine.prefix_tokens)
             plan = scheduler.plan()
             if plan is not None:
                 scheduler.commit(engine.step(plan))
             scheduler.drain_released()
+
+
+def recorded_server(name: str, chance: random.Random | None) -> Server:
+    """Of one model, on the CPU where it was recorded."""
+    return Server(TraceEngine(recorded()["models"][name], chance))
 
 
 def settings_of(name: str) -> list[Setting]:
@@ -280,7 +307,7 @@ def fixed_rates() -> dict[str, dict[Setting, float]]:
     """By workload and setting."""
     return {
         workload["name"]: {
-            setting: Server(workload["model"], None).answer(workload, setting)
+            setting: recorded_server(workload["model"], None).answer(workload, setting)
             for setting in settings_of(workload["model"])
         }
         for workload in recorded()["workloads"]
@@ -293,7 +320,7 @@ def governed_rates(seed: int, rounds: int = ROUNDS) -> dict[str, float]:
     workloads = list(recorded()["workloads"])
     if seed:
         chance.shuffle(workloads)
-    servers = {name: Server(name, chance) for name in recorded()["models"]}
+    servers = {name: recorded_server(name, chance) for name in recorded()["models"]}
     answers = [(each["name"], servers[each["model"]].answer(each, GOVERNOR)) for each in workloads * rounds]
     return {each["name"]: median(rate for name, rate in answers if name == each["name"]) for each in workloads}
 

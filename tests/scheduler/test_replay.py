@@ -6,7 +6,7 @@ import pytest
 
 from app.serving.sweep.grid import GOVERNOR, PLAIN
 from bench.comparison.verdict import judge
-from tests.scheduler.replayed import Server, fixed_rates, rates, recorded
+from tests.scheduler.replayed import fixed_rates, rates, recorded, recorded_server
 
 LIVES = 8
 
@@ -33,8 +33,8 @@ def test_where_nothing_is_accepted_a_recorded_text_loses_at_most_three_percent(m
         for method, (proposed, _, matched) in request["traces"].items()
     }
     silent = {"together": False, "requests": [{**request, "tokens": 8 * request["tokens"], "traces": traces}]}
-    plain = Server(model, None).answer(silent, PLAIN)
-    assert Server(model, random.Random(1)).answer(silent, GOVERNOR) >= 0.97 * plain
+    plain = recorded_server(model, None).answer(silent, PLAIN)
+    assert recorded_server(model, random.Random(1)).answer(silent, GOVERNOR) >= 0.97 * plain
 
 
 def test_fixed_settings_are_told_apart_by_the_workloads() -> None:
