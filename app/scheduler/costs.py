@@ -213,7 +213,9 @@ class CostTable:
             most = 2 if key in self._extras else 4
             sample = (min(most * believed, max(believed / most, seconds)) - usual) / shape.rows
             cost = self._extras.setdefault(key, _Cost(sample))
-            cost.learn(sample, MEMORY)
+            # Of the first two the cheaper counts: nothing but a pause can have made the other one dear.
+            cost.learn(min(cost.value, sample) if cost.weight == 1 else sample, MEMORY)
+            cost.value = min(cost.value, sample) if cost.weight == 2 else cost.value
             self._draw(cost, usual)
             # What is left over is noise of the whole step: the shape gets its share of it.
             seconds *= usual / max(usual / 2, usual + shape.rows * cost.value)
@@ -239,7 +241,7 @@ class CostTable:
         if not doublings:
             return 0.0
         if (doublings, width) in self._extras:
-            return self._extras[doublings, width].value
+            return max(0.0, self._extras[doublings, width].value)
         shorter = self._extra(doublings - 1, width)
         widths = (each for length, each in self._extras if length == doublings)
         near = min(widths, key=lambda each: (each > width, abs(each - width)), default=None)
@@ -262,8 +264,10 @@ class CostTable:
 
     def knows_context(self, context: int) -> bool:
         """Whether plain steps behind about so many tokens were seen, or nothing says that they take longer there."""
-        extras = {width: cost.value for (length, width), cost in self._extras.items() if length == _doublings(context)}
-        return 0 in extras or max(extras.values(), default=0.0) < NOISE * self.curves(PLAIN, 1).plain
+        extras = {width: cost for (length, width), cost in self._extras.items() if length == _doublings(context)}
+        if 0 in extras and extras[0].weight >= 2:
+            return True
+        return max((cost.value for cost in extras.values()), default=0.0) < NOISE * self.curves(PLAIN, 1).plain
 
     def curves(self, method: str, rows: int, context: int = 0) -> Curves:
         """What is known, drawn as curves. That costs more than a step should, so they are believed for a while."""
