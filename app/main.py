@@ -67,6 +67,7 @@ from app.store.conversations import Conversations
 from app.store.rows import DownloadRows, KeptMeasurements, RequestHistory, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import WorkerClient
+from app.worker.supervisor import PrefixDisk
 
 ROUTERS = (chat, completions, responses, messages, embeddings, rerank, tokens, ollama, control)
 """The endpoints."""
@@ -299,6 +300,10 @@ def setup_address(admin: AdminContext, url: str) -> str:
     return f"{url}admin/setup#{admin.setup.issue()}" if is_near and not admin.accounts.has_account else ""
 
 
+def _prefix_disk(settings: Settings) -> PrefixDisk:
+    return PrefixDisk(settings.prefixes_path, int(settings.prefix_cache_disk * 10**9), settings.prefix_cache_days)
+
+
 async def _serve(
     live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, publish: Publish
 ) -> None:
@@ -307,6 +312,7 @@ async def _serve(
         memory_ceiling_bytes=settings.memory_limit,
         costs_folder=settings.home / "costs",
         wire=settings.wire,
+        prefixes=_prefix_disk(settings),
         on_line=lines.take,
     )
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)

@@ -28,6 +28,8 @@ LANGUAGE = r"^(?:[a-z]{2,3}(?:-[A-Za-z0-9]{2,8})*)?$"
 ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?$"
 
 
+PREFIXES = "prefixes"
+"""The folder of the home where earlier prompts are kept."""
 TakesEffect = Literal["now", "reload", "restart"]
 Section = Literal["general", "network", "memory", "folders", "speculation", "history"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
@@ -112,6 +114,20 @@ class Settings(BaseModel):
         "auto",
         "Keep model weights resident (wired): where macOS and the memory left allow it (`auto`) or never (`off`).",
         "memory",
+    )
+    prefix_cache_memory: Annotated[int | None, BeforeValidator(setting_texts.size_bytes)] = _setting(
+        None,
+        "Memory for earlier prompts of a model, in bytes or like 8G; empty: half of what models leave.",
+        "memory",
+        "reload",
+        unit="bytes",
+        ge=1 << 20,
+    )
+    prefix_cache_disk: float = _setting(
+        10.0, "GB on disk for earlier prompts, which survive restarts; 0: none.", "memory", ge=0, le=10_000
+    )
+    prefix_cache_days: float = _setting(
+        14.0, "Days after which an unused earlier prompt leaves the disk.", "memory", ge=0.01, le=3650
     )
     idle_seconds: Annotated[float | None, BeforeValidator(setting_texts.absent)] = _setting(
         None,
@@ -251,6 +267,11 @@ class Settings(BaseModel):
     def host_names(self) -> tuple[str, ...]:
         """The names that a Host header may carry, besides the loopback ones."""
         return (*self.allowed_hosts, *setting_texts.host_names(self.host))
+
+    @property
+    def prefixes_path(self) -> Path:
+        """Where earlier prompts are kept on disk."""
+        return self.home / PREFIXES
 
     @property
     def downloads_path(self) -> Path:

@@ -22,17 +22,17 @@ from app.core.errors import CommandError
 from app.core.installation import this_installation
 from app.core.safe_files import write_privately
 from app.desktop import bundle
-from app.settings import Settings
+from app.settings import PREFIXES, Settings
 
 Name = Literal["service", "app", "downloads", "caches", "state"]
 TITLES: Mapping[Name, str] = {
     "service": "start at login",
     "app": "the app",
     "downloads": "models that Paceline downloaded",
-    "caches": "logs, measured costs, windows",
+    "caches": "logs, measured costs, earlier prompts, windows",
     "state": "settings, password, keys, conversations, history, measurements",
 }
-CACHES = ("logs", "costs", "tokenizers.json", "window", "window.json", "launch")
+CACHES = ("logs", "costs", PREFIXES, "tokenizers.json", "window", "window.json", "launch")
 STATE = (
     "paceline.sqlite3*",
     "hub_token",

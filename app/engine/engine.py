@@ -36,7 +36,8 @@ from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
 from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
 from app.engine.memory import gpu_architecture
-from app.engine.prefix_cache import PrefixCache
+from app.engine.prefix_cache import PrefixCache, open_prefix_cache
+from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.readings import Pooling, Scores, score
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner, last_of, padded
@@ -160,10 +161,12 @@ class Engine:
         if self._ahead is not None:  # what was launched for the others stays
             self._ahead = self._ahead.only([name for name in self._ahead.sequence_ids if name != request_id])
         text = self._texts.pop(request_id, tokens)
-        if tokens:  # a launched forward may have read the last one told too
-            self._store(request, text, self.runner.length(request_id), ended=True)
-        self.runner.release(request_id)
-        self._forget(request_id)
+        try:
+            if tokens:  # a launched forward may have read the last one told too
+                self._store(request, text, self.runner.length(request_id), ended=True)
+        finally:
+            self.runner.release(request_id)
+            self._forget(request_id)
 
     def _store(self, request: Request, text: Sequence[int], length: int, *, ended: bool) -> None:
         """Keep the row's first `length` tokens for later requests. At a checkpoint the text will go on otherwise, so
@@ -179,7 +182,7 @@ class Engine:
     def close(self) -> None:
         """Drop every row, cache and drafter state."""
         self._reset()
-        self.prefixes.clear()
+        self.prefixes.close()
 
     def _reset(self) -> None:
         self._ahead = None
@@ -402,9 +405,9 @@ def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> P
     return Proposal(tokens, tuple(counts), tuple(reasons), merged)
 
 
-def open_engine(unit: LoadedUnit) -> Engine:
-    """Caches, drafters and limits for a loaded unit."""
-    spec, max_rows, prefixes = unit.spec, unit.spec.max_rows, PrefixCache(unit.spec.prefix_cache_bytes)
+def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
+    """Caches, drafters and limits for a loaded unit; `disk` keeps its prefix cache."""
+    spec, max_rows, prefixes = unit.spec, unit.spec.max_rows, open_prefix_cache(unit.spec, disk)
     runner: Runner
     try:
         runner = Runner(unit.target, chunk_tokens=spec.prefill_chunk_tokens)

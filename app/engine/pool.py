@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 
 from app.core.clock import Clock
@@ -23,6 +24,7 @@ from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
+from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.resident import Resident
 from app.engine.warm_up import CostFiles, WarmUpSteps
 from app.engine.wiring import Wiring, wirable_memory
@@ -376,12 +378,15 @@ class EnginePool:
         return 0.0 if entry.leases else self._clock() - entry.last_used
 
 
-def open_pool(ceiling_bytes: int, costs: CostFiles | None = None, *, wire: bool = False) -> EnginePool:
-    """The pool of this machine: real folders, real engines. `wire`: keep weights resident where that is safe."""
+def open_pool(
+    ceiling_bytes: int, costs: CostFiles | None = None, *, wire: bool = False, disk: Disk = NO_DISK
+) -> EnginePool:
+    """The pool of this machine: real folders, real engines. `wire`: keep weights resident where that is safe; `disk`
+    keeps their prefix caches."""
     return EnginePool(
         ceiling_bytes=ceiling_bytes,
         load=load_unit,
-        open_engine=open_engine,
+        open_engine=partial(open_engine, disk=disk),
         estimate=memory.footprint,
         warm_up=(costs or CostFiles(None, ())).warm_up,
         wiring=Wiring(wirable_memory() if wire else None),

@@ -1,4 +1,5 @@
-"""Prompts already computed, kept for the next request of the same owner, by blocks (`prefix_index`).
+"""Prompts already computed, kept for the next request of the same owner, by blocks (`prefix_index`), and in two tiers:
+in memory, and on disk (`prefix_disk`), which a restart leaves. Two verbs, `restore` and `store`.
 
 Of attention layers every token is kept, so a row can be put back up to any token that two texts share. Recurrent states
 and sliding windows are only known where a state piece was taken: at the checkpoints of a prompt, which prefill stops
@@ -10,20 +11,24 @@ Nobody hits what somebody else said: how many tokens were cached, and how fast a
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import mlx.core as mx
 
+from app.core.messages import ModelSpecification
 from app.core.request import Request
 from app.engine.drafters import Drafter
+from app.engine.memory import computes_in_float32
+from app.engine.prefix_disk import NO_DISK, Disk, DiskFile, identity_of, model_folder_name
 from app.engine.prefix_index import (
     BLOCK_TOKENS,
     PIECE_BYTES,
     ROWS,
     SHORTEST_TOKENS,
     STATE,
-    Path,
     Piece,
     Shelf,
+    Trail,
     chained,
     root,
     states_within,
@@ -35,6 +40,7 @@ SHARE = 0.5
 """Of the memory that models leave, where no size was set; the rest is for rows to come."""
 UNBOUND_BYTES = 1 << 30
 """Until somebody says what is left."""
+CLOSE_SECONDS = 5.0
 Arrays = dict[str, mx.array]
 
 
@@ -44,17 +50,32 @@ class Line:
 
     runner: Runner
     start: bytes
-    path: Path
+    path: Trail
 
 
 class PrefixCache:
     """A hit gives the same tokens as a miss, and drafts as well.
 
-    `most_bytes` None: a share of what the models leave.
+    `most_bytes` None: a share of what the models leave. `identity` names the files of the model and all that its caches
+    depend on, `drafters` the same of drafters, by method: what is on disk of others is not found.
     """
 
-    def __init__(self, most_bytes: int | None) -> None:
+    def __init__(
+        self,
+        most_bytes: int | None,
+        *,
+        disk: Disk = NO_DISK,
+        model_id: str = "",
+        identity: str = "",
+        drafters: Mapping[str, str] | None = None,
+    ) -> None:
         self.most_bytes = most_bytes
+        self.disk = disk
+        self.found_tokens = {"memory": 0, "disk": 0}
+        """Put back so far, by where it was."""
+        self._folder = model_folder_name(model_id, identity)
+        self._identity = identity
+        self._drafters = drafters or {}
         self._memory: Shelf[Arrays] = Shelf(UNBOUND_BYTES if most_bytes is None else most_bytes)
 
     @property
@@ -66,8 +87,8 @@ class PrefixCache:
         return self._memory.limit_bytes
 
     @property
-    def _shelves(self) -> tuple[Shelf[Arrays]]:
-        return (self._memory,)
+    def _shelves(self) -> tuple[Shelf[Arrays], Shelf[DiskFile]]:
+        return self._memory, self.disk.shelf
 
     # --- what is put back -------------------------------------------------------------------------------------
 
@@ -79,12 +100,15 @@ class PrefixCache:
         """
         if not self.limit_bytes:
             return 0
+        self.disk.collect()
         bound = [name for name, one in drafters.items() if one.taps]
-        lines = self._lines(request, target, drafters)
-        length = self._agreed(lines[""], [lines[name] for name in bound])
-        if length < SHORTEST_TOKENS:
-            return 0
-        found = self._contents(lines, length)
+        found = None
+        while found is None:  # a file that is lost on the way: again without it
+            lines = self._lines(request, target, drafters)
+            length = self._agreed(lines[""], [lines[name] for name in bound])
+            if length < SHORTEST_TOKENS:
+                return 0
+            found = self._contents(lines, length)
         for name, (kept, arrays) in found.items():
             if kept:
                 lines[name].runner.claim_once(request.id)
@@ -107,7 +131,7 @@ class PrefixCache:
     def _start(self, owner: str, name: str, first: Sequence[int]) -> bytes:
         """Where the chains of one owner and model begin. Of a drafter that reads features, what is kept of a token
         depends on the next one too: its chain is that of the next ones, behind the `first`."""
-        start = root(owner, name)
+        start = root(self._identity, owner, self._drafters.get(name, name))
         return chained(start, first) if first else start
 
     def _usable(self, line: Line, limit: int) -> int:
@@ -129,18 +153,37 @@ class PrefixCache:
             length = self._usable(target, reach)
         return 0
 
-    def _contents(self, lines: Mapping[str, Line], length: int) -> dict[str, tuple[int, list[Arrays]]]:
-        """By line how many positions are put back, and of what. All of it is used now."""
+    def _contents(self, lines: Mapping[str, Line], length: int) -> dict[str, tuple[int, list[Arrays]]] | None:
+        """By line how many positions are put back, and of what; None when something was lost. All of it is used now."""
         found = {}
+        tokens = dict.fromkeys(self.found_tokens, 0)
         for name, line in lines.items():
             kept = length if not name else self._usable(line, length)
             pieces = list(line.path.pieces[: -(-kept // BLOCK_TOKENS)])
             if line.runner.exact and kept:
                 pieces.append(next(states_within(self._shelves, line.path, line.start, kept))[1])
+            arrays: list[Arrays] = []
+            for piece in pieces:
+                tier = "memory" if piece.name in self._memory else "disk"
+                held = self._memory.get(piece.name) if tier == "memory" else self._load(piece)
+                if held is None:
+                    return None
+                arrays.append(held)
+                tokens[tier] += len(piece.tokens) if piece.kind == ROWS and not name else 0
+            found[name] = kept, arrays
             for piece in reversed(pieces):
                 self._memory.use(piece.name)
-            found[name] = kept, [arrays for piece in pieces if (arrays := self._memory.get(piece.name)) is not None]
+            self.disk.used([piece.name for piece in reversed(pieces)])
+        for tier, count in tokens.items():
+            self.found_tokens[tier] += count
         return found
+
+    def _load(self, piece: Piece) -> Arrays | None:
+        """From disk into memory."""
+        arrays = self.disk.read(piece)
+        if arrays is not None:
+            self._keep(piece, arrays)
+        return arrays
 
     # --- what is kept -----------------------------------------------------------------------------------------
 
@@ -152,6 +195,7 @@ class PrefixCache:
         whole = tuple(text)
         if length < SHORTEST_TOKENS or not self.limit_bytes:
             return
+        self.disk.collect()
         carried: Arrays = {}
         for name, one in drafters.items():
             if one.runner is not None and request.id in one.runner.rows:
@@ -201,6 +245,7 @@ class PrefixCache:
         if held is None:
             self._keep(piece, arrays)
         self._memory.use(piece.name)
+        self.disk.write(self._folder, piece, arrays)
         return nbytes
 
     def _covered(self, piece: Piece) -> bool:
@@ -227,7 +272,26 @@ class PrefixCache:
         self._memory.make_room(0)
 
     def clear(self) -> None:
+        """Drop what is in memory; what is on disk stays."""
         self._memory.clear()
+
+    def close(self) -> None:
+        """The same, once what is being written to disk is there."""
+        self.disk.flush(CLOSE_SECONDS)
+        self.clear()
+
+
+def open_prefix_cache(spec: ModelSpecification, disk: Disk) -> PrefixCache:
+    """That of a unit that was loaded."""
+    if disk is NO_DISK:
+        return PrefixCache(spec.prefix_cache_bytes)
+    return PrefixCache(
+        spec.prefix_cache_bytes,
+        disk=disk,
+        model_id=spec.id,
+        identity=identity_of(Path(spec.path), f"float32={computes_in_float32()}"),
+        drafters={draft.method: identity_of(Path(draft.path), draft.method) for draft in spec.drafts},
+    )
 
 
 def _rows(runner: Runner, request_id: str, begin: int, stop: int) -> Arrays:

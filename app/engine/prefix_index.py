@@ -134,14 +134,14 @@ class Shelf(Generic[Content]):
         return [(held.piece, held.content) for held in islice(self._held.values(), 1)]
 
 
-class Path(NamedTuple):
+class Trail(NamedTuple):
     """What is known of a text: the `pieces` of its rows, of which its first `shared` tokens are."""
 
     pieces: tuple[Piece, ...]
     shared: int
 
 
-def walk(shelves: Sequence[Shelf[Any]], start: bytes, tokens: tuple[int, ...]) -> Path:
+def walk(shelves: Sequence[Shelf[Any]], start: bytes, tokens: tuple[int, ...]) -> Trail:
     """As far as the shelves together know the tokens behind `start`."""
     pieces: list[Piece] = []
     shared = 0
@@ -157,10 +157,10 @@ def walk(shelves: Sequence[Shelf[Any]], start: bytes, tokens: tuple[int, ...]) -
         best = max(others, key=lambda piece: shared_length(piece.tokens, rest))
         pieces.append(best)
         shared += shared_length(best.tokens, rest)
-    return Path(tuple(pieces), shared)
+    return Trail(tuple(pieces), shared)
 
 
-def states_within(shelves: Sequence[Shelf[Any]], path: Path, start: bytes, limit: int) -> Iterator[tuple[int, Piece]]:
+def states_within(shelves: Sequence[Shelf[Any]], path: Trail, start: bytes, limit: int) -> Iterator[tuple[int, Piece]]:
     """The states on a path, the farthest first, up to `limit` tokens: how many tokens each knows, and its piece."""
     for place in reversed(range(len(path.pieces))):
         parent, begin = (path.pieces[place - 1].key if place else start), place * BLOCK_TOKENS

@@ -266,6 +266,7 @@ class Resolver:
             context_tokens=context_tokens(main.config),
             longest_token_bytes=main.tokenizer.longest_bytes(),
             max_rows=settings.max_rows,
+            prefix_cache_bytes=settings.prefix_cache_memory,
             queue_limit=settings.queue_limit,
         )
 

@@ -17,6 +17,7 @@ import argparse
 import faulthandler
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -32,6 +33,8 @@ from app.core.messages import ModelSpecification, Ready, Shutdown
 from app.core.request import SpeculationRequest
 from app.core.step import EnginePort
 from app.engine import memory
+from app.engine.prefix_cache import CLOSE_SECONDS
+from app.engine.prefix_disk import Disk
 from app.engine.warm_up import CostFiles
 from app.scheduler.scheduler import Scheduler
 from app.worker.channel import CrashNote, WorkerChannel
@@ -77,6 +80,9 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     parser.add_argument("--note-fd", type=int, required=True)
     parser.add_argument("--memory-ceiling-bytes", type=int)
     parser.add_argument("--costs-folder", type=Path)
+    parser.add_argument("--prefixes-folder", type=Path)
+    parser.add_argument("--prefixes-bytes", type=int, default=0)
+    parser.add_argument("--prefixes-days", type=float, default=math.inf)
     parser.add_argument("--wire", choices=("auto", "off"), default="off")
     options = parser.parse_args(arguments)
     faulthandler.enable()
@@ -94,8 +100,10 @@ def main(arguments: Sequence[str] | None = None, *, make_pool: MakePool | None =
     if ceiling_bytes is None:
         ceiling_bytes = memory.ceiling_bytes()
     memory.bound_buffer_cache()
-    make_pool = make_pool or partial(open_pool, wire=options.wire == "auto")
+    disk = Disk(options.prefixes_folder, options.prefixes_bytes, most_days=options.prefixes_days)
+    make_pool = make_pool or partial(open_pool, wire=options.wire == "auto", disk=disk)
     _serve(channel, ceiling_bytes, make_pool(ceiling_bytes, costs), costs, CrashNote(options.note_fd))
+    disk.flush(CLOSE_SECONDS)
     return 0
 
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from app.core.errors import InvalidRequest, WorkerGone
 from app.core.messages import Command, Event, Heartbeat, Ready, Shutdown
@@ -142,6 +143,20 @@ class CrashLog:
         return self._quarantined.pop(model_id, None) is not None
 
 
+class PrefixDisk(NamedTuple):
+    """Where the worker keeps earlier prompts on disk, and how much of them for how long."""
+
+    folder: Path
+    limit_bytes: int
+    most_days: float
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of its command line."""
+        folder = ("--prefixes-folder", str(self.folder))
+        return (*folder, "--prefixes-bytes", str(self.limit_bytes), "--prefixes-days", str(self.most_days))
+
+
 class Supervisor:
     """One worker at a time, for ever, until `stop`. Who speaks to it is a subclass, which overrides `in_flight`,
     `_on_event` and `_on_exit`; none of them may raise."""
@@ -153,13 +168,14 @@ class Supervisor:
         memory_ceiling_bytes: int | None = None,
         costs_folder: Path | None = None,
         wire: str = "off",
+        prefixes: PrefixDisk | None = None,
         on_line: Callable[[str], None] | None = None,
         timing: Timing = DEFAULT_TIMING,
     ) -> None:
         ceiling = () if memory_ceiling_bytes is None else ("--memory-ceiling-bytes", str(memory_ceiling_bytes))
         costs = () if costs_folder is None else ("--costs-folder", str(costs_folder))
         wiring = () if wire == "off" else ("--wire", wire)
-        self._command = (*command, *ceiling, *costs, *wiring)
+        self._command = (*command, *ceiling, *costs, *wiring, *(prefixes.arguments if prefixes else ()))
         self._timing = timing
         self._on_line = on_line
         self._crashes = CrashLog(timing)

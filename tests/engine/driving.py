@@ -21,6 +21,7 @@ from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.ngram import Ngram
 from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
+from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow, adjust, draw
 
@@ -104,6 +105,7 @@ def build(
     max_rows: int = 8,
     carry_over: bool = False,
     max_context_tokens: int = 4096,
+    disk: Disk = NO_DISK,
 ) -> Engine:
     """An engine over a tiny model. A small margin makes sliding windows wrap; `carry_over` forgets the recordings."""
     runner = Runner(target, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
@@ -126,7 +128,7 @@ def build(
     )
     drafters = Drafters(available)
     runner.tap(drafters.taps)
-    return Engine(runner, drafters, limits, PrefixCache(prefix_bytes))
+    return Engine(runner, drafters, limits, PrefixCache(prefix_bytes, disk=disk, model_id="tiny"))
 
 
 @dataclass

@@ -1,10 +1,13 @@
 """Twenty-five turns of an agent: each reads what is new of its prompt, drafts as if it had read all of it, and says
 what it would have said without a cache."""
 
+from pathlib import Path
+
 import pytest
 
 from app.core.request import SpeculationRequest
 from app.engine.engine import Engine
+from app.engine.prefix_disk import NO_DISK, Disk
 from app.text.template import TextModel
 from tests.engine.agent_session import TURNS, Session, Turn, agent_text
 from tests.engine.driving import build
@@ -13,6 +16,7 @@ from tests.tiny_drafters import tiny_drafter
 
 FAMILIES = ("qwen3", "gemma3", "qwen3_next")
 """Attention, sliding windows, recurrent layers beside attention."""
+PATIENCE_SECONDS = 60.0
 DRAFTERS = ("ngram", "draft_model", "dflash", "eagle3", "mtp")
 
 
@@ -21,7 +25,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return agent_text(tmp_path_factory.mktemp("agent"))
 
 
-def engine_of(family: str, drafter: str, *, prefix_bytes: int = 1 << 30, room_tokens: int = 4096) -> Engine:
+def engine_of(
+    family: str, drafter: str, *, prefix_bytes: int = 1 << 30, room_tokens: int = 4096, disk: Disk = NO_DISK
+) -> Engine:
     target, draft = models(family, False)
     features = {drafter: tiny_drafter(drafter, family, target)} if drafter in DRAFTERS[2:] else None
     draft_model = draft if drafter == "draft_model" else None
@@ -32,6 +38,7 @@ def engine_of(family: str, drafter: str, *, prefix_bytes: int = 1 << 30, room_to
         prefix_bytes=prefix_bytes,
         chunk_tokens=512,
         max_context_tokens=room_tokens,
+        disk=disk,
     )
 
 
@@ -52,6 +59,34 @@ def test_a_turn_reads_little_more_than_what_is_new_whoever_drafts(text: TextMode
     assert len(turns) == TURNS
     assert min(turn.new_tokens for turn in turns) > 80
     assert ratio(turns) <= 1.1
+
+
+@pytest.mark.parametrize(
+    ("family", "drafter"),
+    [
+        ("qwen3", "ngram"),
+        ("gemma3", "draft_model"),
+        ("qwen3_next", "mtp"),
+        ("qwen3", "dflash"),
+        ("qwen3_next", "eagle3"),
+    ],
+)
+def test_the_same_holds_when_every_turn_meets_another_process(
+    text: TextModel, tmp_path: Path, family: str, drafter: str
+) -> None:
+    engines: list[Engine] = []
+
+    def restarted(_: int) -> Engine:
+        for engine in engines:
+            engine.prefixes.disk.flush(PATIENCE_SECONDS)
+            engine.close()
+        engines[:] = [engine_of(family, drafter, disk=Disk(tmp_path, 1 << 30))]
+        return engines[0]
+
+    turns = Session(text, system_words=8, turn_words=8).run(restarted, turns=12)
+    assert ratio(turns) <= 1.1
+    again = Session(text, system_words=8, turn_words=8).run(lambda _: engines[0], turns=12)
+    assert [turn.output for turn in again] == [turn.output for turn in turns], "what was put back is what was computed"
 
 
 @pytest.mark.soak

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from app.core.errors import InvalidRequest, ModelUnavailable, WorkerGone
 from app.core.messages import Accepted, Delta, DraftSpecification, Finished, Generate, LoadProgress, ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.client import StreamEvent, WorkerClient
+from app.worker.supervisor import PrefixDisk
 from tests.tiny import write_tiny_model
 from tests.worker.serving import QUICK, Stopwatch, collect, until
 
@@ -39,14 +40,22 @@ def generate(folder: Path, request_id: str = "r", *, model: str = "main", **chan
 
 
 @asynccontextmanager
-async def working(costs_folder: Path | None = None) -> AsyncIterator[WorkerClient]:
+async def working(costs_folder: Path | None = None, prefixes: PrefixDisk | None = None) -> AsyncIterator[WorkerClient]:
     timing = dataclasses.replace(QUICK, stop_seconds=5.0)
-    client = WorkerClient(costs_folder=costs_folder, wire="auto", timing=timing, ready_seconds=START_SECONDS)
+    client = WorkerClient(
+        costs_folder=costs_folder, wire="auto", prefixes=prefixes, timing=timing, ready_seconds=START_SECONDS
+    )
     await client.start()
     try:
         yield client
     finally:
         await client.stop(5.0)
+
+
+async def come_true(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while not condition():  # noqa: ASYNC110 - nobody tells of a file
+            await asyncio.sleep(0)
 
 
 def with_model_id(command: Generate, model_id: str) -> Generate:
@@ -210,5 +219,34 @@ def test_kill_mid_stream_is_told_and_healed(folder: Path) -> None:
             assert watch.seconds <= START_SECONDS
             await client.stop(5.0)
             assert "code 0" in str(client.last_exit)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", [None, signal.SIGKILL])
+def test_a_conversation_outlives_its_server_and_its_worker(
+    folder: Path, tmp_path: Path, end: signal.Signals | None
+) -> None:
+    """A server that stops ends its worker in order; a worker that is killed is started again."""
+    prefixes = PrefixDisk(tmp_path / "prefixes", 1 << 30, 1.0)
+    asking = {"text": "a prompt of some length, " * 20, "draft": True, "owner": "key 1"}
+
+    async def ask(client: WorkerClient, name: str, **changes: str) -> tuple[str, int]:
+        events = await collect(client, generate(folder, name, **{**asking, **changes}))
+        return text_of(events), finished(events).usage.cached_tokens
+
+    async def scenario() -> None:
+        async with working(prefixes=prefixes) as client:
+            said, cached = await ask(client, "first")
+            assert cached == 0
+            if end is not None:
+                await come_true(lambda: len(list(prefixes.folder.rglob("*.safetensors"))) >= 4)
+                assert client.process_id is not None
+                os.kill(client.process_id, end)
+                await come_true(lambda: client.restarts == 1)
+                assert await ask(client, "again") == (said, 499)
+        async with working(prefixes=prefixes) as client:
+            assert await ask(client, "again") == (said, 499)
+            assert await ask(client, "stranger", owner="key 2") == (said, 0)
 
     asyncio.run(scenario())

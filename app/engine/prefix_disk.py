@@ -1,0 +1,348 @@
+"""The second tier of the prefix cache: a file for each piece below one folder, so that a restart, an unload or an
+eviction loses no conversation.
+
+Each file is a safetensors file of its own: what it is stands in its header, and a checksum over all of it, so that no
+damaged one is ever believed. A thread writes behind, one file after the other, beside its place and then renamed: a
+kill loses the one under way. That thread never calls mlx: it is handed the memory of evaluated arrays, which the MLX
+thread lets go of when it is written. Folders are private to the user; what is too old or too much goes first.
+"""
+
+import logging
+import math
+import os
+import queue
+import re
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+
+from app.core.clock import Clock
+from app.engine.prefix_index import PIECE_BYTES, Name, Piece, Shelf
+
+FORMAT = "paceline prefix 1"
+SUFFIX, PARTIAL = ".safetensors", ".part"
+PENDING_BYTES = 4 << 30
+"""Handed over and not written: arrays that are in memory anyway, unless they were dropped there."""
+FREE_BYTES = 1 << 30
+"""So much of the disk stays free."""
+RETRY_SECONDS = 60.0
+"""After an error nothing is written for so long."""
+DAY_SECONDS = 86_400.0
+BEGIN = b'{"__metadata__":{"sha256":"'
+DIGEST = slice(8 + len(BEGIN), 8 + len(BEGIN) + 64)
+MOST_HEADER_BYTES = 1 << 20
+
+Arrays = Mapping[str, mx.array]
+_NAMES = {
+    mx.float32: ("F32", np.float32),
+    mx.float16: ("F16", np.float16),
+    mx.bfloat16: ("BF16", np.uint16),
+    mx.uint32: ("U32", np.uint32),
+    mx.int32: ("I32", np.int32),
+    mx.uint8: ("U8", np.uint8),
+    mx.bool_: ("BOOL", np.bool_),
+}
+_TYPES = {name: (dtype, raw) for dtype, (name, raw) in _NAMES.items()}
+_logger = logging.getLogger("paceline.prefixes")
+
+
+@dataclass(slots=True)
+class DiskFile:
+    """Where a piece is, and when it was last used (Unix seconds)."""
+
+    path: Path
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What became of a file."""
+
+    piece: Piece
+    path: Path
+    nbytes: int
+    error: str = ""
+
+
+class Disk:
+    """All pieces of all models below `folder`. Called from the MLX thread; nothing here raises for what a disk does.
+
+    `limit_bytes` 0: nothing is kept. Files that nobody used for `most_days` go.
+    """
+
+    def __init__(
+        self, folder: Path | None, limit_bytes: int, *, most_days: float = math.inf, clock: Clock = time.time
+    ) -> None:
+        self._folder = folder
+        self._most_seconds = most_days * DAY_SECONDS
+        self._clock = clock
+        self.shelf: Shelf[DiskFile] = Shelf(limit_bytes if folder else 0, self._delete)
+        self.trouble = ""
+        """Why nothing is written for the moment."""
+        self._rests_until = 0.0
+        self._pending: dict[Name, list[memoryview]] = {}
+        """The memory that is being written: let go of by the MLX thread, after the other one."""
+        self._cleared: set[Name] = set()
+        self._work: queue.SimpleQueue[Callable[[], _Written | None]] = queue.SimpleQueue()
+        self._done: deque[_Written] = deque()
+        self._thread: threading.Thread | None = None
+        if folder is not None:
+            self._open(folder)
+
+    @property
+    def nbytes(self) -> int:
+        return self.shelf.nbytes
+
+    @property
+    def pending(self) -> int:
+        """Files that are not written yet."""
+        return len(self._pending)
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def _open(self, folder: Path) -> None:
+        """Learn what is there, the least recently used first."""
+        try:
+            found = sorted(_files(folder), key=lambda each: each[1].st_mtime)
+        except OSError as error:
+            self._rest(error.strerror or str(error))
+            return
+        for path, status in found:
+            piece = _piece_of(path)
+            if piece is None:
+                path.unlink(missing_ok=True)
+            else:
+                self.shelf.add(piece, DiskFile(path, status.st_mtime), PIECE_BYTES + status.st_size)
+        self._tidy()
+
+    def read(self, piece: Piece) -> dict[str, mx.array] | None:
+        """The arrays of a piece, whole and as they were written; None, and it is forgotten, where they are not."""
+        found = self.shelf.get(piece.name)
+        if found is None:
+            return None
+        try:
+            content = found.path.read_bytes()
+        except OSError as error:
+            _logger.info("a kept prefix is gone (%s)", error.strerror)
+            content = b""
+        arrays = decoded(content, piece)
+        if arrays is None:
+            if content:
+                _logger.warning("a damaged file of a kept prefix is removed")
+            self.shelf.remove(piece.name)
+        return arrays
+
+    def used(self, names: Sequence[Name]) -> None:
+        """Of a chain the last piece comes first."""
+        now = self._clock()
+        for place, name in enumerate(names):
+            self.shelf.use(name)
+            if (found := self.shelf.get(name)) is not None:
+                found.used_at = now + place * 1e-6
+                self._do(partial(os.utime, found.path, (found.used_at, found.used_at)))
+
+    # --- writing ----------------------------------------------------------------------------------------------
+
+    def write(self, model: str, piece: Piece, arrays: Arrays) -> None:
+        """Keep a piece, soon; `arrays` are evaluated, one behind the other in memory, and never change."""
+        nbytes = sum(array.nbytes for array in arrays.values())
+        if self._folder is None or nbytes + PIECE_BYTES > self.shelf.limit_bytes or self._clock() < self._rests_until:
+            return
+        if piece.name in self.shelf or piece.name in self._pending:
+            return
+        if sum(each.nbytes for buffers in self._pending.values() for each in buffers) + nbytes > PENDING_BYTES:
+            return  # the next one who uses it offers it again
+        header, buffers = encoded(piece, arrays)
+        path = self._folder / model / f"{piece.kind}-{piece.key.hex()}{SUFFIX}"
+        self._pending[piece.name] = buffers
+        self._do(partial(_write, piece, path, header, buffers))
+
+    def collect(self) -> None:
+        """Take over what was written since the last call."""
+        while self._done:
+            written = self._done.popleft()
+            name = written.piece.name
+            del self._pending[name]
+            if name in self._cleared:
+                self._cleared.discard(name)
+                self._do(partial(written.path.unlink, missing_ok=True))
+            elif written.error:
+                self._rest(written.error)
+            else:
+                self.trouble = ""
+                self.shelf.add(written.piece, DiskFile(written.path, self._clock()), written.nbytes)
+        self._tidy()
+
+    def flush(self, seconds: float) -> None:
+        """Wait for what is being written, but no longer than that."""
+        if self._thread is not None:
+            written = threading.Event()
+            self._do(written.set)
+            written.wait(seconds)
+            self.collect()
+
+    def clear(self) -> None:
+        """Forget everything and remove it, that of other models too."""
+        self._cleared |= self._pending.keys()
+        self.shelf.clear()
+
+    def _tidy(self) -> None:
+        self.shelf.make_room(0)
+        oldest = self.shelf.oldest()
+        while oldest and self._clock() - oldest[0][1].used_at > self._most_seconds:
+            self.shelf.remove(oldest[0][0].name)
+            oldest = self.shelf.oldest()
+
+    def _rest(self, error: str) -> None:
+        """Leave the disk alone for a while."""
+        if not self.trouble:
+            _logger.warning("earlier prompts are not kept on disk for the moment: %s", error)
+        self.trouble, self._rests_until = error, self._clock() + RETRY_SECONDS
+
+    def _delete(self, _piece: Piece, file: DiskFile) -> None:
+        self._do(partial(file.path.unlink, missing_ok=True))
+
+    def _do(self, work: Callable[[], _Written | None]) -> None:
+        """In order, by the thread that writes."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="prefixes", daemon=True)
+            self._thread.start()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            work, written = self._work.get(), None
+            try:
+                written = work()
+            except OSError as error:
+                _logger.info("a kept prefix cannot be changed: %s", error.strerror)
+            del work  # and with it the memory that it wrote, before the MLX thread is told
+            if written is not None:
+                self._done.append(written)
+
+
+NO_DISK = Disk(None, 0)
+
+
+def model_folder_name(model_id: str, identity: str) -> str:
+    """The folder of one model's pieces: its name, for people, and what makes it another one when its files change."""
+    return f"{re.sub(r'[^A-Za-z0-9.-]+', '_', model_id)[:80]}-{sha256(identity.encode()).hexdigest()[:16]}"
+
+
+def identity_of(folder: Path, *more: str) -> str:
+    """Of a model's files as they are: names, sizes and times, and whatever `more` its caches depend on."""
+    stamps = sorted(
+        (path.name, status.st_size, status.st_mtime_ns)
+        for path in folder.iterdir()
+        if path.suffix in {".json", SUFFIX} and (status := path.stat())
+    )
+    return f"{FORMAT} {more} {stamps}"
+
+
+def encoded(piece: Piece, arrays: Arrays) -> tuple[bytes, list[memoryview]]:
+    """The header of a file, without its checksum, and the memory of its arrays, which nobody must change."""
+    metadata = {
+        "sha256": "0" * 64,
+        "format": FORMAT,
+        "kind": piece.kind,
+        "parent": piece.parent.hex(),
+        "tokens": " ".join(map(str, piece.tokens)),
+    }
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    buffers, end = [], 0
+    for name, array in arrays.items():
+        begin, end = end, end + array.nbytes
+        entries[name] = {"dtype": _NAMES[array.dtype][0], "shape": array.shape, "data_offsets": [begin, end]}
+        if array.nbytes:
+            buffers.append(memoryview(array).cast("B"))  # type: ignore[arg-type]
+    header = msgspec.json.encode(entries)
+    return len(header).to_bytes(8, "little") + header, buffers
+
+
+def decoded(content: bytes, piece: Piece) -> dict[str, mx.array] | None:
+    """The arrays of a whole file, if it is that of `piece` and nothing of it has changed."""
+    digest = content[DIGEST]
+    if not content[8:].startswith(BEGIN) or _digest([content]) != digest:
+        return None
+    size = 8 + int.from_bytes(content[:8], "little")
+    entries = msgspec.json.decode(content[8:size])
+    metadata = entries.pop("__metadata__")
+    if _described(metadata) != piece:
+        return None
+    arrays = {}
+    for name, entry in entries.items():
+        begin, end = entry["data_offsets"]
+        dtype, raw = _TYPES[entry["dtype"]]
+        values = mx.array(np.frombuffer(content[size + begin : size + end], raw).reshape(entry["shape"]))
+        arrays[name] = values.view(dtype) if values.dtype != dtype else values
+    return arrays
+
+
+def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
+    """Of a file's bytes, the place of its checksum zeroed."""
+    first, *rest = parts
+    digest = sha256(first[: DIGEST.start])
+    digest.update(b"0" * 64)
+    digest.update(memoryview(first)[DIGEST.stop :])
+    for part in rest:
+        digest.update(part)
+    return digest.hexdigest().encode()
+
+
+def _write(piece: Piece, path: Path, header: bytes, buffers: Sequence[memoryview]) -> _Written:
+    """By the thread that writes."""
+    nbytes = PIECE_BYTES + len(header) + sum(buffer.nbytes for buffer in buffers)
+    partial = path.with_suffix(f".{os.getpid()}{PARTIAL}")
+    try:
+        for folder in (path.parent.parent, path.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if shutil.disk_usage(path.parent).free - nbytes < FREE_BYTES:
+            return _Written(piece, path, nbytes, "the disk is nearly full")
+        parts: list[bytes | memoryview] = [header[: DIGEST.start], _digest([header, *buffers]), header[DIGEST.stop :]]
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            for part in (*parts, *buffers):
+                file.write(part)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        return _Written(piece, path, nbytes, error.strerror or str(error))
+    return _Written(piece, path, nbytes)
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every piece below the folder; what another process began and never ended is removed."""
+    for path in folder.glob(f"*/*{PARTIAL}"):
+        if not path.name.endswith(f".{os.getpid()}{PARTIAL}"):
+            path.unlink(missing_ok=True)
+    for path in folder.glob(f"*/*{SUFFIX}"):
+        yield path, path.lstat()
+
+
+def _piece_of(path: Path) -> Piece | None:
+    """Which piece a file is, as its header and its name say."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), MOST_HEADER_BYTES))
+        piece = _described(msgspec.json.decode(header)["__metadata__"])
+    except (OSError, OverflowError, MemoryError, KeyError, TypeError, ValueError, msgspec.MsgspecError):
+        return None
+    return piece if piece is not None and path.name == f"{piece.kind}-{piece.key.hex()}{SUFFIX}" else None
+
+
+def _described(metadata: Mapping[str, str]) -> Piece | None:
+    if metadata.get("format") != FORMAT:
+        return None
+    tokens = [int(token) for token in metadata["tokens"].split()]
+    return Piece.of(metadata["kind"], bytes.fromhex(metadata["parent"]), tokens)

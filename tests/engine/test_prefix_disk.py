@@ -1,0 +1,207 @@
+"""The tier on disk: what is found again is what was written, whatever happened to the process, the file or the disk."""
+
+import os
+import random
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from app.engine import prefix_disk
+from app.engine.prefix_disk import DAY_SECONDS, Disk, model_folder_name
+from app.engine.prefix_index import ROWS, STATE, Piece, root
+
+PATIENCE_SECONDS = 60.0
+
+
+def arrays_of(piece: Piece, size: int = 500) -> dict[str, mx.array]:
+    """What a piece holds, as everybody can tell from its key."""
+    key = mx.random.key(int.from_bytes(piece.key[:8], "little"))
+    return {"0 0": mx.random.normal((1, 2, size, 4), key=key), "0 1": mx.random.normal((1, 2, size, 4), key=key) * 2}
+
+
+def chain(count: int, owner: str = "me") -> list[Piece]:
+    pieces, parent = [], root(owner)
+    for number in range(count):
+        pieces.append(Piece.of(ROWS, parent, [number] * 256))
+        parent = pieces[-1].key
+    return pieces
+
+
+def written(disk: Disk, pieces: list[Piece], size: int = 500) -> None:
+    for piece in pieces:
+        arrays = arrays_of(piece, size)
+        mx.eval(arrays)
+        disk.write("model", piece, arrays)
+    disk.flush(PATIENCE_SECONDS)
+
+
+def same(found: dict[str, mx.array] | None, wanted: dict[str, mx.array]) -> bool:
+    if found is None or found.keys() != wanted.keys():
+        return False
+    return all(
+        found[name].dtype == each.dtype and bool(mx.array_equal(found[name], each)) for name, each in wanted.items()
+    )
+
+
+def test_what_was_written_is_found_by_the_next_process_and_by_nobody_but_the_user(tmp_path: Path) -> None:
+    folder, pieces = tmp_path / "prefixes", chain(3)
+    state = Piece.of(STATE, pieces[1].key, (5, 6))
+    kinds = (mx.float32, mx.float16, mx.bfloat16, mx.uint32, mx.int32, mx.uint8, mx.bool_)
+    arrays = {f"state 0 {n}": mx.arange(24).reshape(2, 3, 4).astype(kind) for n, kind in enumerate(kinds)}
+    arrays |= {"nothing": mx.zeros((1, 2, 0, 4)), "one": mx.array(3.5)}
+    mx.eval(arrays)
+    disk = Disk(folder, 1 << 20)
+    disk.write("model", state, arrays)
+    written(disk, pieces)
+    assert disk.pending == 0
+    again = Disk(folder, 1 << 20)
+    assert len(again.shelf) == 4
+    assert abs(again.nbytes - disk.nbytes) < 4096
+    assert same(again.read(state), arrays)
+    assert all(same(again.read(piece), arrays_of(piece)) for piece in pieces)
+    files = list(folder.rglob("*.safetensors"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "model")} == {0o700}
+    assert set(mx.load(str(next(path for path in files if "rows" in path.name)))) == {"0 0", "0 1"}, "a standard file"
+
+
+@pytest.mark.parametrize("flips", [40, pytest.param(4_000, marks=pytest.mark.soak)])
+def test_a_flipped_bit_is_found_and_never_served(tmp_path: Path, flips: int) -> None:
+    chance, [piece] = random.Random(1), chain(1)
+    written(Disk(tmp_path, 1 << 20), [piece], size=20)
+    [path] = tmp_path.rglob("*.safetensors")
+    content = path.read_bytes()
+    places = [*range(0, 400, max(1, 8_000 // flips)), *(chance.randrange(len(content)) for _ in range(flips))]
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        disk = Disk(tmp_path, 1 << 20)
+        assert disk.read(piece) is None, f"byte {place}"
+        disk.flush(PATIENCE_SECONDS)
+        assert not path.exists()
+    for size in (0, 7, 8, 60, 300, len(content) - 1):
+        path.write_bytes(content[:size])
+        disk = Disk(tmp_path, 1 << 20)
+        assert disk.read(piece) is None
+        disk.flush(PATIENCE_SECONDS)
+    path.write_bytes(content)
+    assert same(Disk(tmp_path, 1 << 20).read(piece), arrays_of(piece, 20))
+
+
+def test_a_file_in_the_place_of_another_is_not_believed(tmp_path: Path) -> None:
+    mine, other = chain(1, "me")[0], chain(1, "you")[0]
+    written(Disk(tmp_path, 1 << 20), [mine, other])
+    names = {piece.key: tmp_path / "model" / f"rows-{piece.key.hex()}.safetensors" for piece in (mine, other)}
+    names[mine.key].write_bytes(names[other.key].read_bytes())
+    disk = Disk(tmp_path, 1 << 20)
+    assert disk.read(mine) is None
+    assert same(disk.read(other), arrays_of(other))
+
+
+def test_what_was_not_used_for_longest_goes_when_there_is_too_much_or_it_is_too_old(tmp_path: Path) -> None:
+    now = [1e9]
+    disk = Disk(tmp_path, 150_000, most_days=2, clock=lambda: now[0])
+    first, second = chain(3, "first"), chain(3, "second")
+    for pieces in (first, second):
+        written(disk, pieces)
+        disk.used([piece.name for piece in reversed(pieces)])
+        now[0] += DAY_SECONDS
+    assert disk.nbytes <= 150_000
+    assert disk.read(first[2]) is None, "the end of what was used before"
+    assert all(disk.read(piece) for piece in (first[0], *second))
+    disk.flush(PATIENCE_SECONDS)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors")) <= 150_000
+    now[0] += 0.5 * DAY_SECONDS
+    again = Disk(tmp_path, 150_000, most_days=2, clock=lambda: now[0])
+    assert {piece.name for piece in again.shelf} == {piece.name for piece in second}
+    again.clear()
+    again.flush(PATIENCE_SECONDS)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("full", ["nearly", "quite"])
+def test_a_full_disk_is_told_and_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
+    now, pieces = [1e9], chain(3)
+    disk = Disk(tmp_path, 1 << 20, clock=lambda: now[0])
+    written(disk, pieces[:1])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with monkeypatch.context() as patched:
+        if full == "nearly":
+            patched.setattr(prefix_disk, "FREE_BYTES", 1 << 60)
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            written(disk, pieces[1:2])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert disk.trouble
+    assert not list(tmp_path.rglob("*.part"))
+    written(disk, pieces[2:])
+    assert disk.read(pieces[2]) is None, "it rests for a while"
+    assert same(disk.read(pieces[0]), arrays_of(pieces[0]))
+    now[0] += 120
+    written(disk, pieces[1:])
+    assert not disk.trouble
+    assert all(same(disk.read(piece), arrays_of(piece)) for piece in pieces)
+
+
+CHILD = """
+import sys
+from pathlib import Path
+import mlx.core as mx
+from app.engine.prefix_disk import Disk
+from tests.engine.test_prefix_disk import arrays_of, chain
+disk = Disk(Path(sys.argv[1]), 1 << 30)
+told = 0
+for number, piece in enumerate(chain(10_000)):
+    arrays = arrays_of(piece, 20_000)
+    mx.eval(arrays)
+    disk.write("model", piece, arrays)
+    while len(disk.shelf) < number + 1:
+        disk.collect()
+    print(number + 1, flush=True)
+"""
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.soak)])
+def test_a_kill_at_any_moment_loses_at_most_the_last_block_and_never_serves_a_wrong_one(
+    tmp_path: Path, kills: int
+) -> None:
+    chance, lost = random.Random(3), []
+    for number in range(kills):
+        folder = tmp_path / str(number)
+        command = [sys.executable, "-c", CHILD, str(folder)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "1\n"
+            time.sleep(chance.random() * 0.1)
+            child.send_signal(signal.SIGKILL)
+            told = [1, *map(int, child.stdout.read().split())][-1]
+        disk = Disk(folder, 1 << 30)
+        found = [disk.read(piece) for piece in chain(told + 2)]
+        there = next(place for place, each in enumerate(found) if each is None)
+        assert all(each is None for each in found[there:]), "a chain, without holes"
+        assert all(
+            same(each, arrays_of(piece, 20_000)) for each, piece in zip(found[:there], chain(there), strict=True)
+        )
+        assert told <= there <= told + 1
+        assert not list(folder.rglob("*.part"))
+        lost.append(told + 1 - there)
+    print(f"{kills} kills: {sum(lost)} lost the block under way, none any other")
+
+
+def test_other_files_of_a_model_make_another_folder() -> None:
+    assert model_folder_name("a/b c", "1") != model_folder_name("a/b c", "2")
+    assert model_folder_name("../..", "1").strip(".-0123456789abcdef") in {"_", ""}
+    assert "/" not in model_folder_name("../../x", "1")
