@@ -100,11 +100,15 @@ def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
 
 
 def weights_bytes(folder: ModelFolder, *, widen: bool) -> int:
-    """Bytes of all tensors as they are computed with; packed integers keep their size, 8-bit floats unpack."""
-    return sum(_tensor_bytes(tensor.dtype, tensor.size_bytes, widen=widen) for tensor in folder.tensors.values())
+    """Bytes of all tensors as they are computed with; packed integers keep their size, 8-bit floats unpack, and the
+    4-bit zero points of AutoAWQ and GPTQ become biases."""
+    sizes = ((name, tensor.dtype, tensor.size_bytes) for name, tensor in folder.tensors.items())
+    return sum(_tensor_bytes(name, dtype, size, widen=widen) for name, dtype, size in sizes)
 
 
-def _tensor_bytes(dtype: str, size: int, *, widen: bool) -> int:
+def _tensor_bytes(name: str, dtype: str, size: int, *, widen: bool) -> int:
+    if name.endswith(".qzeros"):
+        return size * (8 if widen else 4)
     if dtype in {"F8_E4M3", "F8_E5M2"}:
         return size * (4 if widen else 2)
     if dtype in _FLOAT_BYTES and widen:

@@ -241,6 +241,10 @@ def test_checkpoints_packed_by_autoawq_are_served(tmp_path: Path, originals: dic
     write_tiny_tokenizer(folder)
     unit, _ = check(folder, originals["draft"])
     assert widths(unit.target) == {(4, 64, "affine")}
+    if zeros:  # as such checkpoints are published
+        loaded_bytes = sum(value.nbytes for _, value in tree_flatten(unit.target.parameters()))
+        footprint = main_footprint(unit.spec, widen=memory.computes_in_float32())
+        assert footprint.weights_bytes == pytest.approx(loaded_bytes, rel=1e-3)
 
 
 def awq(name: str, weight: mx.array, *, zeros: bool) -> dict[str, mx.array]:
