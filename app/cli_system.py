@@ -15,6 +15,7 @@ from app.cli_frame import (
     OPTIONS_OF_SERVE,
     Json,
     application,
+    asking_settings,
     console,
     fail,
     reported_errors,
@@ -28,6 +29,7 @@ Scope = Literal["inference", "admin"]
 AppAction = Literal["install", "uninstall", "status", "open"]
 ConfigAction = Literal["list", "get", "set", "unset"]
 DesktopPage = Literal["dashboard", "chat"]
+CacheAction = Literal["list", "clear"]
 ServiceAction = Literal["install", "uninstall", "status"]
 EXIT_NOT_RUNNING = 3
 SERVER, COMPUTER = "The server in the background", "This computer"
@@ -242,6 +244,22 @@ def app_(
             else:
                 said = bundle.status(place, this)
     console().print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+@application.command(rich_help_panel=COMPUTER)
+def cache(
+    action: Annotated[CacheAction, typer.Argument(help="list or clear.")] = "list", *, as_json: Json = False
+) -> None:
+    """Show what is kept on disk of earlier prompts, or forget all of it. Needs no server."""
+    from app.command.loaded import cache_object, cache_table, clear_cache, read_cache
+
+    settings = asking_settings()
+    with reported_errors():
+        if action == "clear":
+            say(clear_cache(settings))
+        else:
+            kept = read_cache(settings)
+            show(cache_object(kept) if as_json else cache_table(kept))
 
 
 @application.command(rich_help_panel=COMPUTER)

@@ -17,6 +17,7 @@ from app.admin.context import Admin, AdminContext
 from app.admin.settings_routes import OPTION_WORDS, sound_models
 from app.core.drafters import METHOD_NAMES
 from app.core.errors import ModelNotFound
+from app.core.prefix_files import clear_prompts, kept_prompts
 from app.serving.auth import SESSION
 from app.serving.document import problems
 from app.serving.errors import said
@@ -116,6 +117,25 @@ async def unload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
 async def reload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Load a loaded model anew, with what is chosen for it now; `in_use`: as soon as no request uses it."""
     return {"model": body.model, "became": await admin.loading.renew(body.model)}
+
+
+@router.get("/admin/api/prefixes")
+def list_prefixes(admin: Admin) -> dict[str, Any]:
+    """Earlier prompts on disk and in memory: bytes in all, and why nothing is written for the moment."""
+    loaded = admin.serving.worker.snapshot.models
+    return {
+        "disk_bytes": sum(kept.size_bytes for kept in kept_prompts(admin.serving.settings.prefixes_path)),
+        "memory_bytes": sum(model.prefix_cache_bytes for model in loaded),
+        "found_tokens": sum(sum(model.prefix_found_tokens.values()) for model in loaded),
+        "trouble": next((model.prefix_trouble for model in loaded if model.prefix_trouble), ""),
+    }
+
+
+@router.post("/admin/api/prefixes/clear")
+async def clear_prefixes(admin: Admin) -> dict[str, int]:
+    """Forget every earlier prompt, in memory and on disk; how many bytes were on disk."""
+    admin.serving.worker.clear_prefixes()
+    return {"freed_bytes": await asyncio.to_thread(clear_prompts, admin.serving.settings.prefixes_path)}
 
 
 @router.post("/admin/api/models/pin", responses=problems(422))

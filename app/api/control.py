@@ -6,7 +6,8 @@ drafter), `drafts` (id and method of each), `looking` (its drafters are not know
 `methods`, `unavailable` (method -> why not), `context` and `context_length` (tokens), `capabilities`, `size_bytes` and
 `problem`.
 
-`POST /api/load`, `/api/unload` and `/api/release`, `GET /api/status`: what the command line asks of a server.
+`POST /api/load`, `/api/unload`, `/api/release` and `/api/cache/clear`, `GET /api/status`: what the command line asks of
+a server.
 
 `GET /api/ps` is Ollama's: what is loaded, in that shape and for its clients. `GET /v1` says what there is to call.
 `GET /health/live`: the event loop runs. `GET /health/ready`, `GET /health`: a request would be taken now. No key.
@@ -26,6 +27,7 @@ from app.api.answer import unless_client_leaves
 from app.api.commands import ModelName
 from app.api.shapes import Model, ModelList, OllamaModels
 from app.core.errors import ModelNotFound, ModelUnavailable
+from app.core.prefix_files import clear_prompts
 from app.hub.catalog import CatalogModel
 from app.serving.auth import authorize_operator
 from app.serving.context import Context, context_of
@@ -83,6 +85,14 @@ async def unload_model(request: Request, body: Sent[NamedModel]) -> dict[str, An
     was_loaded = model_id in context.resolver.loaded()
     await context.worker.unload(model_id)
     return {"model": model_id, "state": "available", "was_loaded": was_loaded}
+
+
+@router.post("/api/cache/clear", dependencies=[Depends(authorize_operator)])
+async def clear_cache(request: Request) -> dict[str, int]:
+    """Forget every earlier prompt, in memory and on disk; how many bytes were on disk."""
+    context = context_of(request)
+    context.worker.clear_prefixes()
+    return {"freed_bytes": await asyncio.to_thread(clear_prompts, context.settings.prefixes_path)}
 
 
 @router.get("/openapi.json")

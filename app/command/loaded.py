@@ -1,6 +1,8 @@
-"""`ps` and `load`: what the server has in memory, as it tells over HTTP; and tables and numbers as people read them."""
+"""`ps`, `load` and `cache`: what the server has in memory, as it tells over HTTP, and what is kept of earlier prompts;
+and tables and numbers as people read them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.cells import cell_len
@@ -8,7 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from app.command.server import running_server
+from app.core.errors import CommandError
+from app.core.prefix_files import KeptPrompts, clear_prompts, kept_prompts
 from app.model_settings import SPECULATION, ModelSettings
+from app.settings import Settings
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -87,6 +93,48 @@ def choice_text(choice: ModelSettings) -> str:
     others = {name: value for name, value in choice.given().items() if name not in SPECULATION}
     parts += [f"{name} {'set' if name == 'system_prompt' else value}" for name, value in others.items()]
     return "; ".join(part for part in parts if part)
+
+
+def cache_table(kept: Sequence[KeptPrompts]) -> RenderableType:
+    """A row for each model."""
+    if not kept:
+        return Text("No earlier prompt is kept on disk.")
+    table = columns_table("Model", "Size", "Blocks", "Last used")
+    for each in kept:
+        used = datetime.fromtimestamp(each.used_at).strftime("%Y-%m-%d %H:%M")  # noqa: DTZ006 - the user's own time
+        table.add_row(Text(each.model, style="bold"), bytes_text(each.size_bytes), str(each.files), used)
+    return unbroken(table)
+
+
+def cache_object(kept: Sequence[KeptPrompts]) -> dict[str, Any]:
+    """`cache --json`."""
+    return {
+        "size_bytes": sum(each.size_bytes for each in kept),
+        "models": [
+            {"model": each.model, "size_bytes": each.size_bytes, "files": each.files, "used_at": each.used_at}
+            for each in kept
+        ],
+    }
+
+
+def read_cache(settings: Settings) -> list[KeptPrompts]:
+    """What is there. Raises CommandError."""
+    try:
+        return kept_prompts(settings.prefixes_path)
+    except OSError as error:
+        raise CommandError(f"{settings.prefixes_path} cannot be read: {error.strerror}") from None
+
+
+def clear_cache(settings: Settings) -> str:
+    """Remove it, and what a running server has in memory; says how much that was. Raises CommandError."""
+    server = running_server(settings)
+    try:
+        size = clear_prompts(settings.prefixes_path) if server is None else 0
+    except OSError as error:
+        raise CommandError(f"{settings.prefixes_path} cannot be cleared: {error.strerror}") from None
+    if server is not None:
+        size = int(server.call("POST", "/api/cache/clear", {})["freed_bytes"])
+    return f"Earlier prompts are forgotten: {bytes_text(size)} on disk are free."
 
 
 def columns_table(*columns: str) -> Table:

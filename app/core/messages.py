@@ -149,6 +149,10 @@ class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model_id: str
 
 
+class ClearPrefixes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Forget every earlier prompt, in memory and on disk. Not answered."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Finish running requests for at most `drain_seconds`, then exit 0."""
 
@@ -162,7 +166,7 @@ class ReadPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt: Generate
 
 
-Command = ReadPrompt | Generate | Cancel | LoadModel | KeepModel | UnloadModel | Shutdown
+Command = ReadPrompt | Generate | Cancel | LoadModel | KeepModel | UnloadModel | ClearPrefixes | Shutdown
 
 
 # --- events ---------------------------------------------------------------------------------------------------
@@ -294,6 +298,11 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int = 0
     cache_bytes: int = 0
     prefix_cache_bytes: int = 0
+    prefix_disk_bytes: int = 0
+    prefix_found_tokens: dict[str, int] = {}
+    """Tokens of prompts that were not read again since it was loaded, by where they were: `memory` or `disk`."""
+    prefix_trouble: str = ""
+    """Why nothing is kept on disk for the moment."""
     cache_families: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     unavailable: dict[str, Reason] = {}
@@ -419,7 +428,7 @@ class Halt:
     """Leave the loop: everything that is to be said has been said."""
 
 
-LoopCommand = Submission | Cancel | LoadModel | KeepModel | UnloadModel | Halt
+LoopCommand = Submission | Cancel | LoadModel | KeepModel | UnloadModel | ClearPrefixes | Halt
 """What the MLX thread is told; it knows choices by their ids."""
 
 

@@ -17,6 +17,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 from app.core.config_values import EXPERTS_KEYS, text_number
 from app.core.draft_lengths import cheap_tokens
 from app.core.errors import InsufficientMemory
+from app.core.prefix_files import PrefixState
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import (
@@ -36,15 +37,12 @@ from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
 from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
 from app.engine.memory import gpu_architecture
-from app.engine.prefix_cache import PrefixCache, open_prefix_cache
+from app.engine.prefix_cache import PrefixCache, checkpoints_of, open_prefix_cache
 from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.readings import Pooling, Scores, score
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
-
-NEAR_TOKENS = 16
-"""A prompt's end so near behind a checkpoint is none itself: fewer tokens are read again than a copy costs."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +131,17 @@ class Engine:
     def prefix_cache_bytes(self) -> int:
         return self.prefixes.nbytes
 
+    @property
+    def prefix_state(self) -> PrefixState:
+        return self.prefixes.state
+
     def drop_prefix_cache(self) -> None:
         self.prefixes.clear()
+
+    def clear_prefix_cache(self) -> None:
+        """What is on disk too, of every model."""
+        self.prefixes.clear()
+        self.prefixes.disk.clear()
 
     def bound_prefix_cache(self, limit_bytes: int) -> None:
         """Keep at most so much of former prompts, and never more than was set for the model."""
@@ -227,7 +234,7 @@ class Engine:
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
         mx.eval(self.runner.arrays(), wanted)
         for row in rows if self.limits.stops_at_checkpoints else ():
-            if row.end in _checkpoints(request := self._requests[row.sequence_id]):
+            if row.end in checkpoints_of(request := self._requests[row.sequence_id]):
                 self._store(request, row.tokens, row.end, ended=False)
         del forward, logits
         mx.clear_cache()
@@ -370,13 +377,6 @@ class Engine:
             self._outcome(row, read[place][: counts[place] + 1], scores, place, kept[place], drafted, reason)
             for place, (row, drafted, reason) in enumerate(zip(rows, tried, proposal.reasons, strict=True))
         )
-
-
-def _checkpoints(request: Request) -> set[int]:
-    """Where rows that cannot be cut are copied: as the text side says, and at the prompt's end unless one is near."""
-    end = len(request.prompt_tokens) - 1
-    near = any(end - NEAR_TOKENS <= place <= end for place in request.checkpoints)
-    return {*request.checkpoints} | (set() if near else {end})
 
 
 def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:

@@ -239,6 +239,12 @@ class EnginePool:
         events, self._events = self._events, before
         return events
 
+    def clear_prefixes(self) -> None:
+        """Forget every earlier prompt, on disk too."""
+        for entry in self._entries.values():
+            if entry.engine is not None:
+                entry.engine.clear_prefix_cache()
+
     # --- telling ----------------------------------------------------------------------------------------------
 
     @property

@@ -16,6 +16,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from app.core.messages import ModelSpecification
+from app.core.prefix_files import PrefixState
 from app.core.request import Request
 from app.engine.drafters import Drafter
 from app.engine.memory import computes_in_float32
@@ -38,6 +39,8 @@ from app.engine.runner import Runner
 
 SHARE = 0.5
 """Of the memory that models leave, where no size was set; the rest is for rows to come."""
+NEAR_TOKENS = 16
+"""A prompt's end so near behind a checkpoint is none itself: fewer tokens are read again than a copy costs."""
 UNBOUND_BYTES = 1 << 30
 """Until somebody says what is left."""
 CLOSE_SECONDS = 5.0
@@ -81,6 +84,11 @@ class PrefixCache:
     @property
     def nbytes(self) -> int:
         return self._memory.nbytes
+
+    @property
+    def state(self) -> PrefixState:
+        """What is on disk of this model, and what was found of it all."""
+        return PrefixState(self.disk.bytes_of(self._folder), dict(self.found_tokens), self.disk.trouble)
 
     @property
     def limit_bytes(self) -> int:
@@ -279,6 +287,13 @@ class PrefixCache:
         """The same, once what is being written to disk is there."""
         self.disk.flush(CLOSE_SECONDS)
         self.clear()
+
+
+def checkpoints_of(request: Request) -> set[int]:
+    """Where rows that cannot be cut are copied: as the text side says, and at the prompt's end unless one is near."""
+    end = len(request.prompt_tokens) - 1
+    near = any(end - NEAR_TOKENS <= place <= end for place in request.checkpoints)
+    return {*request.checkpoints} | (set() if near else {end})
 
 
 def open_prefix_cache(spec: ModelSpecification, disk: Disk) -> PrefixCache:

@@ -15,7 +15,7 @@ import re
 import shutil
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +63,7 @@ class DiskFile:
 
     path: Path
     used_at: float
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,13 @@ class Disk:
         self._folder = folder
         self._most_seconds = most_days * DAY_SECONDS
         self._clock = clock
+        self._of_models: Counter[str] = Counter()
+        """Bytes, by folder."""
         self.shelf: Shelf[DiskFile] = Shelf(limit_bytes if folder else 0, self._delete)
         self.trouble = ""
         """Why nothing is written for the moment."""
         self._rests_until = 0.0
-        self._pending: dict[Name, list[memoryview]] = {}
+        self._pending: dict[Name, tuple[Path, list[memoryview]]] = {}
         """The memory that is being written: let go of by the MLX thread, after the other one."""
         self._cleared: set[Name] = set()
         self._work: queue.SimpleQueue[Callable[[], _Written | None]] = queue.SimpleQueue()
@@ -123,7 +126,7 @@ class Disk:
             if piece is None:
                 path.unlink(missing_ok=True)
             else:
-                self.shelf.add(piece, DiskFile(path, status.st_mtime), PIECE_BYTES + status.st_size)
+                self._add(piece, DiskFile(path, status.st_mtime, status.st_size))
         self._tidy()
 
     def read(self, piece: Piece) -> dict[str, mx.array] | None:
@@ -161,11 +164,11 @@ class Disk:
             return
         if piece.name in self.shelf or piece.name in self._pending:
             return
-        if sum(each.nbytes for buffers in self._pending.values() for each in buffers) + nbytes > PENDING_BYTES:
+        if sum(each.nbytes for _, buffers in self._pending.values() for each in buffers) + nbytes > PENDING_BYTES:
             return  # the next one who uses it offers it again
         header, buffers = encoded(piece, arrays)
         path = self._folder / model / f"{piece.kind}-{piece.key.hex()}{SUFFIX}"
-        self._pending[piece.name] = buffers
+        self._pending[piece.name] = path, buffers
         self._do(partial(_write, piece, path, header, buffers))
 
     def collect(self) -> None:
@@ -176,12 +179,11 @@ class Disk:
             del self._pending[name]
             if name in self._cleared:
                 self._cleared.discard(name)
-                self._do(partial(written.path.unlink, missing_ok=True))
             elif written.error:
                 self._rest(written.error)
             else:
                 self.trouble = ""
-                self.shelf.add(written.piece, DiskFile(written.path, self._clock()), written.nbytes)
+                self._add(written.piece, DiskFile(written.path, self._clock(), written.nbytes))
         self._tidy()
 
     def flush(self, seconds: float) -> None:
@@ -194,6 +196,9 @@ class Disk:
 
     def clear(self) -> None:
         """Forget everything and remove it, that of other models too."""
+        self.collect()
+        for path, _ in self._pending.values():  # by then it is written
+            self._do(partial(path.unlink, missing_ok=True))
         self._cleared |= self._pending.keys()
         self.shelf.clear()
 
@@ -210,7 +215,16 @@ class Disk:
             _logger.warning("earlier prompts are not kept on disk for the moment: %s", error)
         self.trouble, self._rests_until = error, self._clock() + RETRY_SECONDS
 
+    def bytes_of(self, model: str) -> int:
+        """Of one model."""
+        return self._of_models[model]
+
+    def _add(self, piece: Piece, file: DiskFile) -> None:
+        self._of_models[file.path.parent.name] += file.nbytes
+        self.shelf.add(piece, file, PIECE_BYTES + file.nbytes)
+
     def _delete(self, _piece: Piece, file: DiskFile) -> None:
+        self._of_models[file.path.parent.name] -= file.nbytes
         self._do(partial(file.path.unlink, missing_ok=True))
 
     def _do(self, work: Callable[[], _Written | None]) -> None:
@@ -302,21 +316,21 @@ def _digest(parts: Sequence[bytes | memoryview]) -> bytes:
 
 def _write(piece: Piece, path: Path, header: bytes, buffers: Sequence[memoryview]) -> _Written:
     """By the thread that writes."""
-    nbytes = PIECE_BYTES + len(header) + sum(buffer.nbytes for buffer in buffers)
-    partial = path.with_suffix(f".{os.getpid()}{PARTIAL}")
+    nbytes = len(header) + sum(buffer.nbytes for buffer in buffers)
+    begun = path.with_suffix(f".{os.getpid()}{PARTIAL}")
     try:
         for folder in (path.parent.parent, path.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if shutil.disk_usage(path.parent).free - nbytes < FREE_BYTES:
             return _Written(piece, path, nbytes, "the disk is nearly full")
         parts: list[bytes | memoryview] = [header[: DIGEST.start], _digest([header, *buffers]), header[DIGEST.stop :]]
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             for part in (*parts, *buffers):
                 file.write(part)
-        partial.replace(path)
+        begun.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        begun.unlink(missing_ok=True)
         return _Written(piece, path, nbytes, error.strerror or str(error))
     return _Written(piece, path, nbytes)
 

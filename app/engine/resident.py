@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from app.core.footprint import Footprint
 from app.core.messages import LoadedModel, ModelSpecification
+from app.core.prefix_files import PrefixState
 from app.core.step import EnginePort
 from app.engine.drafters import LoadedUnit
 
@@ -63,6 +64,7 @@ class Resident:
     def describe(self, *, pinned: bool, idle_seconds: float) -> LoadedModel:
         """The state of this model; running and waiting requests are the scheduler's to fill in."""
         engine, unit = self.engine, self.unit
+        kept = engine.prefix_state if engine else PrefixState()
         return LoadedModel(
             id=self.spec.id,
             state="loading" if self.ready_engine is None else "ready",
@@ -70,6 +72,9 @@ class Resident:
             weights_bytes=unit.weights_bytes if unit else 0,
             cache_bytes=self.cache_bytes,
             prefix_cache_bytes=self.prefix_bytes,
+            prefix_disk_bytes=kept.disk_bytes,
+            prefix_found_tokens=dict(kept.found_tokens),
+            prefix_trouble=kept.trouble,
             cache_families=engine.cache_families if engine else (),
             methods=engine.limits.drafters if engine else (),
             unavailable=dict(engine.limits.unavailable) if engine else {},

@@ -158,6 +158,10 @@ class WorkerGauges:
         self._running = gauge("requests_running", "Requests that decode now.", ("model",))
         self._waiting = gauge("requests_waiting", "Requests in the queue.", ("model",))
         self._model_bytes = gauge("model_bytes", "Memory of one model.", ("model", "kind"))
+        self._prefix_disk = gauge("prefix_disk_bytes", "Earlier prompts of a loaded model on disk.", ("model",))
+        self._prefix_found = gauge(
+            "prefix_found_tokens", "Prompt tokens not read again since the model was loaded.", ("model", "tier")
+        )
 
     def read(self, worker: WorkerClient) -> None:
         """Set every gauge, count what restarts are new; models that are gone lose theirs."""
@@ -168,13 +172,16 @@ class WorkerGauges:
         self._quarantined.set(len(worker.quarantined))
         for kind in ("active", "cached", "peak"):
             self._memory.labels(kind).set(getattr(snapshot, f"{kind}_bytes"))
-        for labelled in (self._running, self._waiting, self._model_bytes):
+        for labelled in (self._running, self._waiting, self._model_bytes, self._prefix_disk, self._prefix_found):
             labelled.clear()
         for model in snapshot.models:
             self._running.labels(model.id).set(model.running)
             self._waiting.labels(model.id).set(model.waiting)
             for kind in MODEL_BYTES:
                 self._model_bytes.labels(model.id, kind.removesuffix("_bytes")).set(getattr(model, kind))
+            self._prefix_disk.labels(model.id).set(model.prefix_disk_bytes)
+            for tier, tokens in model.prefix_found_tokens.items():
+                self._prefix_found.labels(model.id, tier).set(tokens)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 // The list of models: filtered, with live states; loads and unloads.
 
-import { address, api, attempt, bytes, component, keepInAddress, live, t } from "./core.js";
+import { address, api, attempt, bytes, component, keepInAddress, live, number, t } from "./core.js";
 import {
   bitWords, contextWords, draftsAddress, liveStateOf, methodWords, modelAddress, parameterWords,
   stateOf, tooLargeWords,
@@ -111,5 +111,38 @@ component("models", () => ({
   async unload(model) {
     await attempt(() => api("POST", "/admin/api/models/unload", { model: model.id }), t("models.is_unloaded", { model: model.id }));
     await this.read();
+  },
+}));
+
+component("prefixes", () => ({
+  now: null,
+  isBusy: false,
+
+  init() {
+    return this.read();
+  },
+
+  get isRead() {
+    return this.now !== null;
+  },
+  get kept() {
+    if (!this.now) return "";
+    const { disk_bytes, memory_bytes, found_tokens } = this.now;
+    return t("prefixes.kept", { disk: bytes(disk_bytes), memory: bytes(memory_bytes), tokens: number(found_tokens) });
+  },
+  get problem() {
+    return this.now?.trouble ? t("prefixes.trouble", { reason: this.now.trouble }) : "";
+  },
+
+  async read() {
+    await attempt(async () => {
+      this.now = await api("GET", "/admin/api/prefixes");
+    });
+  },
+  async clear() {
+    this.isBusy = true;
+    await attempt(() => api("POST", "/admin/api/prefixes/clear"), t("prefixes.cleared"));
+    await this.read();
+    this.isBusy = false;
   },
 }));

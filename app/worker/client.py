@@ -19,6 +19,7 @@ from app.core.errors import ModelUnavailable, PacelineError, WorkerGone
 from app.core.messages import (
     Accepted,
     Cancel,
+    ClearPrefixes,
     Delta,
     Event,
     Failed,
@@ -287,6 +288,11 @@ class WorkerClient(Supervisor):
             self.send(told)
             told = msgspec.structs.replace(told, idle_seconds=None)
         self._kept[model_id] = told
+
+    def clear_prefixes(self) -> None:
+        """Let the worker forget every earlier prompt; one that is not there has none in memory."""
+        with contextlib.suppress(WorkerGone):
+            self.send(ClearPrefixes())
 
     async def unload(self, model_id: str) -> None:
         """Unload a unit. Raises ModelUnavailable while requests use it."""

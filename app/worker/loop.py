@@ -16,6 +16,7 @@ from app.core.clock import Clock
 from app.core.errors import PacelineError, QueueFull
 from app.core.messages import (
     Cancel,
+    ClearPrefixes,
     Event,
     Halt,
     Heartbeat,
@@ -138,6 +139,9 @@ class Loop:
                 self._attempt(command, lambda: self._unload(command), f"{command.model_id} cannot be unloaded")
             case KeepModel():
                 self._keep(command)
+            case ClearPrefixes():
+                self._pool.clear_prefixes()
+                self._show()
             case Cancel():
                 for served in self._served.values():
                     served.withdraw(command.id)

@@ -16,6 +16,7 @@ from app.core.clock import Clock
 from app.core.errors import PacelineError, QueueFull, WorkerGone
 from app.core.messages import (
     Cancel,
+    ClearPrefixes,
     Command,
     Event,
     Generate,
@@ -120,7 +121,7 @@ class TextThread:
                 self._read_prompt(command)
             case Cancel() if command.id in self._answers:
                 self._with_answer(command.id, Answer.cancel)
-            case Cancel() | LoadModel() | KeepModel() | UnloadModel():
+            case Cancel() | LoadModel() | KeepModel() | UnloadModel() | ClearPrefixes():
                 self._post(command)
             case Shutdown():
                 again = self._drain_until is not None  # the second one means now

@@ -54,6 +54,7 @@ ROUTES: dict[str, Access] = {
     "POST /api/load": "operator",
     "POST /api/unload": "operator",
     "POST /api/release": "operator",
+    "POST /api/cache/clear": "operator",
     # signing in, keys
     "GET /admin/login": "entrance",
     "GET /admin/setup": "entrance",
@@ -102,6 +103,8 @@ ROUTES: dict[str, Access] = {
     "DELETE /admin/api/measurements/current": "admin",
     "DELETE /admin/api/measurements/{number}": "admin",
     "POST /admin/api/measurements/{number}/apply": "admin",
+    "GET /admin/api/prefixes": "admin",
+    "POST /admin/api/prefixes/clear": "admin",
     "GET /admin/api/models": "admin",
     "POST /admin/api/models/default": "admin",
     "POST /admin/api/models/load": "admin",

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from app.core.prefix_files import PrefixState
 from app.core.request import Request
 from app.core.step import DecodeRow, EngineLimits, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
 from app.engine import memory
@@ -62,6 +63,7 @@ class ScriptedEngine:
     """`EnginePort` that says what `answer` does, as tokens of the model's own tokenizer; every draft is accepted."""
 
     cache_bytes = prefix_cache_bytes = 0
+    prefix_state = PrefixState()
     cache_families = ("attention",)
 
     def __init__(self, unit: LoadedUnit) -> None:
@@ -89,6 +91,8 @@ class ScriptedEngine:
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         self._scripts.pop(request_id, None)
+
+    def clear_prefix_cache(self) -> None: ...
 
     def drop_prefix_cache(self) -> None: ...
 

@@ -194,6 +194,9 @@ class FakeWorker:
     def renew(self, drain_seconds: float = 0.0) -> None:
         self.renewals.append(drain_seconds)
 
+    def clear_prefixes(self) -> None:
+        """It has none."""
+
     async def unload(self, model_id: str) -> None:
         self.unloads.append(model_id)
 

@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -145,6 +146,21 @@ def test_load_and_unload_send_what_was_asked(environment: Mapping[str, str], fak
         ("POST", "/api/load", {"model": "big", "draft": "small", "pin": True, "ttl": 60.0}, "Bearer secret"),
         ("POST", "/api/unload", {"model": "big"}, "Bearer secret"),
     ]
+
+
+def test_earlier_prompts_are_listed_and_forgotten_without_a_server(environment: Mapping[str, str]) -> None:
+    folder = Path(environment["PACELINE_HOME"]) / "prefixes"
+    assert "No earlier prompt is kept" in run(environment, "cache").stdout
+    for name, size in (("big-0123", 3_000_000), ("big-0123", 1_000_000), ("a-b-4567", 2_000)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / f"rows-{size}.safetensors").write_bytes(bytes(size))
+    table = run(environment, "cache").stdout
+    assert all(word in table for word in ("big", "4.0 MB", "a-b", "2.0 kB"))
+    kept = json.loads(run(environment, "cache", "list", "--json").stdout)
+    assert kept["size_bytes"] == 4_002_000
+    assert {each["model"]: each["files"] for each in kept["models"]} == {"big": 2, "a-b": 1}
+    assert "4.0 MB on disk are free" in run(environment, "cache", "clear").stdout
+    assert not any(folder.iterdir())
 
 
 def test_an_error_of_the_server_is_one_line(environment: Mapping[str, str], fake: FakeServer) -> None:

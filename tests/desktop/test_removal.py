@@ -13,7 +13,14 @@ from app.i18n import read_words
 from app.settings import Settings, read_settings
 
 OWN = {
-    "caches": ("logs/paceline.log", "costs/a.json", "tokenizers.json", "window.json", "window/Cache/x"),
+    "caches": (
+        "logs/paceline.log",
+        "costs/a.json",
+        "prefixes/a-1/rows-2.safetensors",
+        "tokenizers.json",
+        "window.json",
+        "window/Cache/x",
+    ),
     "state": (
         "paceline.sqlite3.before-0003",
         "hub_token",

@@ -9,6 +9,7 @@ from mlx import nn
 from app.core.errors import ModelUnavailable
 from app.core.footprint import Footprint
 from app.core.messages import ModelSpecification
+from app.core.prefix_files import PrefixState
 from app.core.request import Request
 from app.core.step import EngineLimits, StepCost, StepPlan, StepResult
 from app.engine.drafters import LoadedUnit
@@ -26,6 +27,7 @@ class FakeEngine:
     id: str
     cache_bytes: int = 0
     prefix_cache_bytes: int = 0
+    prefix_state: PrefixState = PrefixState()  # noqa: RUF009 - frozen
     cache_families: tuple[str, ...] = ("kv",)
     limits: EngineLimits = field(default_factory=lambda: EngineLimits(max_context_tokens=64, max_rows=2))
     measured: Sequence[StepCost] = ()
@@ -38,6 +40,9 @@ class FakeEngine:
 
     def release(self, request_id: str, tokens: Any) -> None:
         return None
+
+    def clear_prefix_cache(self) -> None:
+        self.prefix_cache_bytes = 0
 
     def drop_prefix_cache(self) -> None:
         self.prefix_cache_bytes = 0

@@ -248,5 +248,12 @@ def test_a_conversation_outlives_its_server_and_its_worker(
         async with working(prefixes=prefixes) as client:
             assert await ask(client, "again") == (said, 499)
             assert await ask(client, "stranger", owner="key 2") == (said, 0)
+            await come_true(
+                lambda: bool(client.snapshot.models and client.snapshot.models[0].prefix_found_tokens["disk"])
+            )
+            assert client.snapshot.models[0].prefix_disk_bytes > 100_000
+            client.clear_prefixes()
+            await come_true(lambda: not list(prefixes.folder.rglob("*.safetensors")))
+            assert await ask(client, "forgotten") == (said, 0)
 
     asyncio.run(scenario())
