@@ -28,9 +28,9 @@ SIZES = {
 MASK_TOKEN = 96
 
 
-def dflash_config(family: str, **changes: Any) -> DFlashConfig:
+def dflash_config(family: str, *, vocabulary_size: int = 97, **changes: Any) -> DFlashConfig:
     """Two layers, block 6, both ends of the target tapped; the second layer slides over 12 tokens."""
-    target = tiny_config(family)
+    target = tiny_config(family, vocabulary_size=vocabulary_size)
     config = {
         **SIZES,
         "architectures": ["DFlashDraftModel"],
@@ -45,9 +45,9 @@ def dflash_config(family: str, **changes: Any) -> DFlashConfig:
     return DFlashConfig.read({**config, **changes}, target)
 
 
-def eagle3_config(family: str, **changes: Any) -> Eagle3Config:
+def eagle3_config(family: str, *, vocabulary_size: int = 97, **changes: Any) -> Eagle3Config:
     """Two taps are enough for targets of two layers; the draft vocabulary has 40 of the target's tokens."""
-    target = tiny_config(family)
+    target = tiny_config(family, vocabulary_size=vocabulary_size)
     config = {
         **SIZES,
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -77,26 +77,29 @@ def tiny_eagle3_module(family: str, *, seed: int = 4, **changes: Any) -> Eagle3M
     return module
 
 
-def tiny_mtp_module(*, seed: int = 5) -> MtpModel:
+def tiny_mtp_module(*, seed: int = 5, vocabulary_size: int = 97) -> MtpModel:
     """The head of a tiny qwen3_next; it fits every target of that hidden size."""
-    config = tiny_config("qwen3_next")
+    config = tiny_config("qwen3_next", vocabulary_size=vocabulary_size)
     arguments = qwen3_next.ModelArgs.from_dict({**config, "mlp_only_layers": []})
     layer = qwen3_next.Qwen3NextDecoderLayer(arguments, arguments.full_attention_interval - 1)
     module: MtpModel = filled(MtpModel(MtpConfig.read({}, config), layer), seed)
     return module
 
 
-def running(kind: type[DFlash | Eagle3 | Mtp], module: nn.Module, model: nn.Module, family: str) -> FeatureDrafter:
+def running(
+    kind: type[DFlash | Eagle3 | Mtp], module: nn.Module, model: nn.Module, family: str, *, vocabulary_size: int = 97
+) -> FeatureDrafter:
     """The drafter over its module and the target's embedding and head."""
-    config = tiny_config(family)
+    config = tiny_config(family, vocabulary_size=vocabulary_size)
     runner = Runner(module, margin_tokens=24, chunk_tokens=16, probe=False)
-    return kind(runner, Target(model, config, config["vocab_size"]))
+    return kind(runner, Target(model, config, vocabulary_size))
 
 
-def tiny_drafter(method: str, family: str, model: nn.Module) -> FeatureDrafter:
+def tiny_drafter(method: str, family: str, model: nn.Module, *, vocabulary_size: int = 97) -> FeatureDrafter:
     """The drafter of a method for a tiny target."""
+    size: dict[str, int] = {"vocabulary_size": vocabulary_size}
     if method == "dflash":
-        return running(DFlash, tiny_dflash_module(family), model, family)
+        return running(DFlash, tiny_dflash_module(family, **size), model, family, **size)
     if method == "eagle3":
-        return running(Eagle3, tiny_eagle3_module(family), model, family)
-    return running(Mtp, tiny_mtp_module(), model, family)
+        return running(Eagle3, tiny_eagle3_module(family, **size), model, family, **size)
+    return running(Mtp, tiny_mtp_module(**size), model, family, **size)

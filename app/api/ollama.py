@@ -19,7 +19,7 @@ from pydantic import Field
 
 from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves
 from app.api.chat import MAX_MESSAGES, MAX_TOOLS, ChatBody, chat_command
-from app.api.commands import GenerationBody, ModelName, StayBody, keep_model, max_tokens, shared_command
+from app.api.commands import NO_LIMIT, GenerationBody, ModelName, StayBody, keep_model, max_tokens, shared_command
 from app.api.completions import prompts
 from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, shortened
 from app.api.shapes import OllamaChatAnswer, OllamaModel, OllamaModels, OllamaText, OllamaVector, OllamaVectors
@@ -58,7 +58,9 @@ class OllamaBody(StayBody):
         """The fields of OpenAI's that mean the same."""
         options = self.options or {}
         fields = {name: value for name, value in options.items() if name in OPTIONS}
-        fields |= {"model": plain_name(self.model), "max_tokens": options.get("num_predict") or None}
+        most = options.get("num_predict") or None
+        # Below 0 there is no limit, or (-2) that of the context, which always holds.
+        fields |= {"model": plain_name(self.model), "max_tokens": NO_LIMIT if type(most) is int and most < 0 else most}
         fields["keep_alive"] = self.stay_seconds
         fields |= {"repetition_penalty": options.get("repeat_penalty"), "speculation": self.speculation}
         if isinstance(self.think, bool):

@@ -51,8 +51,8 @@ def answer_grammar(command: Generate, dialect: Dialect) -> str:
 
 
 def reasoning_of(command: Generate, dialect: Dialect, prompt_end: str) -> Reasoning | None:
-    """How the answer may begin with reasoning, and how long that may take; None: it has none."""
-    if command.messages is None or not dialect.closing:
+    """How the answer may begin with reasoning, and how long that may take; None: it has none, or it is over."""
+    if command.messages is None or not dialect.closing or prompt_end.rstrip().endswith(dialect.closing):
         return None
     inside = dialect.parser == HARMONY or thinks(dialect, prompt_end)
     opening = "" if dialect.parser == HARMONY else dialect.opening

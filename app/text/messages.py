@@ -6,6 +6,7 @@ assistant that only calls tools has no content, which some test for and others w
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from typing import Any
 
 from app.core.errors import InvalidRequest
@@ -43,11 +44,26 @@ class Arguments(dict[str, Any]):
 
 
 def plain_messages(messages: Iterable[Mapping[str, Any]]) -> Messages:
-    """Copies with text parts joined, tool arguments as `Arguments` and reasoning under one name.
+    """Copies with text parts joined, tool arguments as `Arguments`, reasoning under one name, results as called.
 
     Raises `InvalidRequest` for a message without a role and for parts that are not text.
     """
-    return [_plain_message(message) for message in messages]
+    return _results_as_called([_plain_message(message) for message in messages])
+
+
+def _results_as_called(messages: Messages) -> Messages:
+    """Results in the order of their calls: most templates show no ids, so that a model knows them by nothing else."""
+    told: Messages = []
+    places: dict[str, int] = {}
+    for are_results, run in groupby(messages, key=lambda message: message["role"] == "tool"):
+        found = list(run)
+        if are_results:
+            found.sort(key=lambda message: places.get(str(message.get("tool_call_id")), len(places)))
+        calls = found[-1].get("tool_calls")
+        called = [call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+        places = {str(identifier): place for place, identifier in enumerate(called)}
+        told += found
+    return told
 
 
 def calls_in_words(messages: Messages) -> Messages:

@@ -105,8 +105,9 @@ class Choice:
         if not self.closing:
             chunk = self._take(event, at)
             self._emit(self._splitter.feed(chunk.text, chunk.accepted_spans, final=chunk.stopped))
-            if self._splitter.calls and not self._command.parallel_tool_calls and not self._splitter.is_calling:
-                self.close("tool_calls")
+            whole_calls = self._splitter.calls and not self._splitter.is_calling
+            if whole_calls and (chunk.stopped or not self._command.parallel_tool_calls):
+                self.closing = "tool_calls"
         if event.finish_reason is None:
             return
         if self.closing:

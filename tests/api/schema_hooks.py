@@ -21,7 +21,7 @@ def map_body(context: Any, body: Any) -> Any:
         changes["model"] = os.environ["SCHEMA_MODEL"]
     path = context.operation.path
     if path in OLLAMA:
-        options = body.get("options") or {}
+        options = {} if body.get("options") is None else body["options"]
         return body | changes | ({"options": options | {"num_predict": LONGEST}} if isinstance(options, dict) else {})
     limit = LIMITS.get(path, "max_tokens")
     if type(length := body.get(limit)) is int and length > LONGEST:

@@ -48,6 +48,9 @@ def test_a_tool_is_called_and_its_result_read(client: ollama.Client) -> None:
 def test_generate_formats_and_embeddings(client: ollama.Client) -> None:
     plain = client.generate(model=MODEL, prompt="Count from 1 to 5.", options=COLD)
     assert plain.response
+    for endless in (-1, -2):
+        longest = client.generate(model=MODEL, prompt="Count from 1 to 5.", options=COLD | {"num_predict": endless})
+        assert (longest.response, longest.done_reason) == (plain.response, "stop")
     raw = client.generate(model=MODEL, prompt="one two three one two", raw=True, options=COLD)
     assert raw.eval_count
     schema: Any = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}

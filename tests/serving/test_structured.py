@@ -72,6 +72,34 @@ def test_a_schema_is_kept_and_the_text_is_the_same_whoever_drafts(server: Server
     assert len(set(texts.values())) == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "fields"),
+    [
+        ("Turn this into JSON: name: Ada, age: 36, city: Oslo", {"name": "string", "age": "integer", "city": "string"}),
+        (
+            "Write JSON with title Dune, author Frank, year 1965 and pages 412.",
+            {"title": "string", "author": "string", "year": "integer", "pages": "integer"},
+        ),
+        ("Make JSON with name Ada and age 36.", {"name": "string", "age": "integer"}),
+    ],
+)
+def test_forced_keys_make_more_tokens_of_a_cycle_than_the_same_text_without_them(
+    server: Server, asked: str, fields: dict[str, str]
+) -> None:
+    def written(**changes: Any) -> tuple[str, float]:
+        answer = ask(server, asked, speculation={"method": "ngram", "num_draft_tokens": 8}, **changes)
+        cycles = sum(each["cycles"] for each in answer["speculation"]["methods"].values())
+        return answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"] / cycles
+
+    properties = {name: {"type": kind} for name, kind in fields.items()}
+    schema = {"type": "object", "properties": properties, "required": [*fields], "additionalProperties": False}
+    free_text, free = written()
+    text, forced = written(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert json.loads(text) == json.loads(free_text)
+    assert text == free_text
+    assert forced >= 1.3 * free
+
+
 def test_what_is_asked_for_is_what_comes(server: Server) -> None:
     def content(**changes: Any) -> str:
         return str(ask(server, "Go on.", **changes)["choices"][0]["message"]["content"])
@@ -120,6 +148,13 @@ def test_streamed_deltas_rebuild_the_arguments_of_a_call(client: openai.OpenAI, 
         speculation = whole.model_dump()["speculation"]
         drafted, accepted = drafted + speculation["drafted"], accepted + speculation["accepted"]
     assert accepted >= 0.6 * drafted > 0
+
+
+@pytest.mark.parametrize(("stop", "reason"), [("</tool_call>", "tool_calls"), ("Os", "stop")])
+def test_a_call_that_is_whole_where_a_stop_string_comes_is_a_call(server: Server, stop: str, reason: str) -> None:
+    [choice] = ask(server, "What is the weather in Oslo?", tools=TOOLS, stop=[stop])["choices"]
+    arguments = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    assert (choice["finish_reason"], arguments == '{"city": "Oslo"}') == (reason, reason == "tool_calls")
 
 
 def test_a_result_goes_back_and_a_refused_choice_is_named(client: openai.OpenAI) -> None:

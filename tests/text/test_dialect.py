@@ -1,6 +1,7 @@
 """Reasoning and tool calls out of an answer: the same at every cut, in every family's syntax, nothing ever lost."""
 
 import json
+import pkgutil
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from mlx_lm import tool_parsers
 
+from app.core.messages import Generate, ModelSpecification
 from app.text.dialect import BARE_JSON, HARMONY, NO_DIALECT, Dialect, read_dialect, with_json_calls
+from app.text.grammar import reasoning_of
 from app.text.splitter import AnswerSplitter, ReasoningCount
 
 PARAMETERS = {
@@ -89,6 +93,32 @@ SYNTAX: list[tuple[Dialect, str, list[tuple[str, Any]]]] = [
         PLAIN,
     ),
     (
+        of("function_gemma", "<start_function_call>", "<end_function_call>"),
+        "<start_function_call>call:get_weather{city:<escape>Zürich<escape>,days:3}<end_function_call>",
+        PLAIN,
+    ),
+    (
+        of("kimi_k3", "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+        '<|open|>argument key="city" type="string"<|sep|>Zürich<|close|>argument<|sep|>'
+        '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>'
+        '<|open|>call tool="get_weather" index="2"<|sep|><|open|>json type="object"<|sep|>{"days": 1}'
+        "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        [*PLAIN, ("get_weather", {"days": 1})],
+    ),
+    (
+        of("laguna", "<tool_call>", "</tool_call>"),
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Zürich</arg_value><arg_key>days</arg_key>"
+        "<arg_value>3</arg_value></tool_call>",
+        PLAIN,
+    ),
+    (
+        of("muse_spark", "<atem:function_calls>", "</atem:function_calls>"),
+        '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Zürich</atem:parameter>\n'
+        '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+        PLAIN,
+    ),
+    (
         of("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
         '{"city": "Zürich", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
@@ -133,6 +163,11 @@ def split(dialect: Dialect, pieces: Sequence[str], **options: Any) -> dict[str, 
 def cuts(text: str, chance: random.Random) -> list[str]:
     places = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(0, 9))))
     return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def test_no_parser_of_mlx_lm_is_left_out() -> None:
+    ours = {dialect.parser for dialect, *_ in SYNTAX}
+    assert {module.name for module in pkgutil.iter_modules(tool_parsers.__path__)} <= ours
 
 
 @pytest.mark.parametrize(("dialect", "written", "calls"), SYNTAX)
@@ -258,6 +293,15 @@ def test_the_template_says_the_dialect() -> None:
     assert read_dialect(Told("{% if tools %}")).parser == BARE_JSON
     assert read_dialect(Told("{{ messages }}")).parser == ""
     assert read_dialect(Told("<|channel|>final<|message|>")).parser == HARMONY
+
+
+def test_an_answer_reasons_no_more_where_its_prompt_ended_the_reasoning() -> None:
+    asked = Generate(id="", model=ModelSpecification(id="", path=""), messages=[{"role": "user", "content": "x"}])
+    for end, inside in (("assistant\n", False), ("assistant\n<think>\n", True)):
+        reasoning = reasoning_of(asked, JSON_DIALECT, end)
+        assert reasoning is not None
+        assert reasoning.inside == inside
+    assert reasoning_of(asked, JSON_DIALECT, "assistant\n<think>\n\n</think>\n\n") is None
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +35,24 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_prompt_tokens_are_those_of_apply_chat_template(model: TextModel) -> None:
     """It cannot be asked about null content, of which it drops the key."""
     compared = 0
-    for messages, tools in dialogues():
+    for (messages, tools), thinks in product(dialogues(), ({}, {"enable_thinking": True}, {"enable_thinking": False})):
         if any(message["content"] is None for message in messages):
             continue
         if any(message.get("tool_calls") for message in messages) and "tool_calls" not in model.tokenizer.chat_template:
             continue  # told in words too
-        rendered = [tokens for variant, _ in variants(messages) if (tokens := applied(model, variant, tools))]
+        rendered = [tokens for each, _ in variants(messages) if (tokens := applied(model, each, tools, thinks))]
         if rendered:
             # A template that knows no tools is told of them in words; transformers drops them.
-            assert model.render(messages, tools if model.table.dialect.parser else None) in rendered
+            assert model.render(messages, tools if model.table.dialect.parser else None, thinks) in rendered
             compared += 1
-    assert compared >= 13
+    assert compared >= 60
 
 
-def applied(model: TextModel, messages: list[dict[str, Any]], tools: Any) -> list[int] | None:
+def applied(model: TextModel, messages: list[dict[str, Any]], tools: Any, thinks: dict[str, bool]) -> list[int] | None:
     """What transformers makes of it, if it does."""
+    options: Any = {"tools": tools, "add_generation_prompt": True, "return_dict": False} | thinks
     with contextlib.suppress(Exception):
-        return list(
-            model.tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
-        )
+        return list(model.tokenizer.apply_chat_template(messages, **options))
     return None
 
 
