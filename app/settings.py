@@ -169,8 +169,8 @@ class Settings(BaseModel):
     )
     parallel_downloads: int = _setting(1, "Concurrent downloads.", "folders", "now", unit="downloads", ge=1, le=3)
     policy: Literal["single", "auto", "off"] = _setting(
-        "single",
-        "When to draft: only when one request is running (`single`), whenever it is faster (`auto`) or never (`off`).",
+        "auto",
+        "When to draft: whenever it is faster (`auto`), only when one request is running (`single`) or never (`off`).",
         "speculation",
         "reload",
     )

@@ -23,7 +23,7 @@ from app.settings import SECTIONS
 
 OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
     "theme": {"system": "theme.system", "light": "theme.light", "dark": "theme.dark"},
-    "policy": {"single": "drafts.policy_single", "auto": "drafts.policy_auto", "off": "drafts.policy_off"},
+    "policy": {"auto": "drafts.policy_auto", "single": "drafts.policy_single", "off": "drafts.policy_off"},
     "acceptance": {"coupled": "drafts.coupled", "rejection": "drafts.rejection"},
     "log_level": {
         "debug": "settings.log_debug",

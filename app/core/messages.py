@@ -54,7 +54,7 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     """At most one for each method, the best first."""
     draft_unavailable: str = ""
     """Why a drafter that was chosen is not used; empty when there is none to explain."""
-    policy: str = "single"
+    policy: str = "auto"
     acceptance: str = "coupled"
     """`coupled`: a draft is accepted iff it equals the target's own draw; `rejection`: with chance min(1, p/q)."""
     methods: tuple[str, ...] = ()

@@ -175,7 +175,7 @@ class Scheduler:
         self,
         limits: EngineLimits,
         *,
-        policy: str = "single",
+        policy: str = "auto",
         usual: SpeculationRequest = NO_WISH,
         measured: Iterable[StepCost] = (),
         queue_limit: int = 128,

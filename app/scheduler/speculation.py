@@ -12,7 +12,7 @@ from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from app.scheduler.sequence import Sequence
 
-POLICIES = ("single", "auto", "off")
+POLICIES = ("auto", "single", "off")
 
 
 def allowed_methods(

@@ -79,8 +79,8 @@ async def test_what_was_not_in_memory_is_not_afterwards(site: ModelSite) -> None
 
 
 async def test_the_recommendation_is_listed_applied_and_nothing_else(site: ModelSite) -> None:
-    other = {"acceptance": "rejection", "temperature": 0.3}
-    site.admin.serving.live.change_model(DEMO, other, "test")
+    other: dict[str, Any] = {"acceptance": "rejection", "temperature": 0.3}
+    site.admin.serving.live.change_model(DEMO, {**other, "policy": "single"}, "test")
     row = await site.measured()
     listed = row["report"]["advice"]["changes"]
     assert {each["name"]: (each["old"], each["new"]) for each in listed} == {
@@ -159,7 +159,7 @@ async def test_a_turn_that_others_would_share_is_done_again_without_them(site: M
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        ({}, SpeculationRequest(methods=("dflash", "ngram"), policy="single")),
+        ({}, SpeculationRequest(methods=("dflash", "ngram"), policy="auto")),
         (
             {"methods": ["ngram"], "num_draft_tokens": 3, "policy": "auto"},
             SpeculationRequest(methods=("ngram",), num_draft_tokens=3, policy="auto"),

@@ -166,10 +166,10 @@ async def test_hostile_values_stay_text(site: SignInSite, client: httpx2.AsyncCl
 async def test_settings_of_a_model_are_told_changed_and_taken_back(client: httpx2.AsyncClient) -> None:
     told = (await client.get(MODEL)).json()
     assert (told["model"], set(by_name(told["settings"]))) == ("demo-main", set(ModelSettings.model_fields))
-    changed = (await client.patch(MODEL, json={"temperature": 0.5, "policy": "auto"})).json()
+    changed = (await client.patch(MODEL, json={"temperature": 0.5, "policy": "single"})).json()
     rows = by_name(changed["settings"])
     assert (rows["temperature"]["value"], rows["temperature"]["origin"]) == (0.5, "store")
-    assert (rows["policy"]["value"], rows["policy"]["inherited"], changed["reload"]) == ("auto", "single", "not needed")
+    assert (rows["policy"]["value"], rows["policy"]["inherited"], changed["reload"]) == ("single", "auto", "not needed")
     await client.patch(MODEL, json={"temperature": None})
     assert by_name((await client.get(MODEL)).json()["settings"])["temperature"]["value"] is None
     assert (await client.get("/admin/api/models/nowhere/settings")).status_code == 404

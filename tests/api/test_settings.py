@@ -18,7 +18,7 @@ def test_defaults_are_safe() -> None:
     settings = make()
     assert (settings.host, settings.port, settings.is_loopback, settings.api_key) == ("127.0.0.1", 8710, True, None)
     assert settings.home == Path.home() / ".paceline"
-    assert (settings.policy, settings.max_rows, settings.queue_limit) == ("single", 8, 128)
+    assert (settings.policy, settings.max_rows, settings.queue_limit) == ("auto", 8, 128)
 
 
 def test_no_settings_lead_to_a_folder_that_is_called_tilde() -> None:

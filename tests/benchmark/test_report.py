@@ -162,7 +162,7 @@ def test_the_changes_are_those_that_differ_and_no_others() -> None:
 
 def test_a_choice_to_draft_switches_drafting_on() -> None:
     changes = changes_to(choice_of(Setting("ngram", 2), DRAFTERS), {"policy": "off"})
-    assert Change("policy", "off", "single") in changes
+    assert Change("policy", "off", "auto") in changes
 
 
 def test_what_is_in_use_stays_where_the_best_is_no_clearly_better() -> None:

@@ -19,22 +19,27 @@ costs
 What a prompt's prefix holds is in the drafters' caches too, as behind a prefix hit; the rest is read when first asked.
 """
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import ceil
+from statistics import median
 
 from app.core.draft_lengths import cheap_tokens
-from tests.scheduler.replayed import Step
+from app.serving.sweep.grid import GOVERNOR, Setting
+from tests.scheduler.replayed import ROUNDS, Server, Step, TraceEngine, fixed_steps, recorded
 
 TILE = 32
+BATCH_ROWS = 4
+"""That a load measures, beside one."""
 DELIVERY_STEPS = 0.001
 """Of a step that only reads what was launched before it, and of looking up."""
 READING_STEPS = 0.01
 """Of a draft model, for each token it missed: as recorded on the CPU, in plain steps."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chip:
     """`matmul`: cost by tokens, the last one a whole tile's; `architecture` as mlx names it."""
 
@@ -52,7 +57,7 @@ class Chip:
         return known[left] + (known[right] - known[left]) * (tokens - left) / (right - left)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Weights:
     """Of a target: gigabytes that a token reads, of which `experts` are shared by nobody; its KV, its drafters."""
 
@@ -80,7 +85,7 @@ MODELS = (
 CONTEXTS = (1_024, 8_192, 32_768)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChipTable:
     """What steps cost on one chip, of one model, behind a context."""
 
@@ -126,3 +131,30 @@ class ChipTable:
 
 
 TABLES = tuple(ChipTable(*each) for each in product(CHIPS, MODELS, CONTEXTS))
+
+
+def fixed_rates_on(table: ChipTable) -> dict[str, dict[Setting, float]]:
+    """By workload and setting: tokens for each reading of the weights."""
+    tokens = {each["name"]: sum(request["tokens"] for request in each["requests"]) for each in recorded()["workloads"]}
+    behind = table.context_tokens
+    return {
+        name: {
+            setting: tokens[name] / sum(sum(table.of(step._replace(context=step.context + behind))) for step in steps)
+            for setting, steps in settings.items()
+        }
+        for name, settings in fixed_steps().items()
+    }
+
+
+def governed_rates_on(table: ChipTable, seed: int) -> dict[str, float]:
+    """One life: the workloads one after the other, a few rounds, of which the middle one counts."""
+    chance = random.Random(seed)
+    servers = {
+        name: Server(
+            TraceEngine(model, chance, table, table.cheap_tokens, table.context_tokens), measured_rows=(1, BATCH_ROWS)
+        )
+        for name, model in recorded()["models"].items()
+    }
+    workloads = list(recorded()["workloads"])
+    answers = [(each["name"], servers[each["model"]].answer(each, GOVERNOR)) for each in workloads * ROUNDS]
+    return {each["name"]: median(rate for name, rate in answers if name == each["name"]) for each in workloads}

@@ -35,6 +35,8 @@ from bench.comparison.verdict import Rates
 
 TRACES = Path(__file__).parent / "traces.json"
 FIXED_LENGTHS = (1, 2, 4, 7, 15)
+CHIP_LENGTHS = (1, 2, 3, 4, 5, 7, 9, 15)
+"""With those that chips make cheap."""
 DELIVERY_SECONDS = 0.0001
 """Of a step that only reads what was launched before it."""
 NOISE, PAUSE_RATE, PAUSE = 0.08, 0.01, 5.0
@@ -289,7 +291,7 @@ def recorded_server(name: str, chance: random.Random | None) -> Server:
     return Server(TraceEngine(recorded()["models"][name], chance))
 
 
-def settings_of(name: str) -> list[Setting]:
+def settings_of(name: str, lengths: Sequence[int] = FIXED_LENGTHS) -> list[Setting]:
     """Plain decoding, and every method at these lengths, as far as it can draft."""
     model = recorded()["models"][name]
     return [
@@ -297,9 +299,21 @@ def settings_of(name: str) -> list[Setting]:
         *(
             Setting(method, length)
             for method in model["drafters"]
-            for length in sorted({min(length, model["longest"].get(method, length)) for length in FIXED_LENGTHS})
+            for length in sorted({min(length, model["longest"].get(method, length)) for length in lengths})
         ),
     ]
+
+
+@cache
+def fixed_steps() -> dict[str, dict[Setting, list[Step]]]:
+    """By workload and setting: what would run, whatever it costs."""
+    found: dict[str, dict[Setting, list[Step]]] = {}
+    for workload in recorded()["workloads"]:
+        for setting in settings_of(workload["model"], CHIP_LENGTHS):
+            engine = TraceEngine(recorded()["models"][workload["model"]])
+            Server(engine).answer(workload, setting)
+            found.setdefault(workload["name"], {})[setting] = engine.steps
+    return found
 
 
 @cache

@@ -276,7 +276,7 @@ def changes_to(choice: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[C
     drafters that the model would get now. A choice to draft switches drafting on."""
     wanted = dict(choice)
     if current["policy"] == "off" and wanted.get("policy") is None:
-        wanted["policy"] = "single"
+        wanted["policy"] = "auto"
     drafts = wanted.get("drafts")
     if drafts is not None and current.get("drafts") is None and set(drafts) == set(current.get("planned") or ()):
         del wanted["drafts"]
