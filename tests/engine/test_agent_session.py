@@ -43,7 +43,7 @@ def engine_of(
 
 
 def turns_of(text: TextModel, engine: Engine, wish: SpeculationRequest) -> list[Turn]:
-    return Session(text, system_words=8, turn_words=8, speculation=wish).run(lambda _: engine, turns=6)
+    return Session(text, system_words=8, turn_words=8, speculation=wish).run(lambda _: engine, turns=5)
 
 
 def ratio(turns: list[Turn]) -> float:
@@ -83,13 +83,14 @@ def test_the_same_holds_when_every_turn_meets_another_process(
         engines[:] = [engine_of(family, drafter, disk=Disk(tmp_path, 1 << 30))]
         return engines[0]
 
-    turns = Session(text, system_words=8, turn_words=8).run(restarted, turns=12)
+    turns = Session(text, system_words=8, turn_words=8).run(restarted, turns=7)
     assert ratio(turns) <= 1.1
-    again = Session(text, system_words=8, turn_words=8).run(lambda _: engines[0], turns=12)
+    again = Session(text, system_words=8, turn_words=8).run(lambda _: engines[0], turns=7)
     assert [turn.output for turn in again] == [turn.output for turn in turns], "what was put back is what was computed"
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_holds_for_a_context_of_8_000_tokens(text: TextModel, family: str, drafter: str) -> None:
@@ -111,7 +112,7 @@ def test_a_turn_drafts_and_says_what_it_would_without_a_cache(text: TextModel, f
     assert not any(turn.cached_tokens for turn in missed)
     for one, other in zip(found, missed, strict=True):
         assert (one.output, one.cycles, one.accepted) == (other.output, other.cycles, other.accepted)
-    assert sum(turn.cycles for turn in found) > 6
+    assert sum(turn.cycles for turn in found) > 5
 
 
 def test_a_prompt_longer_than_the_cache_keeps_what_fits(text: TextModel) -> None:
