@@ -36,6 +36,7 @@ from app.engine import memory
 from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
 from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
+from app.engine.lanes import reservation
 from app.engine.memory import gpu_architecture
 from app.engine.prefix_cache import PrefixCache, checkpoints_of, open_prefix_cache
 from app.engine.prefix_disk import NO_DISK, Disk
@@ -148,7 +149,7 @@ class Engine:
         self.prefixes.bound(limit_bytes)
 
     def admit(self, request: Request) -> int:
-        self.runner.claim(request.id)
+        self.runner.claim(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
         self._requests[request.id] = request
         self._constraints.admit(request)
         self.drafters.admit(request)

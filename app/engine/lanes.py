@@ -10,7 +10,14 @@ from typing import Any
 
 import mlx.core as mx
 
+from app.core.footprint import GROWTH_STEP_TOKENS
+
 MASK_FULL = "causal"
+
+
+def reservation(prompt_tokens: int, answer_tokens: int) -> int:
+    """Positions to set aside for a request at once: its prompt, and of its answer a quarter of that or a step."""
+    return prompt_tokens + min(answer_tokens, max(GROWTH_STEP_TOKENS, prompt_tokens // 4))
 
 
 @dataclass(frozen=True)
@@ -38,21 +45,24 @@ class SlotTable:
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}
         self.lengths: list[int] = []
+        self.reserved: list[int] = []
+        """By slot, how many tokens its row was expected to have when it was claimed; 0: not known."""
         self.selection = Selection(0, 1, 1, (0,))
 
-    def claim(self, sequence_id: str) -> None:
+    def claim(self, sequence_id: str, reserve_tokens: int = 0) -> None:
         """Take the next slot. Occupied slots are always 0 … n-1."""
         self.slots[sequence_id] = len(self.slots)
         self.lengths.append(0)
+        self.reserved.append(reserve_tokens)
 
     def release(self, sequence_id: str) -> tuple[int, int]:
         """Free the slot; the answer is the last slot and the hole that its row must move into, often the same."""
-        hole, length = self.slots.pop(sequence_id), self.lengths.pop()
+        hole, length, reserved = self.slots.pop(sequence_id), self.lengths.pop(), self.reserved.pop()
         last = len(self.slots)
         if hole != last:
             mover = next(name for name, slot in self.slots.items() if slot == last)
             self.slots[mover] = hole
-            self.lengths[hole] = length
+            self.lengths[hole], self.reserved[hole] = length, reserved
         return last, hole
 
     def length(self, sequence_id: str) -> int:
@@ -100,6 +110,12 @@ class Lane:
     def longest(self) -> int:
         """Buffer positions that the longest row of all takes."""
         return max((length - self.base(slot) for slot, length in enumerate(self.table.lengths)), default=0)
+
+    @property
+    def reserved(self) -> int:
+        """Buffer positions that the rows are expected to take at most."""
+        most = max((tokens - self.base(slot) for slot, tokens in enumerate(self.table.reserved)), default=0)
+        return most if self.capacity is None else min(most, self.capacity)
 
     def base(self, slot: int) -> int:
         return self.bases[slot] if slot < len(self.bases) else 0

@@ -19,6 +19,7 @@ from app.core.messages import ModelSpecification
 from app.core.prefix_files import PrefixState
 from app.core.request import Request
 from app.engine.drafters import Drafter
+from app.engine.lanes import reservation
 from app.engine.memory import computes_in_float32
 from app.engine.prefix_disk import NO_DISK, Disk, DiskFile, identity_of, model_folder_name
 from app.engine.prefix_index import (
@@ -119,7 +120,7 @@ class PrefixCache:
             found = self._contents(lines, length)
         for name, (kept, arrays) in found.items():
             if kept:
-                lines[name].runner.claim_once(request.id)
+                lines[name].runner.claim_once(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
                 _put(lines[name].runner, request.id, kept, arrays)
         for name in bound:
             drafters[name].resume(request.id, length, found[""][1][-1].get(f"features {name}"))

@@ -80,15 +80,18 @@ class SlotKV:
         return mx.put_along_axis(buffer, index, fresh, axis=2)
 
     def _reserve(self, keys: mx.array, values: mx.array, rows: int, positions: int) -> None:
-        """Grow by rows to the next power of two and by positions to a quarter more, so that copies amortise.
+        """Grow by rows to the next power of two, by positions to what was reserved, so that no prompt is copied while
+        it is read; beyond that to a quarter more, so that copies amortise.
 
         What grows is as large as the rows of now need it: room that was for others is given back.
         """
-        if rows <= self.keys.shape[0] and positions <= self.keys.shape[2]:
+        reserved = self.lane.reserved
+        if rows <= self.keys.shape[0] and max(positions, reserved) <= self.keys.shape[2]:
             return
         rows = 1 << (max(rows, len(self.lane.table.lengths)) - 1).bit_length()
         positions = max(positions, self.lane.longest)
-        size = (rows, -(-(positions + positions // 4) // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS)
+        positions = reserved if positions <= reserved else positions + positions // 4
+        size = (rows, -(-positions // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS)
         self.keys = _lengthened(self.keys, keys, size)
         self.values = _lengthened(self.values, values, size)
 

@@ -162,13 +162,14 @@ class Runner:
         """Whether a row can only be put back where a copy was taken: not at every token, as attention layers can."""
         return bool(self.caches.states) or any(window is not None for window in self.caches.lanes)
 
-    def claim(self, sequence_id: str) -> None:
-        self.caches.table.claim(sequence_id)
+    def claim(self, sequence_id: str, reserve_tokens: int = 0) -> None:
+        """A row for the sequence, whose buffers get room for so many tokens with its first forward."""
+        self.caches.table.claim(sequence_id, reserve_tokens)
 
-    def claim_once(self, sequence_id: str) -> None:
+    def claim_once(self, sequence_id: str, reserve_tokens: int = 0) -> None:
         """Claim a row unless the sequence has one."""
         if sequence_id not in self.caches.table.slots:
-            self.claim(sequence_id)
+            self.claim(sequence_id, reserve_tokens)
 
     def release(self, sequence_id: str) -> None:
         self.gapped.discard(sequence_id)
@@ -348,11 +349,11 @@ class AloneRunner(Runner):
         self.caches = Caches(table=SlotTable(), layers=[])
         self.rows_apart = False
 
-    def claim(self, sequence_id: str) -> None:
+    def claim(self, sequence_id: str, reserve_tokens: int = 0) -> None:
         """Raises RuntimeError when the one row is taken."""
         if self.caches.table.slots:
             raise RuntimeError("this model decodes one request at a time")
-        self.caches.table.claim(sequence_id)
+        self.caches.table.claim(sequence_id, reserve_tokens)
         self.caches.layers = make_prompt_cache(self.model)
 
     def release(self, sequence_id: str) -> None:

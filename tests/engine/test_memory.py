@@ -17,6 +17,7 @@ from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import inspect_folder
 from app.engine import memory
+from app.engine.lanes import reservation
 from app.engine.runner import Runner
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
 
@@ -206,8 +207,11 @@ def bytes_of(model: Any) -> int:
     return sum(int(value.nbytes) for _, value in tree_flatten(model.parameters()))
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "reserved"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(tmp_path: Path, family: str) -> None:
+def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(
+    tmp_path: Path, family: str, *, known: bool
+) -> None:
     write_tiny_model(tmp_path, family)
     spec = specification(tmp_path, max_rows=4, prefill_chunk_tokens=64)
     promised = footprint.main_footprint(spec, widen=True)
@@ -215,7 +219,7 @@ def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(tmp
     lengths: dict[str, int] = {}
 
     def read(name: str, tokens: int) -> None:
-        runner.claim(name)
+        runner.claim(name, reservation(tokens, 4096) if known else 0)
         before = runner.caches.nbytes
         lengths[name] = 0
         while lengths[name] < tokens:
@@ -223,6 +227,7 @@ def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(tmp
             _, forward = runner.forward([name], mx.zeros((1, width), mx.int32), [width])
             runner.commit(forward, [width])
             lengths[name] += width
+        lengths[name] += 1024 if known else 0  # what the scheduler expects of a long answer
         assert runner.caches.nbytes <= max(before, promised.rows_bytes(list(lengths.values())))
 
     for name, tokens in (("long", 700), ("short", 5), ("second", 300), ("third", 20)):
@@ -231,3 +236,35 @@ def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(tmp
         runner.release(name)
         del lengths[name]
     read("again", 1100)  # what grows is as large as the rows of now need it
+
+
+@pytest.mark.parametrize(("known", "sizes"), [(True, 1), (False, 6)])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_a_prompt_whose_length_is_known_gets_its_buffers_once(family: str, *, known: bool, sizes: int) -> None:
+    runner = Runner(tiny_model(family), margin_tokens=8, chunk_tokens=128)
+    runner.claim("a", reservation(3000, 500) if known else 0)
+    seen = set()
+    for start in range(0, 3000, 128):
+        width = min(128, 3000 - start)
+        _, forward = runner.forward(["a"], mx.zeros((1, width), mx.int32), [width])
+        runner.commit(forward, [width])
+        seen.add(max(cache.keys.shape[2] for cache in runner.caches.kv))
+    assert len(seen) >= sizes if sizes > 1 else seen == {3584}
+
+
+def test_an_answer_longer_than_reserved_grows_and_a_later_row_gets_its_own_room() -> None:
+    runner = Runner(tiny_model("qwen3"))
+
+    def feed(name: str, tokens: int) -> int:
+        _, forward = runner.forward([name], mx.zeros((1, tokens), mx.int32), [tokens])
+        runner.commit(forward, [tokens])
+        return int(runner.caches.kv[0].keys.shape[2])
+
+    runner.claim("a", reservation(100, 50))
+    assert feed("a", 100) == feed("a", 150) == 256
+    assert feed("a", 100) == 512
+    runner.claim("b", reservation(2000, 10_000))
+    assert feed("b", 1) == feed("b", 1999) == feed("b", 500) == 2560
+    runner.release("a")
+    assert runner.caches.table.reserved == [2500]
+    assert feed("b", 60) == 2560

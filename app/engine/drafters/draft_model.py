@@ -15,6 +15,7 @@ from app.core.reason import NO_REASON, Reason
 from app.core.step import DecodeRow
 from app.engine.acceptance import fit_vocabulary
 from app.engine.drafters import Drafter, LoadedUnit, Outcome, Proposal
+from app.engine.lanes import reservation
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner, last_of, padded
 from app.engine.sampling import SampledRow, adjust, draw
@@ -70,8 +71,8 @@ class DraftModel(Drafter):
         places = {row.sequence_id: place for place, row in enumerate(rows) if counts[place]}
         if not places:
             return Proposal(None, counts, reasons)
-        for name in places:
-            self.runner.claim_once(name)
+        for name, place in places.items():
+            self.runner.claim_once(name, reservation(len(rows[place].tokens), rows[place].remaining))
         order = [places[name] for name in self.runner.ordered(list(places))]
         tokens, logits = self._draft([rows[place] for place in order], [sampled[place] for place in order], max(counts))
         if order != list(range(len(rows))):  # the answer lies as it was asked, with anything for the other rows

@@ -23,6 +23,7 @@ from app.core.request import Request
 from app.core.step import DecodeRow
 from app.engine.drafters import Drafter, LoadedUnit, Outcome
 from app.engine.drafters.draft_model import DraftModel
+from app.engine.lanes import reservation
 from app.engine.layers import Target
 from app.engine.runner import Runner, padded
 from app.engine.sampling import SampledRow
@@ -150,7 +151,7 @@ class FeatureDrafter(DraftModel):
         return cls(Runner(draft.model, chunk_tokens=unit.spec.prefill_chunk_tokens, probe=False), target)
 
     def admit(self, request: Request) -> None:
-        self.runner.claim(request.id)
+        self.runner.claim(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
         self._waiting[request.id] = Waiting()
 
     def release(self, sequence_id: str) -> None:
