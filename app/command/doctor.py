@@ -27,6 +27,7 @@ from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
 from app.core.errors import StoreUnavailable
 from app.core.installation import DISTRIBUTION, newer_version, this_installation
+from app.core.server_file import read_server
 from app.core.setting_texts import local_url
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
@@ -147,7 +148,9 @@ def check_package_owner(_settings: Settings, owners: Mapping[str, Sequence[str]]
 
 
 def check_port(settings: Settings, answer_seconds: float = 2.0) -> Iterator[Finding]:
-    """Our server answers there, or the port is free, or somebody else holds it."""
+    """The server of this home answers, wherever it listens; else its port is free, or somebody else holds it."""
+    if (found := read_server(settings.home)) is not None:
+        settings = settings.with_command_line(host=found.host, port=found.port)
     address = local_url(settings.host, settings.port)
     try:
         answer = httpx2.get(f"{address}/health/ready", timeout=answer_seconds, trust_env=False)

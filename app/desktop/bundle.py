@@ -212,7 +212,7 @@ def _apart(record: BundleRecord, launching: Launching) -> str:
     """How the one that is there differs from this installation."""
     if record.version != launching.version:
         age = "newer" if version_order(record.version) > version_order(launching.version) else "older"
-        return f"of Paceline {record.version}, {age} than this one,"
+        return f"of Paceline {record.version} ({age} than this one)"
     if record.python != launching.place:
         return f"of another installation ({record.python})"
     return "of an earlier install"

@@ -22,7 +22,6 @@ from app.i18n import system_languages
 
 LIGHT_INK, DARK_INK, MIDDLE_LIGHTNESS = QColor("#f5f5f5"), QColor("#1c1c1c"), 128
 TRIAL = "from PySide6.QtWidgets import QApplication; QApplication([])"
-SCALES = {1.0: "", 2.0: "@2x"}
 
 
 class HandedOver(QObject):
@@ -45,6 +44,7 @@ class LinuxTray:
         self._handed = HandedOver()
         self._handed.made.connect(self._handed.make, Qt.ConnectionType.QueuedConnection)
         self._icon, self._menu = QSystemTrayIcon(), QMenu()
+        self._menu.setStyleSheet("QMenu::item:disabled { color: palette(text) }")  # it tells what happens: to be read
         self._icon.setContextMenu(self._menu)
         self._icon.activated.connect(self._open)
         self._menu.aboutToHide.connect(self._close)
@@ -189,7 +189,7 @@ def has_shape(menu: QMenu, entries: Sequence[MenuEntry]) -> bool:
 def inked(state: TrayState, ink: QColor) -> QIcon:
     """The black template in another colour, for screens of both densities."""
     icon = QIcon()
-    for scale, suffix in SCALES.items():
+    for scale, suffix in ((1.0, ""), (2.0, "@2x")):
         image = QPixmap(str(ICONS / f"{state}{suffix}.png"))
         painter = QPainter(image)
         painter.setCompositionMode(QPainter.CompositionMode.CompositionMode_SourceIn)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from app.cli import application
 from app.command import doctor
+from app.core.server_file import RunningServer, held_home
 from app.settings import Settings, read_settings
 from tests.cli.fake_server import FakeServer
 
@@ -54,6 +55,14 @@ def test_a_free_port(settings: Settings) -> None:
     (finding,) = doctor.check_port(read_settings(port=port))
     assert finding.level == "ok"
     assert "paceline serve" in finding.action
+
+
+def test_the_server_of_this_home_is_found_wherever_it_listens(settings: Settings, fake: FakeServer) -> None:
+    fake.answers["/health/ready"] = (200, {"status": "ready"})
+    with held_home(settings.home) as write:
+        write(RunningServer("127.0.0.1", fake.port, "key"))
+        (finding,) = doctor.check_port(settings)
+    assert finding.message == f"ready at http://127.0.0.1:{fake.port}"
 
 
 def test_a_worker_that_starts_is_a_warning(fake: FakeServer) -> None:

@@ -162,8 +162,8 @@ def test_installing_again_changes_nothing_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("other", "age"), [("1.10.0", "newer"), ("1.2.0rc1", "older"), ("0.9.0", "older")])
 def test_the_app_of_another_version_is_told_and_replaced(tmp_path: Path, other: str, age: str) -> None:
     written(tmp_path, Launching(other, LAUNCHING.python, LAUNCHING.moved))
-    assert f"is of Paceline {other}, {age} than this one" in status(tmp_path, LAUNCHING)
-    assert f"was of Paceline {other}, {age} than this one" in written(tmp_path)
+    assert f"is of Paceline {other} ({age} than this one): `paceline app install`" in status(tmp_path, LAUNCHING)
+    assert f"was of Paceline {other} ({age} than this one) and is now for Paceline 1.2.0" in written(tmp_path)
     assert status(tmp_path, LAUNCHING).endswith("is installed, for Paceline 1.2.0.")
 
 

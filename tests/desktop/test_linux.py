@@ -114,6 +114,27 @@ def test_an_open_menu_is_edited_in_place_and_never_rebuilt(screen: Screen) -> No
     assert (ran.stdout.strip(), ran.stderr) == ("ko-KR ended well", "")
 
 
+READ = """
+from app.desktop.linux import LinuxTray
+from tests.desktop.test_linux import FACES
+tray = LinuxTray()
+tray.show(FACES["busy"])
+told, *_, offered = [each for each in tray._menu.actions() if each.text()]
+def contrast(action):
+    image = tray._menu.grab(tray._menu.actionGeometry(action)).toImage()
+    seen = [image.pixelColor(x, y).lightness() for x in range(image.width()) for y in range(image.height())]
+    return max(seen) - min(seen)
+assert offered.isEnabled() and not told.isEnabled()
+print(contrast(told) > 0.9 * contrast(offered) > 100)
+"""
+
+
+def test_a_line_that_only_tells_is_as_legible_as_one_that_can_be_chosen(screen: Screen) -> None:
+    command = [sys.executable, "-c", READ]
+    ran = subprocess.run(command, env=screen.environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (ran.stdout.strip(), ran.returncode) == ("True", 0), ran.stderr
+
+
 SHOWN_FOR_HOURS = """
 import sys
 from app.desktop.linux import LinuxTray
