@@ -75,7 +75,7 @@ class ModelSettings(BaseModel):
         ge=1,
         le=64,
     )
-    policy: Literal["single", "auto", "off"] | None = _setting("When to draft, as the server's `policy`.", "reload")
+    policy: Literal["auto", "single", "off"] | None = _setting("When to draft, as the server's `policy`.", "reload")
     acceptance: Literal["coupled", "rejection"] | None = _setting(
         "Acceptance rule, as the server's `acceptance`.", "reload"
     )

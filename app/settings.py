@@ -168,7 +168,7 @@ class Settings(BaseModel):
         pattern=ADDRESS,
     )
     parallel_downloads: int = _setting(1, "Concurrent downloads.", "folders", "now", unit="downloads", ge=1, le=3)
-    policy: Literal["single", "auto", "off"] = _setting(
+    policy: Literal["auto", "single", "off"] = _setting(
         "auto",
         "When to draft: whenever it is faster (`auto`), only when one request is running (`single`) or never (`off`).",
         "speculation",

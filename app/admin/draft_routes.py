@@ -47,7 +47,7 @@ class ChoiceBody(Body):
     drafts: list[Id] | None = Field(None, max_length=8)
     methods: list[str] | None = Field(None, max_length=8)
     num_draft_tokens: int | None = None
-    policy: Literal["single", "auto", "off"] | None = None
+    policy: Literal["auto", "single", "off"] | None = None
     acceptance: Literal["coupled", "rejection"] | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None

@@ -24,6 +24,7 @@ from app.settings import SECTIONS
 OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
     "theme": {"system": "theme.system", "light": "theme.light", "dark": "theme.dark"},
     "policy": {"auto": "drafts.policy_auto", "single": "drafts.policy_single", "off": "drafts.policy_off"},
+    "wire": {"auto": "settings.wire_auto", "off": "settings.wire_off"},
     "acceptance": {"coupled": "drafts.coupled", "rejection": "drafts.rejection"},
     "log_level": {
         "debug": "settings.log_debug",

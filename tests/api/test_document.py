@@ -13,7 +13,12 @@ pytestmark = pytest.mark.anyio
 
 DOCUMENT = document(make_site().app)
 WITH_BODY = {"post", "put", "patch"}
-BODILESS = {"/admin/api/logout", "/admin/api/downloads/{download_id}/{verb}"}
+BODILESS = {
+    "/admin/api/logout",
+    "/admin/api/downloads/{download_id}/{verb}",
+    "/api/cache/clear",
+    "/admin/api/prefixes/clear",
+}
 
 
 def operations() -> list[tuple[str, str, dict[str, Any]]]:
