@@ -20,6 +20,8 @@ CONTEXT_BUDGET_TOKENS = 16_384
 """Tokens, over all rows together, whose keys and values are set aside when no context length was chosen."""
 GROWTH_STEP_TOKENS = 256
 """Caches grow by whole steps of so many positions."""
+SHARED_TOKENS = 1024
+"""Rows up to here share one rectangle of buffers, longer ones have their own."""
 VERIFY_WIDTH = 17
 """Positions of one row whose logits may exist at once: sixteen drafts and the current token."""
 
@@ -51,11 +53,15 @@ class Footprint:
         return self.weights_bytes + self.peak_bytes
 
     def rows_bytes(self, lengths: Sequence[int]) -> int:
-        """The most that the caches of rows with so many tokens take: a rectangle, as wide as the longest row."""
-        if not lengths:
-            return 0
-        rows = 1 << (len(lengths) - 1).bit_length()
-        return rows * (self.row_bytes + _reserved(max(lengths)) * self.position_bytes)
+        """The most that the caches of rows with so many tokens take: one rectangle for all the short ones, as wide as
+        the longest of them, and what each long one needs."""
+        short = [tokens for tokens in lengths if tokens <= SHARED_TOKENS]
+        positions = sum(map(_reserved, lengths)) - sum(map(_reserved, short))
+        rows = len(lengths) - len(short)
+        if short:
+            shared = 1 << (len(short) - 1).bit_length()
+            rows, positions = rows + shared, positions + shared * _reserved(max(short))
+        return rows * self.row_bytes + positions * self.position_bytes
 
     def __add__(self, other: "Footprint") -> "Footprint":
         """Both together; they compute one after the other, so one of the two peaks is there at a time."""

@@ -207,6 +207,8 @@ class Engine:
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
         try:
+            for runner in (self.runner, *self.drafters.runners.values()):
+                runner.settle()
             result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decode(plan)
             emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
             names = {row.sequence_id: row.tokens for row in plan.rows}

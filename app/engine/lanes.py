@@ -3,14 +3,15 @@
 All of it is arithmetic on host integers; the buffers are in `rollback`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
 
-from app.core.footprint import GROWTH_STEP_TOKENS
+from app.core.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS
+from app.engine.pieces import Pieces
 
 MASK_FULL = "causal"
 
@@ -22,12 +23,14 @@ def reservation(prompt_tokens: int, answer_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Selection:
-    """The slots `first:stop` of one forward of `width` tokens a row, and their cached lengths before it."""
+    """The slots `first:stop` of one forward of `width` tokens a row, their cached lengths before it, and which of them
+    take part."""
 
     first: int
     stop: int
     width: int
     lengths: tuple[int, ...]
+    live: tuple[bool, ...] = ()
 
     @cached_property
     def uniform(self) -> bool:
@@ -40,30 +43,74 @@ class Selection:
 
 
 class SlotTable:
-    """Which sequence sits in which slot, and how many of its tokens are cached. Shared by all layers of a model."""
+    """Which sequence sits in which slot, and how many of its tokens are cached. Shared by all layers of a model.
 
-    def __init__(self) -> None:
+    The first `shared` slots are the rows of one rectangle of buffers; each one behind them has buffers of its own. So a
+    short row costs what short rows cost, whoever runs beside it, and short rows run in one call.
+    """
+
+    def __init__(self, shared_tokens: int = SHARED_TOKENS) -> None:
+        self.shared_tokens = shared_tokens
+        """A longer row gets buffers of its own."""
+        self.names: list[str] = []
+        """By slot."""
         self.slots: dict[str, int] = {}
+        """By name."""
         self.lengths: list[int] = []
-        self.reserved: list[int] = []
-        """By slot, how many tokens its row was expected to have when it was claimed; 0: not known."""
+        self.reserved: dict[str, int] = {}
+        """How many tokens each row was expected to have when it was claimed; 0: not known."""
+        self.shared = 0
+        self.in_pieces = False
+        """Whether the model's attention is called for each buffer by itself (`pieces`)."""
         self.selection = Selection(0, 1, 1, (0,))
 
-    def claim(self, sequence_id: str, reserve_tokens: int = 0) -> None:
-        """Take the next slot. Occupied slots are always 0 … n-1."""
-        self.slots[sequence_id] = len(self.slots)
+    def claim(self, sequence_id: str, reserve_tokens: int = 0) -> list[int]:
+        """Take a slot; the answer is, for each slot, the one that its row had. Occupied slots are always 0 … n-1."""
+        last = len(self.names)
+        self.names.append(sequence_id)
         self.lengths.append(0)
-        self.reserved.append(reserve_tokens)
+        self.reserved[sequence_id] = reserve_tokens
+        if reserve_tokens > self.shared_tokens:
+            return self._swap(last, last)
+        self.shared += 1
+        return self._swap(self.shared - 1, last)
 
-    def release(self, sequence_id: str) -> tuple[int, int]:
-        """Free the slot; the answer is the last slot and the hole that its row must move into, often the same."""
-        hole, length, reserved = self.slots.pop(sequence_id), self.lengths.pop(), self.reserved.pop()
-        last = len(self.slots)
-        if hole != last:
-            mover = next(name for name, slot in self.slots.items() if slot == last)
-            self.slots[mover] = hole
-            self.lengths[hole], self.reserved[hole] = length, reserved
-        return last, hole
+    def release(self, sequence_id: str) -> list[int]:
+        """Free the slot; the answer is as that of `claim`."""
+        hole, last = self.slots[sequence_id], len(self.names) - 1
+        del self.reserved[sequence_id]
+        order = list(range(last + 1))
+        if hole < self.shared:
+            self.shared -= 1
+            order[hole] = self.shared
+            hole = self.shared
+        order[hole] = last
+        order.pop()
+        return self._arrange(order)
+
+    @property
+    def outgrown(self) -> list[str]:
+        """Sequences of the rectangle that have become too long for it."""
+        return [
+            name
+            for name, size in zip(self.names[: self.shared], self.lengths, strict=False)
+            if size > self.shared_tokens
+        ]
+
+    def part(self, sequence_id: str) -> list[int]:
+        """Take a row out of the rectangle; the answer is as that of `claim`."""
+        self.shared -= 1
+        return self._swap(self.slots[sequence_id], self.shared)
+
+    def _swap(self, first: int, second: int) -> list[int]:
+        order = list(range(len(self.names)))
+        order[first], order[second] = second, first
+        return self._arrange(order)
+
+    def _arrange(self, order: list[int]) -> list[int]:
+        self.names, self.lengths = [self.names[slot] for slot in order], [self.lengths[slot] for slot in order]
+        self.slots = {name: slot for slot, name in enumerate(self.names)}
+        return order
 
     def length(self, sequence_id: str) -> int:
         return self.lengths[self.slots[sequence_id]]
@@ -75,10 +122,50 @@ class SlotTable:
 
     def select(self, sequence_ids: Sequence[str], width: int) -> Selection:
         """Aim the next forward at these sequences."""
-        slots = [self.slots[name] for name in sequence_ids]
+        slots = {self.slots[name] for name in sequence_ids}
         first, stop = min(slots), max(slots) + 1
-        self.selection = Selection(first, stop, width, tuple(self.lengths[first:stop]))
+        live = tuple(slot in slots for slot in range(first, stop))
+        self.selection = Selection(first, stop, width, tuple(self.lengths[first:stop]), live)
         return self.selection
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the rows of one buffer lie in a forward and in it: the shared one, or that of one row by itself."""
+
+    name: str
+    """The sequence whose buffer it is; empty: the shared one."""
+    rows: slice
+    """In the forward."""
+    first: int
+    """The first of them in the buffer."""
+    starts: tuple[int, ...]
+    """Buffer index at which each of them writes."""
+    width: int
+    lengths: tuple[int, ...] = ()
+    """Of the shared buffer: how much each of all its rows holds."""
+    moves: tuple[tuple[int, int, int], ...] = ()
+    """(row of the buffer, begin, end) of what goes to the front of its row first."""
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows write at the same buffer index."""
+        return len(set(self.starts)) == 1
+
+    @property
+    def extent(self) -> int:
+        """Number of buffer positions that the forward reads."""
+        return max(self.starts) + self.width
+
+    @property
+    def room(self) -> int:
+        """Number of buffer positions that a write may touch: a ragged one touches every row of the buffer."""
+        return max(self.starts + self.lengths) + self.width
+
+    @property
+    def in_buffer(self) -> slice:
+        """Its rows in the buffer."""
+        return slice(self.first, self.first + len(self.starts))
 
 
 class Lane:
@@ -94,28 +181,12 @@ class Lane:
         self.keep_tokens = (window or 0) + margin_tokens
         self.capacity = None if window is None else self.keep_tokens + chunk_tokens
         self.bases: list[int] = []
-        self.moves: list[tuple[int, int, int]] = []
-        self.uniform = True
-        """Whether all selected rows write at the same buffer index."""
-        self.extent = 0
-        """Number of buffer positions that the forward reads."""
-        self.room = 0
-        """Number of buffer positions that a write may touch: a ragged one touches every row of the table."""
+        self.places: tuple[Placement, ...] = ()
+        """Of the forward under way."""
         self._begun: Selection | None = None
         self._starts: tuple[int, ...] = ()
         self._masks: dict[tuple[int, bool, int | None], Any] = {}
-        self._indices: dict[int, mx.array] = {}
-
-    @property
-    def longest(self) -> int:
-        """Buffer positions that the longest row of all takes."""
-        return max((length - self.base(slot) for slot, length in enumerate(self.table.lengths)), default=0)
-
-    @property
-    def reserved(self) -> int:
-        """Buffer positions that the rows are expected to take at most."""
-        most = max((tokens - self.base(slot) for slot, tokens in enumerate(self.table.reserved)), default=0)
-        return most if self.capacity is None else min(most, self.capacity)
+        self._indices: dict[tuple[str, int], mx.array] = {}
 
     def base(self, slot: int) -> int:
         return self.bases[slot] if slot < len(self.bases) else 0
@@ -124,70 +195,104 @@ class Lane:
         self.bases.extend([0] * (slot + 1 - len(self.bases)))
         self.bases[slot] = base
 
-    def begin(self) -> tuple[int, ...]:
-        """Buffer index at which each selected row writes; plans the moves of rows that reached the capacity."""
+    def held(self, slot: int) -> int:
+        """Buffer positions that the row takes."""
+        return self.table.lengths[slot] - self.base(slot)
+
+    def reserved(self, slot: int) -> int:
+        """Buffer positions that it was expected to take at most."""
+        tokens = self.table.reserved[self.table.names[slot]] - self.base(slot)
+        return tokens if self.capacity is None else min(tokens, self.capacity)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Each slot becomes what `order` names for it."""
+        self.bases = [self.base(slot) for slot in order]
+
+    def begin(self) -> tuple[Placement, ...]:
+        """Where the selected rows lie; plans the moves of those that reached the capacity."""
         selection = self.table.selection
         if self._begun is not selection:
             self._begun = selection
             self._masks.clear()
             self._indices.clear()
-            self.moves = self._plan_moves(selection)
-            self._starts = tuple(
-                length - self.base(slot) for slot, length in enumerate(selection.lengths, selection.first)
+            moves = self._plan_moves(selection)
+            rows = enumerate(zip(selection.lengths, selection.live, strict=True), selection.first)
+            self._starts = tuple(  # a row by itself that takes no part is not there
+                length - self.base(slot) if live or slot < self.table.shared else 0 for slot, (length, live) in rows
             )
-            self.uniform = len(set(self._starts)) == 1
-            self.extent = max(self._starts) + selection.width
-            self.room = self.longest + selection.width
-        return self._starts
+            self.places = tuple(self._places(selection, moves))
+        return self.places
 
-    def _plan_moves(self, selection: Selection) -> list[tuple[int, int, int]]:
-        moves: list[tuple[int, int, int]] = []
+    def _places(self, selection: Selection, moves: Mapping[int, tuple[int, int]]) -> Iterator[Placement]:
+        shared = min(max(self.table.shared - selection.first, 0), len(selection.lengths))
+        if shared:
+            yield Placement(
+                "",
+                slice(0, shared),
+                selection.first,
+                self._starts[:shared],
+                selection.width,
+                tuple(self.held(slot) for slot in range(self.table.shared)),
+                tuple((slot, *span) for slot, span in moves.items() if slot < self.table.shared),
+            )
+        for row in range(shared, len(selection.lengths)):
+            slot = selection.first + row
+            if selection.live[row]:
+                own = ((0, *moves[slot]),) if slot in moves else ()
+                starts = self._starts[row : row + 1]
+                yield Placement(self.table.names[slot], slice(row, row + 1), 0, starts, selection.width, (), own)
+
+    def _plan_moves(self, selection: Selection) -> dict[int, tuple[int, int]]:
+        moves: dict[int, tuple[int, int]] = {}
         if self.capacity is None:
             return moves
         for slot, length in enumerate(selection.lengths, selection.first):
             index = length - self.base(slot)
             if index + selection.width > self.capacity and index > self.keep_tokens:
-                moves.append((slot, index - self.keep_tokens, index))
+                moves[slot] = index - self.keep_tokens, index
                 self.set_base(slot, self.base(slot) + index - self.keep_tokens)
         return moves
 
-    def write_index(self, rows: int) -> mx.array:
-        """int32 [rows, 1, width, 1]: where each row of the whole buffer writes; rows outside the range write junk
+    def write_index(self, place: Placement, rows: int) -> mx.array:
+        """int32 [rows, 1, width, 1]: where each row of the whole buffer writes; rows that are not selected write junk
         behind their own length."""
-        self.begin()
-        if rows not in self._indices:
-            selection = self.table.selection
-            starts = [
-                (self.table.lengths[slot] if slot < len(self.table.lengths) else 0) - self.base(slot)
-                for slot in range(rows)
-            ]
-            index = mx.array(starts, dtype=mx.int32)[:, None] + mx.arange(selection.width, dtype=mx.int32)
-            self._indices[rows] = index[:, None, :, None]
-        return self._indices[rows]
+        key = place.name, rows
+        if key not in self._indices:
+            starts = [place.lengths[row] if row < len(place.lengths) else 0 for row in range(rows)]
+            index = mx.array(starts, dtype=mx.int32)[:, None] + mx.arange(place.width, dtype=mx.int32)
+            self._indices[key] = index[:, None, :, None]
+        return self._indices[key]
 
     def mask(self, width: int, *, return_array: bool, window_size: int | None) -> Any:
-        """None, "causal", or bool [width, extent] / [rows, 1, width, extent]; made once per forward."""
-        self.begin()
+        """None, "causal", or bool [width, extent] / [rows, 1, width, extent]; made once per forward. Where rows lie in
+        several buffers and attention is called for each, the `Pieces` of such."""
+        places = self.begin()
         windows = [size for size in (window_size, self.window) if size is not None]
         window = min(windows) if windows else None
         key = (width, return_array, window)
         if key not in self._masks:
-            self._masks[key] = self._make_mask(width, return_array=return_array, window=window)
+            make = partial(self._make_mask, width, return_array=return_array, window=window)
+            if len(places) > 1 and self.table.in_pieces:
+                self._masks[key] = Pieces(
+                    tuple(place.rows for place in places), [make(place.starts) for place in places]
+                )
+            else:
+                self._masks[key] = make(self._starts)
         return self._masks[key]
 
     def block_mask(self, width: int) -> mx.array | None:
         """None, or bool [rows, 1, 1 or width, extent]: each token of the block sees all before and all of the block."""
-        starts = self.begin()
+        self.begin()
+        starts = self._starts
         extent = max(starts) + width
-        if self.uniform and (self.window is None or extent <= self.window):
+        if len(set(starts)) == 1 and (self.window is None or extent <= self.window):
             return None
         first = mx.array(starts, dtype=mx.int32)[:, None, None, None]
         keys = mx.arange(extent)
         mask = keys < first + width
         return mask if self.window is None else mask & (first + mx.arange(width)[:, None] < keys + self.window)
 
-    def _make_mask(self, width: int, *, return_array: bool, window: int | None) -> Any:
-        starts = self.begin()
+    def _make_mask(self, width: int, starts: tuple[int, ...], *, return_array: bool, window: int | None) -> Any:
         extent = max(starts) + width
         if len(set(starts)) == 1:
             if window is None or extent <= window:

@@ -6,10 +6,11 @@ snapshot  ArraysCache (recurrent)     keep references; on partial acceptance run
 list      CacheList                   recurse
 alone     anything else               mlx-lm's own cache: one row, no drafts, and it says so
 
-Rows are left-aligned, with a length each and masks made from lengths. A sequence sits in one slot for its life. A
-forward covers the contiguous slots from the first to the last row that takes part; a row between them that does not
-(`inert`) only writes behind its own length, where nothing is read. Joining copies nothing, leaving moves at most one
-row, a ragged rollback is host arithmetic. The classes speak mlx-lm's cache protocol, so its models run unchanged.
+Rows are left-aligned, with a length each and masks made from lengths. Short rows share one rectangle of buffers, a
+long one has buffers of its own, reserved once where its prompt is known. A forward covers the contiguous slots from the
+first to the last row that takes part; a row of the rectangle between them that does not (`inert`) only writes behind
+its own length, where nothing is read. Joining copies nothing, leaving moves at most one short row, a ragged rollback is
+host arithmetic. The classes speak mlx-lm's cache protocol, so its models run unchanged.
 """
 
 from collections.abc import Sequence
@@ -19,23 +20,97 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
-from app.core.footprint import GROWTH_STEP_TOKENS
-from app.engine.lanes import Lane, Selection, SlotTable
+from app.core.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS
+from app.engine.lanes import Lane, Placement, Selection, SlotTable
+from app.engine.pieces import Pieces
 
 MARGIN_TOKENS = 96
 """Tokens kept behind a sliding window: more than the longest rewind (64 drafts and a carry-over)."""
 
 
+@dataclass
+class Buffer:
+    """Keys and values [rows, heads, positions, dimension], at first of no rows."""
+
+    keys: mx.array = field(default_factory=lambda: mx.zeros((0, 0, 0, 0)))
+    values: mx.array = field(default_factory=lambda: mx.zeros((0, 0, 0, 0)))
+
+    def write(self, lane: Lane, place: Placement, keys: mx.array, values: mx.array) -> None:
+        """Write [rows, heads, width, dimension] behind each row's length."""
+        for row, begin, end in place.moves:
+            self.copy(row, row, begin, end)
+        if place.uniform:
+            span = slice(place.starts[0], place.starts[0] + place.width)
+            self.keys[place.in_buffer, :, span] = keys
+            self.values[place.in_buffer, :, span] = values
+        else:
+            index = lane.write_index(place, len(self.keys))
+            self.keys = _scatter(self.keys, keys, place, index)
+            self.values = _scatter(self.values, values, place, index)
+
+    def resize(self, keys: mx.array, values: mx.array, rows: int, positions: int) -> None:
+        """Make it so large; `keys` and `values` are like those that it holds or will hold."""
+        size = (rows, -(-positions // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS)
+        if size != (self.keys.shape[0], self.keys.shape[2]):
+            self.keys = _lengthened(self.keys, keys, size)
+            self.values = _lengthened(self.values, values, size)
+
+    def read(self, row: slice, span: slice) -> tuple[mx.array, mx.array]:
+        """Views of some positions of some rows."""
+        return self.keys[row, :, span], self.values[row, :, span]
+
+    def copy(self, source: int, destination: int, begin: int, end: int) -> None:
+        """What lies at these positions of one row goes to the front of another."""
+        size = end - begin
+        self.keys[destination : destination + 1, :, :size] = self.keys[source : source + 1, :, begin:end]
+        self.values[destination : destination + 1, :, :size] = self.values[source : source + 1, :, begin:end]
+
+    @property
+    def empty(self) -> bool:
+        return self.keys.size == 0
+
+
+def _scatter(buffer: mx.array, fresh: mx.array, place: Placement, index: mx.array) -> mx.array:
+    """One indexed write for all rows; the buffer is donated, so its size costs nothing."""
+    rows, last = buffer.shape[0], place.in_buffer.stop
+    if place.first > 0 or last < rows:
+        before = mx.zeros((place.first, *fresh.shape[1:]), fresh.dtype)
+        after = mx.zeros((rows - last, *fresh.shape[1:]), fresh.dtype)
+        fresh = mx.concatenate([before, fresh, after])
+    return mx.put_along_axis(buffer, mx.broadcast_to(index, fresh.shape), fresh, axis=2)
+
+
 class SlotKV:
-    """Keys and values of one attention layer: two buffers [rows, heads, positions, dimension], at first of no rows."""
+    """Keys and values of one attention layer: short rows in one rectangle, each long one in a buffer of its own."""
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self.keys = self.values = mx.zeros((0, 0, 0, 0))
+        self.shared = Buffer()
+        self.own: dict[str, Buffer] = {}
 
     @property
     def offset(self) -> int | mx.array:
         return self.lane.table.selection.offset
+
+    @property
+    def keys(self) -> mx.array:
+        """Of the rectangle. Some models make them wait for other arrays (`mx.depends`), which changes nothing."""
+        return self.shared.keys
+
+    @keys.setter
+    def keys(self, keys: mx.array) -> None:
+        self.shared.keys = keys
+
+    @property
+    def values(self) -> mx.array:
+        """As `keys`."""
+        return self.shared.values
+
+    @values.setter
+    def values(self, _: mx.array) -> None:
+        """A model that reads none sets them to zeros, lest a graph grow that nobody evaluates."""
+        for buffer in (self.shared, *self.own.values()):
+            buffer.values = mx.zeros_like(buffer.keys)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:  # noqa: FBT001, FBT002, N803  mlx-lm calls it so
         return self.lane.mask(N, return_array=return_array, window_size=window_size)
@@ -44,105 +119,98 @@ class SlotKV:
         """For a block whose tokens see one another in both directions."""
         return self.lane.block_mask(width)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write [rows, heads, width, dimension] behind each row's length; read everything up to the longest row."""
-        starts = self.lane.begin()
-        selection = self.lane.table.selection
-        rows = slice(selection.first, selection.stop)
-        self._reserve(keys, values, selection.stop, self.lane.room)
-        for slot, begin, end in self.lane.moves:
-            size = end - begin
-            self.keys[slot : slot + 1, :, :size] = self.keys[slot : slot + 1, :, begin:end]
-            self.values[slot : slot + 1, :, :size] = self.values[slot : slot + 1, :, begin:end]
-        if self.lane.uniform:
-            span = slice(starts[0], starts[0] + selection.width)
-            self.keys[rows, :, span] = keys
-            self.values[rows, :, span] = values
-        else:
-            self.keys = self._scatter(self.keys, keys, selection)
-            self.values = self._scatter(self.values, values, selection)
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Write [rows, heads, width, dimension] behind each row's length; read everything up to the longest row of each
+        buffer."""
+        places = self.lane.begin()
+        for place in places:
+            mine = (keys, values) if len(places) == 1 else (keys[place.rows], values[place.rows])
+            self._reserved(place.name, *mine, place.in_buffer.stop, place.room).write(self.lane, place, *mine)
         return self.keys_and_values()
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+    def keys_and_values(self) -> tuple[Any, Any]:
         """What the forward under way reads; layers that share the keys of this one ask for them."""
-        selection = self.lane.table.selection
-        rows = slice(selection.first, selection.stop)
-        return self.keys[rows, :, : self.lane.extent], self.values[rows, :, : self.lane.extent]
+        places, table = self.lane.begin(), self.lane.table
+        parts = [self._buffer(place.name).read(place.in_buffer, slice(place.extent)) for place in places]
+        rows = len(table.selection.lengths)
+        if len(parts) == 1:
+            return parts[0]
+        keys, values = (Pieces(tuple(place.rows for place in places), each) for each in zip(*parts, strict=True))
+        return (keys, values) if table.in_pieces else (keys.padded(rows), values.padded(rows))
 
-    def _scatter(self, buffer: mx.array, fresh: mx.array, selection: Selection) -> mx.array:
-        """One indexed write for all rows; the buffer is donated, so its size costs nothing."""
-        rows = buffer.shape[0]
-        if selection.first > 0 or selection.stop < rows:
-            before = mx.zeros((selection.first, *fresh.shape[1:]), fresh.dtype)
-            after = mx.zeros((rows - selection.stop, *fresh.shape[1:]), fresh.dtype)
-            fresh = mx.concatenate([before, fresh, after])
-        index = mx.broadcast_to(self.lane.write_index(rows), fresh.shape)
-        return mx.put_along_axis(buffer, index, fresh, axis=2)
+    def _buffer(self, name: str) -> Buffer:
+        return self.own[name] if name else self.shared
 
-    def _reserve(self, keys: mx.array, values: mx.array, rows: int, positions: int) -> None:
-        """Grow by rows to the next power of two, by positions to what was reserved, so that no prompt is copied while
-        it is read; beyond that to a quarter more, so that copies amortise.
+    def _reserved(self, name: str, keys: mx.array, values: mx.array, rows: int, positions: int) -> Buffer:
+        """The buffer, large enough: by rows up to a power of two, by positions as was reserved, so that no prompt is
+        copied while it is read; beyond that a quarter more, so that copies amortise."""
+        table, buffer = self.lane.table, self.own.setdefault(name, Buffer()) if name else self.shared
+        slots = [table.slots[name]] if name else range(table.shared)
+        known = max(map(self.lane.reserved, slots))
+        if rows > buffer.keys.shape[0] or max(positions, known) > buffer.keys.shape[2]:
+            rows = 1 << (max(rows, len(slots)) - 1).bit_length()
+            longest = max(positions, *map(self.lane.held, slots))
+            buffer.resize(keys, values, rows, known if longest <= known else longest + longest // 4)
+        return buffer
 
-        What grows is as large as the rows of now need it: room that was for others is given back.
-        """
-        reserved = self.lane.reserved
-        if rows <= self.keys.shape[0] and max(positions, reserved) <= self.keys.shape[2]:
-            return
-        rows = 1 << (max(rows, len(self.lane.table.lengths)) - 1).bit_length()
-        positions = max(positions, self.lane.longest)
-        positions = reserved if positions <= reserved else positions + positions // 4
-        size = (rows, -(-positions // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS)
-        self.keys = _lengthened(self.keys, keys, size)
-        self.values = _lengthened(self.values, values, size)
+    def part(self, sequence_id: str, slot: int) -> None:
+        """Give the row of the rectangle a buffer of its own, with what it holds."""
+        held = self.lane.held(slot)
+        if held > 0 and not self.shared.empty:
+            keys, values = self.shared.read(slice(slot, slot + 1), slice(held))
+            own = self._reserved(sequence_id, keys, values, 1, held + 1)
+            own.keys[:, :, :held] = keys
+            own.values[:, :, :held] = values
 
-    def move(self, source: int, destination: int, length: int) -> None:
-        """Copy the row `source` over the row `destination`: the one cost of leaving."""
-        size = length - self.lane.base(source)
-        if size > 0 and not self.empty():
-            self.keys[destination : destination + 1, :, :size] = self.keys[source : source + 1, :, :size]
-            self.values[destination : destination + 1, :, :size] = self.values[source : source + 1, :, :size]
+    def reorder(self, order: Sequence[int]) -> None:
+        """Rows of the rectangle come from where `order` says; without rows it is freed."""
+        for slot, source in enumerate(order[: self.lane.table.shared]):
+            if slot != source and not self.shared.empty and (held := self.lane.held(slot)) > 0:
+                self.shared.copy(source, slot, 0, held)
+        if not self.lane.table.shared:
+            self.shared = Buffer()
 
-    def read_row(self, slot: int, length: int) -> tuple[mx.array, mx.array] | None:
-        """A compact copy [1, heads, positions, dimension] of the row; None when nothing was ever written."""
-        if self.empty():
-            return None
-        keys, values = (each[slot : slot + 1, :, : length - self.lane.base(slot)] for each in (self.keys, self.values))
-        return mx.contiguous(keys), mx.contiguous(values)
+    def shrink(self) -> None:
+        """Give back what is more than half of the rectangle and nobody's."""
+        slots = range(self.lane.table.shared)
+        longest = max([*map(self.lane.held, slots), *map(self.lane.reserved, slots)], default=0)
+        rows, positions = 1 << max(0, len(slots) - 1).bit_length(), longest + longest // 4
+        if 2 * rows * max(positions, GROWTH_STEP_TOKENS) <= self.shared.keys.shape[0] * self.shared.keys.shape[2]:
+            self.shared.resize(self.shared.keys, self.shared.values, rows, positions)
 
     def write_row(self, slot: int, keys: mx.array, values: mx.array, first: int = 0) -> None:
         """Put [1, heads, n, dimension] at the buffer positions of the row from `first` on."""
         stop = first + keys.shape[2]
         if stop > first:
-            self._reserve(keys, values, slot + 1, stop)
-            self.keys[slot : slot + 1, :, first:stop] = keys
-            self.values[slot : slot + 1, :, first:stop] = values
+            name, row = self._seat(slot)
+            buffer = self._reserved(name, keys, values, row + 1, stop)
+            buffer.keys[row : row + 1, :, first:stop] = keys
+            buffer.values[row : row + 1, :, first:stop] = values
 
     def read_span(self, slot: int, start: int, stop: int) -> tuple[mx.array, mx.array]:
         """Views [1, heads, n, dimension] of what is left of the positions `start` to `stop`: the last n of them."""
-        base = self.lane.base(slot)
+        base, (name, row) = self.lane.base(slot), self._seat(slot)
         span = slice(max(0, start - base), max(0, stop - base))
-        return self.keys[slot : slot + 1, :, span], self.values[slot : slot + 1, :, span]
+        return (self.own.get(name, Buffer()) if name else self.shared).read(slice(row, row + 1), span)
 
-    def clear(self) -> None:
-        self.keys = self.values = mx.zeros((0, 0, 0, 0))
+    def _seat(self, slot: int) -> tuple[str, int]:
+        """Whose buffer a slot's row lies in, and where in it."""
+        table = self.lane.table
+        return ("", slot) if slot < table.shared else (table.names[slot], 0)
 
     def size(self) -> int:
-        return self.lane.extent
+        return max(place.extent for place in self.lane.begin())
 
     def empty(self) -> bool:
-        return self.keys.size == 0
+        return not self.arrays()
 
     def arrays(self) -> list[mx.array]:
-        return [] if self.empty() else [self.keys, self.values]
+        buffers = [self.shared, *self.own.values()]
+        return [array for buffer in buffers if not buffer.empty for array in (buffer.keys, buffer.values)]
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
-
-    @property
-    def position_nbytes(self) -> int:
-        """Of one position of one row; 0 before the first write."""
-        return sum(array.nbytes // (array.shape[0] * array.shape[2]) for array in self.arrays())
 
 
 def _lengthened(buffer: mx.array, like: mx.array, size: tuple[int, int]) -> mx.array:
@@ -218,11 +286,13 @@ class SlotState(mlx_cache.ArraysCache):
             arrays = [mx.concatenate([_grown(old, slot)[:slot], fresh, old[stop:]]) for old, fresh in pairs]
         self.store = tuple(arrays)
 
-    def release(self, hole: int, last: int) -> None:
-        """The row `last` moves into the hole."""
-        order = mx.array([*range(hole), last, *range(hole + 1, last)][:last], dtype=mx.int32)
-        self.store = tuple(_grown(rows, last + 1)[order] for rows in self.store)
-        self.cache = list(self.store) or self.cache
+    def reorder(self, order: Sequence[int]) -> None:
+        """Each row becomes what `order` names for it."""
+        have = len(self.store[0]) if self.store else 0
+        if list(order[:have]) != list(range(have)):
+            index = mx.array(list(order), dtype=mx.int32)
+            self.store = tuple(_grown(rows, max([*order, have - 1]) + 1)[index] for rows in self.store)
+            self.cache = list(self.store) or self.cache
 
 
 def _grown(rows: mx.array, count: int) -> mx.array:
@@ -266,11 +336,6 @@ class Caches:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
 
-    def row_nbytes(self, length: int) -> int:
-        """What a copy of one row of so many positions takes, at most; states by one checkpoint."""
-        kv = sum(cache.position_nbytes for cache in self.kv) * length
-        return kv + sum(array.nbytes // max(1, len(array)) for state in self.states for array in state.store)
-
     def read_span(self, sequence_id: str, start: int, stop: int) -> tuple[tuple[mx.array, ...], ...]:
         """By KV layer keys and values [1, heads, n, dimension] of the positions `start` to `stop` that it still holds:
         the last n of them, n = 0 where its window has passed on.
@@ -298,27 +363,44 @@ class Caches:
             cache.write_row(slot, keys, values, stop - keys.shape[2] - cache.lane.base(slot))
         self.table.lengths[slot] = stop
 
+    def claim(self, sequence_id: str, reserve_tokens: int = 0) -> None:
+        """Take a row. Nothing is copied."""
+        self._reorder(self.table.claim(sequence_id, reserve_tokens))
+
     def release(self, sequence_id: str) -> None:
-        """Free the row; the last row moves into the hole, and the last one to leave frees the buffers."""
-        last, hole = self.table.release(sequence_id)
-        for cache in self.kv if hole != last else ():
-            cache.move(last, hole, self.table.lengths[hole])
-        for state in self.states:
-            state.release(hole, last)
-        for lane in self.lanes.values():
-            lane.set_base(hole, lane.base(last))
-            lane.set_base(last, 0)
-        for cache in self.kv if last == 0 else ():
-            cache.clear()
+        """Free the row; of those that share a rectangle the last one moves into the hole."""
+        self._reorder(self.table.release(sequence_id))
+        for cache in self.kv:
+            cache.own.pop(sequence_id, None)
+            cache.shrink()
+
+    def part(self, sequence_id: str) -> None:
+        """Give a row of the rectangle buffers of its own."""
+        for cache in self.kv:
+            cache.part(sequence_id, self.table.slots[sequence_id])
+        self._reorder(self.table.part(sequence_id))
+        for cache in self.kv:
+            cache.shrink()
+
+    def _reorder(self, order: Sequence[int]) -> None:
+        ordered: list[Lane | SlotKV | SlotState] = [*self.lanes.values(), *self.kv, *self.states]
+        for each in ordered:
+            each.reorder(order)
 
 
 class UnknownCacheError(Exception):
     """The model keeps a cache class that no family covers."""
 
 
-def make_caches(model: Any, *, margin_tokens: int = MARGIN_TOKENS, chunk_tokens: int = 512) -> Caches:
+def make_caches(
+    model: Any,
+    *,
+    margin_tokens: int = MARGIN_TOKENS,
+    chunk_tokens: int = 512,
+    shared_tokens: int = SHARED_TOKENS,
+) -> Caches:
     """Slot caches in the shape that the model's own `make_cache` has. Raises UnknownCacheError."""
-    caches = Caches(table=SlotTable(), layers=[])
+    caches = Caches(table=SlotTable(shared_tokens), layers=[])
 
     def convert(original: Any) -> Any:
         kind = type(original)

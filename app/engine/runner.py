@@ -13,8 +13,10 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from app.core.footprint import SHARED_TOKENS
 from app.engine.lanes import Selection, SlotTable
 from app.engine.layers import Taps
+from app.engine.pieces import attach as attach_attention
 from app.engine.recording import Recording, attach, recording
 from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
 
@@ -81,10 +83,13 @@ class Runner:
         *,
         margin_tokens: int = MARGIN_TOKENS,
         chunk_tokens: int = 512,
+        shared_tokens: int = SHARED_TOKENS,
         probe: bool = True,
     ) -> None:
         self.model: Any = model
-        self.caches: Caches = make_caches(model, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
+        self.caches: Caches = make_caches(
+            model, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens, shared_tokens=shared_tokens
+        )
         self.recordable = bool(self.caches.states) and attach(model)
         self.gapped: set[str] = set()
         """Sequences whose rows lack positions before their last one."""
@@ -108,8 +113,16 @@ class Runner:
         for self.rows_apart, self.recordable in product(ways, recordings):
             reason = self._misfit(wanted)
             if not reason:
+                self._probe_pieces(wanted)
                 return
         raise UnknownCacheError(reason)
+
+    def _probe_pieces(self, wanted: Sequence[mx.array]) -> None:
+        """Whether attention may be called for each buffer by itself; else keys and values are padded to one array."""
+        if not self.rows_apart:
+            attach_attention(self.model)
+            self.caches.table.in_pieces = True
+            self.caches.table.in_pieces = not self._misfit(wanted, parted=True)
 
     def _tell_alone(self, tokens: Sequence[int], ends: Sequence[int]) -> mx.array:
         """Logits [tokens, vocabulary] of one row in mlx-lm's own caches, fed up to each of the `ends` in turn."""
@@ -118,17 +131,20 @@ class Runner:
         told = [self.model(mx.array([tokens[start:end]]), cache=caches)[0] for start, end in spans]
         return mx.concatenate(told)
 
-    def _misfit(self, wanted: Sequence[mx.array]) -> str:
-        """How the rows of the probe get another answer than `wanted`; "" when they get the same."""
+    def _misfit(self, wanted: Sequence[mx.array], *, parted: bool = False) -> str:
+        """How the rows of the probe get another answer than `wanted`; "" when they get the same. `parted`: they lie in
+        buffers of their own."""
         names = [f"probe {row}" for row in range(len(PROBE))]
         for name in names:
             self.claim(name)
+        for name in names if parted else ():
+            self.caches.part(name)
         got = [logits[:0] for logits in wanted]
         try:
             for step, rejected in enumerate(PROBE_REJECTS):
                 done = [self.length(name) for name in names]
                 fed = [tokens[start : ends[step]] for start, (tokens, ends) in zip(done, PROBE, strict=True)]
-                rows = [row for row, tokens in enumerate(fed) if tokens]
+                rows = sorted((row for row, tokens in enumerate(fed) if tokens), key=lambda row: self.rows[names[row]])
                 keep = [len(fed[row]) for row in rows]
                 fed[0] = (*fed[0], *rejected)
                 widths = [len(fed[row]) for row in rows]
@@ -164,7 +180,12 @@ class Runner:
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0) -> None:
         """A row for the sequence, whose buffers get room for so many tokens with its first forward."""
-        self.caches.table.claim(sequence_id, reserve_tokens)
+        self.caches.claim(sequence_id, reserve_tokens)
+
+    def settle(self) -> None:
+        """Between steps, rows that have become long get buffers of their own."""
+        for sequence_id in self.caches.table.outgrown:
+            self.caches.part(sequence_id)
 
     def claim_once(self, sequence_id: str, reserve_tokens: int = 0) -> None:
         """Claim a row unless the sequence has one."""

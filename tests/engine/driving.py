@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from app.core.footprint import SHARED_TOKENS
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, PrefillRow, PrefillStep
 from app.engine.drafters import Drafter, Drafters, Proposal
@@ -101,6 +102,7 @@ def build(
     vocabulary: int = 97,
     margin_tokens: int = 24,
     chunk_tokens: int = 16,
+    shared_tokens: int = SHARED_TOKENS,
     prefix_bytes: int = 0,
     max_rows: int = 8,
     carry_over: bool = False,
@@ -108,13 +110,13 @@ def build(
     disk: Disk = NO_DISK,
 ) -> Engine:
     """An engine over a tiny model. A small margin makes sliding windows wrap; `carry_over` forgets the recordings."""
-    runner = Runner(target, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens)
+    runner = Runner(target, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens, shared_tokens=shared_tokens)
     if carry_over:
         runner.recordable = False
     available: dict[str, Drafter] = {**(features or {}), "ngram": Ngram()}
     if draft is not None:
         available["draft_model"] = DraftModel(
-            Runner(draft, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens),
+            Runner(draft, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens, shared_tokens=shared_tokens),
             target_vocabulary=vocabulary,
             max_context_tokens=max_context_tokens,
         )

@@ -24,6 +24,8 @@ from tests.engine.driving import Driver, Scripted, build
 
 GREEDY = SamplingParameters(temperature=0.0)
 PROMPTS = {"long": 23, "short": 5, "middle": 12}
+SHARED_TOKENS = 24
+"""The longest of them has buffers of its own, the others share a rectangle."""
 AGAIN = "again"
 """The request that goes on from what "long" said."""
 OUTPUT_TOKENS = 10
@@ -100,7 +102,9 @@ def _engine(model: nn.Module, truths: dict[str, Truth]) -> Engine:
     told = {name: truth.output for name, truth in truths.items()}
     scripted = Scripted(told, HIGHEST_TOKEN, lambda cycle: (cycle * 7) % 5)
     try:
-        engine = build(model, scripted=scripted, prefix_bytes=1 << 30, max_rows=len(PROMPTS))
+        engine = build(
+            model, scripted=scripted, prefix_bytes=1 << 30, max_rows=len(PROMPTS), shared_tokens=SHARED_TOKENS
+        )
     except UnknownCacheError:
         limits = EngineLimits(max_context_tokens=4096, max_rows=1, prefill_chunk_tokens=9, drafters=())
         return Engine(AloneRunner(model), Drafters({}), limits, PrefixCache(0))

@@ -10,6 +10,7 @@ from typing import Any
 from mlx import nn
 from msgspec.structs import replace
 
+from app.core.footprint import SHARED_TOKENS
 from app.core.request import Request, SamplingParameters
 from tests.engine.driving import Driver, Guided, Scripted, build, naive
 from tests.tiny import related_draft, tiny_model
@@ -111,6 +112,7 @@ def run_schedule(
         features=guided,
         carry_over=carry_over,
         prefix_bytes=prefix_bytes,
+        shared_tokens=(SHARED_TOKENS, 20)[seed % 2],
     )
     driver = Driver(engine, chance, methods, ride_tokens=chance.choice([1, 17]))
     waiting, cancelled = list(requests), 0

@@ -28,9 +28,9 @@ def test_the_last_row_moves_into_the_hole_and_nothing_is_left_behind() -> None:
     state = SlotState(2)
     for slot, value in enumerate((1.0, 2.0, 3.0)):
         state.write_row(slot, row(value))
-    state.release(hole=0, last=2)
+    state.reorder([2, 1])
     assert held(state) == [[3.0, 2.0]] * 2
-    state.release(hole=1, last=1)
+    state.reorder([0])
     assert held(state) == [[3.0]] * 2
     state.begin(Selection(0, 2, 1, (5, 0)), [1, 1])
     assert held(state) == [[3.0, 0.0]] * 2, "a newcomer starts from nothing"
@@ -39,7 +39,7 @@ def test_the_last_row_moves_into_the_hole_and_nothing_is_left_behind() -> None:
 def test_a_last_row_that_has_not_run_takes_nothing_over() -> None:
     state = SlotState(2)
     state.write_row(0, row(1.0, 2))
-    state.release(hole=0, last=2)
+    state.reorder([2, 1])
     assert held(state) == [[0.0, 1.0]] * 2
 
 
@@ -60,7 +60,7 @@ def test_the_first_forward_may_skip_rows() -> None:
     state.commit(Selection(1, 4, 1, (0, 0, 0)), [True, False, True], row(9.0, 3))
     assert held(state) == [[0.0, 9.0, 0.0, 9.0]] * 2
     for last in (3, 2, 1, 0):
-        state.release(hole=last, last=last)
+        state.reorder(range(last))
     assert [array.size for array in (*state.store, *state.cache)] == [0] * 4, "who leaves last leaves nothing"
 
 

@@ -1,0 +1,127 @@
+"""Short rows share one rectangle of buffers, each long row has its own: what they take, and who is copied when."""
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx import nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from app.core.request import Request
+from app.engine.runner import Runner
+from tests.engine.driving import build
+from tests.tiny import tiny_model
+
+SHORT = {"a": 100, "b": 150, "c": 200, "d": 250}
+LONG_TOKENS = 8_192
+
+
+def feed(runner: Runner, fed: dict[str, int], tokens: int = 1) -> None:
+    """One forward of so many tokens each."""
+    names = runner.ordered(list(fed))
+    width = max(fed.values())
+    _, forward = runner.forward(names, mx.full((len(names), width), tokens, mx.int32), [fed[name] for name in names])
+    runner.commit(forward, [fed[name] for name in names])
+
+
+def read(runner: Runner, name: str, tokens: int, *, known: bool = True) -> None:
+    """Claim a row and read a prompt of so many tokens in chunks of 512."""
+    runner.claim(name, tokens + 256 if known else 0)
+    while (left := tokens - runner.length(name)) > 0:
+        runner.settle()
+        feed(runner, {name: min(512, left)})
+        mx.eval(runner.arrays())
+
+
+@pytest.mark.parametrize(
+    ("family", "known", "most"),
+    [("qwen3", True, 1.2), ("qwen3", False, 1.35), ("qwen3_next", True, 1.2), ("gemma3", True, 1.25)],
+)
+def test_a_long_row_and_four_short_ones_take_little_more_than_their_tokens(
+    family: str, known: bool, most: float
+) -> None:
+    """A prompt that nobody told of grows by quarters; of a sliding window counts what a row has by itself."""
+    runner = Runner(tiny_model(family))
+    alone: dict[str, int] = {}
+    for name, tokens in {"long": LONG_TOKENS, **SHORT}.items():
+        lone = Runner(runner.model)
+        read(lone, name, tokens)
+        alone[name] = sum(
+            array.nbytes * (tokens if cache.lane.window is None else array.shape[2]) // array.shape[2]
+            for cache in lone.caches.kv
+            for array in cache.arrays()
+        )
+        read(runner, name, tokens, known=known)
+    feed(runner, dict.fromkeys(alone, 1))
+    kept = sum(cache.nbytes for cache in runner.caches.kv)
+    assert kept <= most * sum(alone.values())
+
+
+def test_joining_and_leaving_leave_the_long_row_where_it_is() -> None:
+    runner = Runner(tiny_model("qwen3"))
+    read(runner, "long", 2_000)
+    read(runner, "a", 40)
+    held = [cache.own["long"].keys for cache in runner.caches.kv]
+    read(runner, "b", 60)
+    runner.release("a")
+    read(runner, "second long one", 1_500)
+    runner.release("b")
+    assert all(cache.own["long"].keys is before for cache, before in zip(runner.caches.kv, held, strict=True))
+    runner.release("long")
+    runner.release("second long one")
+    assert runner.caches.nbytes == 0
+
+
+def naive(model: nn.Module, tokens: list[int]) -> mx.array:
+    cache: Any = make_prompt_cache(model)
+    return model(mx.array([tokens]), cache=cache)[0]
+
+
+@pytest.mark.parametrize("in_pieces", [True, False])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next"])
+def test_rows_that_become_long_leave_the_rectangle_and_say_what_they_would_alone(family: str, in_pieces: bool) -> None:
+    """Rows of every kind in one forward, one of them without a part in it; attention for each buffer, or padded."""
+    model = tiny_model(family)
+    runner = Runner(model, shared_tokens=12)
+    assert runner.caches.table.in_pieces, "qwen3's attention is called by its name"
+    runner.caches.table.in_pieces = in_pieces
+    texts = {
+        name: [(7 * place + size) % 97 for place in range(size)]
+        for name, size in zip("abcde", (3, 9, 30, 5, 14), strict=True)
+    }
+    for name in texts:
+        runner.claim(name)
+    told: dict[str, list[mx.array]] = {name: [] for name in texts}
+    for step in range(10):
+        runner.settle()
+        going = [
+            name for place, name in enumerate(texts) if (step + place) % 3 and runner.length(name) < len(texts[name])
+        ]
+        names = runner.ordered(going)
+        if not names:
+            continue
+        fed = [texts[name][runner.length(name) : runner.length(name) + 4] for name in names]
+        width = max(map(len, fed))
+        tokens = mx.array([[*each, *[0] * (width - len(each))] for each in fed])
+        logits, forward = runner.forward(names, tokens, list(map(len, fed)))
+        runner.commit(forward, list(map(len, fed)))
+        for row, (name, each) in enumerate(zip(names, fed, strict=True)):
+            told[name].append(logits[row, : len(each)])
+    assert runner.caches.table.shared < len(texts), "some have buffers of their own"
+    for name, parts in told.items():
+        if parts:
+            got = mx.concatenate(parts)
+            wanted = naive(model, texts[name])[: len(got)]
+            assert mx.max(mx.abs(got - wanted)) < 1e-4, name
+
+
+def test_the_answer_of_a_known_prompt_finds_its_room_there() -> None:
+    engine = build(tiny_model("qwen3"), chunk_tokens=512)
+    engine.admit(Request(id="r", prompt_tokens=tuple(range(50)) * 40, max_tokens=200))
+    assert engine.runner.caches.table.reserved["r"] == 2_200
+    read(engine.runner, "other", 10)
+    feed(engine.runner, {"r": 500})
+    before = engine.runner.caches.kv[0].own["r"].keys.shape
+    for _ in range(3):
+        feed(engine.runner, {"r": 500})
+    assert engine.runner.caches.kv[0].own["r"].keys.shape == before == (1, 1, 2_304, 16)
