@@ -52,6 +52,7 @@ def actions(entries: tuple[MenuEntry, ...]) -> set[str]:
         (STARTING, "starting", "Starting…"),
         (dataclasses.replace(STOPPED, doing="start"), "starting", "Starting…"),
         (dataclasses.replace(READY, doing="stop"), "starting", "Stopping: running requests finish first…"),
+        (dataclasses.replace(READY, doing="quit_all"), "starting", "Stopping: running requests finish first…"),
         (dataclasses.replace(READY, state=state(worker={**WORKER, "ready": False})), "starting", "Starting…"),
         (READY, "ready", "Ready"),
         (BUSY, "busy", "41 tokens per second · 82 % of drafts accepted"),
