@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from app.core.request import SamplingParameters
+from app.engine.truncation import draw_kept, truncate
 
 DRAFT_SALT = 0xA24BAED4963EE407
 ACCEPTANCE_SALT = 0x9FB21C651E98DF25
@@ -146,7 +147,7 @@ def draw(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
         return greedy
     slots, vocabulary = logits.shape[1:]
     noise = gumbel_noise(noise_keys(rows, slots), vocabulary)
-    drawn = mx.argmax(shape_logits(logits, rows) + noise, axis=-1).astype(mx.int32)
+    drawn = draw_kept(_scaled(logits, rows), noise, [row.parameters for row in rows])
     if all(sampling):
         return drawn
     return mx.where(mx.array(sampling)[:, None], drawn, greedy)
@@ -155,37 +156,10 @@ def draw(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
 def shape_logits(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
     """`logits` float32 [rows, slots, vocabulary] after temperature and truncation: their softmax is what a row draws
     from. Rows at temperature 0 stay unscaled: who draws them takes the argmax instead."""
+    return truncate(_scaled(logits, rows), [row.parameters for row in rows])
+
+
+def _scaled(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
     values = [row.parameters.temperature for row in rows]
     temperature = [max(value, 1e-6) if value > 0 else 1.0 for value in values]
-    return truncate(logits / _column(temperature), [row.parameters for row in rows])
-
-
-def truncate(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
-    """Set to -inf what top-k, then top-p, then min-p exclude (the order of vLLM). Rows without any stay as they are."""
-    vocabulary = logits.shape[-1]
-    top_k = [value.top_k if 0 < value.top_k < vocabulary else vocabulary for value in parameters]
-    wants_order = any(size < vocabulary for size in top_k) or any(value.top_p < 1.0 for value in parameters)
-    if wants_order:
-        logits = _top_k_top_p(logits, top_k, [value.top_p for value in parameters])
-    if any(value.min_p > 0.0 for value in parameters):
-        floor = mx.max(logits, axis=-1, keepdims=True) + mx.log(
-            _column([max(value.min_p, 1e-30) for value in parameters])
-        )
-        logits = mx.where(logits < floor, -mx.inf, logits)
-    return logits
-
-
-def _top_k_top_p(logits: mx.array, top_k: Sequence[int], top_p: Sequence[float]) -> mx.array:
-    order = mx.argsort(-logits, axis=-1)
-    ordered = mx.take_along_axis(logits, order, axis=-1)
-    rank = mx.arange(logits.shape[-1])
-    ordered = mx.where(rank < _column(top_k), ordered, -mx.inf)
-    probabilities = mx.softmax(ordered, axis=-1, precise=True)
-    before = mx.cumsum(probabilities, axis=-1) - probabilities
-    keep = (before < _column(top_p)) | (rank == 0)
-    ordered = mx.where(keep, ordered, -mx.inf)
-    return mx.put_along_axis(mx.full(logits.shape, -mx.inf, dtype=logits.dtype), order, ordered, axis=-1)
-
-
-def _column(values: Sequence[float]) -> mx.array:
-    return mx.array(list(values), dtype=mx.float32)[:, None, None]
+    return logits / mx.array(temperature, dtype=mx.float32)[:, None, None]

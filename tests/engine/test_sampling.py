@@ -18,9 +18,9 @@ from app.engine.sampling import (
     gumbel_noise,
     noise_key,
     noise_keys,
-    truncate,
     unit_noise,
 )
+from app.engine.truncation import truncate
 
 
 def row(tokens: list[int] | None = None, prompt_length: int = 0, **parameters: object) -> SampledRow:

@@ -1,0 +1,167 @@
+"""What top-k, then top-p, then min-p (the order of vLLM) leave of a distribution, without sorting a vocabulary.
+
+Tokens are ordered by logit, of equal ones the lower id first. Top-k keeps the first k, top-p those whose predecessors
+have less than p of the mass that top-k left; the first token always stays.
+"""
+
+from collections.abc import Sequence
+from math import ceil, e, log, log1p, log2
+
+import mlx.core as mx
+
+from app.core.request import SamplingParameters
+
+BLOCK_TOKENS = 64
+NEVER = 64 * log(2)
+"""-log of a chance that is taken for none: 2^-64."""
+LOWEST_KEY, HIGHEST_KEY, KEY_BITS = -(1 << 31), (1 << 31) - 1, 32
+
+
+def draw_kept(logits: mx.array, noise: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
+    """int32 [rows, slots]: of what `truncate` leaves of float32 `logits` [rows, slots, vocabulary] the token whose
+    `logits + noise` is the largest. Which tokens stay is only found out for those that may be drawn (`_candidates`)."""
+    values = _above_floor(logits, parameters) + noise
+    drawn = mx.argmax(values, axis=-1).astype(mx.int32)
+    cut = [row for row, each in enumerate(parameters) if _top_k(each, logits.shape[-1]) or each.top_p < 1.0]
+    if len(cut) == len(parameters):
+        return _first_kept(logits, values, parameters)
+    if cut:
+        rows = mx.array(cut)
+        drawn[rows] = _first_kept(logits[rows], values[rows], [parameters[row] for row in cut])
+    return drawn
+
+
+def best_of(values: mx.array, count: int) -> mx.array:
+    """Ids [rows, slots, count] of the largest of `values` [rows, slots, vocabulary], of equal ones those with the lower
+    id, best first. They all lie in the `count` blocks with the largest maxima, so two short sorts are enough."""
+    *leading, vocabulary = values.shape
+    missing = -vocabulary % BLOCK_TOKENS
+    if missing:
+        values = mx.pad(values, [(0, 0), (0, 0), (0, missing)], constant_values=mx.array(-mx.inf))
+    blocks = values.reshape(*leading, -1, BLOCK_TOKENS)
+    best = mx.argsort(-mx.max(blocks, axis=-1), axis=-1)[..., :count]
+    best = mx.sort(best, axis=-1)[..., None]  # ids rise, so that a stable sort leaves the lower one first
+    members = mx.take_along_axis(blocks, best, axis=-2).flatten(-2)
+    ids = (best * BLOCK_TOKENS + mx.arange(BLOCK_TOKENS)).flatten(-2)
+    return mx.take_along_axis(ids, mx.argsort(-members, axis=-1)[..., :count], axis=-1).astype(mx.int32)
+
+
+def _candidates(parameters: SamplingParameters, vocabulary: int) -> tuple[int, bool]:
+    """How many tokens have to be looked at for one draw, and whether these are the likeliest ones.
+
+    Top-k keeps k, and the n likeliest tokens have n / vocabulary of the mass at least. Or else those first in the order
+    of logit + noise: they are draws without replacement, and that n of them all miss a nucleus of mass p has a chance
+    below (1 - p)^n, whatever the distribution is.
+    """
+    if top_k := _top_k(parameters, vocabulary):
+        return top_k, True
+    likeliest = ceil(max(parameters.top_p, 0.0) * vocabulary) + 1
+    drawn = ceil(NEVER / -log1p(-parameters.top_p)) if parameters.top_p > 0.0 else vocabulary
+    return min((likeliest, True), (drawn, False))
+
+
+def _first_kept(logits: mx.array, values: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
+    """`draw_kept` of rows that all have top-k or top-p; `values` are -inf below the floor of min-p."""
+    vocabulary = logits.shape[-1]
+    counts, likeliest = zip(*(_candidates(each, vocabulary) for each in parameters), strict=True)
+    order = logits if all(likeliest) else values
+    if any(likeliest) and not all(likeliest):
+        order = mx.where(mx.array(likeliest)[:, None, None], logits, values)
+    ids = mx.sort(best_of(order, min(max(counts), vocabulary)), axis=-1)
+    ids = mx.take_along_axis(ids, mx.argsort(-mx.take_along_axis(logits, ids, axis=-1), axis=-1), axis=-1)
+    kept = _kept_of(logits, ids, parameters)
+    scores = mx.where(kept, mx.take_along_axis(values, ids, axis=-1), -mx.inf)
+    best = mx.max(scores, axis=-1, keepdims=True)
+    found = mx.min(mx.where(scores == best, ids, vocabulary), axis=-1)
+    return mx.where(best[..., 0] > -mx.inf, found, mx.argmax(logits, axis=-1)).astype(mx.int32)
+
+
+def _kept_of(logits: mx.array, ids: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
+    """bool, like `ids` [rows, slots, n]: which of them top-k and top-p leave. They lie in the order of the rule, and
+    where a row has top-k its likeliest tokens are all among them."""
+    own = mx.take_along_axis(logits, ids, axis=-1)
+    top_k = [_top_k(each, logits.shape[-1]) for each in parameters]
+    kept = mx.arange(ids.shape[-1]) < _column([size or logits.shape[-1] for size in top_k])
+    if all(each.top_p >= 1.0 for each in parameters):
+        return kept
+    top = mx.max(logits, axis=-1, keepdims=True)
+    likely = mx.where(kept, mx.exp(own - top), 0.0)
+    mass, share = mx.sum(likely, axis=-1, keepdims=True), _column([_share(each) for each in parameters])
+    if all(top_k):
+        return kept & (mx.cumsum(likely, axis=-1) - likely < share * mass)
+    weights = mx.power(2.0, (logits - top) * log2(e))  # a fifth of exp's time on a CPU
+    mass = mx.where(mx.array([size > 0 for size in top_k])[:, None, None], mass, mx.sum(weights, -1, keepdims=True))
+    return kept & _preceded(logits, weights, own, ids, share * mass)
+
+
+def _preceded(logits: mx.array, weights: mx.array, own: mx.array, ids: mx.array, limit: mx.array) -> mx.array:
+    """bool [rows, slots, n]: whether the `weights` of all predecessors of tokens `ids`, in order, sum up to less than
+    `limit` [rows, slots, 1]. Where it ends is bisected by logit, a pass over the vocabulary each; ties lie there only.
+    """
+    count, before = ids.shape[-1], mx.zeros(limit.shape)
+    low, high = mx.zeros(limit.shape, dtype=mx.int32), mx.full(limit.shape, count, dtype=mx.int32)
+    for _ in range(count.bit_length()):
+        middle = mx.minimum((low + high) // 2, count - 1)
+        value = mx.take_along_axis(own, middle, axis=-1)
+        mass = mx.sum(weights * (logits > value), axis=-1, keepdims=True)
+        stays = mass < limit
+        forward = stays & (low < high)
+        low, before = mx.where(forward, middle + 1, low), mx.where(forward, mass, before)
+        high = mx.where(stays, high, middle)
+    last = mx.take_along_axis(own, mx.maximum(low - 1, 0), axis=-1)
+    ties = mx.cumsum((logits == last).astype(mx.float32), axis=-1)  # counted, not added up: exact
+    ahead, weight = (mx.take_along_axis(each, ids, axis=-1) for each in (ties, weights))
+    return (mx.arange(count) < low) & ((own > last) | (before + weight * (ahead - 1) < limit))
+
+
+def truncate(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
+    """Set to -inf what the rules exclude of float32 `logits` [rows, slots, vocabulary]; rows without any stay."""
+    vocabulary = logits.shape[-1]
+    left = logits
+    if any(_top_k(each, vocabulary) for each in parameters):
+        limit = _column([_top_k(each, vocabulary) or vocabulary for each in parameters])
+        left = mx.where(_before(logits, mx.ones_like(logits), limit), left, -mx.inf)
+    if any(each.top_p < 1.0 for each in parameters):
+        weights = mx.softmax(left, axis=-1, precise=True)
+        left = mx.where(_before(left, weights, _column([_share(each) for each in parameters])), left, -mx.inf)
+    return _above_floor(left, parameters)
+
+
+def _before(logits: mx.array, weights: mx.array, limit: mx.array) -> mx.array:
+    """bool, like `logits`: whether the `weights` of a token's predecessors sum up to less than `limit`, above 0.
+
+    The last logit of which one stays is bisected over the 32 bits of a float32, read as an integer of the same order.
+    """
+    bits = mx.view(logits + 0.0, mx.int32)  # + 0.0: there is one zero only
+    keys = mx.where(bits < 0, bits ^ HIGHEST_KEY, bits)
+    low = mx.full((*logits.shape[:-1], 1), LOWEST_KEY, dtype=mx.int32)
+    high = mx.full(low.shape, HIGHEST_KEY, dtype=mx.int32)
+    for _ in range(KEY_BITS):
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        stays = mx.sum(weights * (keys > middle), axis=-1, keepdims=True) < limit
+        low, high = mx.where(stays, low, middle + 1), mx.where(stays, middle, high)
+    first = mx.sum(weights * (keys > low), axis=-1, keepdims=True)
+    ties = mx.cumsum((keys == low).astype(mx.float32), axis=-1)  # counted, not added up: exact
+    return (keys > low) | ((keys == low) & (first + weights * (ties - 1) < limit))
+
+
+def _above_floor(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
+    """-inf where a token is less likely than min-p times the likeliest one."""
+    if all(each.min_p <= 0.0 for each in parameters):
+        return logits
+    floor = mx.log(_column([max(each.min_p, 1e-30) for each in parameters]))
+    return mx.where(logits < mx.max(logits, axis=-1, keepdims=True) + floor, -mx.inf, logits)
+
+
+def _top_k(parameters: SamplingParameters, vocabulary: int) -> int:
+    """0: all of them."""
+    return parameters.top_k if 0 < parameters.top_k < vocabulary else 0
+
+
+def _share(parameters: SamplingParameters) -> float:
+    """Top-p as what the predecessors' mass must stay below."""
+    return max(parameters.top_p, 1e-30) if parameters.top_p < 1.0 else float("inf")
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(list(values), dtype=mx.float32)[:, None, None]
