@@ -249,7 +249,7 @@ def test_other_rules_for_an_idle_model_open_another_scheduler(pair: Pair) -> Non
     pair.say(pair.ask())
     pair.settle()
     command = pair.ask("r2")
-    model = pair.model("m", policy="auto")
+    model = pair.model("m", policy="single")
     pair.say(type(command)(id="r2", model=model, text="x", max_tokens=3))
     pair.settle()
     assert pair.text("r2") == "abc"
