@@ -178,14 +178,17 @@ class _Shape:
         """Keys and values of `budget` tokens shared by all rows; windows and states once for every row."""
         window = min(budget, rows * self.window)
         positions = self.full_layers * budget + self.sliding_layers * window
-        return positions * self.position_width * item + self.recurrent_layers * rows * self.state_size * 4
+        return positions * self.position_width * item + rows * self.states_bytes
+
+    @property
+    def states_bytes(self) -> int:
+        """Of one row: the states that it has, those that a step makes of them, and those of the end of its prompt."""
+        return 3 * self.recurrent_layers * self.state_size * 4
 
     def row_bytes(self, *, chunk: int, item: int) -> int:
         """A window and the chunk behind it in each sliding layer, the states, and room for a chunk in the others."""
         window = self.sliding_layers * _reserved(self.window + chunk) * self.position_width * item
-        return (
-            window + self.recurrent_layers * self.state_size * 4 + (chunk + chunk // 4) * self.position_bytes(item=item)
-        )
+        return window + self.states_bytes + (chunk + chunk // 4) * self.position_bytes(item=item)
 
     def position_bytes(self, *, item: int) -> int:
         """One token in the layers that keep every token."""

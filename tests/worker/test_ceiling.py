@@ -1,0 +1,164 @@
+"""A memory ceiling under more work than fits: real models, real pool, real scheduler. Nothing fails that fits alone,
+every text is that of the request alone, and the most that mlx ever held stays below the ceiling."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from app.core.errors import PacelineError
+from app.core.footprint import unit_footprint
+from app.core.messages import ModelSpecification, Submission
+from app.core.request import Request, SamplingParameters
+from app.core.step import EnginePort, FinishReason, TokenEvent
+from app.engine import memory
+from app.engine.pool import EnginePool, open_pool
+from app.scheduler.scheduler import Scheduler
+from app.worker.served_model import ServedModel
+from tests.tiny import write_tiny_model
+
+CONTEXT_TOKENS = 700
+LONGEST_PROMPT_TOKENS, LONGEST_ANSWER_TOKENS = 500, 120
+USUAL_ANSWER_TOKENS = 12
+"""So short that most answers outgrow what was promised to them."""
+FAMILIES = ("qwen3", "gemma3", "qwen3_next")
+
+
+@dataclass
+class Told:
+    """In the place of the text thread: what each request was told."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, TokenEvent] = field(default_factory=dict)
+    refused_for: dict[str, PacelineError] = field(default_factory=dict)
+
+    def queued(self, request_id: str, at: float) -> None:
+        self.tokens[request_id] = []
+
+    def refused(self, request_id: str, error: PacelineError) -> None:
+        self.refused_for[request_id] = error
+
+    def emitted(self, events: Sequence[TokenEvent], at: float) -> None:
+        for event in events:
+            assert event.request_id not in self.ends, "told something behind the end"
+            self.tokens[event.request_id] += event.tokens
+            if event.finish_reason:
+                self.ends[event.request_id] = event
+
+
+def open_scheduler(specification: ModelSpecification, engine: EnginePort) -> Scheduler:
+    return Scheduler(engine.limits, policy="auto", measured=engine.measured, usual_answer_tokens=USUAL_ANSWER_TOKENS)
+
+
+@dataclass
+class Machine:
+    """One model under a ceiling, and the requests that arrive while others run: `late` steps before each."""
+
+    pool: EnginePool
+    spec: ModelSpecification
+    told: Told = field(default_factory=Told)
+
+    def load(self) -> None:
+        """From its end on counts what is held."""
+        while self.pool.loading:
+            self.pool.advance()
+        mx.reset_peak_memory()
+
+    def run(self, requests: Sequence[Request], late: Iterator[int]) -> None:
+        served = ServedModel(
+            open_scheduler=open_scheduler,
+            text_thread=self.told,  # type: ignore[arg-type]  # what it is told is all there is
+            keep_costs=lambda _spec, _costs: None,
+            pool=self.pool,
+            model_id=self.spec.id,
+            clock=lambda: 0.0,
+        )
+        waiting = list(requests)
+        steps = 0
+        while waiting or served.has_work:
+            if waiting and (steps <= 0 or not served.has_work):
+                request = waiting.pop(0)
+                steps = next(late)
+                self.pool.acquire(self.spec)
+                served.join(Submission(request.id, self.spec, (request,)))
+                if self.pool.loading:
+                    self.load()
+                engine = self.pool.engine(self.spec.id)
+                assert engine is not None
+                served.open(engine)
+            served.step()
+            steps -= 1
+
+
+@cache
+def model_folder(root: Path, family: str) -> Path:
+    return write_tiny_model(root / family, family, context_tokens=CONTEXT_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ceiling")
+
+
+def some_requests(chance: random.Random) -> list[Request]:
+    """Of every length, some with a seed, some greedy."""
+    return [
+        Request(
+            id=f"r{number}",
+            prompt_tokens=tuple(
+                chance.randrange(32, 127) for _ in range(chance.choice((8, 60, 60, 250, LONGEST_PROMPT_TOKENS)))
+            ),
+            max_tokens=chance.choice((5, 60, LONGEST_ANSWER_TOKENS, LONGEST_ANSWER_TOKENS)),
+            sampling=SamplingParameters(seed=number, temperature=chance.choice((0.0, 0.8))),
+            owner=chance.choice(("alice", "bob")),
+        )
+        for number in range(chance.randint(4, 9))
+    ]
+
+
+def check_mix(root: Path, seed: int) -> int:
+    """One mix of lengths and arrivals; the answer is how often a row gave way."""
+    chance = random.Random(seed)
+    family = FAMILIES[seed % len(FAMILIES)]
+    spec = ModelSpecification(
+        id=family,
+        path=str(model_folder(root, family)),
+        max_context_tokens=CONTEXT_TOKENS,
+        max_rows=6,
+        prefill_chunk_tokens=64,
+        prefix_cache_bytes=1 << 20,
+    )
+    footprint = unit_footprint(spec, widen=True)
+    alone = footprint.rows_bytes([LONGEST_PROMPT_TOKENS + LONGEST_ANSWER_TOKENS])
+    ceiling_bytes = footprint.fixed_bytes + max(footprint.cache_bytes, int(1.7 * alone))
+    requests = some_requests(chance)
+    memory.release()
+    before = mx.get_active_memory()
+    crowd = Machine(open_pool(ceiling_bytes), spec)
+    crowd.run(requests, iter(lambda: chance.randint(0, 40), None))
+    held = mx.get_peak_memory() - before
+    crowd.pool.unload(spec.id)
+    assert crowd.told.refused_for == {}
+    assert held <= 1.03 * ceiling_bytes
+    lone = Machine(open_pool(100 * ceiling_bytes), spec)
+    for request in requests:
+        lone.run([request], iter(int, 1))
+    lone.pool.unload(spec.id)
+    assert crowd.told.tokens == lone.told.tokens
+    assert {end.finish_reason for end in crowd.told.ends.values()} <= {FinishReason.LENGTH, FinishReason.STOP}
+    assert crowd.told.ends.keys() == {request.id for request in requests}
+    return sum(end.statistics.preemptions for end in crowd.told.ends.values())
+
+
+def test_requests_that_do_not_fit_together_are_answered_as_if_they_were_alone(root: Path) -> None:
+    assert sum(check_mix(root, seed) for seed in range(len(FAMILIES))) > 0, "rows gave way"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+def test_two_hundred_mixes_of_lengths_and_arrivals_are_answered_as_if_alone(root: Path) -> None:
+    assert sum(check_mix(root, seed) for seed in range(200)) > 0
