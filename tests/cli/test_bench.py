@@ -68,7 +68,7 @@ def test_a_running_server_measures_and_applies_what_was_listed(
     fake.answers[f"{MEASUREMENTS}/7/apply"] = (200, {"became": "loaded"})
     result = run(environment, "bench", "big", *(["--apply"] if apply else []))
     assert result.exit_code == 0, result.output
-    for line in ("methods: automatic → ngram", "num_draft_tokens: automatic → 2", "policy: off → single"):
+    for line in ("methods: automatic → ngram", "num_draft_tokens: automatic → 2", "policy: off → auto"):
         assert line in result.stdout
     asked = [(method, path) for method, path, _, _ in fake.requests]
     assert asked[0] == ("POST", MEASUREMENTS)
