@@ -99,9 +99,11 @@ def running(home: Path, **environment: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """It drafts for one request at a time: what batches draft depends on what this machine measures."""
     models = {
         "PACELINE_MODEL_DIRS": str(model_folder),
         "PACELINE_DRAFTS": "attention=attention-draft,hybrid=hybrid-draft",
+        "PACELINE_POLICY": "single",
     }
     with running(tmp_path_factory.mktemp("home"), **models) as server:
         yield server
