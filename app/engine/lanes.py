@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from app.core.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS
-from app.engine.pieces import Pieces
+from app.engine.attention import Cut, Pieces
 
 MASK_FULL = "causal"
 
@@ -61,7 +61,9 @@ class SlotTable:
         """How many tokens each row was expected to have when it was claimed; 0: not known."""
         self.shared = 0
         self.in_pieces = False
-        """Whether the model's attention is called for each buffer by itself (`pieces`)."""
+        """Whether the model's attention is called for each buffer by itself."""
+        self.cut: Cut | None = None
+        """How many queries attention gets at a time."""
         self.selection = Selection(0, 1, 1, (0,))
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0) -> list[int]:

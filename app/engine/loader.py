@@ -26,7 +26,6 @@ from app.core.model_folder import ModelFolder, inspect_folder
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
 from app.engine import memory
 from app.engine.drafters import REGISTRY, LoadedDraft, LoadedUnit
-from app.engine.few_queries import use_vector_attention
 from app.engine.few_rows import use_fast_products
 
 SLICE_BYTES = 64 * 1024 * 1024
@@ -89,7 +88,6 @@ def _build(path: str, name: str, make: Callable[[ModelFolder], _Part]) -> _Part:
         if memory.computes_in_float32():
             part.model.set_dtype(mx.float32)
             use_fast_products(part.model)
-        use_vector_attention(part.model, memory.gpu_architecture())
     except ModelUnavailable as error:
         raise ModelUnavailable(f"{name}: {error.message}") from None
     except Exception as error:

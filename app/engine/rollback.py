@@ -21,8 +21,8 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
 from app.core.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS
+from app.engine.attention import Cut, Pieces
 from app.engine.lanes import Lane, Placement, Selection, SlotTable
-from app.engine.pieces import Pieces
 
 MARGIN_TOKENS = 96
 """Tokens kept behind a sliding window: more than the longest rewind (64 drafts and a carry-over)."""
@@ -111,6 +111,10 @@ class SlotKV:
         """A model that reads none sets them to zeros, lest a graph grow that nobody evaluates."""
         for buffer in (self.shared, *self.own.values()):
             buffer.values = mx.zeros_like(buffer.keys)
+
+    @property
+    def cut(self) -> Cut | None:
+        return self.lane.table.cut
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:  # noqa: FBT001, FBT002, N803  mlx-lm calls it so
         return self.lane.mask(N, return_array=return_array, window_size=window_size)

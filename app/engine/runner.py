@@ -14,9 +14,11 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.footprint import SHARED_TOKENS
+from app.engine.attention import attach as attach_attention
+from app.engine.attention import cut_for
 from app.engine.lanes import Selection, SlotTable
 from app.engine.layers import Taps
-from app.engine.pieces import attach as attach_attention
+from app.engine.memory import gpu_architecture
 from app.engine.recording import Recording, attach, recording
 from app.engine.rollback import MARGIN_TOKENS, Caches, UnknownCacheError, make_caches
 
@@ -90,6 +92,8 @@ class Runner:
         self.caches: Caches = make_caches(
             model, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens, shared_tokens=shared_tokens
         )
+        attach_attention(model)
+        self.caches.table.cut = cut_for(gpu_architecture())
         self.recordable = bool(self.caches.states) and attach(model)
         self.gapped: set[str] = set()
         """Sequences whose rows lack positions before their last one."""
@@ -120,7 +124,6 @@ class Runner:
     def _probe_pieces(self, wanted: Sequence[mx.array]) -> None:
         """Whether attention may be called for each buffer by itself; else keys and values are padded to one array."""
         if not self.rows_apart:
-            attach_attention(self.model)
             self.caches.table.in_pieces = True
             self.caches.table.in_pieces = not self._misfit(wanted, parted=True)
 

@@ -1,6 +1,7 @@
 """Verifying in pieces says what verifying at once says; only Metal's vector kernel asks for it."""
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -8,7 +9,7 @@ import pytest
 from mlx_lm.models import qwen3
 from mlx_lm.models.base import scaled_dot_product_attention
 
-from app.engine.few_queries import in_pieces, piece_queries, use_vector_attention
+from app.engine.attention import Cut, attach, attention, cut_for, piece_queries
 from app.engine.runner import Runner
 from tests.tiny import tiny_model
 
@@ -31,18 +32,14 @@ MAC = "applegpu_g16s"
     ],
 )
 def test_each_piece_fits_the_kernel_and_chunks_of_prompts_stay_whole(width: int, group: int, pieces: int) -> None:
-    size = piece_queries(MAC, width, group, 8192, 128)
+    size = piece_queries(width, group, 8192, 128)
     assert -(-width // size) == pieces
     assert pieces == 1 or (size <= 8 and size * group <= 32)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "context", "dimension"), [("", 8192, 128), ("sm_90", 8192, 128), (MAC, 2047, 128), (MAC, 8192, 80)]
-)
-def test_nothing_is_cut_on_other_devices_in_short_contexts_or_for_other_heads(
-    architecture: str, context: int, dimension: int
-) -> None:
-    assert piece_queries(architecture, 9, 4, context, dimension) == 9
+@pytest.mark.parametrize(("context", "dimension"), [(2047, 128), (8192, 80)])
+def test_nothing_is_cut_in_short_contexts_or_for_other_heads(context: int, dimension: int) -> None:
+    assert piece_queries(9, 4, context, dimension) == 9
 
 
 def ragged(width: int, context: int) -> mx.array:
@@ -76,20 +73,24 @@ def test_pieces_are_equal_to_all_at_once(kind: str, group: int, width: int) -> N
         asked.append(question)  # type: ignore[arg-type]
         return min(8, 32 // group)
 
-    cut = in_pieces(scaled_dot_product_attention, choose)
-    arguments: dict[str, Any] = {"cache": None, "scale": size**-0.5, "mask": masks[kind], "sinks": sinks}
-    whole = scaled_dot_product_attention(queries, keys, values, **arguments)
-    assert float(mx.max(mx.abs(cut(queries, keys, values, **arguments) - whole))) < 1e-5
+    arguments: dict[str, Any] = {"scale": size**-0.5, "mask": masks[kind], "sinks": sinks}
+    whole = scaled_dot_product_attention(queries, keys, values, None, **arguments)
+    cut = attention(queries, keys, values, SimpleNamespace(cut=choose), **arguments)
+    assert float(mx.max(mx.abs(cut - whole))) < 1e-5
     assert asked == [(width, group, context, size)]
 
 
-def test_a_model_verifies_and_goes_on_alike_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_verifies_and_goes_on_alike_in_pieces() -> None:
     model = tiny_model("qwen3")
-    called: list[int] = []
+    asked: list[int] = []
 
-    def verify() -> mx.array:
+    def four(width: int, *_: int) -> int:
+        asked.append(width)
+        return 4
+
+    def verify(cut: Cut | None) -> mx.array:
         runner = Runner(model)
-        called.clear()  # of its probe
+        runner.caches.table.cut = cut
         rows = {"a": 40, "b": 33}
         told = []
         for name, length in rows.items():
@@ -102,29 +103,14 @@ def test_a_model_verifies_and_goes_on_alike_in_pieces(monkeypatch: pytest.Monkey
             told.append(logits)
         return mx.concatenate(told)
 
-    whole = verify()
-
-    def counted(queries: mx.array, *arguments: Any, **keywords: Any) -> mx.array:
-        called.append(queries.shape[2])
-        return scaled_dot_product_attention(queries, *arguments, **keywords)
-
-    cut = in_pieces(counted, lambda *_: 4)
-    monkeypatch.setattr(qwen3, "scaled_dot_product_attention", cut)
-    assert float(mx.max(mx.abs(verify() - whole))) < 1e-4
-    assert called.count(4) >= 2 * called.count(1) > 0
-    assert max(called) == 4
+    assert float(mx.max(mx.abs(verify(four) - verify(None)))) < 1e-4
+    assert set(asked) == {40, 33, 9}
 
 
-def test_every_module_that_a_layer_comes_from_is_wrapped_once_and_on_a_mac_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = tiny_model("qwen3")
-    monkeypatch.setattr(qwen3, "scaled_dot_product_attention", scaled_dot_product_attention)
-    use_vector_attention(model, "")
-    assert qwen3.scaled_dot_product_attention is scaled_dot_product_attention
-    use_vector_attention(model, MAC)
-    wrapped = qwen3.scaled_dot_product_attention
-    use_vector_attention(model, MAC)
-    assert qwen3.scaled_dot_product_attention is wrapped
-    assert wrapped.whole is scaled_dot_product_attention
-    assert not hasattr(sys.modules["mlx_lm.models.base"].scaled_dot_product_attention, "whole")
+def test_a_model_is_attached_once_and_cut_on_a_mac_only() -> None:
+    for _ in range(2):
+        attach(tiny_model("qwen3"))
+        assert qwen3.scaled_dot_product_attention is attention
+    assert sys.modules["mlx_lm.models.base"].scaled_dot_product_attention is not attention
+    assert cut_for(MAC) is piece_queries
+    assert cut_for("") is cut_for("sm_90") is None
