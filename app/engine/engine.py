@@ -5,6 +5,7 @@ Plain decoding is a decode step with zero drafts, plus one forward launched ahea
 the host. A launched forward belongs to its rows: whatever is planned next, its tokens are delivered first.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ from app.engine.readings import Pooling, Scores, score
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
+
+_logger = logging.getLogger("paceline.engine")
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,10 @@ class Engine:
         try:
             if tokens:  # a launched forward may have read the last one told too
                 self._store(request, text, self.runner.length(request_id), ended=True)
+        except (RuntimeError, MemoryError) as error:
+            if not memory.is_exhausted(error):
+                raise
+            _logger.warning("a finished prompt is not kept: the device has no memory left")
         finally:
             self.runner.release(request_id)
             self._forget(request_id)

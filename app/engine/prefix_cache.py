@@ -200,20 +200,32 @@ class PrefixCache:
         self, request: Request, text: Sequence[int], length: int, target: Runner, drafters: Mapping[str, Drafter]
     ) -> None:
         """Keep the first `length` positions of the target's row, and those of the drafters as far as they go; `text`
-        is as much as they know of it. Pieces that are there already cost nothing."""
+        is as much as they know of it. Pieces that are there already cost nothing, the others one wait for the device.
+
+        Raises what mlx raises where there is no memory for them; then nothing is kept any more.
+        """
         whole = tuple(text)
         if length < SHORTEST_TOKENS or not self.limit_bytes:
             return
         self.disk.collect()
         carried: Arrays = {}
+        offered: dict[Piece, Arrays] = {}
         for name, one in drafters.items():
             if one.runner is not None and request.id in one.runner.rows:
                 shift = int(bool(one.taps))
                 followed = whole[shift : min(length, one.runner.length(request.id)) + shift]
-                self._store(self._start(request.owner, name, whole[:shift]), followed, one.runner, request.id)
+                start = self._start(request.owner, name, whole[:shift])
+                self._store(start, followed, one.runner, request.id, offered)
                 features = one.pending(request.id, length)
                 carried |= {f"features {name}": features} if features is not None else {}
-        self._store(self._start(request.owner, "", ()), whole[:length], target, request.id, carried)
+        self._store(self._start(request.owner, "", ()), whole[:length], target, request.id, offered, carried)
+        try:
+            mx.eval([array for arrays in offered.values() for array in arrays.values()])
+        except BaseException:
+            self.clear()
+            raise
+        for piece, arrays in offered.items():
+            self.disk.write(self._folder, piece, arrays)
 
     def _store(
         self,
@@ -221,9 +233,10 @@ class PrefixCache:
         tokens: tuple[int, ...],
         runner: Runner,
         request_id: str,
+        offered: dict[Piece, Arrays],
         carried: Mapping[str, mx.array] | None = None,
     ) -> None:
-        """Of one model, behind `start`; `carried` goes with the state."""
+        """Of one model, behind `start`; `carried` goes with the state. What is kept joins `offered`, for the disk."""
         if not tokens or request_id in runner.gapped or (runner.exact and runner.length(request_id) != len(tokens)):
             return
         parent, taken = start, 0
@@ -231,18 +244,19 @@ class PrefixCache:
         for begin in range(0, len(tokens), BLOCK_TOKENS):
             pieces.append(Piece.of(ROWS, parent, tokens[begin : begin + BLOCK_TOKENS]))
             span = begin, begin + len(pieces[-1].tokens)
-            nbytes = self._offer(pieces[-1], partial(_rows, runner, request_id, *span), taken)
+            nbytes = self._offer(pieces[-1], partial(_rows, runner, request_id, *span), taken, offered)
             if nbytes is None:  # what fits was kept
                 break
             parent, taken = pieces[-1].key, taken + nbytes
         else:
             if runner.exact:
                 state = Piece.of(STATE, pieces[-1].parent, pieces[-1].tokens)
-                self._offer(state, partial(_state, runner, request_id, len(tokens), carried or {}), taken)
+                take = partial(_state, runner, request_id, len(tokens), carried or {})
+                self._offer(state, take, taken, offered)
         for piece in reversed(pieces):
             self._memory.use(piece.name)
 
-    def _offer(self, piece: Piece, take: Callable[[], Arrays], taken: int) -> int | None:
+    def _offer(self, piece: Piece, take: Callable[[], Arrays], taken: int, offered: dict[Piece, Arrays]) -> int | None:
         """Keep a piece unless it is there; its bytes, or None when it does not fit beside `taken` bytes of its own."""
         held = self._memory.get(piece.name)
         if held is None and self._covered(piece):
@@ -254,7 +268,7 @@ class PrefixCache:
         if held is None:
             self._keep(piece, arrays)
         self._memory.use(piece.name)
-        self.disk.write(self._folder, piece, arrays)
+        offered[piece] = arrays
         return nbytes
 
     def _covered(self, piece: Piece) -> bool:
@@ -268,7 +282,6 @@ class PrefixCache:
         nbytes = PIECE_BYTES + sum(array.nbytes for array in arrays.values())
         self._memory.make_room(nbytes)
         if nbytes <= self.limit_bytes:
-            mx.eval(list(arrays.values()))
             self._memory.add(piece, arrays, nbytes)
 
     # --- how much ---------------------------------------------------------------------------------------------

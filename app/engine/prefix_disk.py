@@ -96,6 +96,7 @@ class Disk:
         self._rests_until = 0.0
         self._pending: dict[Name, tuple[Path, list[memoryview]]] = {}
         """The memory that is being written: let go of by the MLX thread, after the other one."""
+        self._pending_bytes = 0
         self._cleared: set[Name] = set()
         self._work: queue.SimpleQueue[Callable[[], _Written | None]] = queue.SimpleQueue()
         self._done: deque[_Written] = deque()
@@ -164,11 +165,12 @@ class Disk:
             return
         if piece.name in self.shelf or piece.name in self._pending:
             return
-        if sum(each.nbytes for _, buffers in self._pending.values() for each in buffers) + nbytes > PENDING_BYTES:
+        if self._pending_bytes + nbytes > PENDING_BYTES:
             return  # the next one who uses it offers it again
         header, buffers = encoded(piece, arrays)
         path = self._folder / model / f"{piece.kind}-{piece.key.hex()}{SUFFIX}"
         self._pending[piece.name] = path, buffers
+        self._pending_bytes += nbytes
         self._do(partial(_write, piece, path, header, buffers))
 
     def collect(self) -> None:
@@ -176,7 +178,8 @@ class Disk:
         while self._done:
             written = self._done.popleft()
             name = written.piece.name
-            del self._pending[name]
+            _, buffers = self._pending.pop(name)
+            self._pending_bytes -= sum(each.nbytes for each in buffers)
             if name in self._cleared:
                 self._cleared.discard(name)
             elif written.error:

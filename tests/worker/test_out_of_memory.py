@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from app.core.request import SamplingParameters, SpeculationRequest
+from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.engine.engine import Engine
 from app.engine.runner import Runner
-from tests.engine.driving import build
+from tests.engine.driving import Driver, build
 from tests.tiny import related_draft, tiny_model
 from tests.worker.pair import Pair
 
@@ -137,3 +137,20 @@ def test_only_the_request_that_does_not_even_fit_alone_fails(tmp_path: Path, pla
     pair.say(pair.ask("after", "abc", max_tokens=8))
     pair.settle(rounds=100)
     assert pair.finished("after")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_that_there_is_no_memory_to_keep_frees_its_row_and_says_so(
+    family: str, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = tiny_model(family, vocabulary_size=256)
+    engine = build(target, draft=related_draft(family, vocabulary_size=256), vocabulary=256, prefix_bytes=1 << 24)
+    driver = Driver(engine, random.Random(1), ("draft_model",))
+    driver.admit(Request(id="r", prompt_tokens=tuple(range(40)), max_tokens=50))
+    while driver.live["r"].told < 5:
+        driver.step()
+    device.refuses = lambda _call: True
+    driver.leave("r")
+    assert device.refused
+    assert (dict(engine.runner.rows), engine.prefixes.nbytes) == ({}, 0)
+    assert "not kept" in caplog.text
