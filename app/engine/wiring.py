@@ -57,12 +57,18 @@ class WirableMemory:
 
 
 def wirable_memory() -> WirableMemory:
-    """Of this machine; Metal keeps nothing resident below macOS 15."""
-    version = platform.mac_ver()[0].partition(".")[0]
-    if not (mx.metal.is_available() and version.isdigit() and int(version) >= OLDEST_MACOS):
+    """Of this machine."""
+    if not mx.metal.is_available():
         return WirableMemory()
-    recommended = mx.device_info().get("max_recommended_working_set_size", 0)
-    return WirableMemory(psutil.virtual_memory().total, int(recommended))
+    recommended = int(mx.device_info().get("max_recommended_working_set_size", 0))
+    return wirable_from(platform.mac_ver()[0], psutil.virtual_memory().total, recommended)
+
+
+def wirable_from(macos_version: str, total_bytes: int, recommended_bytes: int) -> WirableMemory:
+    """Of a Mac; Metal keeps nothing resident below macOS 15."""
+    version = macos_version.partition(".")[0]
+    new_enough = version.isdigit() and int(version) >= OLDEST_MACOS
+    return WirableMemory(total_bytes, recommended_bytes) if new_enough else WirableMemory()
 
 
 class Wiring:

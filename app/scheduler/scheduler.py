@@ -70,7 +70,7 @@ class WaitingQueue:
             )
         self._lines.setdefault(owner, {})[sequence.request.id] = sequence
 
-    def push_back(self, sequence: Sequence) -> None:
+    def put_back(self, sequence: Sequence) -> None:
         """Stand at the head again, whoever else waits: it has been served before."""
         owner, name = sequence.request.owner, sequence.request.id
         self._lines = {owner: {name: sequence, **self._lines.pop(owner, {})}, **self._lines}
@@ -281,7 +281,7 @@ class Scheduler:
         self._released[name] = sequence.cached_prefix()
         del self._active[name]
         sequence.preempt()
-        self._queue.push_back(sequence)
+        self._queue.put_back(sequence)
 
     def shrink(self, message: str) -> list[TokenEvent]:
         """A step found no memory on the device, and the engine has dropped every row: what they have told stays, and

@@ -1,15 +1,13 @@
 """Weights are wired after a load and let go before they are freed; nothing else ever is."""
 
 import mlx.core as mx
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.errors import ModelUnavailable
-from app.engine import wiring
 from app.engine.pool import EnginePool, LoadFailed
-from app.engine.wiring import MetalDevice, WirableMemory, Wiring, wirable_memory
+from app.engine.wiring import MetalDevice, WirableMemory, Wiring, wirable_from, wirable_memory
 from tests.engine.pool_world import SIZES, World, drain, ready, specification
 
 GB = 10**9
@@ -125,15 +123,9 @@ def test_a_machine_that_cannot_wire_is_never_asked_to(world: World) -> None:
 
 
 @pytest.mark.parametrize(("version", "wires"), [("14.7.1", False), ("15.0", True), ("26.1", True), ("", False)])
-def test_macos_15_and_later_wire_and_no_other_system(
-    monkeypatch: pytest.MonkeyPatch, version: str, wires: bool
-) -> None:
-    monkeypatch.setattr(wiring.platform, "mac_ver", lambda: (version, ("", "", ""), "arm64"))
-    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 7})
-    assert wirable_memory() == (WirableMemory(psutil.virtual_memory().total, 7) if wires else WirableMemory())
-    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    assert wirable_memory() == WirableMemory()
+def test_macos_15_and_later_wire_and_no_other_system(version: str, wires: bool) -> None:
+    assert wirable_from(version, 64 * GB, 48 * GB) == (WirableMemory(64 * GB, 48 * GB) if wires else WirableMemory())
+    assert mx.metal.is_available() or wirable_memory() == WirableMemory()
 
 
 def test_the_real_device_takes_the_calls() -> None:
