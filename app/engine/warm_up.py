@@ -46,8 +46,6 @@ BUDGET_SECONDS, MOST_SECONDS, PIECES = 1.5, 6.0, 20
 prompt took, at most the second: a large model has the same shapes to measure. The governor learns the others from
 requests."""
 FIRST_PIECE_TOKENS, PROMPT_TOKENS = 8, 48
-BEYOND_TOKENS = 4_096
-"""By so many the prompts are told to be longer: their end, at which a copy is kept for later requests, never comes."""
 PROMPT_SHARE = 0.1
 """A machine that needs more of its budget for the first piece is spared the rest of the prompt."""
 PERIOD = 20
@@ -168,11 +166,12 @@ class _Batch:
         return max(map(len, self._tokens.values())) + 2 * (1 + drafts) + 2 < self.limits.max_context_tokens
 
     def begin(self) -> float:
-        """Admit the requests and read the beginning of their prompts; seconds of the reading."""
+        """Admit the requests and read the beginning of their texts; seconds of the reading. Their prompts are told to
+        be one token long: no copy is kept for later requests, and no room is set aside for more than there will be."""
         for name, tokens in self._tokens.items():
             request = Request(
                 id=name,
-                prompt_tokens=(*tokens, *[0] * BEYOND_TOKENS),
+                prompt_tokens=tuple(tokens[:1]),
                 max_tokens=self.limits.max_context_tokens,
                 sampling=SamplingParameters(temperature=0.0),
             )
