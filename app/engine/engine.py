@@ -46,8 +46,6 @@ from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
 
-_logger = logging.getLogger("paceline.engine")
-
 
 @dataclass(frozen=True)
 class Launched:
@@ -178,7 +176,7 @@ class Engine:
         except (RuntimeError, MemoryError) as error:
             if not memory.is_exhausted(error):
                 raise
-            _logger.warning("a finished prompt is not kept: the device has no memory left")
+            logging.getLogger("paceline.engine").warning("a finished prompt is not kept: the device has no memory left")
         finally:
             self.runner.release(request_id)
             self._forget(request_id)
