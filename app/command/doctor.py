@@ -9,6 +9,7 @@ import platform
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,8 +26,12 @@ from app import __version__
 from app.command.config import opened
 from app.command.listing import models_on_disk
 from app.command.loaded import bytes_text
+from app.core import descriptors
 from app.core.errors import StoreUnavailable
+from app.core.footprint import unit_footprint
+from app.core.host import Pressure, chip_name, memory_pressure, wired_limit_mb
 from app.core.installation import DISTRIBUTION, newer_version, this_installation
+from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.server_file import read_server
 from app.core.setting_texts import local_url
 from app.serving.live_settings import LiveSettings
@@ -67,6 +72,9 @@ def examine(settings: Settings) -> list[Finding]:
         check_store,
         check_disk,
         check_memory,
+        check_memory_pressure,
+        check_gpu_memory,
+        check_open_files,
     )
     with contextlib.suppress(StoreUnavailable), opened(settings) as live:  # which is one of the findings
         settings = live.current
@@ -97,9 +105,10 @@ def check_platform(_settings: Settings) -> Iterator[Finding]:
     """Apple silicon, or Linux for development."""
     system, machine = platform.system(), platform.machine()
     if system == "Darwin" and machine == "arm64":
-        yield Finding("platform", "ok", f"macOS {platform.mac_ver()[0]} on {machine}")
+        yield Finding("platform", "ok", f"macOS {platform.mac_ver()[0]} on {machine}, {chip_name()}")
     elif system == "Linux":
-        yield Finding("platform", "ok", f"Linux {platform.release()} on {machine}, computing on the CPU")
+        message = f"Linux {platform.release()} on {machine}, {chip_name()}, computing on the CPU"
+        yield Finding("platform", "ok", message)
     else:
         yield Finding("platform", "fail", f"{system} on {machine} has no mlx", "use a Mac with Apple silicon, or Linux")
 
@@ -267,6 +276,66 @@ def check_memory(settings: Settings) -> Iterator[Finding]:
         yield Finding("memory", "warn", message, "lower it, or unset it to derive it from the machine")
     else:
         yield Finding("memory", "ok", f"models may use {bytes_text(limit)} of {bytes_text(total)}")
+
+
+def check_memory_pressure(_settings: Settings, hear: Callable[[], Pressure] = memory_pressure) -> Iterator[Finding]:
+    """The system has memory left. While it has not, the server gives back what it can, and takes requests in turn."""
+    pressure = hear()
+    if pressure == "normal":
+        yield Finding("pressure", "ok", "the system has memory left")
+    else:
+        message = f"the system is short of memory ({pressure}): earlier prompts and idle models leave it"
+        yield Finding("pressure", "warn", message, "close other programs, or lower PACELINE_MEMORY_LIMIT")
+
+
+def check_gpu_memory(settings: Settings) -> Iterator[Finding]:
+    """On a Mac: the share of the memory that the GPU may hold suffices for the models on disk."""
+    if platform.system() == "Darwin" and (recommended := metal_bytes()):
+        needs = needed_by_models(LiveSettings(settings))
+        yield gpu_memory_finding(psutil.virtual_memory().total, recommended, needs)
+
+
+def gpu_memory_finding(total_bytes: int, recommended_bytes: int, needs_bytes: Mapping[str, int]) -> Finding:
+    """What is to be said of a Mac with so much memory, and models that need so much of it."""
+    holds = f"the GPU may hold {bytes_text(recommended_bytes)} of {bytes_text(total_bytes)}"
+    limit = wired_limit_mb(total_bytes, recommended_bytes, needs_bytes.values())
+    if not limit:
+        return Finding("gpu", "ok", holds)
+    short = (each for each in needs_bytes.items() if wired_limit_mb(total_bytes, recommended_bytes, each[1:]))
+    names = ", ".join(f"{name} ({bytes_text(needed)})" for name, needed in short)
+    action = f"run `sudo sysctl iogpu.wired_limit_mb={limit}`, which lasts until the Mac restarts"
+    return Finding("gpu", "warn", f"{holds}: too little for {names}", action)
+
+
+def metal_bytes() -> int:
+    """What Metal says the GPU may hold, asked in a process of its own, since nothing here imports mlx; 0: no Metal."""
+    asked = "import mlx.core as mx; print(mx.device_info().get('max_recommended_working_set_size', 0))"
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)  # noqa: S603
+    return int(said.stdout) if said.returncode == 0 else 0
+
+
+def needed_by_models(live: LiveSettings) -> dict[str, int]:
+    """By usable main model, the bytes that it takes on a GPU with its drafters."""
+    rows = [row for row in models_on_disk(live) if not row.problem]
+    paths = {row.id: row.path for row in rows}
+    needs = {}
+    for row in rows:
+        drafts = tuple(DraftSpecification(each["id"], paths[each["id"]], each["method"]) for each in row.drafts)
+        if row.kind == "main":
+            unit = ModelSpecification(id=row.id, path=row.path, drafts=drafts)
+            needs[row.id] = unit_footprint(unit, widen=False).total_bytes
+    return needs
+
+
+def check_open_files(_settings: Settings, attainable: int | None = None) -> Iterator[Finding]:
+    """The server can have as many files and connections open as it wants; it raises its own limit."""
+    attainable = descriptors.attainable() if attainable is None else attainable
+    message = f"a server may open {attainable} (this shell: {descriptors.limit()})"
+    if attainable < descriptors.WANTED:
+        action = f"for more connections at once raise the hard limit: `ulimit -Hn {descriptors.WANTED}` as root"
+        yield Finding("open files", "warn", message, action)
+    else:
+        yield Finding("open files", "ok", message)
 
 
 def _existing(folder: Path) -> Path:

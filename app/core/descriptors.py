@@ -4,6 +4,8 @@ import contextlib
 import resource
 from collections.abc import Iterator
 
+from app.core.host import ReadSetting, sysctl, sysctl_number
+
 WANTED = 8192
 
 
@@ -13,12 +15,19 @@ def limit() -> int:
     return WANTED if soft == resource.RLIM_INFINITY else min(WANTED, soft)
 
 
+def attainable(read: ReadSetting = sysctl) -> int:
+    """How many there may be once `raise_limit` has asked: macOS has a bound of its own besides the hard limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    by_kernel = sysctl_number("kern.maxfilesperproc", read) or WANTED
+    return min(WANTED, by_kernel, WANTED if hard == resource.RLIM_INFINITY else hard)
+
+
 def raise_limit() -> None:
     """Let this process, and those that it starts, open as many as it wants, or as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    wanted = attainable()
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has another bound, which it does not tell
+        with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 

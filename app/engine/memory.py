@@ -14,29 +14,16 @@ import psutil
 
 from app.core.errors import InvalidRequest
 from app.core.footprint import Footprint, unit_footprint
+from app.core.host import GIGABYTE, ceiling_from
 from app.core.messages import ModelSpecification
 from app.core.setting_texts import parse_size
 
-GIGABYTE = 10**9
 LIMIT_VARIABLE = "PACELINE_MEMORY_LIMIT"
-WORKING_SET_SHARE = 0.9
 BUFFER_CACHE_BYTES, BUFFER_CACHE_SHARE = 4 * GIGABYTE, 0.05
 """The most that freed buffers may take, and their share of RAM; mlx would keep as much as there is."""
 
 
 # --- what there is --------------------------------------------------------------------------------------------
-
-
-def ceiling_from(total_bytes: int, recommended_bytes: int | None) -> int:
-    """The most that models may hold: RAM less a reserve of 4 GB (8 GB from 16 GB RAM up), within the GPU's share.
-
-    A machine too small for the reserve keeps half. Source: shared reference, reliability §3.2.
-    """
-    reserve = 4 * GIGABYTE if total_bytes < 16 * GIGABYTE else 8 * GIGABYTE
-    ceiling = max(total_bytes - reserve, total_bytes // 2)
-    if recommended_bytes:
-        ceiling = min(ceiling, int(recommended_bytes * WORKING_SET_SHARE))
-    return ceiling
 
 
 def ceiling_bytes(environment: Mapping[str, str] = os.environ) -> int:

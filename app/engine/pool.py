@@ -18,6 +18,7 @@ from operator import attrgetter
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable, PacelineError
 from app.core.footprint import Footprint
+from app.core.host import GIGABYTE
 from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
 from app.core.step import EnginePort
 from app.engine import memory
@@ -64,7 +65,7 @@ LoadSteps = Generator[tuple[str, float], None, LoadedUnit]
 
 
 def _gigabytes(size: int) -> str:
-    return f"{size / memory.GIGABYTE:.1f} GB" if size >= memory.GIGABYTE // 2 else f"{size / 10**6:.0f} MB"
+    return f"{size / GIGABYTE:.1f} GB" if size >= GIGABYTE // 2 else f"{size / 10**6:.0f} MB"
 
 
 class EnginePool:

@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +12,9 @@ from typer.testing import CliRunner
 
 from app.cli import application
 from app.command import doctor
+from app.core.host import Pressure, chip_name
 from app.core.server_file import RunningServer, held_home
+from app.serving.live_settings import LiveSettings
 from app.settings import Settings, read_settings
 from tests.cli.fake_server import FakeServer
 
@@ -115,3 +119,46 @@ def test_a_home_that_is_not_ours_alone_fails(settings: Settings) -> None:
     (finding,) = doctor.check_store(settings)
     assert finding.level == "fail"
     assert "set PACELINE_HOME" in finding.action
+
+
+def test_the_platform_is_named_with_its_chip(settings: Settings) -> None:
+    (finding,) = doctor.check_platform(settings)
+    assert chip_name() in finding.message
+
+
+@pytest.mark.parametrize(("pressure", "level"), [("normal", "ok"), ("warning", "warn"), ("critical", "warn")])
+def test_a_lack_of_memory_is_a_warning(settings: Settings, pressure: Pressure, level: str) -> None:
+    (finding,) = doctor.check_memory_pressure(settings, lambda: pressure)
+    assert (finding.level, bool(finding.action)) == (level, level == "warn")
+
+
+def test_a_mac_whose_gpu_may_hold_too_little_gets_the_line_that_raises_it() -> None:
+    finding = doctor.gpu_memory_finding(64 << 30, 48 << 30, {"small": 10**9, "large": 50 * 10**9, "huge": 10**12})
+    assert finding.level == "warn"
+    assert "sudo sysctl iogpu.wired_limit_mb=57906" in finding.action
+    assert "large (50.0 GB)" in finding.message
+    assert "small" not in finding.message
+    assert "huge" not in finding.message, "no setting makes room for it"
+    assert doctor.gpu_memory_finding(64 << 30, 48 << 30, {"small": 10**9}).level == "ok"
+
+
+def test_what_metal_says_is_asked_of_another_process() -> None:
+    assert (doctor.metal_bytes() > 0) == (sys.platform == "darwin")
+
+
+def test_models_on_disk_need_their_weights_and_more(tmp_path: Path) -> None:
+    needs = doctor.needed_by_models(LiveSettings(read_settings(home=tmp_path)))
+    assert needs["demo-assistant"] > 10**6
+
+
+def test_too_few_open_files_are_a_warning_with_the_command_to_run(settings: Settings) -> None:
+    asked = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 600));"
+        "from app.command import doctor; from app.settings import read_settings;"
+        "(finding,) = doctor.check_open_files(read_settings()); print(finding.level, finding.message, finding.action)"
+    )
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("warn a server may open 600 (this shell: 256)")
+    assert "ulimit -Hn 8192" in said
+    (finding,) = doctor.check_open_files(settings, 8192)
+    assert finding.level == "ok"

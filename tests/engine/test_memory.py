@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from app.core import footprint
+from app.core import footprint, host
 from app.core.config_values import DEFAULT_CONTEXT_TOKENS, context_tokens
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
@@ -21,7 +21,7 @@ from app.engine.lanes import reservation
 from app.engine.runner import Runner
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
 
-GB = memory.GIGABYTE
+GB = host.GIGABYTE
 
 
 def specification(folder: Path, **changes: Any) -> ModelSpecification:
@@ -47,7 +47,7 @@ def estimate(spec: ModelSpecification, *, float32: bool | None = None) -> int:
     ],
 )
 def test_the_ceiling_leaves_a_reserve_and_the_gpu_share(total: int, recommended: int | None, ceiling: int) -> None:
-    assert memory.ceiling_from(total, recommended) == ceiling
+    assert host.ceiling_from(total, recommended) == ceiling
 
 
 def test_the_environment_overrides_the_ceiling() -> None:
@@ -110,7 +110,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(error: Exception) -> No
 
 @given(total=st.integers(1, 10**13), recommended=st.none() | st.integers(0, 10**13))
 def test_the_ceiling_is_never_more_than_there_is(total: int, recommended: int | None) -> None:
-    assert 0 <= memory.ceiling_from(total, recommended) < total
+    assert 0 <= host.ceiling_from(total, recommended) < total
 
 
 @pytest.mark.parametrize("family", FAMILIES)

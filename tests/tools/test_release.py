@@ -1,6 +1,8 @@
-"""A release: its notes out of the changelog, its Homebrew formula out of the lock, and the workflow that makes it."""
+"""A release: its notes out of the changelog, its Homebrew formula out of the lock, and the workflow that makes it; and
+the workflow that tries a Mac."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,22 @@ def test_nothing_is_published_that_was_not_checked_built_and_tried() -> None:
     assert {name for line in lines for name in re.findall(r"\bmake ([a-z]+)", line)} <= targets
     for path in re.findall(r"\b(?:tools|\.ci)/[\w./]+", " ".join(lines)):
         assert Path(ROOT, path).is_file()
+
+
+def test_a_mac_is_checked_tested_and_measured_and_the_figures_bear_its_chip(tmp_path: Path) -> None:
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "mac.yml").read_text())["jobs"].values()
+    assert job["runs-on"] == "macos-15", "the label's runners are Apple silicon"
+    steps = job["steps"]
+    lines = " && ".join(step.get("run", "") for step in steps)
+    called = [name for words in re.findall(r"\bmake ([a-z ]+)", lines) for name in words.split()]
+    assert called == ["install", "check", "test", "bench"]
+    (kept,) = (step["with"] for step in steps if step.get("uses", "").startswith("actions/upload-artifact@"))
+    assert f"--json {kept['path']}/" in lines
+    assert kept["name"] == "bench-${{ steps.chip.outputs.name }}"
+    (chip,) = (step["run"] for step in steps if step.get("id") == "chip")
+    stand_in = tmp_path / "sysctl"
+    stand_in.write_text('#!/bin/sh\n[ "$*" = "-n machdep.cpu.brand_string" ] && echo "Apple M1 (Virtual)"\n')
+    stand_in.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "GITHUB_OUTPUT": str(tmp_path / "output")}
+    subprocess.run(["bash", "-ec", chip], env=environment, check=True)
+    assert (tmp_path / "output").read_text() == "name=Apple-M1-Virtual\n"

@@ -14,7 +14,6 @@ import secrets
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +21,7 @@ import psutil
 
 from app.core.clock import Clock
 from app.core.errors import PacelineError
+from app.core.host import chip_name
 from app.core.messages import MEASUREMENT, Delta, Finished, Generate, ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.core.step import Statistics
@@ -171,22 +171,12 @@ def describe_machine() -> dict[str, Any]:
     return {
         "system": platform.system(),
         "release": platform.release(),
-        "processor": _processor_name(),
+        "processor": chip_name(),
         "cores": os.cpu_count() or 1,
         "memory_bytes": psutil.virtual_memory().total,
         "python": platform.python_version(),
         "load_average": [round(load, 2) for load in psutil.getloadavg()],
     }
-
-
-def _processor_name() -> str:
-    """The chip by name where Linux tells it, else what Python knows."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            named = next((line for line in lines if line.startswith("model name")), "")
-    except OSError:
-        named = ""
-    return named.partition(":")[2].strip() or platform.processor() or platform.machine()
 
 
 def describe_versions() -> dict[str, str]:

@@ -1,0 +1,95 @@
+"""What the operating system tells of this computer: its chip, how short of memory it is, and what models may take."""
+
+import ctypes
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+Pressure = Literal["normal", "warning", "critical"]
+"""How short of memory the computer is."""
+ReadSetting = Callable[[str], bytes]
+"""Of the kernel's settings by name; empty where there is none."""
+
+CPU_INFORMATION = Path("/proc/cpuinfo")
+MEMORY_STALLS = Path("/proc/pressure/memory")
+WARNING_STALL_PERCENT, CRITICAL_STALL_PERCENT = 20.0, 60.0
+"""Of the last ten seconds in which something waited for memory; at 60 systemd-oomd begins to end programs."""
+_STALLED = re.compile(r"^some avg10=([\d.]+)", re.MULTILINE)
+_MODEL_NAME = re.compile(r"^model name\s*:\s*(\S.*?)\s*$", re.MULTILINE)
+
+GIGABYTE = 10**9
+MEBIBYTE = 1 << 20
+WORKING_SET_SHARE = 0.9
+
+
+def sysctl(name: str, library: Any = None) -> bytes:
+    """A setting of macOS as its kernel keeps it; empty where there is none of that name, and on other systems."""
+    read = getattr(library or ctypes.CDLL(None), "sysctlbyname", None)
+    size, nothing = ctypes.c_size_t(), ctypes.c_size_t(0)
+    if read is None or read(name.encode(), None, ctypes.byref(size), None, nothing):
+        return b""
+    value = ctypes.create_string_buffer(size.value)
+    failed = read(name.encode(), value, ctypes.byref(size), None, nothing)
+    return b"" if failed else value.raw[: size.value]
+
+
+def sysctl_number(name: str, read: ReadSetting = sysctl) -> int:
+    """The same of one that is a number; 0 where there is none."""
+    return int.from_bytes(read(name), sys.byteorder)
+
+
+def chip_name(read: ReadSetting = sysctl, cpu_information: Path = CPU_INFORMATION) -> str:
+    """The chip as its maker calls it ("Apple M3 Max"), else what Python knows."""
+    name = read("machdep.cpu.brand_string").rstrip(b"\0").decode("utf-8", "replace")
+    return name or _first(_MODEL_NAME, cpu_information) or platform.processor() or platform.machine()
+
+
+def memory_pressure(read: ReadSetting = sysctl, stalls: Path = MEMORY_STALLS) -> Pressure:
+    """As the kernel tells it: macOS by a level, Linux by the share of time in which something waits for memory.
+
+    Never blocks, never raises; `normal` where nobody tells.
+    """
+    if level := sysctl_number("kern.memorystatus_vm_pressure_level", read):
+        return "critical" if level >= 4 else "warning" if level >= 2 else "normal"
+    stalled_percent = float(_first(_STALLED, stalls) or 0)
+    if stalled_percent >= WARNING_STALL_PERCENT:
+        return "critical" if stalled_percent >= CRITICAL_STALL_PERCENT else "warning"
+    return "normal"
+
+
+def _first(pattern: re.Pattern[str], path: Path) -> str:
+    """What stands in the first place of a file that fits; empty for none, and where the file cannot be read."""
+    try:
+        found = pattern.search(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+# --- what models may take -----------------------------------------------------------------------------------------
+
+
+def reserve_bytes(total_bytes: int) -> int:
+    """What the system keeps: 4 GB, or 8 GB from 16 GB RAM up. Source: shared reference, reliability §3.2."""
+    return 4 * GIGABYTE if total_bytes < 16 * GIGABYTE else 8 * GIGABYTE
+
+
+def ceiling_from(total_bytes: int, recommended_bytes: int | None) -> int:
+    """The most that models may hold: RAM less the reserve, within the GPU's share.
+
+    A machine too small for the reserve keeps half.
+    """
+    ceiling = max(total_bytes - reserve_bytes(total_bytes), total_bytes // 2)
+    if recommended_bytes:
+        ceiling = min(ceiling, int(recommended_bytes * WORKING_SET_SHARE))
+    return ceiling
+
+
+def wired_limit_mb(total_bytes: int, recommended_bytes: int, needs_bytes: Iterable[int]) -> int:
+    """What `iogpu.wired_limit_mb` (MiB) should be, for models that would fit then and do not now; 0: leave it."""
+    limit = max(total_bytes - reserve_bytes(total_bytes), 0) // MEBIBYTE
+    now, then = ceiling_from(total_bytes, recommended_bytes), ceiling_from(total_bytes, limit * MEBIBYTE)
+    return limit if any(now < needed <= then for needed in needs_bytes) else 0
