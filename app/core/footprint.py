@@ -18,6 +18,8 @@ from app.core.model_folder import ModelFolder, inspect_folder
 
 CONTEXT_BUDGET_TOKENS = 16_384
 """Tokens, over all rows together, whose keys and values are set aside when no context length was chosen."""
+SHARED_CHUNK_TOKENS = 512
+"""The longest piece of a prompt that is read while other requests have rows."""
 GROWTH_STEP_TOKENS = 256
 """Caches grow by whole steps of so many positions."""
 SHARED_TOKENS = 1024
@@ -26,6 +28,12 @@ VERIFY_WIDTH = 17
 """Positions of one row whose logits may exist at once: sixteen drafts and the current token."""
 
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+def prefill_pairs(*, fused: bool) -> int:
+    """The most pairs of a token that a prefill chunk reads and one that this sees. Unfused attention keeps a score for
+    each; fused, macOS ends a command buffer that takes too long: chunks of 2,048 behind 65k."""
+    return 1 << 27 if fused else 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +194,11 @@ class _Shape:
         return 3 * self.recurrent_layers * self.state_size * 4
 
     def row_bytes(self, *, chunk: int, item: int) -> int:
-        """A window and the chunk behind it in each sliding layer, the states, and room for a chunk in the others."""
+        """A window and the chunk behind it in each sliding layer, the states, and room for a shared chunk in the
+        others: only those of other rows write behind the end of one."""
         window = self.sliding_layers * _reserved(self.window + chunk) * self.position_width * item
-        return window + self.states_bytes + (chunk + chunk // 4) * self.position_bytes(item=item)
+        shared = min(chunk, SHARED_CHUNK_TOKENS)
+        return window + self.states_bytes + (shared + shared // 4) * self.position_bytes(item=item)
 
     def position_bytes(self, *, item: int) -> int:
         """One token in the layers that keep every token."""
@@ -196,8 +206,9 @@ class _Shape:
 
     def peak_bytes(self, budget: int, *, rows: int, chunk: int, item: int, fused: bool) -> int:
         """Activations of one prefill chunk in one layer, or logits of one verify step; unfused kernels keep scores."""
+        chunk = min(chunk, budget)
         activations = chunk * (8 * self.hidden + 3 * self.intermediate) * item
-        scores = 0 if fused else chunk * budget * self.heads * 4
+        scores = 0 if fused else min(chunk * budget, prefill_pairs(fused=False)) * self.heads * 4
         return activations + scores + rows * VERIFY_WIDTH * self.vocabulary * 4
 
 

@@ -66,7 +66,7 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     ngram_across_requests: bool = False
     """Whether n-grams are looked up in earlier requests of the same owner too."""
     max_rows: int = 8
-    prefill_chunk_tokens: int = 512
+    prefill_chunk_tokens: int = 2048
     max_context_tokens: int | None = None
     context_tokens: int = 0
     longest_token_bytes: int = 0

@@ -5,7 +5,7 @@ There are no phases, only counters: `computed` counts the tokens of a sequence t
 prefill, a prefix hit, rejected drafts and carried-over tokens are all `computed` lagging behind `len(tokens)`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import zip_longest
@@ -399,6 +399,9 @@ class EngineLimits:
     max_context_tokens: int
     max_rows: int
     prefill_chunk_tokens: int = 512
+    """The most tokens of one prefill step."""
+    prefill_pairs: int = 1 << 27
+    """The most pairs of a token that it reads and one that this sees."""
     drafters: tuple[str, ...] = ()
     """Methods that can run here, best first."""
     longest_drafts: Mapping[str, int] = field(default_factory=dict)
@@ -417,6 +420,8 @@ class EnginePort(Protocol):
 
     measured: Sequence[StepCost]
     """What steps cost when the model was warmed up, or in an earlier life on this machine."""
+    on_progress: Callable[[], None]
+    """Called between the parts of a long step; it must be quick."""
 
     @property
     def limits(self) -> EngineLimits: ...

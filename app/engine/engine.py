@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +19,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 from app.core.config_values import EXPERTS_KEYS, text_number
 from app.core.draft_lengths import cheap_tokens
 from app.core.errors import InsufficientMemory
+from app.core.footprint import prefill_pairs
 from app.core.prefix_files import PrefixState
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
@@ -39,12 +41,18 @@ from app.engine.constraints import Constraints
 from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
 from app.engine.lanes import reservation
 from app.engine.memory import gpu_architecture
+from app.engine.merging import merged
 from app.engine.prefix_cache import PrefixCache, checkpoints_of, open_prefix_cache
 from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.readings import Pooling, Scores, score
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
+
+SLOW_SECONDS = 1.0
+"""A step after one that took longer is done in parts, and so is one over so many tokens of a prompt."""
+LONG_TOKENS = 256
+STEP_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,9 @@ class Engine:
         self._texts: dict[str, Sequence[int]] = {}
         """Views of prompt and output, as they grow."""
         self._ahead: Launched | None = None
+        self.on_progress: Callable[[], None] = lambda: None
+        self._is_slow = True
+        """Whether the last step took long, or none was done yet."""
         self._times: list[float] | None = None
         """Of a decode step whose parts are to be timed: its begin, and the end of each part so far."""
 
@@ -225,7 +236,9 @@ class Engine:
                 raise
             error.__traceback__ = None  # its frames hold arrays
             raise InsufficientMemory(f"the device has no memory left: {error}") from None
-        return replace(result, offers=offers, seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._is_slow = seconds > SLOW_SECONDS
+        return replace(result, offers=offers, seconds=seconds)
 
     def _prefill(self, rows: Sequence[PrefillRow]) -> StepResult:
         """One forward over pieces of prompts."""
@@ -240,6 +253,7 @@ class Engine:
         wanted = [array for each in scores.values() for array in each.arrays()] + self._pooling.read(forward)
         self.runner.commit(forward, widths)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], widths))
+        self._walk(long=max(widths) >= LONG_TOKENS)
         mx.eval(self.runner.arrays(), wanted)
         for row in rows if self.limits.stops_at_checkpoints else ():
             if row.end in checkpoints_of(request := self._requests[row.sequence_id]):
@@ -251,6 +265,15 @@ class Engine:
             prompt_logprobs={name: each.read_all() for name, each in scores.items()},
             width=max(widths),
         )
+
+    def _walk(self, *, long: bool = False) -> None:
+        """Evaluate what a forward puts into the caches some layers at a time, where that may take long, and tell after
+        each part that the device goes on: whoever watches takes silence for a kernel that is stuck."""
+        arrays = self.runner.arrays() if long or self._is_slow else []
+        size = max(1, ceil(len(arrays) / STEP_PARTS))
+        for begin in range(0, len(arrays), size):
+            mx.eval(arrays[begin : begin + size])
+            self.on_progress()
 
     def _score_prompts(self, logits: mx.array, rows: Sequence[PrefillRow]) -> dict[str, Scores]:
         """Of the prompt's tokens behind each one that was fed, for the rows that want it; `logits` lie as they do."""
@@ -291,9 +314,11 @@ class Engine:
             self._times.append(time.perf_counter())
 
     def _plain(self, rows: Sequence[DecodeRow], reasons: Sequence[Reason]) -> tuple[RowOutcome, ...]:
-        """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first."""
+        """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first,
+        but on a slow machine: there each token is told as soon as it is known."""
         current, self._ahead = self._ahead or self._launch(rows, None), None
-        if all(row.num_draft_tokens == 0 for row in rows) and not self._constraints.bind(rows):
+        undrafted = all(row.num_draft_tokens == 0 for row in rows)
+        if undrafted and not self._is_slow and not self._constraints.bind(rows):
             beyond = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
             if beyond:
                 self._ahead = self._launch(beyond, current.only([row.sequence_id for row in beyond]))
@@ -320,6 +345,7 @@ class Engine:
         if launched is None:  # else nothing is forbidden to anybody
             adjusted, _ = self._constraints.mask(adjusted, rows)
         drawn = draw(adjusted, sampled)
+        self._walk()
         return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
 
     def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
@@ -347,7 +373,7 @@ class Engine:
             if members:
                 sampled = [self._sampled(rows[index], salt=self._salt) for index in members]
                 proposals.append((members, drafter.propose([rows[index] for index in members], sampled)))
-        proposal = _merged(len(rows), proposals)
+        proposal = merged(len(rows), proposals)
         if (drafts := proposal.tokens) is not None:
             mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
             self._end_part(lambda: [drafts])
@@ -373,6 +399,7 @@ class Engine:
         drawn, accepted = accept(drafts, adjusted, sampled, tried, draft_logits=draft_logits)
         scores = self._scores(logits, drawn, rows)
         packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
+        self._walk()
         self._end_part()  # on the CPU the launch already waits for most of the forward
         mx.async_eval(packed, *scores.arrays())
         read: Any = packed.tolist()
@@ -385,32 +412,6 @@ class Engine:
             self._outcome(row, read[place][: counts[place] + 1], scores, place, kept[place], drafted, reason)
             for place, (row, drafted, reason) in enumerate(zip(rows, tried, proposal.reasons, strict=True))
         )
-
-
-def _merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
-    """One proposal for all rows from those of some rows each; the usual one, by one drafter for all rows, as it is.
-
-    A row without logits beside rows with some, whose drafts were the only choice, gets certainty of them.
-    """
-    if len(proposals) == 1 and len(proposals[0][0]) == rows:
-        return proposals[0][1]
-    counts, reasons = [0] * rows, [NO_REASON] * rows
-    for members, proposal in proposals:
-        for index, count, reason in zip(members, proposal.counts, proposal.reasons, strict=True):
-            counts[index], reasons[index] = count, reason
-    if not any(counts):
-        return Proposal(None, tuple(counts), tuple(reasons))
-    tokens = mx.zeros((rows, max(counts)), dtype=mx.int32)
-    for members, proposal in proposals:
-        if proposal.tokens is not None:
-            tokens[mx.array(list(members)), : proposal.tokens.shape[1]] = proposal.tokens
-    drawn = [(members, proposal.logits) for members, proposal in proposals if proposal.logits is not None]
-    if not drawn:
-        return Proposal(tokens, tuple(counts), tuple(reasons))
-    merged = mx.where(tokens[..., None] == mx.arange(drawn[0][1].shape[-1]), 0.0, -mx.inf)
-    for members, logits in drawn:
-        merged[mx.array(list(members)), : logits.shape[1]] = logits
-    return Proposal(tokens, tuple(counts), tuple(reasons), merged)
 
 
 def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
@@ -430,6 +431,7 @@ def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
         max_context_tokens=unit.max_context_tokens,
         max_rows=max_rows,
         prefill_chunk_tokens=spec.prefill_chunk_tokens,
+        prefill_pairs=prefill_pairs(fused=not memory.computes_in_float32()),
         drafters=tuple(drafters.available),
         longest_drafts=drafters.longest,
         unavailable=drafters.unavailable,

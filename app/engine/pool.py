@@ -98,6 +98,8 @@ class EnginePool:
         self._idle_seconds: dict[str, float | None] = {}
         self._events: list[PoolEvent] = []
         self._untidy = False
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called between the parts of a long step of any engine."""
 
     # --- leases -----------------------------------------------------------------------------------------------
 
@@ -316,6 +318,7 @@ class EnginePool:
         entry.unit = yield from self._load(entry.spec)
         self._reclaim()
         entry.engine = self._open_engine(entry.unit)
+        entry.engine.on_progress = self.on_progress
         if self._warm_up is not None:
             entry.engine.measured = yield from self._warm_up(entry.engine, entry.spec)
         self._reclaim()

@@ -7,7 +7,7 @@ exactly one event with a `finish_reason`, and its row is handed to `drain_releas
 
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
@@ -22,7 +22,6 @@ from app.core.step import (
     EngineLimits,
     FinishReason,
     Parts,
-    PrefillRow,
     PrefillStep,
     RowOutcome,
     StepCost,
@@ -32,6 +31,7 @@ from app.core.step import (
     TokenLogprobs,
 )
 from app.scheduler.governor import DraftChoice
+from app.scheduler.prefill import SMALLEST_CHUNK_TOKENS, ChunkSizes, plan_prefill
 from app.scheduler.sequence import USUAL_ANSWER_TOKENS, Sequence, impossible
 from app.scheduler.speculation import Speculation
 
@@ -102,36 +102,6 @@ class WaitingQueue:
         self._service_seconds += weight * (seconds - self._service_seconds)
 
 
-SCORED_CHUNK_TOKENS = 128
-"""Of prompts whose tokens are scored: logits of so many positions are in memory at once."""
-SMALLEST_CHUNK_TOKENS = 64
-"""Of a prompt, where the device ran out of memory."""
-SHORTEST_SHARE = 0.5
-"""A prompt joins a longer one when it fills at least this share of the padded rectangle's width."""
-
-
-def plan_prefill(waiting: Collection[Sequence], chunk_tokens: int) -> PrefillStep:
-    """The oldest prompt's next piece, and others of about its length that fit beside it into one chunk.
-
-    One wide product costs less than several narrow ones, and prompts that came together start together.
-    """
-    rows: list[PrefillRow] = []
-    sizes: list[int] = []
-    first, *_ = waiting
-    if first.request.scores_prompt:
-        chunk_tokens = min(chunk_tokens, SCORED_CHUNK_TOKENS)
-    for sequence in waiting:
-        if sequence.request.scores_prompt != first.request.scores_prompt:
-            continue  # logits of a whole chunk are dear: nobody pays for those of another
-        size = sequence.next_stop(chunk_tokens) - sequence.computed
-        wanted = [*sizes, size]
-        if rows and (len(wanted) * max(wanted) > chunk_tokens or min(wanted) < SHORTEST_SHARE * max(wanted)):
-            continue
-        sizes = wanted
-        rows.append(PrefillRow(sequence.request.id, sequence.tokens, sequence.computed, sequence.computed + size))
-    return PrefillStep(tuple(rows))
-
-
 def check_request(request: Request, *, limits: EngineLimits, policy: str) -> None:
     """Raise `InvalidRequest` when the request cannot run here, `SpeculationUnavailable` when its method cannot."""
     length, room = len(request.prompt_tokens), limits.max_context_tokens
@@ -189,6 +159,7 @@ class Scheduler:
         self._queue = WaitingQueue(queue_limit)
         self._active: dict[str, Sequence] = {}
         self._rows, self._chunk_tokens = limits.max_rows, limits.prefill_chunk_tokens
+        self._chunks = ChunkSizes(limits)
         self._released: dict[str, tuple[int, ...]] = {}
         self._speculation = Speculation(limits, policy=policy, usual=usual, measured=measured)
         self._plan: StepPlan | None = None
@@ -334,7 +305,9 @@ class Scheduler:
         if not decoding and all(sequence.may_skip_prefill for sequence in prefilling):
             prefilling, decoding = [], prefilling
         if prefilling and not (decoding and isinstance(self._plan, PrefillStep)):
-            self._plan = plan_prefill(prefilling, self._chunk_tokens)
+            context, alone = prefilling[0].computed, len(self._active) == 1
+            size = self._chunks.size(context, alone=alone, streams=bool(decoding))
+            self._plan = plan_prefill(prefilling, min(size, self._chunk_tokens))
         else:
             self._plan = self._plan_decode(decoding) if decoding else None
         return self._plan
@@ -368,6 +341,8 @@ class Scheduler:
     def commit(self, result: StepResult) -> list[TokenEvent]:
         """Take over what the step gained; one event per row that got tokens. Missing rows stay as they are."""
         plan = self._plan
+        if isinstance(plan, PrefillStep) and result.prefilled:
+            self._chunks.learn(len(plan.rows) * result.width, plan.rows[0].start, result.seconds)
         planned = {row.sequence_id: row for row in plan.rows} if isinstance(plan, DecodeStep) else {}
         parts = Parts()
         if planned and result.outcomes:

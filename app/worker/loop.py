@@ -78,6 +78,7 @@ class Loop:
         self._steps: list[float] = []
         self._untrimmed_steps = 0
         self._shown: Snapshot | None = None
+        pool.on_progress = self._beat_if_due
 
     def post(self, command: LoopCommand) -> None:
         """Leave a command; never blocks, also safe in a signal handler."""

@@ -33,6 +33,8 @@ class Timing:
     start_seconds: float = 120.0
     silence_seconds: float = 30.0
     step_factor: float = 10.0
+    longest_silence_seconds: float = 120.0
+    """However slow a step is: its parts are told, so that only a stuck kernel is silent for so long."""
     look_seconds: float = 1.0
     reap_seconds: float = 1.0
     abort_seconds: float = 2.0
@@ -65,7 +67,8 @@ class Watchdog:
         """How long the worker may be silent while work is pending."""
         ordered = sorted(self._steps)
         slowest = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] if ordered else 0.0
-        return max(self._timing.silence_seconds, self._timing.step_factor * slowest)
+        slow = min(self._timing.longest_silence_seconds, self._timing.step_factor * slowest)
+        return max(self._timing.silence_seconds, slow)
 
     def beat(self, heartbeat: Heartbeat) -> None:
         """The worker is alive."""

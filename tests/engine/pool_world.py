@@ -1,6 +1,6 @@
 """A fake loader and fake engines under a virtual clock, for tests of the pool."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ class FakeEngine:
     cache_families: tuple[str, ...] = ("kv",)
     limits: EngineLimits = field(default_factory=lambda: EngineLimits(max_context_tokens=64, max_rows=2))
     measured: Sequence[StepCost] = ()
+    on_progress: Callable[[], None] = lambda: None
 
     def admit(self, request: Request) -> int:
         return 0

@@ -148,11 +148,16 @@ def test_the_estimate_grows_with_draft_context_rows_and_dtype(tmp_path: Path) ->
     for larger in (
         specification(target, max_context_tokens=256),
         specification(target, max_context_tokens=128, max_rows=16),
-        specification(target, max_context_tokens=128, prefill_chunk_tokens=1024),
         specification(target, max_context_tokens=128, drafts=(DraftSpecification("d", str(draft)),)),
     ):
         assert estimate(larger, float32=False) > base
     assert estimate(specification(target, max_context_tokens=128), float32=True) > base
+    chunks = [
+        estimate(specification(target, max_context_tokens=4096, prefill_chunk_tokens=size), float32=False)
+        for size in (512, 1024, 2048, 4096)
+    ]
+    assert chunks == sorted(set(chunks))
+    assert chunks[2] == estimate(specification(target, max_context_tokens=4096), float32=False)
 
 
 @pytest.mark.parametrize(

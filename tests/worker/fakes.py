@@ -34,6 +34,7 @@ class FakeEngine:
     def __init__(self, script: bytes = b"abcdefghij", *, rows: int = 4, context_tokens: int = 200) -> None:
         self.limits = EngineLimits(max_context_tokens=context_tokens, max_rows=rows, drafters=("ngram",))
         self.measured: tuple[StepCost, ...] = ()
+        self.on_progress: Callable[[], None] = lambda: None
         self.script = script
         self.rows: set[str] = set()
         self.fail_next = ""
@@ -119,6 +120,7 @@ class FakePool:
         self.held_tokens = 0
         self.reserved: dict[str, int] = {}
         self.trims = self.sheds = 0
+        self.on_progress: Callable[[], None] = lambda: None
 
     @property
     def loading(self) -> bool:
@@ -167,6 +169,7 @@ class FakePool:
             else:
                 del self.loads[model_id]
                 self.engines[model_id] = self.make_engine()
+                self.engines[model_id].on_progress = self.on_progress
                 self.events.append(Loaded(model_id, 0.3))
         events, self.events = self.events, []
         return events

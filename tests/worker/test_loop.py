@@ -21,6 +21,7 @@ from app.core.messages import (
     Shutdown,
     UnloadModel,
 )
+from app.core.step import StepPlan, StepResult
 from tests.worker.fakes import FakeEngine
 from tests.worker.pair import Pair
 
@@ -272,6 +273,25 @@ def test_heartbeats_tell_every_step_and_come_every_second_and_pending_is_true(pa
     assert sum(len(beat.step_seconds) for beat in pair.heartbeats()) >= pair.engine.steps
     snapshots = [beat.snapshot for beat in pair.heartbeats() if beat.snapshot]
     assert [model.id for model in snapshots[-1].models] == ["m"]
+
+
+def test_the_worker_beats_between_the_parts_of_a_long_step(pair: Pair) -> None:
+    pair.say(pair.ask(max_tokens=30))
+    pair.settle(rounds=3)
+    real = pair.engine.step
+
+    def slow(plan: StepPlan) -> StepResult:
+        for _ in range(8):
+            pair.now += 7.5
+            pair.engine.on_progress()
+        return real(plan)
+
+    pair.engine.step = slow  # type: ignore[method-assign]
+    before = len(pair.heartbeats())
+    pair.turn()
+    beats = pair.heartbeats()[before:]
+    assert len(beats) >= 8
+    assert all(beat.pending for beat in beats[:8])
 
 
 def test_freed_buffers_go_back_every_256_steps_and_when_nobody_waits(pair: Pair) -> None:

@@ -110,6 +110,21 @@ def test_whenever_memory_runs_out_every_text_stays_the_same_and_nobody_fails(
         assert pair.leases == 0
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_slow_engine_tells_its_parts_and_says_the_same(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = Pair(tmp_path, make_engine=lambda: engine_of(family))
+    ask_all(calm)
+    wanted = texts(calm)
+    monkeypatch.setattr("app.engine.engine.SLOW_SECONDS", 0.0)
+    slow, parts = Pair(tmp_path, make_engine=lambda: engine_of(family)), []
+    slow.pool.on_progress = lambda: parts.append(slow.now)
+    ask_all(slow)
+    assert texts(slow) == wanted
+    assert len(parts) > 2 * 24, "some for every step"
+
+
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_only_the_request_that_does_not_even_fit_alone_fails(tmp_path: Path, place: int, device: Device) -> None:
     calm = Pair(tmp_path, make_engine=lambda: engine_of("qwen3"))

@@ -113,3 +113,16 @@ def test_slow_steps_and_a_stopped_server_are_forgiven() -> None:
     for _ in range(100):
         watchdog.beat(Heartbeat(pending=True, step_seconds=(1.0,)))
     assert watchdog.allowed_seconds == 10.0
+
+
+def test_a_step_of_a_minute_is_served_for_ever_and_a_stuck_one_is_noticed_within_two() -> None:
+    watchdog = Watchdog(Timing())
+    for second in range(3_600):
+        if second % 8 == 0:  # an eighth of a step: its parts are told
+            done = (60.0,) if second % 64 == 0 else ()
+            watchdog.beat(Heartbeat(pending=True, step_seconds=done))
+        assert not watchdog.look(1.0, in_flight=True)
+    assert sum(1 for _ in iter(lambda: watchdog.look(1.0, in_flight=True), True)) <= 130
+    quick = Watchdog(Timing())
+    quick.beat(Heartbeat(pending=True, step_seconds=(0.02,)))
+    assert sum(1 for _ in iter(lambda: quick.look(1.0, in_flight=True), True)) <= 32
