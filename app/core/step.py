@@ -400,8 +400,7 @@ class EngineLimits:
     max_rows: int
     prefill_chunk_tokens: int = 512
     """The most tokens of one prefill step."""
-    prefill_pairs: int = 1 << 27
-    """The most pairs of a token that it reads and one that this sees."""
+    prefill_pairs: int = 1 << 27  # see `prefill_pairs` in `app/core/footprint.py`
     drafters: tuple[str, ...] = ()
     """Methods that can run here, best first."""
     longest_drafts: Mapping[str, int] = field(default_factory=dict)
