@@ -38,10 +38,9 @@ from app.core.step import (
 from app.engine import memory
 from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
-from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
+from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, merged, open_drafters
 from app.engine.lanes import reservation
 from app.engine.memory import gpu_architecture
-from app.engine.merging import merged
 from app.engine.prefix_cache import PrefixCache, checkpoints_of, open_prefix_cache
 from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.readings import Pooling, Scores, score

@@ -18,7 +18,7 @@ from app.core.drafters import DRAFT_MODEL, METHOD_NAMES
 from app.core.errors import ModelUnavailable
 from app.core.messages import ModelSpecification
 from app.core.model_folder import ModelFolder
-from app.core.reason import Reason
+from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.runner import Forward, Runner
@@ -219,3 +219,29 @@ def _drafter_of(method: str) -> type[Drafter]:
 # Last: the files of the drafters take what stands above.
 REGISTRY: Mapping[str, type[Drafter]] = {method: _drafter_of(method) for method in METHOD_NAMES}
 """Best first, as in `METHODS`."""
+
+
+def merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
+    """One proposal for all rows from those of some rows each; the usual one, by one drafter for all rows, as it is.
+
+    A row without logits beside rows with some, whose drafts were the only choice, gets certainty of them.
+    """
+    if len(proposals) == 1 and len(proposals[0][0]) == rows:
+        return proposals[0][1]
+    counts, reasons = [0] * rows, [NO_REASON] * rows
+    for members, proposal in proposals:
+        for index, count, reason in zip(members, proposal.counts, proposal.reasons, strict=True):
+            counts[index], reasons[index] = count, reason
+    if not any(counts):
+        return Proposal(None, tuple(counts), tuple(reasons))
+    tokens = mx.zeros((rows, max(counts)), dtype=mx.int32)
+    for members, proposal in proposals:
+        if proposal.tokens is not None:
+            tokens[mx.array(list(members)), : proposal.tokens.shape[1]] = proposal.tokens
+    drawn = [(members, proposal.logits) for members, proposal in proposals if proposal.logits is not None]
+    if not drawn:
+        return Proposal(tokens, tuple(counts), tuple(reasons))
+    merged = mx.where(tokens[..., None] == mx.arange(drawn[0][1].shape[-1]), 0.0, -mx.inf)
+    for members, logits in drawn:
+        merged[mx.array(list(members)), : logits.shape[1]] = logits
+    return Proposal(tokens, tuple(counts), tuple(reasons), merged)
