@@ -7,17 +7,13 @@ the host. A launched forward belongs to its rows: whatever is planned next, its 
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
-from app.core.config_values import EXPERTS_KEYS, text_number
-from app.core.draft_lengths import cheap_tokens
 from app.core.errors import InsufficientMemory
 from app.core.footprint import prefill_pairs
 from app.core.prefix_files import PrefixState
@@ -40,6 +36,7 @@ from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
 from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, merged, open_drafters
 from app.engine.lanes import reservation
+from app.engine.layers import cheap_tokens_of
 from app.engine.memory import gpu_architecture
 from app.engine.prefix_cache import PrefixCache, checkpoints_of, open_prefix_cache
 from app.engine.prefix_disk import NO_DISK, Disk
@@ -434,18 +431,6 @@ def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
         drafters=tuple(drafters.available),
         longest_drafts=drafters.longest,
         unavailable=drafters.unavailable,
-        cheap_tokens=cheap_tokens_of(unit, gpu_architecture()),
+        cheap_tokens=cheap_tokens_of(unit.target, unit.config, gpu_architecture()),
     )
     return Engine(runner, drafters, limits, prefixes, acceptance=spec.acceptance)
-
-
-def cheap_tokens_of(unit: LoadedUnit, architecture: str) -> tuple[int, ...]:
-    """What this chip makes cheap for the kind of weights that most of the model has, and its experts."""
-    sizes, experts = Counter[str](), 0
-    for module in unit.target.modules():
-        if "scales" in module:
-            sizes[module.mode] += module.weight.nbytes
-        if isinstance(module, QuantizedSwitchLinear):
-            experts = text_number(unit.config, *EXPERTS_KEYS)
-    mode = max(sizes, key=sizes.__getitem__, default="")
-    return cheap_tokens(architecture, mode=mode, experts_per_token=experts)

@@ -1,18 +1,21 @@
 """What drafters take from a model: hidden states, caught by one generic wrapper around its decoder layers, and the use
-of its token embedding and its head.
+of its token embedding and its head; and which widths its layers make cheap.
 
 No model's forward code is repeated: the layer's class gets a subclass that notes what the layer puts out. Where a part
 is in no known place, it is ModelUnavailable.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
-from app.core.config_values import Config, text_part
+from app.core.config_values import EXPERTS_KEYS, Config, text_number, text_part
+from app.core.draft_lengths import cheap_tokens
 from app.core.drafters.config import FINAL
 from app.core.errors import ModelUnavailable
 
@@ -103,3 +106,15 @@ def _tapped(kind: Any) -> Any:
         return result
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "tapped": kind})
+
+
+def cheap_tokens_of(model: nn.Module, config: Config, architecture: str) -> tuple[int, ...]:
+    """What this chip makes cheap for the kind of weights that most of the model has, and its experts."""
+    sizes, experts = Counter[str](), 0
+    for module in model.modules():
+        if "scales" in module:
+            sizes[module.mode] += module.weight.nbytes
+        if isinstance(module, QuantizedSwitchLinear):
+            experts = text_number(config, *EXPERTS_KEYS)
+    mode = max(sizes, key=sizes.__getitem__, default="")
+    return cheap_tokens(architecture, mode=mode, experts_per_token=experts)
