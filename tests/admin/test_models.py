@@ -55,17 +55,17 @@ async def test_everything_on_disk_is_listed_with_what_it_is_and_what_it_takes(si
 
 
 async def test_a_model_that_does_not_fit_shows_the_sum_against_the_ceiling(site: ModelSite) -> None:
-    site.worker.ready_info = Ready(process_id=1, device="x (cpu)", memory_ceiling_bytes=80_000_000)
+    site.worker.ready_info = Ready(process_id=1, device="x (cpu)", memory_ceiling_bytes=190_000_000)
     demo = (await models(site))[DEMO]
     assert demo["state"] == "too_large"
-    assert demo["footprint"]["ceiling_bytes"] == 80_000_000 < demo["footprint"]["total_bytes"]
+    assert demo["footprint"]["ceiling_bytes"] == 190_000_000 < demo["footprint"]["total_bytes"]
     view = await drafts(site, "demo-draft")
     assert view["model"]["state"] == "available"
     started = await site.client.post("/admin/api/measurements", json={"model": DEMO})
     assert started.status_code == 202
     ended = await site.admin.measuring.wait()
     assert ended is not None
-    assert "needs 0.1 GB, the ceiling is 0.1 GB" in ended.problem
+    assert "needs 0.2 GB, the ceiling is 0.2 GB" in ended.problem
 
 
 async def test_a_model_is_loaded_with_its_drafters_and_unloaded(site: ModelSite) -> None:
