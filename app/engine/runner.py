@@ -104,14 +104,14 @@ class Runner:
             self._probe()
 
     def _probe(self) -> None:
-        """Compare two rows of uneven widths, and what follows a rejected draft, with mlx-lm's own caches.
+        """Compare two rows of uneven widths, and what follows a rejected draft, with mlx-lm's own forward of each row.
 
         Where they disagree, rows run apart, or accepted tokens are carried over. Raises UnknownCacheError when a row by
         itself gets another answer too.
         """
         if reason := UNSOUND.get(type(self.model).__module__, ""):
             raise UnknownCacheError(reason)
-        wanted = [self._tell_alone(tokens, ends) for tokens, ends in PROBE]
+        wanted = [self.model(mx.array([tokens]), cache=make_prompt_cache(self.model))[0] for tokens, _ in PROBE]
         ways = (True,) if type(self.model).__module__ in DISTURBED_LATER else (False, True)
         recordings = (True, False) if self.recordable else (False,)
         for self.rows_apart, self.recordable in product(ways, recordings):
@@ -127,16 +127,9 @@ class Runner:
             self.caches.table.in_pieces = True
             self.caches.table.in_pieces = not self._misfit(wanted, parted=True)
 
-    def _tell_alone(self, tokens: Sequence[int], ends: Sequence[int]) -> mx.array:
-        """Logits [tokens, vocabulary] of one row in mlx-lm's own caches, fed up to each of the `ends` in turn."""
-        caches: Any = make_prompt_cache(self.model)
-        spans = [(start, end) for start, end in zip((0, *ends), ends, strict=False) if start < end]
-        told = [self.model(mx.array([tokens[start:end]]), cache=caches)[0] for start, end in spans]
-        return mx.concatenate(told)
-
     def _misfit(self, wanted: Sequence[mx.array], *, parted: bool = False) -> str:
-        """How the rows of the probe get another answer than `wanted`; "" when they get the same. `parted`: they lie in
-        buffers of their own."""
+        """How the rows of the probe get another answer than `wanted`, logits [tokens, vocabulary] of each; "" when they
+        get the same. `parted`: they lie in buffers of their own."""
         names = [f"probe {row}" for row in range(len(PROBE))]
         for name in names:
             self.claim(name)
