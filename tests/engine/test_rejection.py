@@ -19,9 +19,9 @@ from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
 from app.engine import acceptance
 from app.engine.acceptance import accept
-from app.engine.drafters import Drafter, Proposal
+from app.engine.drafters import Drafter, Proposal, merged
 from app.engine.drafters.draft_model import drawn_behind
-from app.engine.engine import Engine, _merged
+from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
 from app.engine.sampling import DRAFT_SALT, SampledRow
 from tests.engine.chi_square import Floats, distribution, fits
@@ -272,12 +272,12 @@ def test_rows_of_several_drafters_keep_what_their_drafts_were_drawn_from() -> No
     logits = mx.random.normal((1, 2, 12), key=mx.random.key(6))
     sampled = Proposal(mx.array([[3, 4]], dtype=mx.int32), (2,), ("",), logits)
     copied = Proposal(mx.array([[5]], dtype=mx.int32), (1,), ("",))
-    merged = _merged(3, [([2], sampled), ([0], copied)])
-    assert merged.counts == (1, 0, 2)
-    assert merged.logits is not None
-    assert mx.array_equal(merged.logits[2], logits[0])
-    assert mx.softmax(merged.logits[0, 0]).tolist() == [0.0] * 5 + [1.0] + [0.0] * 6, "its only choice"
-    assert _merged(2, [([1], copied)]).logits is None
+    whole = merged(3, [([2], sampled), ([0], copied)])
+    assert whole.counts == (1, 0, 2)
+    assert whole.logits is not None
+    assert mx.array_equal(whole.logits[2], logits[0])
+    assert mx.softmax(whole.logits[0, 0]).tolist() == [0.0] * 5 + [1.0] + [0.0] * 6, "its only choice"
+    assert merged(2, [([1], copied)]).logits is None
 
 
 class Listening(Drafter):
