@@ -159,6 +159,7 @@ def server_state(admin: AdminContext) -> dict[str, Any]:
             "active_bytes": snapshot.active_bytes,
             "cached_bytes": snapshot.cached_bytes,
             "peak_bytes": snapshot.peak_bytes,
+            "pressure": snapshot.memory_pressure,
         },
         "models": [_loaded_model(model) for model in snapshot.models],
         "loading": [

@@ -29,6 +29,8 @@ def loaded_table(snapshot: Mapping[str, Any], chosen: Mapping[str, ModelSettings
     ]
     if not (snapshot.get("worker") or {}).get("ready", True):
         notes.append(Text("The worker is starting; requests wait.", style="yellow"))
+    if (pressure := snapshot.get("memory_pressure", "normal")) != "normal":
+        notes.append(Text(f"The computer is short of memory ({pressure}): `paceline doctor`.", style="yellow"))
     if not models and not loading:
         notes.append(Text("No model is loaded. The first request loads one, or run `paceline load MODEL`."))
         return Group(*notes)

@@ -6,10 +6,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Pressure = Literal["normal", "warning", "critical"]
 """How short of memory the computer is."""
+PRESSURES: tuple[Pressure, ...] = get_args(Pressure)
+"""From the mildest on."""
 ReadSetting = Callable[[str], bytes]
 """Of the kernel's settings by name; empty where there is none."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from app.core.errors import PacelineError, error_class
+from app.core.host import Pressure
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Grammar, Request, SamplingParameters, SpeculationRequest
 from app.core.step import Statistics
@@ -335,6 +336,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     active_bytes: int = 0
     cached_bytes: int = 0
     peak_bytes: int = 0
+    memory_pressure: Pressure = "normal"
+    """How short of memory the whole computer is."""
 
 
 class TextWork(msgspec.Struct, frozen=True, kw_only=True, tag=True):

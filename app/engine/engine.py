@@ -144,8 +144,8 @@ class Engine:
     def prefix_state(self) -> PrefixState:
         return self.prefixes.state
 
-    def drop_prefix_cache(self) -> None:
-        self.prefixes.clear()
+    def drop_prefix_cache(self, kept_share: float = 0.0) -> None:
+        self.prefixes.trim(kept_share)
 
     def clear_prefix_cache(self) -> None:
         """What is on disk too, of every model."""

@@ -18,7 +18,7 @@ from operator import attrgetter
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable, PacelineError
 from app.core.footprint import Footprint
-from app.core.host import GIGABYTE
+from app.core.host import GIGABYTE, Pressure
 from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
 from app.core.step import EnginePort
 from app.engine import memory
@@ -33,6 +33,8 @@ from app.engine.wiring import Wiring, wirable_memory
 RETRY_AFTER_SECONDS = 5
 """When to come back for memory or a draft that running requests hold."""
 DEFAULT_IDLE_SECONDS = 3600.0
+KEPT_SHARE = 0.5
+"""Of what is kept of former prompts in memory, each time that the system is short of it."""
 
 _logger = logging.getLogger(__name__)
 
@@ -100,6 +102,8 @@ class EnginePool:
         self._untidy = False
         self.on_progress: Callable[[], None] = lambda: None
         """Called between the parts of a long step of any engine."""
+        self.pressure: Pressure = "normal"
+        """How short of memory the system is, as whoever hears it says."""
 
     # --- leases -----------------------------------------------------------------------------------------------
 
@@ -193,7 +197,7 @@ class EnginePool:
         An eviction is told before the load that asked for it begins, so that whoever keeps the engine lets go first.
         """
         entry = self._entries.get(self.next_load)
-        if entry is not None and entry.steps is not None and not self._events:
+        if entry is not None and entry.steps is not None and not self._events and not self.holds:
             self._tidy()
             self._advance(entry, entry.steps)
         events, self._events = self._events, []
@@ -274,6 +278,24 @@ class EnginePool:
         for entry in self._victims():
             self._evict(entry)
         self._reclaim()
+
+    @property
+    def holds(self) -> bool:
+        """Whether requests without a row, and loads, wait for the rows that run: the system has no memory for more."""
+        return self.pressure == "critical" and any(entry.rows_bytes for entry in self._entries.values())
+
+    def relieve(self) -> int:
+        """Answer the pressure: half of what is kept of former prompts goes, or all that no running request needs; how
+        many bytes that were."""
+        before = self.accounted_bytes
+        if self.pressure == "critical":
+            self.shed()
+        else:
+            for entry in self._entries.values():
+                if entry.engine is not None:
+                    entry.engine.drop_prefix_cache(KEPT_SHARE)
+            self.trim()
+        return before - self.accounted_bytes
 
     def trim(self) -> None:
         """Give back what steps have freed; cheap enough to be called between two of them."""

@@ -293,8 +293,12 @@ class PrefixCache:
         )
         self._memory.make_room(0)
 
+    def trim(self, kept_share: float) -> None:
+        """Drop what is in memory but for this share, the least recently used first; what is on disk stays."""
+        self._memory.make_room(self.limit_bytes - int(self.nbytes * kept_share))
+
     def clear(self) -> None:
-        """Drop what is in memory; what is on disk stays."""
+        """Drop all that is in memory; what is on disk stays."""
         self._memory.clear()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
 from app.core.clock import Clock
+from app.core.host import PRESSURES
 from app.core.messages import Delta, Event, Heartbeat, TextWork
 from app.core.step import Statistics
 from app.worker.client import WorkerClient
@@ -155,6 +156,7 @@ class WorkerGauges:
         self._counted_restarts = 0
         self._quarantined = gauge("quarantined_models", "Models that are not loaded any more after crashes.")
         self._memory = gauge("memory_bytes", "Memory of the worker's allocator.", ("kind",))
+        self._pressure = gauge("memory_pressure", "The computer is short of memory: 0 no, 1 warning, 2 critical.")
         self._running = gauge("requests_running", "Requests that decode now.", ("model",))
         self._waiting = gauge("requests_waiting", "Requests in the queue.", ("model",))
         self._model_bytes = gauge("model_bytes", "Memory of one model.", ("model", "kind"))
@@ -172,6 +174,7 @@ class WorkerGauges:
         self._quarantined.set(len(worker.quarantined))
         for kind in ("active", "cached", "peak"):
             self._memory.labels(kind).set(getattr(snapshot, f"{kind}_bytes"))
+        self._pressure.set(PRESSURES.index(snapshot.memory_pressure))
         for labelled in (self._running, self._waiting, self._model_bytes, self._prefix_disk, self._prefix_found):
             labelled.clear()
         for model in snapshot.models:

@@ -113,6 +113,10 @@ component("overview", () => ({
   get memoryWords() {
     return percent(this.memoryShare, this.memoryShare < 0.1 ? 1 : 0);
   },
+  get pressureWords() {
+    const words = { warning: t("overview.pressure_warning"), critical: t("overview.pressure_critical") };
+    return words[this.state.memory.pressure] ?? "";
+  },
   methodName: methodWords,
   get lastExit() {
     return this.reasonWords(this.state.worker.last_exit);

@@ -14,6 +14,7 @@ import msgspec
 
 from app.core.clock import Clock
 from app.core.errors import PacelineError, QueueFull
+from app.core.host import PRESSURES, Pressure, memory_pressure
 from app.core.messages import (
     Cancel,
     ClearPrefixes,
@@ -45,6 +46,8 @@ REMEMBER_SECONDS = 30.0
 TRIM_STEPS = 256
 """After so many steps, and when nobody waits for one, freed buffers go back to the system."""
 LOADING_RETRY_SECONDS = 5
+RELIEF_SECONDS = 10.0
+"""So often a lack of memory is answered while it lasts."""
 
 _logger = logging.getLogger("paceline.loop")
 
@@ -62,6 +65,7 @@ class Loop:
         keep_costs: KeepCosts,
         crash_note: CrashNote,
         clock: Clock = time.monotonic,
+        hear_pressure: Callable[[], Pressure] = memory_pressure,
     ) -> None:
         self._pool = pool
         self._open_scheduler = open_scheduler
@@ -70,6 +74,9 @@ class Loop:
         self._keep_costs = keep_costs
         self._crash_note = crash_note
         self._clock = clock
+        self._hear_pressure = hear_pressure
+        self._relieved: Pressure = "normal"
+        self._relieved_at = clock()
         self._inbox: queue.SimpleQueue[LoopCommand] = queue.SimpleQueue()
         self._served: dict[str, ServedModel] = {}
         self._halted = False
@@ -262,7 +269,13 @@ class Loop:
             served.describe(model) if (served := self._served.get(model.id)) else model
             for model in self._pool.snapshot()
         )
-        snapshot = Snapshot(models=models, active_bytes=active, cached_bytes=cached, peak_bytes=peak)
+        snapshot = Snapshot(
+            models=models,
+            active_bytes=active,
+            cached_bytes=cached,
+            peak_bytes=peak,
+            memory_pressure=self._pool.pressure,
+        )
         if self._shown is not None and _timeless(snapshot) == _timeless(self._shown):
             return None
         self._shown = snapshot
@@ -271,19 +284,33 @@ class Loop:
     # --- housework --------------------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
-        """About once a second: let go of models that were idle too long, and of what steps left behind."""
+        """About once a second: let go of models that were idle too long, and of what steps left behind; of more where
+        the system is short of memory."""
         now = self._clock()
         if now < self._next_house_work:
             return
         self._next_house_work = now + HOUSEWORK_SECONDS
         for event in self._pool.expire():
             self._on_event(event)
+        self._relieve(now)
         if self._busy():
             return
         if self._untrimmed_steps:
             self._trim()
         if now >= self._next_remembering:
             self._remember()
+
+    def _relieve(self, now: float) -> None:
+        """Hear how short of memory the system is, and give back what can be missed when that is due."""
+        before, pressure = self._pool.pressure, self._hear_pressure()
+        self._pool.pressure = pressure
+        if is_relief_due(pressure, self._relieved, now - self._relieved_at):
+            self._relieved, self._relieved_at = pressure, now
+            freed = self._pool.relieve()
+            if freed or pressure != before:
+                _logger.warning("the system is short of memory (%s): gave back %.1f MB", pressure, freed / 10**6)
+        elif pressure == "normal" != before:
+            _logger.info("the system has memory again")
 
     def _count_step(self) -> None:
         self._untrimmed_steps += 1
@@ -303,6 +330,13 @@ class Loop:
     def _busy(self) -> bool:
         """Whether anybody waits for a step or a load."""
         return self._pool.loading or any(served.busy for served in self._served.values())
+
+
+def is_relief_due(pressure: Pressure, relieved: Pressure, seconds: float) -> bool:
+    """Whether a lack of memory is to be answered, so many seconds after the last answer, which was to `relieved`: when
+    it is worse than that at once, else now and then while it lasts."""
+    is_worse = PRESSURES.index(pressure) > PRESSURES.index(relieved)
+    return pressure != "normal" and (is_worse or seconds >= RELIEF_SECONDS)
 
 
 def _timeless(snapshot: Snapshot) -> Snapshot:

@@ -240,7 +240,7 @@ class ServedModel:
     def _admit(self, scheduler: Scheduler, engine: EnginePort) -> list[TokenEvent]:
         """Give rows to whom they are free for; whom the engine cannot take fails alone."""
         events: list[TokenEvent] = []
-        while (request := scheduler.next_admission()) is not None:
+        while not self._pool.holds and (request := scheduler.next_admission()) is not None:
             if not self._reserve([*scheduler.expected, scheduler.expected_of(request)]):
                 break
             try:

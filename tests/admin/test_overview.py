@@ -42,6 +42,7 @@ def site() -> Site:
         active_bytes=4_000,
         cached_bytes=500,
         peak_bytes=6_000,
+        memory_pressure="warning",
     )
     site.worker.progress = {"org/other": LoadProgress(model_id="org/other", phase="weights", fraction=0.25)}
     site.worker.quarantined = {"bad": Reason("exit_code", {"code": 3})}
@@ -69,6 +70,7 @@ async def test_the_state_names_worker_memory_models_loads_and_quarantine(site: S
         "active_bytes": 4_000,
         "cached_bytes": 500,
         "peak_bytes": 6_000,
+        "pressure": "warning",
     }
     (loaded,) = state["models"]
     assert "/private" not in str(loaded), "no path of this computer"

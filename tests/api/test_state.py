@@ -130,7 +130,9 @@ async def test_metrics(site: Site) -> None:
             listener(Heartbeat(pending=True, step_seconds=(0.02,)))
             listener(TextWork(seconds={"render": 0.5, "stream": 0.25}))
             listener(TextWork(seconds={"render": 0.25}))
-        site.worker.snapshot = Snapshot(models=(LOADED,), active_bytes=5000, peak_bytes=6000)
+        site.worker.snapshot = Snapshot(
+            models=(LOADED,), active_bytes=5000, peak_bytes=6000, memory_pressure="critical"
+        )
         site.worker.restarts = 2
         await site.chat()
         await site.chat(stream=True, n=2)
@@ -167,6 +169,7 @@ async def test_metrics(site: Site) -> None:
         'paceline_prefix_found_tokens{model="demo-main",tier="memory"} 50.0',
         'paceline_prefix_found_tokens{model="demo-main",tier="disk"} 6.0',
         'paceline_memory_bytes{kind="active"} 5000.0',
+        "paceline_memory_pressure 2.0",
         "paceline_worker_restarts_total 2.0",
         "paceline_worker_ready 1.0",
     ):

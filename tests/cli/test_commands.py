@@ -31,6 +31,7 @@ LOADED = {
     ],
     "loading": {"next": {"model_id": "next", "phase": "weights", "fraction": 0.25}},
     "quarantined": {"bad": "it crashed three times"},
+    "memory_pressure": "critical",
 }
 
 
@@ -107,6 +108,7 @@ def test_ps_shows_what_is_loaded_loading_and_quarantined(environment: Mapping[st
     assert "it has no head" not in shown, "with a drafter loaded, what was not loaded is noise"
     assert "weights 25 %" in shown
     assert "bad is quarantined: it crashed three times" in shown
+    assert "short of memory (critical)" in shown
     assert json.loads(run(environment, "ps", "--json").stdout) == LOADED
     alone = LOADED | {"models": [LOADED["models"][0] | {"draft": None, "drafts": [], "methods": ["ngram"]}]}  # type: ignore[index, operator]
     fake.answers["/api/status"] = (200, alone)

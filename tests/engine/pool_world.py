@@ -45,8 +45,8 @@ class FakeEngine:
     def clear_prefix_cache(self) -> None:
         self.prefix_cache_bytes = 0
 
-    def drop_prefix_cache(self) -> None:
-        self.prefix_cache_bytes = 0
+    def drop_prefix_cache(self, kept_share: float = 0.0) -> None:
+        self.prefix_cache_bytes = int(self.prefix_cache_bytes * kept_share)
 
     def bound_prefix_cache(self, limit_bytes: int) -> None:
         self.prefix_cache_bytes = min(self.prefix_cache_bytes, limit_bytes)

@@ -400,3 +400,34 @@ def test_the_snapshot_tells_state_leases_and_bytes(world: World) -> None:
     )
     assert (a.state, a.draft_ids, a.leases, a.idle_seconds) == ("loading", ("x",), 1, 0.0)
     assert pool.memory() == memory.readings()
+
+
+def test_a_warning_of_the_system_halves_former_prompts_and_need_drops_them_with_idle_models(world: World) -> None:
+    pool = world.pool()
+    ready(pool, "a", "b")
+    engine = pool.engine("a")
+    assert isinstance(engine, FakeEngine)
+    engine.prefix_cache_bytes = 2
+    pool.pressure = "warning"
+    assert pool.relieve() == 1
+    assert (engine.prefix_cache_bytes, world.open) == (1, ["a", "b"])
+    pool.pin("b", pinned=True)
+    pool.pressure = "critical"
+    assert pool.relieve() == 1 + SIZES["a"]
+    assert world.open == ["b"]
+
+
+def test_in_need_a_load_waits_for_the_rows_that_run_and_then_goes_on(world: World) -> None:
+    world.row_bytes = 1
+    pool = world.pool()
+    pool.acquire(specification("a"))
+    drain(pool)
+    pool.reserve("a", [1])
+    pool.acquire(specification("b"))
+    pool.pressure = "critical"
+    assert pool.holds
+    assert pool.advance() == []
+    assert world.loads == ["a"]
+    pool.reserve("a", [])
+    assert not pool.holds
+    assert Loaded("b", 0.0) in drain(pool)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
+from app.core.host import Pressure
 from app.core.messages import Generate, LoadedModel, LoadProgress, ModelSpecification
 from app.core.request import Request, SpeculationRequest
 from app.core.step import (
@@ -121,6 +122,7 @@ class FakePool:
         self.reserved: dict[str, int] = {}
         self.trims = self.sheds = 0
         self.on_progress: Callable[[], None] = lambda: None
+        self.pressure: Pressure = "normal"
 
     @property
     def loading(self) -> bool:
@@ -210,6 +212,13 @@ class FakePool:
 
     def shed(self) -> None:
         self.sheds += 1
+
+    @property
+    def holds(self) -> bool:
+        return self.pressure == "critical" and any(self.reserved.values())
+
+    def relieve(self) -> int:
+        return 0
 
     def trim(self) -> None:
         self.trims += 1

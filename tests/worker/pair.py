@@ -42,6 +42,7 @@ class Pair:
             keep_costs=keep_costs,
             crash_note=CrashNote(),
             clock=self.clock,
+            hear_pressure=lambda: "normal",
         )
 
     def post(self, command: LoopCommand) -> None:

@@ -1,0 +1,186 @@
+"""A computer that is short of memory, by a reading that the test sets: real models, pool, scheduler and loop."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import mlx.core as mx
+import msgspec
+import pytest
+
+from app.core.host import Pressure
+from app.core.messages import Event, Heartbeat, KeepModel, ModelSpecification, Submission
+from app.core.request import Request, SamplingParameters
+from app.engine import memory
+from app.engine.engine import open_engine
+from app.engine.loader import load_unit
+from app.engine.pool import EnginePool
+from app.engine.prefix_disk import Disk
+from app.worker.channel import CrashNote
+from app.worker.loop import RELIEF_SECONDS, Loop, is_relief_due
+from tests.tiny import write_tiny_model
+from tests.worker.test_ceiling import Told, open_scheduler
+
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.mark.parametrize(
+    ("pressure", "relieved", "seconds", "due"),
+    [
+        ("normal", "normal", 1e9, False),
+        ("normal", "critical", 1e9, False),
+        ("warning", "normal", 0.0, True),
+        ("critical", "normal", 0.0, True),
+        ("critical", "warning", 0.0, True),
+        ("warning", "warning", RELIEF_SECONDS - 0.1, False),
+        ("warning", "warning", RELIEF_SECONDS, True),
+        ("warning", "critical", RELIEF_SECONDS - 0.1, False),
+        ("critical", "critical", RELIEF_SECONDS, True),
+    ],
+)
+def test_a_lack_of_memory_is_answered_at_once_when_it_worsens_and_now_and_then_while_it_lasts(
+    pressure: Pressure, relieved: Pressure, seconds: float, due: bool
+) -> None:
+    assert is_relief_due(pressure, relieved, seconds) == due
+
+
+@dataclass
+class Computer:
+    """A worker without its threads: every `turn` takes a second, and what is heard is `pressure`."""
+
+    folder: Path
+    pressure: Pressure = "normal"
+    told: Told = field(default_factory=Told)
+    events: list[Event] = field(default_factory=list)
+    now: float = 0.0
+    heard: list[float] = field(default_factory=list)
+    most_running: int = 0
+
+    def __post_init__(self) -> None:
+        self.disk = Disk(self.folder / "prefixes", 1 << 26)
+        self.pool = EnginePool(
+            ceiling_bytes=1 << 30,
+            load=load_unit,
+            open_engine=partial(open_engine, disk=self.disk),
+            estimate=memory.footprint,
+        )
+        self.loop = Loop(
+            pool=self.pool,
+            open_scheduler=open_scheduler,
+            text_thread=self.told,  # type: ignore[arg-type]  # what it is told is all there is
+            send=self.events.append,
+            keep_costs=lambda _spec, _costs: None,
+            crash_note=CrashNote(),
+            clock=lambda: self.now,
+            hear_pressure=self.hear,
+        )
+        write_tiny_model(self.folder / "model", "qwen3", context_tokens=700)
+
+    def hear(self) -> Pressure:
+        self.heard.append(self.now)
+        return self.pressure
+
+    def specification(self, name: str) -> ModelSpecification:
+        return ModelSpecification(id=name, path=str(self.folder / "model"), max_rows=4, prefix_cache_bytes=1 << 26)
+
+    def ask(self, request: Request, model: str = "m") -> None:
+        self.loop.post(Submission(request.id, self.specification(model), (request,)))
+
+    def turn(self, seconds: float = 1.0) -> None:
+        self.loop.turn(wait=False)
+        self.now += seconds
+        self.most_running = max([self.most_running, *(served.running for served in self.loop._served.values())])
+
+    def answer(self, *requests: Request, model: str = "m") -> list[list[int]]:
+        """All at once, until each has ended."""
+        for request in requests:
+            self.ask(request, model)
+        while not self.told.ends.keys() >= {request.id for request in requests}:
+            self.turn()
+            assert self.told.refused_for == {}
+        return [self.told.tokens[request.id] for request in requests]
+
+    @property
+    def prefix_bytes(self) -> int:
+        return sum(model.prefix_cache_bytes for model in self.pool.snapshot())
+
+    @property
+    def found(self) -> dict[str, int]:
+        (model,) = self.pool.snapshot()
+        return dict(model.prefix_found_tokens)
+
+
+@pytest.fixture(name="computer")
+def a_computer(tmp_path: Path) -> Iterator[Computer]:
+    yield (computer := Computer(tmp_path))
+    for model in computer.pool.snapshot():
+        computer.pool.unload(model.id)
+    mx.clear_cache()
+
+
+def request(name: str, seed: int = 0, tokens: int = 600) -> Request:
+    chance = random.Random(seed)
+    prompt = tuple(chance.randrange(32, 127) for _ in range(tokens))
+    return Request(id=name, prompt_tokens=prompt, max_tokens=12, sampling=SamplingParameters(seed=1))
+
+
+def test_pressure_is_heard_once_a_second_however_many_steps_there_are(computer: Computer) -> None:
+    computer.ask(request("r"))
+    while "r" not in computer.told.ends:
+        computer.turn(0.1)
+    gaps = [later - earlier for earlier, later in zip(computer.heard, computer.heard[1:], strict=False)]
+    assert gaps
+    assert min(gaps) >= 0.99
+
+
+def test_a_warning_halves_what_is_kept_of_prompts_and_the_disk_still_has_them(computer: Computer) -> None:
+    computer.answer(request("first"), request("second", seed=1))
+    computer.disk.flush(PATIENCE_SECONDS)
+    full = computer.prefix_bytes
+    computer.pressure = "warning"
+    computer.turn()
+    assert 0 < computer.prefix_bytes <= full / 2
+    halved = computer.prefix_bytes
+    computer.turn()
+    assert computer.prefix_bytes == halved, "not every second"
+    for _ in range(12):
+        computer.turn()
+    assert computer.prefix_bytes <= halved / 2
+    assert [model.id for model in computer.pool.snapshot()] == ["m"], "the model stays"
+    computer.pressure = "normal"
+    assert computer.answer(request("first again")) == [computer.told.tokens["first"]]
+    assert computer.found["disk"] > 0
+
+
+def test_in_need_idle_models_go_pinned_ones_stay_and_requests_run_one_by_one(computer: Computer) -> None:
+    crowd = [request(f"r{number}", seed=number, tokens=80) for number in range(4)]
+    usual = computer.answer(*crowd)
+    assert computer.most_running > 1
+    computer.answer(request("other", tokens=80), model="idle")
+    computer.loop.post(KeepModel(model_id="pinned", pinned=True))
+    computer.answer(request("another", tokens=80), model="pinned")
+    computer.pressure, computer.most_running = "critical", 0
+    for _ in range(3):
+        computer.turn()
+    assert [model.id for model in computer.pool.snapshot()] == ["pinned"]
+    assert computer.prefix_bytes == 0
+    again = [msgspec.structs.replace(each, id=f"again {each.id}") for each in crowd]
+    assert computer.answer(*again) == usual, "and nothing fails"
+    assert computer.most_running == 1
+    computer.pressure = "normal"
+    computer.answer(*(msgspec.structs.replace(each, id=f"last {each.id}") for each in crowd))
+    assert computer.most_running > 1
+
+
+def test_the_server_is_told_and_the_log_says_so(computer: Computer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    heard: tuple[Pressure, ...] = ("normal", "warning", "critical", "normal")
+    for computer.pressure in heard:
+        computer.turn()
+        computer.turn()
+    shown = [each.snapshot for each in computer.events if isinstance(each, Heartbeat) and each.snapshot]
+    assert tuple(each.memory_pressure for each in shown) == heard
+    assert caplog.text.count("the system is short of memory") == 2
+    assert caplog.text.count("the system has memory again") == 1
