@@ -38,13 +38,14 @@ from app.admin.updates import Updates
 from app.api import chat, completions, control, embeddings, messages, ollama, rerank, responses, tokens
 from app.core import descriptors, setting_texts
 from app.core.errors import ServerRuns, StoreUnavailable
-from app.core.messages import Delta, Finished, Heartbeat, LoadProgress, TextWork
+from app.core.messages import Accepted, Delta, Finished, Heartbeat, LoadProgress, TextWork
 from app.core.server_file import RunningServer, held_home
 from app.hub.catalog import FolderCatalog, default_catalog
 from app.hub.hub_files import HubToken
 from app.hub.pairing import Speedups
 from app.i18n import Catalogs
 from app.serving.auth import ENTRIES, ENTRY_SECONDS, Door, Lockout, OneTimeCodes, authorize
+from app.serving.awake import Awake, Caffeinate
 from app.serving.choosing import Measured
 from app.serving.context import Activity, Context
 from app.serving.errors import install_error_handlers
@@ -300,21 +301,22 @@ def setup_address(admin: AdminContext, url: str) -> str:
     return f"{url}admin/setup#{admin.setup.issue()}" if is_near and not admin.accounts.has_account else ""
 
 
-def _prefix_disk(settings: Settings) -> PrefixDisk:
-    return PrefixDisk(settings.prefixes_path, int(settings.prefix_cache_disk * 10**9), settings.prefix_cache_days)
+def _worker(settings: Settings, lines: WorkerLines) -> WorkerClient:
+    disk_bytes = int(settings.prefix_cache_disk * 10**9)
+    return WorkerClient(
+        memory_ceiling_bytes=settings.memory_limit,
+        costs_folder=settings.home / "costs",
+        wire=settings.wire,
+        prefixes=PrefixDisk(settings.prefixes_path, disk_bytes, settings.prefix_cache_days),
+        on_line=lines.take,
+    )
 
 
 async def _serve(
     live: LiveSettings, store: Store, listener: socket.socket, announce: Announce, lines: WorkerLines, publish: Publish
 ) -> None:
     settings, port = live.current, listener.getsockname()[1]
-    worker = WorkerClient(
-        memory_ceiling_bytes=settings.memory_limit,
-        costs_folder=settings.home / "costs",
-        wire=settings.wire,
-        prefixes=_prefix_disk(settings),
-        on_line=lines.take,
-    )
+    worker = _worker(settings, lines)
     catalog = default_catalog(settings.model_folders, kept_in=settings.home)
     app = create_app(live, store, worker, catalog, lines.ring)
 
@@ -337,12 +339,15 @@ async def _serve(
         drain_seconds=settings.drain_seconds,
         on_started=started,
     )
+    awake = Awake(Caffeinate(), is_busy=lambda: live.current.prevent_sleep and bool(worker.in_flight))
+    worker.subscribe(awake.on_event, Accepted, Heartbeat, LoadProgress)
     await worker.start()
     try:
         publish(settings.host, port, app.state.door.own_key)
         await server.serve(sockets=[listener])
     finally:
         await worker.stop()
+        awake.close()
 
 
 def _announce(url: str, setup: str, _live: LiveSettings, catalog: FolderCatalog) -> None:

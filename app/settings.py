@@ -49,8 +49,8 @@ def _setting(
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
-def _switch(description: str, section: Section, takes_effect: TakesEffect = "restart") -> Any:
-    return _setting(default=False, description=description, section=section, takes_effect=takes_effect)
+def _switch(description: str, section: Section, takes_effect: TakesEffect = "restart", *, default: bool = False) -> Any:
+    return _setting(default=default, description=description, section=section, takes_effect=takes_effect)
 
 
 SpeculativeText = Annotated[SpeculativeConfig | None, BeforeValidator(setting_texts.speculative)]
@@ -71,6 +71,9 @@ class Settings(BaseModel):
     open: bool = _switch("Open the dashboard in the browser when the server starts.", "general")
     check_updates: bool = _switch(
         "Ask what installed Paceline (pip, uv, pipx, Homebrew, git) once a day for a newer version.", "general", "now"
+    )
+    prevent_sleep: bool = _switch(
+        "Keep a Mac from idle sleep while requests run (`caffeinate`).", "general", "now", default=True
     )
     default_model: str = _setting(
         "", "Model for requests that name none; empty: the only model installed.", "general", "now", max_length=300

@@ -34,6 +34,7 @@ from app.core.installation import DISTRIBUTION, newer_version, this_installation
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.server_file import read_server
 from app.core.setting_texts import local_url
+from app.serving.awake import CAFFEINATE
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
 from app.store.database import is_writable_by_others
@@ -75,6 +76,7 @@ def examine(settings: Settings) -> list[Finding]:
         check_memory_pressure,
         check_gpu_memory,
         check_open_files,
+        check_sleep,
     )
     with contextlib.suppress(StoreUnavailable), opened(settings) as live:  # which is one of the findings
         settings = live.current
@@ -336,6 +338,19 @@ def check_open_files(_settings: Settings, attainable: int | None = None) -> Iter
         yield Finding("open files", "warn", message, action)
     else:
         yield Finding("open files", "ok", message)
+
+
+def check_sleep(settings: Settings, *, is_mac: bool = platform.system() == "Darwin") -> Iterator[Finding]:
+    """On a Mac: it does not go to sleep while requests run."""
+    if not is_mac:
+        return
+    if not settings.prevent_sleep:
+        yield Finding("sleep", "ok", "the Mac may go to sleep while requests run: PACELINE_PREVENT_SLEEP is off")
+    elif (program := shutil.which(CAFFEINATE)) is None:
+        action = f"put macOS's own {CAFFEINATE} back on the PATH: /usr/bin"
+        yield Finding("sleep", "warn", f"{CAFFEINATE} is not found: the Mac may go to sleep while requests run", action)
+    else:
+        yield Finding("sleep", "ok", f"while requests run {program} keeps the Mac awake")
 
 
 def _existing(folder: Path) -> Path:

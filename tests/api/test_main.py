@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sqlite3
 import stat
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.core import server_file
@@ -228,3 +230,19 @@ async def test_ipv6_loopback() -> None:
         assert listener.getsockname()[0] == "::1"
     async with asyncio.timeout(5), served(make_site()) as (port, _):
         assert port > 0
+
+
+def test_a_mac_is_kept_awake_while_a_model_is_asked_for_and_let_go_when_the_server_ends(tmp_path: Path) -> None:
+    program, called = tmp_path / "caffeinate", tmp_path / "called"
+    program.write_text(f'#!/bin/sh\necho $$ "$@" >"{called}"\nexec sleep 600\n')
+    program.chmod(0o755)
+    os.mkfifo(called)
+    with running(tmp_path, PATH=f"{tmp_path}:/usr/bin:/bin") as (process, url):
+        body = json.dumps({"model": "demo-assistant", "draft": "off"}).encode()
+        wanted = urllib.request.Request(f"{url}api/load", body, {"content-type": "application/json"})  # noqa: S310
+        with urllib.request.urlopen(wanted, timeout=60) as response:  # noqa: S310
+            assert json.load(response)["model"] == "demo-assistant"
+        child, *words = called.read_text().split()
+        assert words == ["-i", "-w", str(process.pid)]
+        assert psutil.pid_exists(int(child)), "a request may follow soon"
+    assert not psutil.pid_exists(int(child))

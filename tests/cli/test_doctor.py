@@ -162,3 +162,16 @@ def test_too_few_open_files_are_a_warning_with_the_command_to_run(settings: Sett
     assert "ulimit -Hn 8192" in said
     (finding,) = doctor.check_open_files(settings, 8192)
     assert finding.level == "ok"
+
+
+def test_a_mac_says_whether_it_stays_awake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (missing,) = doctor.check_sleep(read_settings(), is_mac=True)
+    assert (missing.level, bool(missing.action)) == ("warn", True)
+    (tmp_path / "caffeinate").write_text("")
+    (tmp_path / "caffeinate").chmod(0o755)
+    (found,) = doctor.check_sleep(read_settings(), is_mac=True)
+    assert found.level == "ok"
+    (off,) = doctor.check_sleep(read_settings(prevent_sleep=False), is_mac=True)
+    assert "PACELINE_PREVENT_SLEEP is off" in off.message
+    assert list(doctor.check_sleep(read_settings(), is_mac=False)) == []

@@ -1,0 +1,80 @@
+"""Keeps a Mac from idle sleep while requests run: by macOS's own `caffeinate`, which ends with this process whatever
+becomes of it. The screen may sleep, and closing the lid still puts the Mac to sleep."""
+
+import logging
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from app.core.clock import Clock
+from app.core.messages import Event
+
+CAFFEINATE = "caffeinate"
+LINGER_SECONDS = 15.0
+"""So long behind the last request it stays awake: the next turn of an agent comes soon."""
+
+_logger = logging.getLogger("paceline.awake")
+
+
+class WakeLock(Protocol):
+    """What keeps the computer awake. Both verbs may be repeated."""
+
+    def hold(self) -> None:
+        """Do not sleep until `release`."""
+
+    def release(self) -> None:
+        """Sleep as it likes."""
+
+
+class Caffeinate:
+    """The real one; it does nothing where there is no such program."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def hold(self) -> None:
+        """Part of WakeLock; a child that somebody ended is started again."""
+        if self._child is not None and self._child.poll() is None:
+            return
+        if (program := shutil.which(CAFFEINATE)) is None:
+            return
+        nothing = subprocess.DEVNULL
+        words = (program, "-i", "-w", str(os.getpid()))
+        try:
+            self._child = subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing)  # noqa: S603 - macOS's own
+        except OSError as error:
+            _logger.warning("%s cannot be started, the computer may go to sleep: %s", CAFFEINATE, error)
+
+    def release(self) -> None:
+        """Part of WakeLock."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.wait()
+
+
+class Awake:
+    """Holds the lock from the first request on until some seconds behind the last one. Called from the event loop."""
+
+    def __init__(self, lock: WakeLock, *, is_busy: Callable[[], bool], clock: Clock = time.monotonic) -> None:
+        self._lock = lock
+        self._is_busy = is_busy
+        self._clock = clock
+        self._until = clock()
+
+    def on_event(self, _event: Event) -> None:
+        """Listen to the worker, which tells something each second: a good moment to look whether requests run."""
+        now = self._clock()
+        if self._is_busy():
+            self._until = now + LINGER_SECONDS
+        if now < self._until:
+            self._lock.hold()
+        else:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Nobody asks for anything any more."""
+        self._lock.release()
