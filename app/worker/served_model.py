@@ -248,7 +248,8 @@ class ServedModel:
             except Exception as error:
                 _logger.exception("the engine could not admit %s", request.id)
                 events += scheduler.fail(request.id, short_text(error))
-                self._free_rows()
+                engine.release(request.id, ())
+                self._reserve(scheduler.expected)
             else:
                 scheduler.admitted(request.id, cached_tokens)
         return events

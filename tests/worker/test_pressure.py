@@ -14,7 +14,7 @@ from app.core.host import Pressure
 from app.core.messages import Event, Heartbeat, KeepModel, ModelSpecification, Submission
 from app.core.request import Request, SamplingParameters
 from app.engine import memory
-from app.engine.engine import open_engine
+from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit
 from app.engine.pool import EnginePool
 from app.engine.prefix_disk import Disk
@@ -184,3 +184,22 @@ def test_the_server_is_told_and_the_log_says_so(computer: Computer, caplog: pyte
     assert tuple(each.memory_pressure for each in shown) == heard
     assert caplog.text.count("the system is short of memory") == 2
     assert caplog.text.count("the system has memory again") == 1
+
+
+def test_a_request_that_cannot_be_admitted_leaves_neither_a_row_nor_a_promise_behind(computer: Computer) -> None:
+    """Else all others would wait for it, in need for ever."""
+    computer.answer(request("r", tokens=80))
+    engine = computer.pool.engine("m")
+    assert isinstance(engine, Engine)
+    restore = engine.prefixes.restore
+
+    def refuse(*_asked: object) -> int:
+        raise RuntimeError("a file that cannot be read")
+
+    engine.prefixes.restore = refuse  # type: ignore[method-assign]
+    computer.answer(request("refused", tokens=80))
+    engine.prefixes.restore = restore  # type: ignore[method-assign]
+    assert "cannot be read" in computer.told.ends["refused"].error
+    assert engine.runner.rows == {}
+    computer.pool.pressure = "critical"
+    assert not computer.pool.holds
