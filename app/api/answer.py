@@ -20,7 +20,7 @@ from app.api.commands import GenerationBody
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate, TokenText, ToolCallDelta
 from app.core.prompt_size import check_prompt
-from app.core.step import Statistics
+from app.core.statistics import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
 from app.serving.context import Context, context_of

@@ -21,7 +21,7 @@ from app.api.commands import GenerationBody, shared_command
 from app.api.completions import Prompt, is_tokens, prompts
 from app.api.shapes import EmbeddingList
 from app.core.messages import Generate
-from app.core.step import Statistics
+from app.core.statistics import Statistics
 from app.serving.document import ANSWERED, told
 from app.serving.gate import Sent
 

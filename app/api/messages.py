@@ -19,7 +19,7 @@ from app.api.shapes import AnthropicMessage, TokenCount
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate
 from app.core.prompt_size import check_prompt
-from app.core.step import Statistics
+from app.core.statistics import Statistics
 from app.i18n import Words
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, problems, told

@@ -25,7 +25,7 @@ from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, s
 from app.api.shapes import OllamaChatAnswer, OllamaModel, OllamaModels, OllamaText, OllamaVector, OllamaVectors
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
-from app.core.step import Statistics
+from app.core.statistics import Statistics
 from app.hub.catalog import CatalogModel
 from app.i18n import Words
 from app.serving.auth import authorize_operator

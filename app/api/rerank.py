@@ -21,7 +21,7 @@ from app.api.shapes import Reranking
 from app.core.errors import InvalidRequest
 from app.core.messages import Generate
 from app.core.request import SpeculationRequest
-from app.core.step import Statistics
+from app.core.statistics import Statistics
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, told
 from app.serving.gate import Sent

@@ -22,7 +22,7 @@ from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBo
 from app.api.shapes import Deleted, ResponseItems, ResponseObject
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate
-from app.core.step import Statistics
+from app.core.statistics import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
 from app.serving.document import ANSWERED, EVENTS, told

@@ -15,7 +15,7 @@ from app.core.errors import PacelineError, error_class
 from app.core.host import Pressure
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Grammar, Request, SamplingParameters, SpeculationRequest
-from app.core.step import Statistics
+from app.core.statistics import Statistics
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MEASUREMENT = "measurement"

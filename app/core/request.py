@@ -75,6 +75,9 @@ class Constraint(Protocol):
     def forced(self, output: Sequence[int]) -> tuple[int, ...]:
         """The tokens that must come next, as far as that is known."""
 
+    def opening(self, output: Sequence[int]) -> int | None:
+        """The token that may come next besides, though only where the model would draw it from all tokens."""
+
     def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
         """Write what may follow `output` and each draft behind it; the answer is how many of `drafts` can stand.
 

@@ -1,6 +1,7 @@
 """Rows that are held to something: masks for their logits, made on the host while the device is at the forward."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -8,6 +9,7 @@ import numpy as np
 
 from app.core.request import Constraint, Request
 from app.core.step import DecodeRow
+from app.engine.sampling import OPENING_SALT, SampledRow, draw
 
 LAUNCHED_AHEAD = 2
 """Tokens that are drawn before the host has read the first of them."""
@@ -35,11 +37,27 @@ class Constraints:
         held = self._held.get(row.sequence_id)
         return held.error if held else ""
 
+    def forced(self, sequence_id: str, output: Sequence[int]) -> tuple[int, ...]:
+        """What must come behind a row's `output`, as far as it is known."""
+        held = self._held.get(sequence_id)
+        return held.forced(output) if held else ()
+
+    def led(self, row: DecodeRow) -> DecodeRow:
+        """The row with the first ones of its drafts, where a grammar forces them."""
+        forced = self.forced(row.sequence_id, row.tokens[row.prompt_length :]) if row.num_draft_tokens else ()
+        return replace(row, forced=forced[: row.num_draft_tokens]) if forced else row
+
     def mask(
-        self, logits: mx.array, rows: Sequence[DecodeRow], drafts: mx.array | None = None, counts: Sequence[int] = ()
+        self,
+        logits: mx.array,
+        rows: Sequence[DecodeRow],
+        sampled: Sequence[SampledRow],
+        drafts: mx.array | None = None,
+        counts: Sequence[int] = (),
     ) -> tuple[mx.array, Sequence[int]]:
         """`logits` float32 [rows, slots, vocabulary] with -inf where a token may not come, and how many of each row's
-        `drafts` int32 [rows, slots - 1], of which `counts` are real, can stand."""
+        `drafts` int32 [rows, slots - 1], of which `counts` are real, can stand. Where an answer begins, a draw from all
+        tokens says whether it is with reasoning: among the few of a grammar, the mark of that may seem likely."""
         slots, vocabulary = logits.shape[1:]
         binding = self._binding(rows, slots)
         if not binding:
@@ -52,6 +70,10 @@ class Constraints:
             standing[place] = held.allow(output, listed[place][: standing[place]], mask)
         bits = np.unpackbits(masks.view(np.uint8), axis=-1, count=vocabulary, bitorder="little")
         allowed = mx.array(bits.view(np.bool_))
+        for index, (place, (held, output)) in enumerate(binding.items()):
+            if (opening := held.opening(output)) is not None:
+                own = draw(logits[place : place + 1, :1], [replace(sampled[place], salt=OPENING_SALT)]) == opening
+                allowed[index, 0] = mx.where(own[0], mx.arange(vocabulary) == opening, allowed[index, 0])
         if len(binding) == len(rows):
             return mx.where(allowed, logits, -mx.inf), standing
         places = mx.array(list(binding))

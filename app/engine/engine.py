@@ -19,11 +19,11 @@ from app.core.footprint import prefill_pairs
 from app.core.prefix_files import PrefixState
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
+from app.core.statistics import Parts
 from app.core.step import (
     DecodeRow,
     DecodeStep,
     EngineLimits,
-    Parts,
     PrefillRow,
     PrefillStep,
     RowOutcome,
@@ -34,7 +34,7 @@ from app.core.step import (
 from app.engine import memory
 from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
-from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, merged, open_drafters
+from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
 from app.engine.lanes import reservation
 from app.engine.layers import cheap_tokens_of
 from app.engine.memory import gpu_architecture
@@ -225,7 +225,12 @@ class Engine:
             emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
             names = {row.sequence_id: row.tokens for row in plan.rows}
             self._texts.update(names)
-            offers = {name: self.drafters.offers(name, tokens, emitted.get(name, ())) for name, tokens in names.items()}
+            forced, offers = dict[str, int](), {}
+            for name, tokens in names.items():
+                new = emitted.get(name, ())
+                known = self._constraints.forced(name, [*tokens[len(self._requests[name].prompt_tokens) :], *new])
+                forced[name] = len(known)
+                offers[name] = self.drafters.offers(name, tokens, (*new, *known))
         except BaseException as error:
             self._reset()
             if not memory.is_exhausted(error):
@@ -234,7 +239,7 @@ class Engine:
             raise InsufficientMemory(f"the device has no memory left: {error}") from None
         seconds = time.perf_counter() - started
         self._is_slow = seconds > SLOW_SECONDS
-        return replace(result, offers=offers, seconds=seconds)
+        return replace(result, offers=offers, forced=forced, seconds=seconds)
 
     def _prefill(self, rows: Sequence[PrefillRow]) -> StepResult:
         """One forward over pieces of prompts."""
@@ -292,6 +297,7 @@ class Engine:
             return StepResult(self._plain(rows, (NO_REASON,) * len(rows)))
         for row in rows:
             self.runner.caches.table.check(row.sequence_id, row.computed)
+        rows = [self._constraints.led(row) for row in rows]
         proposal = self._propose(rows)
         if proposal.tokens is None:
             width = max(len(row.tokens) - row.computed for row in rows)
@@ -339,7 +345,7 @@ class Engine:
         logits = last_of(logits, widths).astype(mx.float32)
         adjusted = adjust(logits, sampled, fed if pending else None)
         if launched is None:  # else nothing is forbidden to anybody
-            adjusted, _ = self._constraints.mask(adjusted, rows)
+            adjusted, _ = self._constraints.mask(adjusted, rows, sampled)
         drawn = draw(adjusted, sampled)
         self._walk()
         return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
@@ -362,14 +368,8 @@ class Engine:
         return RowOutcome(name, emitted, computed, drafted, accepted, logprobs, method, reason, sure, *more)
 
     def _propose(self, rows: Sequence[DecodeRow]) -> Proposal:
-        """Ask each row's drafter; one rectangle of drafts [rows, K] comes back."""
-        proposals = []
-        for method, drafter in self.drafters.available.items():
-            members = [index for index, row in enumerate(rows) if row.num_draft_tokens and row.method == method]
-            if members:
-                sampled = [self._sampled(rows[index], salt=self._salt) for index in members]
-                proposals.append((members, drafter.propose([rows[index] for index in members], sampled)))
-        proposal = merged(len(rows), proposals)
+        """One rectangle of drafts [rows, K]."""
+        proposal = self.drafters.propose(rows, [self._sampled(row, salt=self._salt) for row in rows])
         if (drafts := proposal.tokens) is not None:
             mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
             self._end_part(lambda: [drafts])
@@ -389,7 +389,7 @@ class Engine:
         logits = logits.astype(mx.float32)
         sampled = [self._sampled(row) for row in rows]
         adjusted, draft_logits = adjust(logits, sampled, drafts), proposal.logits if self._salt else None
-        adjusted, standing = self._constraints.mask(adjusted, rows, drafts, proposal.counts)
+        adjusted, standing = self._constraints.mask(adjusted, rows, sampled, drafts, proposal.counts)
         # By rejection a draft must not be dropped for what it is: there the target's chance of it is nothing.
         tried = proposal.counts if self._salt else standing
         drawn, accepted = accept(drafts, adjusted, sampled, tried, draft_logits=draft_logits)

@@ -4,7 +4,7 @@
 temperature 0 it is argmax. The noise depends on nothing else, so the text is the same alone or in a batch, with or
 without drafts, and a drafter that draws with the same key agrees as often as the distributions allow
 (arXiv 2408.07978). A salt makes streams of noise that are independent of the target's own: rejection sampling draws its
-drafts and its acceptances with them.
+drafts and its acceptances with them, and whether a held answer begins with reasoning is drawn with one.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from app.engine.truncation import draw_kept, truncate
 
 DRAFT_SALT = 0xA24BAED4963EE407
 ACCEPTANCE_SALT = 0x9FB21C651E98DF25
+OPENING_SALT = 0xD6E8FEB86659FD93
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 

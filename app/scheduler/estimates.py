@@ -49,12 +49,14 @@ class Kind(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """A row that may draft. `offered`: by the methods that tell it for nothing; `confidence`: how likely the target
-    thought its last tokens, None before the first; `most_drafts`: what its request bounds a draft to."""
+    thought its last tokens, None before the first; `forced`: how many drafts a grammar makes certain, before what is
+    offered; `most_drafts`: what its request bounds a draft to, with these."""
 
     request_id: str = ""
     context_tokens: int = 0
     offered: Mapping[str, Offer] = field(default_factory=dict)
     confidence: float | None = None
+    forced: int = 0
     most_drafts: int = LONGEST_DRAFT
 
     @property
@@ -139,7 +141,8 @@ class AcceptanceHistory:
 
     def outlook(self, method: str, row: Drafting) -> tuple[Sequence[float], float]:
         """What to expect of the method's next proposal for this row: tokens of a step by draft length 0, 1, 2, ... (the
-        target's own one plus the drafts that survive), and how many cycles of such a situation are behind that."""
+        target's own one plus the drafts that survive, first those that are forced), and how many cycles of such a
+        situation are behind that."""
         kind = Kind.of(method, row.offered.get(method))
         situation, record = _Situation.of(kind, row), self._records.get(row.request_id, {}).get(kind)
         chances, positions = self._chances(situation), self._beliefs.get(situation)
@@ -150,7 +153,8 @@ class AcceptanceHistory:
             known = (_freshness(row.context_tokens - record.context_tokens) * record.cycles / OWN_CYCLES) ** 2
             share = record.right / (record.right + record.wrong)
             chances = [(chance + known * share) / (1 + known) for chance in chances]
-        tokens = list(accumulate(accumulate(chances, mul), initial=1.0))
+        certain = [1.0] * row.forced
+        tokens = list(accumulate(accumulate((*certain, *chances), mul), initial=1.0))
         return tokens, fresh * positions[0].weight if positions else 0.0
 
     def unread(self, method: str, row: Drafting) -> int:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from app.core.draft_lengths import LONGEST_DRAFT, draft_lengths
 from app.core.reason import NO_REASON, Reason
-from app.core.step import Decision, Offer, StepCost
+from app.core.statistics import Decision
+from app.core.step import Offer, StepCost
 from app.scheduler.costs import INTERVAL_STEPS, MEMORY, NOISE, PLAIN, Average, CostTable, Shape
 from app.scheduler.estimates import FIRST_WEIGHT, RECENT_TOKENS, AcceptanceHistory, Drafting, DraftObservation
 
@@ -200,8 +201,9 @@ class Governor:
     def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
         """Judged anew only where something changed: plain steps in a row cost the host next to nothing."""
         seen = tuple(
-            (row.request_id, row.request_id in self._speakers, row.sureness, row.most_drafts, *row.offered.values())
+            (row.request_id, row.request_id in self._speakers, row.sureness, row.most_drafts, row.forced, *offers)
             for row in drafting
+            for offers in (row.offered.values(),)
         )
         context = max(row.context_tokens for row in drafting)
         key = (rows, methods, seen, context // INTERVAL_STEPS, self.costs.version)
@@ -210,32 +212,35 @@ class Governor:
             self._memo, self._current[methods] = (key, judgement), judgement.option
         return self._memo[1]
 
+    def _longest_draft(self, method: str, row: Drafting) -> int:
+        """How many tokens a method may draft for a row: what it offers, if it can, stands behind what is forced."""
+        offered = row.offered.get(method, Offer()) if method in self._offering else None
+        most = max(row.forced, self._longest.get(method, LONGEST_DRAFT))
+        return min(row.most_drafts, most if offered is None else row.forced + len(offered.tokens))
+
     def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
         self._offering |= {name for row in drafting for name in row.offered}
         estimates = {OFF: _Estimate(rows, rows)}
         # Before the target said anything nobody knows what kind of text it is: no more than the credit is risked.
         is_new = not any(row.request_id in self._speakers for row in drafting)
+        context, certain = max(row.context_tokens for row in drafting), min(row.forced for row in drafting)
+        free = self.costs.curves(PLAIN, rows, context)
         for method in methods:
-            limit = self._longest.get(method, LONGEST_DRAFT)
-            none = Offer() if method in self._offering else None
-            offers = [row.offered.get(method, none) for row in drafting]
-            limits = [
-                min(limit, row.most_drafts, limit if offer is None else len(offer.tokens))
-                for row, offer in zip(drafting, offers, strict=True)
-            ]
-            if not any(limits):
+            longest = [self._longest_draft(method, row) for row in drafting]
+            if not any(longest):
                 continue
             beliefs, first, unread = [], 0.0, 0
-            for row, offer, most in zip(drafting, offers, limits, strict=True):
+            for row, most in zip(drafting, longest, strict=True):
                 tokens, weight = self._history.outlook(method, row)
                 # Nobody has to try what is offered: what there is to know of it is known.
-                beliefs.append((tokens, FIRST_WEIGHT / (FIRST_WEIGHT + weight) if offer is None else 0.0, most))
+                doubt = 0.0 if method in self._offering else FIRST_WEIGHT / (FIRST_WEIGHT + weight)
+                beliefs.append((tokens, doubt, most))
                 first += (tokens[1] - 1) / len(drafting)
                 unread += self._history.unread(method, row)
-            curves = self.costs.curves(method, rows, max(row.context_tokens for row in drafting))
+            curves = self.costs.curves(method, rows, context)
             taken, tokens_read = self._reading[method]
             reading = max(0.0, taken.value) / max(1.0, tokens_read.value) * unread
-            for option in _options(method, max(limits), draft_lengths(self._cheap_tokens, rows)):
+            for option in _options(method, max(longest), draft_lengths(self._cheap_tokens, rows)):
                 if is_new and curves.cycle(option.num_draft_tokens)[0] > 1 + CREDIT_STEPS:
                     continue
                 likely = hoped = float(rows - len(drafting))
@@ -245,8 +250,10 @@ class Governor:
                     right = tokens[drafts]
                     likely += right
                     hoped += right + doubt * (1 + drafts - right)
-                read = reading * likely / (rows * RECENT_TOKENS)
-                cycle, at_best = curves.cycle(length)
+                # What is forced is known without asking anybody.
+                asks = length > certain
+                read = asks * reading * likely / (rows * RECENT_TOKENS)
+                cycle, at_best = (curves if asks else free).cycle(length)
                 rate, hope = likely / (cycle + read), hoped / (at_best + read)
                 estimates[option] = _Estimate(rate, likely, cycle, hope, first, reading)
         return estimates

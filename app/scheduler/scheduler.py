@@ -16,12 +16,12 @@ from app.core.clock import Clock
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
+from app.core.statistics import Parts
 from app.core.step import (
     DecodeRow,
     DecodeStep,
     EngineLimits,
     FinishReason,
-    Parts,
     PrefillStep,
     RowOutcome,
     StepCost,

@@ -6,17 +6,8 @@ from typing import NamedTuple
 
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
-from app.core.step import (
-    Decision,
-    FinishReason,
-    MethodStatistics,
-    Offer,
-    Parts,
-    RowOutcome,
-    Statistics,
-    TokenEvent,
-    TokenLogprobs,
-)
+from app.core.statistics import Decision, MethodStatistics, Parts, Statistics
+from app.core.step import FinishReason, Offer, RowOutcome, TokenEvent, TokenLogprobs
 from app.scheduler.costs import PLAIN, Average
 from app.scheduler.estimates import Drafting, DraftObservation, Kind
 
@@ -85,15 +76,18 @@ class _Followed(NamedTuple):
 
 
 class Hindsight:
-    """Of one request: every offer is followed to its first wrong token or its end."""
+    """Of one request: every offer is followed to its first wrong token or its end, but those behind forced tokens."""
 
     def __init__(self) -> None:
         self.offered: Mapping[str, Offer] = {}
         """The newest ones."""
         self._followed: list[_Followed] = []
 
-    def look_back(self, emitted: tuple[int, ...], offers: Mapping[str, Offer], row: Drafting) -> list[DraftObservation]:
-        """What the emitted tokens tell about earlier offers; the new ones are followed from now on."""
+    def look_back(
+        self, emitted: tuple[int, ...], offers: Mapping[str, Offer], row: Drafting, *, forced: int = 0
+    ) -> list[DraftObservation]:
+        """What the emitted tokens tell about earlier offers; the new ones, behind so many `forced` tokens, are followed
+        from now on."""
         observations, followed = [], []
         for kind, tokens, right in self._followed:
             pairs = list(zip(tokens[right:], emitted, strict=False))
@@ -105,7 +99,7 @@ class Hindsight:
                 followed.append(_Followed(kind, tokens, right + hits))
         self.offered = offers
         fresh = (_Followed(Kind.of(method, offer), offer.tokens) for method, offer in offers.items())
-        if emitted or not followed:  # each piece of a prompt brings the same one again
+        if not forced and (emitted or not followed):  # each piece of a prompt brings the same one again
             followed += [each for each in fresh if each.tokens]
         self._followed = followed
         return observations
@@ -141,6 +135,8 @@ class Sequence:
     refusals: Refusals = field(default_factory=Refusals)
     decision: Decision | None = None
     """What the governor decided for it last."""
+    forced: int = 0
+    """How many of its next tokens a grammar makes certain."""
     hindsight: Hindsight = field(default_factory=Hindsight)
     confidence: Average = field(default_factory=lambda: Average(0.0))
     """How likely the target thought its last tokens, earlier ones fading."""
@@ -150,6 +146,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_tokens)
+        if self.request.constraint is not None:
+            self.forced = len(self.request.constraint.begin().forced(()))
 
     @property
     def prompt_length(self) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Many
 from app.core.draft_lengths import LONGEST_DRAFT
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
-from app.core.step import DecodeRow, EngineLimits, Parts, StepCost, StepResult
+from app.core.statistics import Parts
+from app.core.step import DecodeRow, EngineLimits, StepCost, StepResult
 from app.scheduler.costs import PLAIN
 from app.scheduler.estimates import Drafting, DraftObservation
 from app.scheduler.governor import DraftChoice, Governor, StepObservation
@@ -85,7 +86,7 @@ class Speculation:
         for sequence in decoding:
             request = sequence.request
             methods, refusal = allowed_methods(request, policy=self._policy, limits=self._limits, others=others)
-            is_named, length = self._length(request.speculation)
+            is_named, length = self._length(sequence)
             if not methods:
                 choices[request.id] = refusal
             elif length == 0:
@@ -95,7 +96,7 @@ class Speculation:
             else:
                 governed.setdefault(methods, []).append(sequence)
         for methods, sequences in governed.items():
-            drafting = [_drafting(each, self._length(each.request.speculation)[1]) for each in sequences]
+            drafting = [_drafting(each, self._length(each)[1]) for each in sequences]
             choice = self._governor.choose(len(decoding), drafting, methods)
             for sequence, row in zip(sequences, drafting, strict=True):
                 drafts = min(choice.num_draft_tokens, row.most_drafts)
@@ -103,11 +104,14 @@ class Speculation:
                 sequence.decision = choice.why
         return choices
 
-    def _length(self, wish: SpeculationRequest) -> tuple[bool, int | None]:
-        """Whether a method is named, and the drafts asked for: so many then, else at most so many."""
+    def _length(self, sequence: Sequence) -> tuple[bool, int | None]:
+        """Whether a method is named, and the drafts asked for: so many then, else at most so many. What a grammar
+        forces is no guess and comes on top."""
+        wish = sequence.request.speculation
+        is_named, length = {wish.method, self._usual.method} != {"auto"}, self._usual.num_draft_tokens
         if wish.num_draft_tokens is not None:
-            return wish.method != "auto", wish.num_draft_tokens
-        return {wish.method, self._usual.method} != {"auto"}, self._usual.num_draft_tokens
+            is_named, length = wish.method != "auto", wish.num_draft_tokens
+        return is_named, length and max(length, min(LONGEST_DRAFT, length + sequence.forced))
 
     def must_time(self, rows: Many[DecodeRow]) -> bool:
         """Whether the parts of this step should be waited for one by one."""
@@ -135,8 +139,9 @@ class Speculation:
         emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
         for name, offers in result.offers.items():
             if sequence := running.get(name):
-                observations = sequence.hindsight.look_back(emitted.get(name, ()), offers, _drafting(sequence))
-                self._governor.look_back(observations)
+                row, sequence.forced = _drafting(sequence), result.forced.get(name, 0)
+                new = emitted.get(name, ())
+                self._governor.look_back(sequence.hindsight.look_back(new, offers, row, forced=sequence.forced))
 
     def forget(self, request_id: str) -> None:
         """The request is over."""
@@ -145,8 +150,9 @@ class Speculation:
 
 def _drafting(sequence: Sequence, most_drafts: int | None = None) -> Drafting:
     confidence = sequence.confidence.value if sequence.confidence.weight else None
-    most_drafts = most_drafts or LONGEST_DRAFT
-    return Drafting(sequence.request.id, len(sequence.tokens), sequence.hindsight.offered, confidence, most_drafts)
+    offered, forced = sequence.hindsight.offered, sequence.forced
+    length = most_drafts or LONGEST_DRAFT
+    return Drafting(sequence.request.id, len(sequence.tokens), offered, confidence, forced, length)
 
 
 def _observation(
@@ -154,14 +160,18 @@ def _observation(
 ) -> StepObservation:
     """What the governor may learn. An undrafted row without a reason delivered an earlier plain forward; when it was to
     draft, nothing was launched in that step, so that it took no time. One that read its prompt in that step tells
-    nothing either: a forward of the whole prompt, and a drafter that had no features yet."""
+    nothing either: a forward of the whole prompt, and a drafter that had no features yet. Of forced drafts no drafter
+    has the merit, and one that was not taken (its text can be spelled otherwise) says nothing about those behind it."""
     drafts, typical = [], True
     for outcome in result.outcomes:
         row, sequence = planned.get(outcome.sequence_id), running.get(outcome.sequence_id)
         reads = row is not None and row.computed < row.prompt_length - 1
         if row and sequence and (outcome.drafted or (outcome.why_not_drafted and not reads)):
-            asked = row.num_draft_tokens
-            drafts.append(DraftObservation(row.method, asked, outcome.drafted, outcome.accepted, _drafting(sequence)))
+            counts = row.num_draft_tokens, outcome.drafted, outcome.accepted
+            asked, drafted, accepted = (each - min(outcome.drafted, sequence.forced) for each in counts)
+            own = DraftObservation(row.method, asked, drafted, accepted, _drafting(sequence))
+            drafts.append(own if asked > 0 and accepted >= 0 else DraftObservation())
+            typical &= accepted >= 0
         else:
             drafts.append(DraftObservation())
             typical &= not row or not row.num_draft_tokens

@@ -19,7 +19,7 @@ from app.core.clock import Clock
 from app.core.errors import CONTEXT_OVERFLOW, PacelineError
 from app.core.messages import Accepted, Delta, Event, Finished, Generate, LoadProgress
 from app.core.request import Past
-from app.core.step import MethodStatistics, Statistics
+from app.core.statistics import MethodStatistics, Statistics
 from app.serving.measurements import Measurements
 from app.worker.client import StreamEvent
 

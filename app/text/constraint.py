@@ -68,13 +68,13 @@ class AnswerConstraint:
         self._pristine = matcher
         self._matcher = matcher.deep_copy() if matcher else None
         self._reasoning = reasoning
-        self._opening: set[int] = set()
+        self._opening: int | None = None
         self._closing: list[int] = []
         self._gaps: set[int] = set()
         self._phase = Phase.ANSWER
         if reasoning is not None:
             spelled = vocabulary(reasoning.opening.encode())
-            self._opening = set(spelled) if len(spelled) == 1 else set()
+            self._opening = spelled[0] if len(spelled) == 1 else None
             self._closing = vocabulary(reasoning.closing.encode())
             self._gaps = {token for gap in GAPS for token in vocabulary(gap) if vocabulary.pieces[token] == gap}
             self._phase = Phase.REASONING if reasoning.inside else Phase.START
@@ -104,6 +104,10 @@ class AnswerConstraint:
         tokens = self._vocabulary(self._matcher.compute_ff_bytes())
         return tuple(tokens[:-1])  # the last one may be the beginning of a longer one
 
+    def opening(self, output: Sequence[int]) -> int | None:
+        self._follow(output)
+        return self._opening if self._phase is Phase.START and self._matcher is not None else None
+
     def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
         self._follow(output)
         start = self._phase, self._thought, self._tail
@@ -127,8 +131,9 @@ class AnswerConstraint:
                     _clear(masks[slot], self._vocabulary.stops)
                 stands = slot < len(drafts) and (not must or drafts[slot] == must[0])
             else:
-                extra = self._opening if self._phase is Phase.START else self._gaps if self._phase is Phase.GAP else ()
-                stands = slot < len(drafts) and drafts[slot] in extra
+                opens = self._phase is Phase.START and slot < len(drafts) and drafts[slot] == self._opening
+                extra = self._gaps if self._phase is Phase.GAP else ()
+                stands = opens or (slot < len(drafts) and drafts[slot] in extra)
                 if not stands:
                     return self._match(drafts, masks, slot, extra)
                 self._match((), masks, slot, extra)
@@ -168,7 +173,7 @@ class AnswerConstraint:
 
     def _move(self, token: int) -> bool:
         """Go on behind `token`; whether it belongs to the answer."""
-        if self._phase is Phase.START and token in self._opening:
+        if self._phase is Phase.START and token == self._opening:
             self._phase = Phase.REASONING
             return False
         if self._phase is Phase.REASONING:

@@ -24,7 +24,8 @@ from app.core.messages import (
 )
 from app.core.reason import NO_REASON
 from app.core.request import Request
-from app.core.step import FinishReason, MethodStatistics, Statistics, TokenEvent, TokenLogprobs
+from app.core.statistics import MethodStatistics, Statistics
+from app.core.step import FinishReason, TokenEvent, TokenLogprobs
 from app.scheduler.sequence import Counters
 from app.text.detokenizer import TextChunk
 from app.text.dialect import NO_DIALECT

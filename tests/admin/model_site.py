@@ -21,7 +21,7 @@ from app.core.messages import (
     Ready,
     Snapshot,
 )
-from app.core.step import MethodStatistics, Statistics
+from app.core.statistics import MethodStatistics, Statistics
 from app.hub.catalog import FolderCatalog, default_catalog
 from app.main import admin_context, build, measured_in
 from app.serving.context import Activity, Context

@@ -8,7 +8,7 @@ import pytest
 
 from app.core.messages import MEASUREMENT
 from app.core.request import SpeculationRequest
-from app.core.step import Statistics
+from app.core.statistics import Statistics
 from app.serving.sweep.grid import TASKS
 from app.serving.sweep.worker_side import rate_of
 from tests.admin.model_site import DEMO, ModelSite, Somebody, make_model_site, too_little_memory

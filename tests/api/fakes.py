@@ -30,7 +30,7 @@ from app.core.messages import (
     TokenText,
 )
 from app.core.reason import NO_REASON, Reason
-from app.core.step import Decision, MethodStatistics, Statistics
+from app.core.statistics import Decision, MethodStatistics, Statistics
 from app.hub.catalog import CatalogModel, FolderCatalog
 from app.main import admin_context, build
 from app.model_settings import ModelSettings

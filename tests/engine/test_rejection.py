@@ -8,6 +8,7 @@ of a position that was drafted before and is drafted again must not know what wa
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import msgspec
@@ -19,7 +20,7 @@ from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow
 from app.engine import acceptance
 from app.engine.acceptance import accept
-from app.engine.drafters import Drafter, Proposal, merged
+from app.engine.drafters import Drafter, Proposal, led, merged
 from app.engine.drafters.draft_model import drawn_behind
 from app.engine.engine import Engine
 from app.engine.prefix_cache import PrefixCache
@@ -278,6 +279,39 @@ def test_rows_of_several_drafters_keep_what_their_drafts_were_drawn_from() -> No
     assert mx.array_equal(whole.logits[2], logits[0])
     assert mx.softmax(whole.logits[0, 0]).tolist() == [0.0] * 5 + [1.0] + [0.0] * 6, "its only choice"
     assert merged(2, [([1], copied)]).logits is None
+
+
+def test_what_is_forced_stands_first_and_was_the_only_choice() -> None:
+    logits = mx.random.normal((3, 2, 12), key=mx.random.key(6))
+    drawn = Proposal(mx.array([[3, 4], [5, 6], [0, 0]], dtype=mx.int32), (2, 2, 0), ("", "", "full"), logits)
+    whole = led(drawn, [(7,), (), (8, 9, 10)])
+    assert whole.tokens is not None
+    assert whole.logits is not None
+    said: Any = whole.tokens.tolist()
+    assert [tokens[:count] for tokens, count in zip(said, whole.counts, strict=True)] == [[7, 4], [5, 6], [8, 9, 10]]
+    assert not any(whole.reasons)
+    chances = mx.softmax(whole.logits, axis=-1)
+    assert mx.array_equal(whole.logits[0, 1], logits[0, 1])
+    assert mx.array_equal(whole.logits[1, :2], logits[1])
+    assert [chances[0, 0, 7].item(), *chances[2, mx.arange(3), mx.array([8, 9, 10])].tolist()] == [1.0] * 4
+    alone = led(Proposal(None, (0, 0), ("full", "full")), [(7, 8), ()])
+    assert alone.tokens is not None
+    assert (alone.counts, alone.reasons[1], alone.tokens[0].tolist()) == ((2, 0), "full", [7, 8])
+
+
+def test_a_forced_draft_leaves_the_distribution_of_the_target_as_it_is() -> None:
+    """Nearly always it is the only token that may come; where its text can be spelled otherwise, it is not."""
+    pair, before = pairs()["near"], mx.full((FEWER,), START, dtype=mx.int32)
+    rows = [SampledRow(SamplingParameters(seed=seed), [], 0) for seed in range(FEWER)]
+    salted = [SampledRow(row.parameters, row.tokens, 0, salt=DRAFT_SALT) for row in rows]
+    drafts, draft_logits = drawn_behind((), logits_after(pair.draft, before), salted, SIZE)
+    whole = led(Proposal(drafts, (1,) * FEWER, ("",) * FEWER, draft_logits), [(4,)] * FEWER)
+    logits = mx.broadcast_to(logits_after(pair.target, before), (FEWER, 2, SIZE))
+    assert whole.tokens is not None
+    drawn, accepted = accept(whole.tokens, logits, rows, whole.counts, draft_logits=whole.logits)
+    wanted = pair.exact(pair.target)[START]
+    assert fits(np.bincount(np.array(drawn[:, 0]), minlength=SIZE), wanted)
+    assert float(mx.mean(accepted)) == pytest.approx(wanted[4], abs=2 / FEWER**0.5)
 
 
 class Listening(Drafter):

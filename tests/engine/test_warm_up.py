@@ -11,16 +11,8 @@ from app.core.draft_lengths import DRAFT_LENGTHS
 from app.core.errors import ModelUnavailable
 from app.core.messages import DraftSpecification, LoadProgress, ModelSpecification
 from app.core.request import Request
-from app.core.step import (
-    DecodeStep,
-    EngineLimits,
-    Parts,
-    PrefillStep,
-    RowOutcome,
-    StepCost,
-    StepPlan,
-    StepResult,
-)
+from app.core.statistics import Parts
+from app.core.step import DecodeStep, EngineLimits, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
 from app.engine import memory
 from app.engine.engine import Engine, open_engine
 from app.engine.loader import load_unit

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Protocol
 from app.core.draft_lengths import LONGEST_DRAFT, draft_lengths
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request, SpeculationRequest
+from app.core.statistics import Parts
 from app.core.step import (
     DecodeRow,
     DecodeStep,
     EngineLimits,
     Offer,
-    Parts,
     PrefillRow,
     PrefillStep,
     RowOutcome,

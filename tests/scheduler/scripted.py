@@ -1,4 +1,5 @@
-"""An engine without a model: the next token is a function of the tokens so far, acceptance is a script.
+"""An engine without a model: the next token is a function of the tokens so far, acceptance is a script; `forced` says
+how many tokens behind a text a grammar would force, which are accepted all.
 
 It checks what a real engine relies on: `computed` is the cached length, every planned row was admitted, drafts fit into
 what remains, and a row is freed exactly once with tokens that its cache really holds.
@@ -15,6 +16,7 @@ from app.core.step import (
     DecodeStep,
     EngineLimits,
     FinishReason,
+    Offer,
     PrefillStep,
     RowOutcome,
     StepPlan,
@@ -86,6 +88,7 @@ class ScriptedEngine:
 
     limits: EngineLimits = field(default_factory=speculative_limits)
     accepts: Callable[[int], int] = lambda drafts: drafts
+    forced: Callable[[Sequence[int]], int] = lambda _: 0
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     carry_rate: float = 0.0
     rewind_rate: float = 0.0
@@ -116,7 +119,10 @@ class ScriptedEngine:
         assert plan.rows
         outcomes = tuple(self._decode(row) for row in plan.rows if not self._happens(self.missing_rate))
         width = max(len(row.tokens) - row.computed + row.num_draft_tokens for row in plan.rows)
-        return StepResult(outcomes, seconds=self.seconds(width), width=width)
+        tokens = {row.sequence_id: row.tokens for row in plan.rows}
+        forced = {each.sequence_id: self.forced([*tokens[each.sequence_id], *each.emitted]) for each in outcomes}
+        offers: dict[str, dict[str, Offer]] = {name: {} for name in tokens}
+        return StepResult(outcomes, offers=offers, forced=forced, seconds=self.seconds(width), width=width)
 
     def _prefill(self, plan: PrefillStep) -> StepResult:
         width = max(row.end - row.start for row in plan.rows)
@@ -138,7 +144,8 @@ class ScriptedEngine:
         assert len(row.tokens) + row.remaining <= self.limits.max_context_tokens
         silent = row.num_draft_tokens > 0 and self._happens(self.silent_rate)
         drafted = 0 if silent else row.num_draft_tokens
-        accepted = self.accepts(drafted) if drafted else 0
+        forced = min(drafted, self.forced(row.tokens))
+        accepted = max(forced, self.accepts(drafted)) if drafted else 0
         emitted: list[int] = []
         for _ in range(accepted + 1):
             emitted.append(next_token([*row.tokens, *emitted]))

@@ -4,16 +4,8 @@ import pytest
 
 from app.core.reason import Reason
 from app.core.request import Request
-from app.core.step import (
-    DecodeStep,
-    EngineLimits,
-    FinishReason,
-    Parts,
-    PrefillStep,
-    RowOutcome,
-    StepResult,
-    TokenLogprobs,
-)
+from app.core.statistics import Parts
+from app.core.step import DecodeStep, EngineLimits, FinishReason, PrefillStep, RowOutcome, StepResult, TokenLogprobs
 from app.scheduler.scheduler import Scheduler
 from app.scheduler.sequence import Sequence
 from tests.scheduler.scripted import (

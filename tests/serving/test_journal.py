@@ -12,7 +12,7 @@ from app.core.errors import ModelUnavailable, StoreUnavailable
 from app.core.messages import Accepted, Delta, Finished, Generate, LoadProgress, ModelSpecification
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Past, SamplingParameters
-from app.core.step import MethodStatistics, Statistics
+from app.core.statistics import MethodStatistics, Statistics
 from app.serving.journal import Journal, Record
 from app.serving.measurements import Measurements
 from app.store.rows import RequestHistory

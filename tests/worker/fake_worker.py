@@ -35,7 +35,7 @@ from app.core.messages import (
     Snapshot,
     UnloadModel,
 )
-from app.core.step import Statistics
+from app.core.statistics import Statistics
 from app.worker.channel import CrashNote, WorkerChannel
 
 BEAT_SECONDS = 0.05

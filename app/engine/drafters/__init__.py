@@ -21,7 +21,7 @@ from app.core.model_folder import ModelFolder
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
-from app.engine.runner import Forward, Runner
+from app.engine.runner import Forward, Runner, padded
 from app.engine.sampling import SampledRow
 
 
@@ -80,6 +80,55 @@ class Proposal(NamedTuple):
     logits: mx.array | None = None
 
 
+def merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
+    """One proposal for all rows from those of some rows each; the usual one, by one drafter for all rows, as it is.
+
+    A row without logits beside rows with some, whose drafts were the only choice, gets certainty of them.
+    """
+    if len(proposals) == 1 and len(proposals[0][0]) == rows:
+        return proposals[0][1]
+    counts, reasons = [0] * rows, [NO_REASON] * rows
+    for members, proposal in proposals:
+        for index, count, reason in zip(members, proposal.counts, proposal.reasons, strict=True):
+            counts[index], reasons[index] = count, reason
+    if not any(counts):
+        return Proposal(None, tuple(counts), tuple(reasons))
+    tokens = mx.zeros((rows, max(counts)), dtype=mx.int32)
+    for members, proposal in proposals:
+        if proposal.tokens is not None:
+            tokens[mx.array(list(members)), : proposal.tokens.shape[1]] = proposal.tokens
+    drawn = [(members, proposal.logits) for members, proposal in proposals if proposal.logits is not None]
+    if not drawn:
+        return Proposal(tokens, tuple(counts), tuple(reasons))
+    chances = _certain(tokens, drawn[0][1].shape[-1])
+    for members, logits in drawn:
+        chances[mx.array(list(members)), : logits.shape[1]] = logits
+    return Proposal(tokens, tuple(counts), tuple(reasons), chances)
+
+
+def _certain(tokens: mx.array, vocabulary: int) -> mx.array:
+    """float32 [rows, slots, vocabulary]: logits of which nothing but `tokens` [rows, slots] can be drawn."""
+    return mx.where(tokens[..., None] == mx.arange(vocabulary), 0.0, -mx.inf)
+
+
+def led(proposal: Proposal, forced: Sequence[tuple[int, ...]]) -> Proposal:
+    """The proposal with each row's `forced` tokens in its first places, whatever it said there, or nothing."""
+    width = max(map(len, forced))
+    if not width:
+        return proposal
+    counts = tuple(max(count, len(known)) for count, known in zip(proposal.counts, forced, strict=True))
+    reasons = tuple(NO_REASON if known else why for why, known in zip(proposal.reasons, forced, strict=True))
+    tokens = mx.zeros((len(forced), width), mx.int32) if proposal.tokens is None else proposal.tokens
+    missing = [(0, 0), (0, max(0, width - tokens.shape[1]))]
+    tokens, slots = mx.pad(tokens, missing), mx.arange(max(width, tokens.shape[1]))
+    leads = slots < mx.array([len(known) for known in forced])[:, None]
+    tokens = mx.where(leads, mx.pad(padded(forced), [(0, 0), (0, len(slots) - width)]), tokens)
+    logits = proposal.logits
+    if logits is not None:
+        logits = mx.where(leads[..., None], _certain(tokens, logits.shape[-1]), mx.pad(logits, [*missing, (0, 0)]))
+    return Proposal(tokens, counts, reasons, logits)
+
+
 class Outcome(NamedTuple):
     """What one `forward` of the target left in its cache, row by row, prefill and plain steps included.
 
@@ -119,7 +168,8 @@ class Drafter:
         """A sequence starts that this drafter may be asked about, under the id of `request`."""
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
-        """Up to `row.num_draft_tokens` tokens that continue `row.tokens`, for each row."""
+        """Up to `row.num_draft_tokens` tokens that continue `row.tokens`, for each row. Those of `row.forced` come
+        first: what it would say in their places is not heard, so that it had better go on from them."""
         raise NotImplementedError
 
     def offer(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int], limit: int) -> Offer | None:  # noqa: ARG002
@@ -177,6 +227,21 @@ class Drafters:
         """The drafters that the request may ask."""
         return {name: one for name, one in self.available.items() if request.speculation.method in {"auto", name}}
 
+    def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:
+        """What a grammar forces, and what each row's drafter says behind that; it is not asked where enough is."""
+        proposals = []
+        for method, drafter in self.available.items():
+            members = [
+                index
+                for index, row in enumerate(rows)
+                if row.method == method
+                and len(row.forced) < min(row.num_draft_tokens, drafter.longest or row.num_draft_tokens)
+            ]
+            if members:
+                asked = [rows[index] for index in members], [sampled[index] for index in members]
+                proposals.append((members, drafter.propose(*asked)))
+        return led(merged(len(rows), proposals), [row.forced for row in rows])
+
     def offers(self, sequence_id: str, tokens: Sequence[int], emitted: Sequence[int]) -> dict[str, Offer]:
         """What those that can tell would draft next, once `tokens` go on with `emitted`."""
         limit = DRAFT_LENGTHS[-1]
@@ -219,29 +284,3 @@ def _drafter_of(method: str) -> type[Drafter]:
 # Last: the files of the drafters take what stands above.
 REGISTRY: Mapping[str, type[Drafter]] = {method: _drafter_of(method) for method in METHOD_NAMES}
 """Best first, as in `METHODS`."""
-
-
-def merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
-    """One proposal for all rows from those of some rows each; the usual one, by one drafter for all rows, as it is.
-
-    A row without logits beside rows with some, whose drafts were the only choice, gets certainty of them.
-    """
-    if len(proposals) == 1 and len(proposals[0][0]) == rows:
-        return proposals[0][1]
-    counts, reasons = [0] * rows, [NO_REASON] * rows
-    for members, proposal in proposals:
-        for index, count, reason in zip(members, proposal.counts, proposal.reasons, strict=True):
-            counts[index], reasons[index] = count, reason
-    if not any(counts):
-        return Proposal(None, tuple(counts), tuple(reasons))
-    tokens = mx.zeros((rows, max(counts)), dtype=mx.int32)
-    for members, proposal in proposals:
-        if proposal.tokens is not None:
-            tokens[mx.array(list(members)), : proposal.tokens.shape[1]] = proposal.tokens
-    drawn = [(members, proposal.logits) for members, proposal in proposals if proposal.logits is not None]
-    if not drawn:
-        return Proposal(tokens, tuple(counts), tuple(reasons))
-    merged = mx.where(tokens[..., None] == mx.arange(drawn[0][1].shape[-1]), 0.0, -mx.inf)
-    for members, logits in drawn:
-        merged[mx.array(list(members)), : logits.shape[1]] = logits
-    return Proposal(tokens, tuple(counts), tuple(reasons), merged)

@@ -39,6 +39,15 @@ def drawn_behind(
     return draw(logits, ahead), logits
 
 
+def _forced(rows: Sequence[DecodeRow], place: int, draft: mx.array) -> mx.array:
+    """int32 `draft` [rows, 1], with what a grammar forces at that `place` of the proposals."""
+    known = [row.forced[place] if place < len(row.forced) else -1 for row in rows]
+    if max(known) < 0:
+        return draft
+    certain = mx.array(known, dtype=mx.int32)[:, None]
+    return mx.where(certain < 0, draft, certain)
+
+
 class DraftModel(Drafter):
     """Drafts with the model of `runner`, or with its verb `extend` where it has one, up to `max_context_tokens` a row.
 
@@ -94,6 +103,7 @@ class DraftModel(Drafter):
         while True:
             self._states.append(self.runner.state_rows())
             draft, draft_logits = drawn_behind(drafts, self._logits(output), sampled, self._target_vocabulary)
+            draft = _forced(rows, len(drafts), draft)
             mx.async_eval(draft)  # the device drafts while the host builds the next forward
             drafts.append(draft)
             logits.append(draft_logits)

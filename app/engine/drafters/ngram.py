@@ -2,14 +2,14 @@
 
 Free of any model; it pays on copying, editing and code (after prompt lookup decoding, A. Saxena 2023, and vLLM's n-gram
 proposer: the longest match wins). Of several continuations the most frequent one is taken, the latest on ties, and the
-drafts before it belong to the context of the next (SuffixDecoding, arXiv 2411.04975). What a grammar forces goes first.
+drafts before it belong to the context of the next (SuffixDecoding, arXiv 2411.04975).
 """
 
 from collections.abc import Iterable, Sequence
 
 from app.core.errors import ModelUnavailable
 from app.core.reason import NO_REASON, Reason
-from app.core.request import Constraint, Request
+from app.core.request import Request
 from app.core.step import DecodeRow, Offer
 from app.engine.drafters import Drafter, LoadedUnit, Proposal
 from app.engine.runner import padded
@@ -22,8 +22,6 @@ MOST_MATCHES = 32
 ACROSS_TOKENS = 32_768
 OWNERS = 8
 """Of whom earlier requests are kept; whoever asked longest ago goes."""
-FORCED = 1 << 20
-"""The match that stands behind what a grammar forces: as good as certain."""
 END = -1
 """Stands between texts, so that no match reaches from one into the next."""
 
@@ -102,8 +100,6 @@ class Ngram(Drafter):
         """Owner and text of each request."""
         self._earlier: dict[str, Text] = {}
         """By owner; when one is full, its older half goes."""
-        self._constraints: dict[str, tuple[Constraint, int]] = {}
-        """Of the requests that are held to one, and where their output begins."""
 
     @classmethod
     def open(cls, unit: LoadedUnit) -> Drafter:
@@ -112,12 +108,12 @@ class Ngram(Drafter):
 
     def admit(self, request: Request) -> None:
         self._texts[request.id] = request.owner, Text(self._shortest)
-        if request.constraint is not None:
-            self._constraints[request.id] = request.constraint.begin(), len(request.prompt_tokens)
 
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:  # noqa: ARG002  drafts do not depend on sampling
-        offers = [self.offer(row.sequence_id, row.tokens, (), row.num_draft_tokens) for row in rows]
-        found = [offer.tokens if offer else () for offer in offers]
+        found = []
+        for row in rows:
+            offer = self.offer(row.sequence_id, row.tokens, row.forced, row.num_draft_tokens - len(row.forced))
+            found.append((*row.forced, *(offer.tokens if offer else ())))
         counts = tuple(len(tokens) for tokens in found)
         reasons = tuple(NO_REASON if count else Reason("no_match") for count in counts)
         return Proposal(padded(found) if any(counts) else None, counts, reasons)
@@ -133,18 +129,10 @@ class Ngram(Drafter):
         own.cut(len(emitted))
         earlier = self._earlier.get(owner)
         other = earlier.continuation(known, limit, self._longest) if earlier else own_offer
-        offer = other if other.matched_tokens > own_offer.matched_tokens else own_offer
-        forced = self._forced(sequence_id, [*tokens, *emitted])[:limit]
-        return offer if offer.tokens[: len(forced)] == forced else Offer(forced, FORCED)
-
-    def _forced(self, sequence_id: str, tokens: Sequence[int]) -> tuple[int, ...]:
-        """What a grammar lets nothing but follow."""
-        constraint, prompt_length = self._constraints.get(sequence_id, (None, 0))
-        return constraint.forced(tokens[prompt_length:]) if constraint else ()
+        return other if other.matched_tokens > own_offer.matched_tokens else own_offer
 
     def release(self, sequence_id: str) -> None:
         """The text joins the earlier ones."""
-        self._constraints.pop(sequence_id, None)
         owner, text = self._texts.pop(sequence_id, ("", None))
         if text is None or not self._across_tokens:
             return

@@ -24,7 +24,7 @@ from app.core.errors import PacelineError
 from app.core.host import chip_name
 from app.core.messages import MEASUREMENT, Delta, Finished, Generate, ModelSpecification
 from app.core.request import SamplingParameters, SpeculationRequest
-from app.core.step import Statistics
+from app.core.statistics import Statistics
 from app.serving.sweep.grid import (
     FEWEST_TOKENS,
     MAIN,

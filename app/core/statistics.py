@@ -1,0 +1,232 @@
+"""What was done for a request, from the step to the API: counters, where the seconds went, why it drafted as it did."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from app.core.reason import NO_REASON, Reason, reason_object
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why a step drafts as it does, or why not. `kind` groups decisions whose numbers change.
+
+    `method` and `num_draft_tokens` name what was weighed, even when it did not run; a step of it costs `cost_ratio`
+    plain steps, and `acceptance` is expected of its first draft.
+    """
+
+    kind: str = "draft"
+    method: str = "off"
+    num_draft_tokens: int = 0
+    cost_ratio: float = 1.0
+    acceptance: float = 0.0
+
+
+class Parts(NamedTuple):
+    """Where the seconds of one step went."""
+
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    rewind_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MethodStatistics:
+    """What one method did in the steps that it ran; the method `off` stands for the steps without drafts.
+
+    The seconds are those of the wall, shared with the rows beside it; verifying includes plain forwards.
+    """
+
+    method: str
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    rewind_seconds: float = 0.0
+
+    def after(self, drafted: int, accepted: int, parts: Parts) -> "MethodStatistics":
+        """One step more."""
+        return MethodStatistics(
+            self.method,
+            self.steps + 1,
+            self.drafted + drafted,
+            self.accepted + accepted,
+            added_positions([self.accepted_per_position, (1,) * accepted + (0,) * (drafted - accepted)]),
+            self.draft_seconds + parts.draft_seconds,
+            self.verify_seconds + parts.verify_seconds,
+            self.rewind_seconds + parts.rewind_seconds,
+        )
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence["MethodStatistics"]) -> "MethodStatistics":
+        """What choices did with one method: counts add up, seconds are the longest, because they run side by side."""
+        return cls(
+            parts[0].method,
+            steps=sum(each.steps for each in parts),
+            drafted=sum(each.drafted for each in parts),
+            accepted=sum(each.accepted for each in parts),
+            accepted_per_position=added_positions(each.accepted_per_position for each in parts),
+            draft_seconds=max(each.draft_seconds for each in parts),
+            verify_seconds=max(each.verify_seconds for each in parts),
+            rewind_seconds=max(each.rewind_seconds for each in parts),
+        )
+
+
+def added_positions(counts: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Counts by position, added up."""
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counters of one sequence, or of a reply up to its last token that was told, from the step to the API.
+
+    Sums and rates are derived, never stored.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of these, those that the client was told as reasoning."""
+    queue_seconds: float = 0.0
+    """From `submit` to admission."""
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    """From `submit` to the first told tokens; 0 when there were none."""
+    preemptions: int = 0
+    """How often it gave its row up for want of memory, and read its tokens again later."""
+    by_method: tuple[MethodStatistics, ...] = ()
+    """In order of first use; `off` counts the steps without drafts."""
+    reason: Reason = NO_REASON
+    """Why speculation did not run, or not all the time."""
+    decision: Decision | None = None
+    """The last decision that the governor took for it; None when it had no say."""
+
+    @property
+    def drafted(self) -> int:
+        return sum(each.drafted for each in self.by_method)
+
+    @property
+    def accepted(self) -> int:
+        return sum(each.accepted for each in self.by_method)
+
+    @property
+    def steps(self) -> int:
+        return sum(each.steps for each in self.by_method)
+
+    @property
+    def cycles(self) -> int:
+        """Steps that verified at least one draft."""
+        return sum(each.steps for each in self.by_method if each.method != "off")
+
+    @property
+    def accepted_per_position(self) -> tuple[int, ...]:
+        return added_positions(each.accepted_per_position for each in self.by_method)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What ran, in order of first use: `off` only when nothing ever drafted."""
+        names = tuple(each.method for each in self.by_method)
+        return tuple(name for name in names if name != "off") or names
+
+    @classmethod
+    def side_by_side(cls, usages: Sequence["Statistics"], *, choices_per_prompt: int = 1) -> "Statistics":
+        """The usage of a whole request; the prompt of `choices_per_prompt` neighbours counts once.
+
+        Times are the longest of any choice, because choices run side by side.
+        """
+        first_of_prompts = usages[::choices_per_prompt]
+        methods = [each for usage in usages for each in usage.by_method]
+        return cls(
+            prompt_tokens=sum(usage.prompt_tokens for usage in first_of_prompts),
+            cached_tokens=sum(usage.cached_tokens for usage in first_of_prompts),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+            queue_seconds=max((usage.queue_seconds for usage in usages), default=0.0),
+            prefill_seconds=max((usage.prefill_seconds for usage in usages), default=0.0),
+            decode_seconds=max((usage.decode_seconds for usage in usages), default=0.0),
+            first_token_seconds=min((usage.first_token_seconds for usage in usages), default=0.0),
+            preemptions=sum(usage.preemptions for usage in usages),
+            by_method=tuple(
+                MethodStatistics.side_by_side([each for each in methods if each.method == name])
+                for name in dict.fromkeys(each.method for each in methods)
+            ),
+            reason=next((usage.reason for usage in usages if usage.reason), NO_REASON),
+            decision=next((usage.decision for usage in usages if usage.decision), None),
+        )
+
+    def timings(self) -> dict[str, Any]:
+        """llama.cpp's `timings`: `prompt_n` counts what was computed, `cache_n` what the prefix cache held.
+
+        `predicted_ms` is made of drafting, verifying (plain forwards included), rewinding and the host's rest.
+        """
+        prompt_n = self.prompt_tokens - self.cached_tokens
+        draft_seconds = sum(each.draft_seconds for each in self.by_method)
+        verify_seconds = sum(each.verify_seconds for each in self.by_method)
+        rewind_seconds = sum(each.rewind_seconds for each in self.by_method)
+        host_seconds = max(0.0, self.decode_seconds - draft_seconds - verify_seconds - rewind_seconds)
+        return {
+            "cache_n": self.cached_tokens,
+            "prompt_n": prompt_n,
+            "prompt_ms": _milliseconds(self.prefill_seconds),
+            "prompt_per_second": _rate(prompt_n, self.prefill_seconds),
+            "predicted_n": self.completion_tokens,
+            "predicted_ms": _milliseconds(self.decode_seconds),
+            "predicted_per_second": _rate(self.completion_tokens, self.decode_seconds),
+            "draft_n": self.drafted,
+            "draft_n_accepted": self.accepted,
+            "draft_rounds": self.cycles,
+            "draft_ms": _milliseconds(draft_seconds),
+            "verify_ms": _milliseconds(verify_seconds),
+            "rewind_ms": _milliseconds(rewind_seconds),
+            "host_ms": _milliseconds(host_seconds),
+            "queue_ms": _milliseconds(self.queue_seconds),
+            "first_token_ms": _milliseconds(self.first_token_seconds),
+            "preempted_n": self.preemptions,
+        }
+
+    def speculation(self, no_drafter: Reason) -> dict[str, Any]:
+        """Which method ran and what came of it; `reason` says why speculation did not run, or not all the time.
+
+        `no_drafter` is the reason where the worker named none; `decision` is the governor's last one, with its numbers.
+        """
+        decision, cycles = self.decision, self.cycles
+        return {
+            "method": "+".join(method for method in self.methods if method != "off") or "off",
+            **reason_object(self.reason or no_drafter),
+            "decision": decision
+            and {
+                "kind": decision.kind,
+                "method": decision.method,
+                "num_draft_tokens": decision.num_draft_tokens,
+                "cost_ratio": round(decision.cost_ratio, 3),
+                "acceptance": round(decision.acceptance, 3),
+            },
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "cycles": cycles,
+            "tokens_per_cycle": round(1 + self.accepted / cycles, 3) if cycles else 1.0,
+            "accepted_per_position": list(self.accepted_per_position),
+            "methods": {
+                each.method: {
+                    "cycles": each.steps,
+                    "drafted": each.drafted,
+                    "accepted": each.accepted,
+                    "accepted_per_position": list(each.accepted_per_position),
+                }
+                for each in self.by_method
+            },
+        }
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _rate(count: int, seconds: float) -> float:
+    return round(count / seconds, 3) if seconds > 0 else 0.0
