@@ -1,10 +1,15 @@
 """The official client against a real server: what most programs will use."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
 import openai
 import pytest
 
-from app.core.errors import QueueFull, WorkerGone, context_overflow
-from tests.api.fakes import Site, failing, make_site, served
+from app.core.errors import ModelUnavailable, PacelineError, QueueFull, WorkerGone, context_overflow
+from app.core.messages import Accepted, Delta, Finished, Generate
+from tests.api.fakes import Site, failing, make_site, say_hello, served
 
 pytestmark = pytest.mark.anyio
 
@@ -84,3 +89,85 @@ async def check_errors(client: openai.AsyncOpenAI, site: Site) -> None:
     with pytest.raises(openai.APIError, match="the worker ended"):
         async for _ in stream:
             pass
+
+
+ASKED: Any = {"model": "demo-main", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(PacelineError("it broke"), 500), (ModelUnavailable("broken"), 503), (WorkerGone("the worker ended"), 503)],
+)
+async def test_what_goes_wrong_in_the_server_is_an_internal_server_error(error: PacelineError, status: int) -> None:
+    site = make_site()
+    site.worker.script = failing(error)
+    async with served(site) as (port, _), openai.AsyncOpenAI(**at(port)) as client:
+        with pytest.raises(openai.InternalServerError, match=error.message) as told:
+            await client.chat.completions.create(**ASKED)
+    assert (told.value.status_code, told.value.code, told.value.type) == (status, error.code, "server_error")
+
+
+async def test_what_other_web_pages_ask_is_a_permission_denied_error() -> None:
+    elsewhere = {"default_headers": {"Origin": "https://elsewhere.example"}}
+    async with served(make_site()) as (port, _), openai.AsyncOpenAI(**at(port), **elsewhere) as client:
+        with pytest.raises(openai.PermissionDeniedError) as told:
+            await client.chat.completions.create(**ASKED)
+    assert (told.value.code, told.value.type) == ("cross_origin", "permission_error")
+
+
+async def test_a_client_that_waits_no_longer_has_a_timeout_error_and_its_row_is_free() -> None:
+    site = make_site()
+
+    async def silent(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
+        yield Accepted(id=command.id, prompt_tokens=5)
+        await asyncio.Event().wait()
+
+    site.worker.script = silent
+    async with served(site) as (port, _), openai.AsyncOpenAI(**at(port), timeout=0.2) as client:
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(**ASKED)
+        await site.worker.wait_cancelled()
+    assert len(site.worker.commands) == 1
+
+
+async def test_where_nobody_listens_is_a_connection_error() -> None:
+    async with served(make_site()) as (port, _):
+        pass
+    async with openai.AsyncOpenAI(**at(port)) as client:
+        with pytest.raises(openai.APIConnectionError):
+            await client.chat.completions.create(**ASKED)
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [(QueueFull("full", retry_after_seconds=3), [3.0]), (WorkerGone("gone", retry_after_seconds=2), [2.0])],
+)
+async def test_the_client_asks_again_after_as_long_as_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, error: PacelineError, waits: list[float]
+) -> None:
+    site, pauses = make_site(), list[float]()
+
+    async def pause(client: Any, *, retries_taken: int, max_retries: int, options: Any, response: Any) -> None:
+        pauses.append(client._calculate_retry_timeout(max_retries - retries_taken, options, response.headers))
+        site.worker.script = say_hello
+
+    monkeypatch.setattr(openai.AsyncOpenAI, "_sleep_for_retry", pause)
+    site.worker.script = failing(error)
+    async with served(site) as (port, _), openai.AsyncOpenAI(**at(port) | {"max_retries": 2}) as client:
+        answer = await client.chat.completions.create(**ASKED)
+    assert answer.choices[0].message.content == "Hello, world"
+    assert (pauses, len(site.worker.commands)) == (waits, 2)
+
+
+async def test_what_the_client_did_wrong_is_not_asked_again() -> None:
+    site = make_site()
+    site.worker.script = failing(context_overflow(9000, 4096))
+    async with served(site) as (port, _), openai.AsyncOpenAI(**at(port) | {"max_retries": 2}) as client:
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(**ASKED)
+    assert len(site.worker.commands) == 1
+
+
+def at(port: int) -> dict[str, Any]:
+    """A client of that port, which asks once."""
+    return {"base_url": f"http://127.0.0.1:{port}/v1", "api_key": "none", "max_retries": 0}

@@ -159,6 +159,7 @@ class Driver:
     engine: Engine
     chance: random.Random
     methods: Sequence[str]
+    """Any of them drafts in a step, but for a request that is named after one: that one does."""
     longest_draft: int = 5
     chunk_tokens: int = 16
     ride_tokens: int = 1
@@ -228,6 +229,6 @@ class Driver:
             prompt_length=len(sequence.request.prompt_tokens),
             computed=sequence.computed,
             remaining=remaining,
-            method=self.chance.choice(self.methods),
+            method=self.chance.choice([each for each in self.methods if each == sequence.request.id] or self.methods),
             num_draft_tokens=min(wanted, remaining - 1),
         )

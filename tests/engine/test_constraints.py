@@ -380,12 +380,13 @@ def hold_schemas(examples: int) -> tuple[Counter[str], int]:
             if truth[-1] == END:
                 jsonschema.validate(json.loads(said(truth)), schema)
                 ended += 1
-            known["a"] = truth + [0] * 64
+            known.update(dict.fromkeys(METHODS[family], truth + [0] * 64))
+            asked = msgspec.structs.replace(request("", grammar, **sampling), max_tokens=most)
+            batch = [msgspec.structs.replace(asked, id=method) for method in METHODS[family]]
+            driver = run(engine, batch, seed=seed, methods=METHODS[family])
             for method in METHODS[family]:
-                asked = msgspec.structs.replace(request("a", grammar, **sampling), max_tokens=most)
-                driver = run(engine, [asked], seed=seed, methods=(method,))
-                assert answer(driver, "a") == truth, (family, method)
-                accepted[method] += driver.finished["a"].accepted
+                assert answer(driver, method) == truth, (family, method)
+                accepted[method] += driver.finished[method].accepted
 
     check()
     return accepted, ended
