@@ -101,7 +101,7 @@ class Loading:
         if model_id not in self._resolver.loaded():
             self._resolver.forget(model_id)
             return "not_loaded"
-        unit = await asyncio.to_thread(lambda: self._resolver.planned(self._resolver.main(model_id)))
+        unit = await asyncio.to_thread(lambda: self._resolver.planned(self._resolver.usable(model_id)))
         try:
             await self._worker.load(unit)
         except PacelineError as error:

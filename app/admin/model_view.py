@@ -74,8 +74,8 @@ class ModelView:
         return not self._context.memory_ceiling_bytes or footprint.total_bytes <= self._context.memory_ceiling_bytes
 
     def footprint(self, main: CatalogModel) -> Footprint | None:
-        """Of a main model without drafters; None for a broken folder, and for a drafter."""
-        if main.kind != "main" or main.problem:
+        """Of a model without drafters; None for a broken folder, and for a drafter."""
+        if main.kind == "drafter" or main.problem:
             return None
         return self._footprint(self._specification(main), main.size_bytes, self._widens)
 
@@ -135,6 +135,8 @@ def sizes(footprint: Footprint) -> dict[str, int]:
 
 def families_of(entry: ModelEntry) -> tuple[str, ...]:
     """How its caches roll back: what the worker found out, else what the config tells; `alone`: not at all."""
+    if entry.model.kind == "encoder":
+        return ()
     if entry.loaded is not None and entry.loaded.state == "ready":
         return entry.loaded.cache_families or ("alone",)
     return cache_families(entry.model.config) if entry.model.config and entry.model.kind == "main" else ()

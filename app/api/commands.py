@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from fastapi import Request
@@ -144,6 +144,9 @@ class StructuredOutputs(Body):
 class GenerationBody(StayBody):
     """The fields that chat and completions share."""
 
+    embeds: ClassVar[bool] = False
+    """Whether it asks for embeddings, and so may ask an encoder."""
+
     model: ModelName | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -259,7 +262,7 @@ async def keep_model(request: Request, model_id: str, seconds: float | None) -> 
 def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:
     """The unit, and what was asked of speculation, by the request or by the profile that it names; reads the disk."""
     resolver = context.resolver
-    main = resolver.main(body.model)
+    main = resolver.usable(body.model) if body.embeds else resolver.main(body.model)
     wish = speculation_request(body, context.live.profile(body.model, main.id))
     drafts = None if body.draft_model == OFF else body.draft_model or None
     model = resolver.resolve(main.id, drafts, method=wish.method)

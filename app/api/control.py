@@ -218,7 +218,7 @@ def _names(context: Context, model_id: str) -> list[str]:
 def _why_mute(context: Context, model: CatalogModel) -> str:
     """Why a model cannot answer; empty when it can."""
     problem = model.problem or str(context.worker.quarantined.get(model.id, ""))
-    return problem or ("" if model.kind == "main" else "it is a drafter for another model")
+    return problem or ("" if model.kind != "drafter" else "it is a drafter for another model")
 
 
 def describe(context: Context, model: CatalogModel, name: str, *, looking: bool) -> dict[str, Any]:

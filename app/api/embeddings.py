@@ -1,15 +1,17 @@
 """`/v1/embeddings`: the last hidden states of any model, pooled over each input and of length 1.
 
-`pooling` is `mean` (the default) or `last`. `dimensions` keeps the first so many numbers, again of length 1: models
-that were not trained for that lose some of their sense.
+`pooling` is `mean`, `last` or, of an encoder, `cls`: the first one; the model's own where it is not said, else `mean`.
+`dimensions` keeps the first so many numbers, again of length 1: models that were not trained for that lose some of
+their sense.
 """
 
+import asyncio
 import base64
 import secrets
 from array import array
 from collections.abc import Sequence
 from math import sqrt
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -20,8 +22,11 @@ from app.api.answer import FinishedChoice, Renderer, answer
 from app.api.commands import GenerationBody, shared_command
 from app.api.completions import Prompt, is_tokens, prompts
 from app.api.shapes import EmbeddingList
+from app.core.encoders import UNKNOWN
+from app.core.errors import InvalidRequest
 from app.core.messages import Generate
 from app.core.statistics import Statistics
+from app.serving.context import context_of
 from app.serving.document import ANSWERED, told
 from app.serving.gate import Sent
 
@@ -33,10 +38,12 @@ router = APIRouter()
 class EmbeddingsBody(GenerationBody):
     """`POST /v1/embeddings`."""
 
+    embeds: ClassVar[bool] = True
+
     input: Annotated[Any, prompts(MAX_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=1 << 20)
-    pooling: Literal["mean", "last"] = "mean"
+    pooling: Literal["mean", "last", "cls"] | None = None
 
     @field_validator("input")
     @classmethod
@@ -60,6 +67,17 @@ async def create_embeddings(request: Request, body: Sent[EmbeddingsBody]) -> Res
 async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_id: str) -> list[Generate]:
     """One for each input. Raises what the resolver raises."""
     shared = await shared_command(request, body, top_logprobs=None)
+    model = await asyncio.to_thread(context_of(request).resolver.find, shared.model.id)
+    pooling = body.pooling or model.pooling or "mean"
+    if pooling == "cls" and model.kind != "encoder":
+        message = f"pooling cls: the first token of {model.id} has seen no other one; use mean or last."
+        raise InvalidRequest(message, parameter="pooling")
+    if pooling == UNKNOWN:
+        message = (
+            f"The files of {model.id} do not say how it pools: say pooling (mean, cls or last), or copy the folder"
+            " 1_Pooling of the model that it was made from into its own."
+        )
+        raise InvalidRequest(message, parameter="pooling")
     return [
         msgspec.structs.replace(
             shared,
@@ -68,7 +86,7 @@ async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_i
             tokens=None if isinstance(each, str) else each,
             n=1,
             max_tokens=0,
-            embeds=body.pooling,
+            embeds=pooling,
         )
         for place, each in enumerate(body.input)
     ]
@@ -86,7 +104,7 @@ class EmbeddingsRenderer(Renderer):
 
     def __init__(self, request_id: str, command: Generate, body: EmbeddingsBody) -> None:
         super().__init__(request_id)
-        self._model_id = command.model.id
+        self._model_id, self._pooling = command.model.id, command.embeds
         self._body = body
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
@@ -95,7 +113,7 @@ class EmbeddingsRenderer(Renderer):
             {"object": "embedding", "index": index, "embedding": self._vector(each.embedding)}
             for index, each in enumerate(finished)
         ]
-        made = {"pooling": self._body.pooling, "normalized": True}
+        made = {"pooling": self._pooling, "normalized": True}
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": self._model_id, "usage": usage} | made
 

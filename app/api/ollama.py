@@ -238,8 +238,8 @@ async def ollama_version() -> dict[str, str]:
 def ollama_tags(request: Request) -> dict[str, Any]:
     """The models that can answer."""
     context = context_of(request)
-    mains = [model for model in context.resolver.models() if model.kind == "main" and not model.problem]
-    return {"models": [_listed(context, model) for model in mains]}
+    usable = [model for model in context.resolver.models() if model.kind != "drafter" and not model.problem]
+    return {"models": [_listed(context, model) for model in usable]}
 
 
 @router.post("/api/show", responses=told(OllamaModel))
@@ -255,7 +255,7 @@ async def ollama_show(request: Request, body: Sent[NamedBody]) -> dict[str, Any]
         "parameters": "",
         "template": "",
         "model_info": {"general.architecture": family, f"{family}.context_length": entry.context_tokens},
-        "capabilities": ["completion", "embedding", *more],
+        "capabilities": [*(() if model.kind == "encoder" else ("completion",)), "embedding", *more],
     }
 
 

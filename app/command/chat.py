@@ -272,7 +272,8 @@ def choose_model(server: Server, wanted: str | None) -> str:
     has a drafter. Raises `CommandError` where there is a choice to make."""
     if wanted:
         return wanted
-    models = server.call("GET", "/v1/models").get("data")
+    every = server.call("GET", "/v1/models").get("data") or ()
+    models = [model for model in every if model.get("kind") != "encoder"]
     if not models:
         raise CommandError("no model found: add one to a folder in PACELINE_MODEL_DIRS, then check `paceline ls`")
     loaded = [model["id"] for model in models if model.get("state") == "loaded"]

@@ -94,7 +94,7 @@ def _row(model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser |
     misfit = _misfit(model, models) if model.kind == "drafter" and not model.problem else ""
     return Row(
         id=model.id,
-        kind="main" if model.kind == "main" else model.method,
+        kind=model.method if model.kind == "drafter" else model.kind,
         source=model.source,
         size_bytes=model.size_bytes,
         context=model.context,

@@ -107,6 +107,18 @@ def text_number(config: Config, *keys: str) -> int:
     return 0
 
 
+def first_position(config: Config) -> int:
+    """Of a text's first token: RoBERTa and its kin count on from their padding token."""
+    padding = config.get("pad_token_id", 1)
+    kin = config.get("model_type") in ("camembert", "roberta", "xlm-roberta")
+    return 1 + (padding if type(padding) is int and 0 <= padding < MAX_NUMBER else 1) if kin else 0
+
+
+def stated_context(config: Config) -> int:
+    """The longest context that a config states, in tokens; 0 where it states none."""
+    return max(0, text_number(config, *CONTEXT_KEYS) - first_position(config))
+
+
 def context_tokens(config: Config) -> int:
-    """The longest context that a config states, in tokens."""
-    return text_number(text_part(config), *CONTEXT_KEYS) or DEFAULT_CONTEXT_TOKENS
+    """The same, or a default where it states none."""
+    return stated_context(text_part(config)) or DEFAULT_CONTEXT_TOKENS

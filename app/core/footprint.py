@@ -13,9 +13,12 @@ from typing import Any
 
 from app.core.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
 from app.core.drafters import FEATURE_METHODS, MTP
+from app.core.encoders import BATCH_TOKENS
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
 
+FUSED_SIZES = (64, 80, 128)
+"""Of attention heads whose scores Metal's kernel for whole texts never stores (mlx: `sdpa_full_supported_head_dim`)."""
 CONTEXT_BUDGET_TOKENS = 16_384
 """Tokens, over all rows together, whose keys and values are set aside when no context length was chosen."""
 SHARED_CHUNK_TOKENS = 512
@@ -134,6 +137,10 @@ def _footprint(folder: ModelFolder, spec: ModelSpecification, *, widen: bool) ->
     shape = _Shape.read(text_part(folder.config))
     item = 4 if widen else 2
     limit = context_tokens(folder.config)
+    if folder.encodes:
+        longest = min(limit, spec.max_context_tokens or limit)
+        peak = shape.encoder_peak_bytes(longest, item=item, fused=not widen)
+        return Footprint(weights_bytes(folder, widen=widen), peak_bytes=peak)
     budget = min(limit, spec.max_context_tokens or CONTEXT_BUDGET_TOKENS)
     return Footprint(
         weights_bytes(folder, widen=widen),
@@ -210,6 +217,13 @@ class _Shape:
         activations = chunk * (8 * self.hidden + 3 * self.intermediate) * item
         scores = 0 if fused else min(chunk * budget, prefill_pairs(fused=False)) * self.heads * 4
         return activations + scores + rows * VERIFY_WIDTH * self.vocabulary * 4
+
+    def encoder_peak_bytes(self, longest: int, *, item: int, fused: bool) -> int:
+        """Of a batch, or of one longer text, in one layer: activations, masks, and scores but in fused kernels."""
+        tokens = max(longest, BATCH_TOKENS)
+        fused = fused and self.hidden in {size * self.heads for size in FUSED_SIZES}
+        scores = tokens * longest * 4 * (1 if fused else 1 + 2 * self.heads)
+        return tokens * (12 * self.hidden + 4 * self.intermediate) * item + scores
 
 
 def _layer_kinds(config: Mapping[str, Any]) -> tuple[int, int, int]:

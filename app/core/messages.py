@@ -118,7 +118,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     n: int = 1
     echo: bool = False
     embeds: str = ""
-    """`mean` or `last`: an embedding of the prompt is wanted in place of an answer."""
+    """`mean`, `last` or `cls`: an embedding of the prompt is wanted in place of an answer."""
     ignore_end: bool = False
     """Go on behind the end that the model writes, up to `max_tokens`: what is measured should be of one length."""
     sampling: SamplingParameters = SamplingParameters()

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.core.config_values import CONTEXT_KEYS, VOCABULARY_KEYS, text_number
+from app.core.config_values import VOCABULARY_KEYS, stated_context, text_number
 from app.core.drafters import drafter_method
 from app.core.drafters.formats import template_text
+from app.core.encoders import ENCODERS, check_direction, declared_pooling
 from app.core.errors import DiskUnavailable, ModelUnavailable
 from app.core.safe_files import (
     DOWNLOAD_AGAIN,
@@ -70,6 +71,13 @@ class ModelFolder:
     has_chat_template: bool
     reasons: bool
     """Whether its template knows reasoning."""
+    pooling: str = ""
+    """How its states become an embedding, where the folder says it: `mean`, `last` or `cls`."""
+
+    @property
+    def encodes(self) -> bool:
+        """Whether it makes embeddings and nothing else."""
+        return not self.drafter and self.model_type in ENCODERS
 
 
 def inspect_folder(path: Path) -> ModelFolder:
@@ -112,6 +120,7 @@ def _inspect(root: Path) -> ModelFolder:
     _check_index(root, files, tensors)
     if not drafter:
         _check_sizes(config, tensors)
+        check_direction(config)
     if not drafter and not any(name in files for name in TOKENIZER_FILES):
         raise ModelUnavailable(f"it has no tokenizer; {DOWNLOAD_AGAIN} with its tokenizer.json")
     model_type = config.get("model_type")
@@ -128,9 +137,10 @@ def _inspect(root: Path) -> ModelFolder:
         size_bytes=sum(tensor.size_bytes for tensor in tensors.values()),
         parameter_count=_parameter_count(config, tensors),
         bits=_bits(config, tensors),
-        context=text_number(config, *CONTEXT_KEYS),
+        context=stated_context(config),
         has_chat_template=bool(template) or _renders_natively(root, files),
         reasons=any(mark in template for mark in REASONING_MARKS),
+        pooling="" if drafter else declared_pooling(root, files),
     )
 
 

@@ -100,7 +100,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     """What its output is held to; None: nothing."""
     embeds: str = ""
-    """`mean` or `last`: the prompt's hidden states, pooled so, are wanted in place of an answer."""
+    """`mean`, `last` or `cls`: the prompt's hidden states, pooled so, are wanted in place of an answer."""
     checkpoints: tuple[int, ...] = ()
     """Places in the prompt, rising, where later prompts will probably part from it."""
     scores_prompt: bool = False

@@ -115,10 +115,14 @@ def write_privately(path: Path, content: bytes) -> None:
         raise
 
 
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """The JSON value in a regular file of at most `max_bytes`."""
+    return _decode(read_file(path, max_bytes), Any, path.name)
+
+
 def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The JSON object in a regular file of at most `max_bytes`."""
-    content = read_file(path, max_bytes)
-    value = _decode(content, Any, path.name)
+    """The JSON object in such a file."""
+    value = read_json(path, max_bytes)
     if not isinstance(value, dict):
         raise ModelUnavailable(f"{printable(path.name)} holds no JSON object; {DOWNLOAD_AGAIN}")
     return value

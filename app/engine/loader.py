@@ -26,6 +26,7 @@ from app.core.model_folder import ModelFolder, inspect_folder
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
 from app.engine import memory
 from app.engine.drafters import REGISTRY, LoadedDraft, LoadedUnit
+from app.engine.encoders import build_encoder
 from app.engine.few_rows import use_fast_products
 
 SLICE_BYTES = 64 * 1024 * 1024
@@ -97,8 +98,12 @@ def _build(path: str, name: str, make: Callable[[ModelFolder], _Part]) -> _Part:
 
 
 def _build_model(folder: ModelFolder) -> _Part:
-    """A model of its own, as mlx-lm builds it."""
+    """A model of its own: an encoder, or what mlx-lm builds."""
     _check_supported(folder)
+    if folder.encodes:
+        encoder = build_encoder(folder)
+        rows = _embedding_rows(encoder, folder.config)
+        return _Part(folder.path, encoder, folder.config, rows, context_tokens(folder.config))
     model, config = load_model(
         folder.path, lazy=True, strict=True, trust_remote_code=False, get_model_classes=_headless_classes
     )

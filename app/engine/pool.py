@@ -23,6 +23,8 @@ from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
 from app.core.step import EnginePort
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
+from app.engine.encoder_engine import EncoderEngine
+from app.engine.encoders import Encoder
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
 from app.engine.prefix_disk import NO_DISK, Disk
@@ -341,7 +343,7 @@ class EnginePool:
         self._reclaim()
         entry.engine = self._open_engine(entry.unit)
         entry.engine.on_progress = self.on_progress
-        if self._warm_up is not None:
+        if self._warm_up is not None and not isinstance(entry.engine, EncoderEngine):
             entry.engine.measured = yield from self._warm_up(entry.engine, entry.spec)
         self._reclaim()
 
@@ -410,6 +412,11 @@ class EnginePool:
         return 0.0 if entry.leases else self._clock() - entry.last_used
 
 
+def open_unit(unit: LoadedUnit, disk: Disk) -> EnginePort:
+    """The engine of a loaded unit; `disk` keeps its prefix cache, if it has one."""
+    return EncoderEngine(unit.target, unit) if isinstance(unit.target, Encoder) else open_engine(unit, disk)
+
+
 def open_pool(
     ceiling_bytes: int, costs: CostFiles | None = None, *, wire: bool = False, disk: Disk = NO_DISK
 ) -> EnginePool:
@@ -418,7 +425,7 @@ def open_pool(
     return EnginePool(
         ceiling_bytes=ceiling_bytes,
         load=load_unit,
-        open_engine=partial(open_engine, disk=disk),
+        open_engine=partial(open_unit, disk=disk),
         estimate=memory.footprint,
         warm_up=(costs or CostFiles(None, ())).warm_up,
         wiring=Wiring(wirable_memory() if wire else None),

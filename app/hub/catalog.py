@@ -152,7 +152,7 @@ def _modified(folder: Path) -> int:
 
 
 Source = Literal["folder", "hugging_face", "lm_studio", "embedded"]
-Kind = Literal["main", "drafter"]
+Kind = Literal["main", "drafter", "encoder"]
 Signature = tuple[tuple[str, int, int], ...]
 KEPT_TOKENIZERS = "tokenizers.json"
 """The file in `PACELINE_HOME` with what is known of tokenizers."""
@@ -176,6 +176,9 @@ class CatalogModel:
     has_chat_template: bool = False
     reasons: bool = False
     """Whether its template knows reasoning."""
+    encodes: bool = False
+    pooling: str = ""
+    """How its states become an embedding, where the folder says it: `mean`, `last` or `cls`."""
     reason: str = ""
     """Why it cannot be loaded; the next action. Empty when nothing is known to be wrong."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -185,8 +188,8 @@ class CatalogModel:
 
     @property
     def kind(self) -> Kind:
-        """`drafter`: cannot run alone."""
-        return "drafter" if self.drafter else "main"
+        """`drafter`: cannot run alone; `encoder`: makes embeddings and nothing else."""
+        return "drafter" if self.drafter else "encoder" if self.encodes else "main"
 
     @property
     def method(self) -> str:
@@ -410,6 +413,8 @@ def _inspect(candidate: FolderCandidate, source: Source) -> CatalogModel:
         bits=folder.bits,
         has_chat_template=folder.has_chat_template,
         reasons=folder.reasons,
+        encodes=folder.encodes,
+        pooling=folder.pooling,
         config=folder.config,
         tensors=folder.tensors if folder.drafter else head_tensors(folder.config, folder.tensors),
     )

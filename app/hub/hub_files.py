@@ -27,6 +27,7 @@ from huggingface_hub.errors import (
 )
 
 from app import __version__
+from app.core.encoders import POOLING_FILE
 from app.core.errors import HubProblem, InvalidRequest
 from app.core.safe_files import printable, write_privately
 
@@ -88,7 +89,8 @@ def wanted_files(repository: str, files: Iterable[RepositoryFile]) -> tuple[Repo
     every = list(files)
     for file in every:
         check_path(repository, file)
-    kept = [file for file in every if file.name.endswith(ALLOWED_SUFFIXES) and FILE_NAME.fullmatch(file.name)]
+    named = [file for file in every if FILE_NAME.fullmatch(file.name) or POOLING_FILE.fullmatch(file.name)]
+    kept = [file for file in named if file.name.endswith(ALLOWED_SUFFIXES)]
     weights = [file for file in kept if file.name.endswith(".safetensors")]
     loaded = [file for file in weights if file.name.startswith("model")] or weights
     if not weights:

@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.core.config_values import CONTEXT_KEYS, text_number
+from app.core.config_values import stated_context, text_number
 from app.core.drafters import DRAFT_MODEL, MTP, drafter_method
+from app.core.encoders import ENCODERS
 from app.core.errors import HubProblem
 from app.core.safe_files import printable
 from app.hub.catalog import CatalogModel
@@ -37,9 +38,9 @@ OTHER_NAMES = {
 
 
 def is_loadable(model_type: str) -> bool:
-    """Whether mlx-lm has an architecture for this model type; True when it cannot be told."""
+    """Whether mlx-lm or Paceline has an architecture for this model type; True when it cannot be told."""
     known = model_types()
-    return not known or not model_type or OTHER_NAMES.get(model_type, model_type) in known
+    return not known or not model_type or OTHER_NAMES.get(model_type, model_type) in known | ENCODERS
 
 
 @functools.cache
@@ -133,7 +134,7 @@ def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details
         method=method,
         model_type=printable(model_type),
         bits=text_number(quantisation if isinstance(quantisation, dict) else {}, "bits"),
-        context=text_number(config, *CONTEXT_KEYS),
+        context=stated_context(config),
         loadable=bool(method) or is_loadable(model_type),
     )
 

@@ -39,6 +39,8 @@ def refusal(main: CatalogModel, draft: CatalogModel) -> str:
         return main.problem
     if draft.reason:
         return draft.reason
+    if "encoder" in {main.kind, draft.kind}:
+        return "an encoder makes embeddings, no tokens; choose another model"
     if main.kind != "main":
         return f'"{main.id}" is a drafter itself; choose a main model'
     if draft.kind == "main" and draft.size_bytes > main.size_bytes:

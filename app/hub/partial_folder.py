@@ -77,7 +77,9 @@ class PartialFolder:
     def growing(self, file: RepositoryFile) -> Iterator[BinaryIO]:
         """The incomplete file, unbuffered, never through a link."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self.path / (file.name + INCOMPLETE), flags, 0o644)
+        path = self.path / (file.name + INCOMPLETE)
+        path.parent.mkdir(mode=0o755, exist_ok=True)
+        descriptor = os.open(path, flags, 0o644)
         with os.fdopen(descriptor, "r+b", buffering=0) as handle:
             yield handle
 
@@ -100,7 +102,7 @@ class PartialFolder:
 
     def publish(self, files: tuple[RepositoryFile, ...]) -> None:
         """Move the whole folder to its place; an earlier commit of it makes way."""
-        known = {file.name for file in files}
+        known = {file.name.partition("/")[0] for file in files}
         for path in self.path.iterdir():
             if path.name not in known:
                 path.unlink()

@@ -109,7 +109,7 @@ def check_request(request: Request, *, limits: EngineLimits, policy: str) -> Non
         raise InvalidRequest("the prompt is empty; send at least one token", code="empty_prompt")
     if request.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1", parameter="max_tokens")
-    if length + 1 > room:
+    if length + (not request.embeds) > room:
         raise context_overflow(length, room)
     _check_speculation(request, limits=limits, policy=policy)
 

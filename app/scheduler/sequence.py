@@ -204,8 +204,9 @@ class Sequence:
         return min([end, *(place for place in self.request.checkpoints if self.computed < place)])
 
     def remaining(self, max_context_tokens: int) -> int:
-        """How many tokens may still be emitted."""
-        return min(self.request.max_tokens - self.counters.generated, max_context_tokens - len(self.tokens))
+        """How many tokens may still be emitted; the one that stands for an embedding needs no place in the context."""
+        room = max_context_tokens + bool(self.request.embeds) - len(self.tokens)
+        return min(self.request.max_tokens - self.counters.generated, room)
 
     def take(
         self, outcome: RowOutcome, max_context_tokens: int, parts: Parts, refusal: Reason = NO_REASON

@@ -73,6 +73,8 @@ class ModelEntry:
     @property
     def capabilities(self) -> tuple[str, ...]:
         """What requests may ask of it."""
+        if self.model.kind == "encoder":
+            return ("embeddings",)
         chats = ("chat", "tools") if self.model.has_chat_template else ()
         more = (("reasoning", self.model.reasons), ("drafts", bool(self.drafts)), ("rerank", self.model.reranks))
         return (*chats, "json", "embeddings", *(name for name, can in more if can))
@@ -130,7 +132,7 @@ class Resolver:
         Raises ModelNotFound, ModelUnavailable for a broken model, InvalidRequest without a clear model, and
         SpeculationUnavailable when a drafter is asked for (`drafts`, or the `method` needs one) that cannot be had.
         """
-        main = self.main(model_id)
+        main = self.usable(model_id)
         last = self._last.get(main.id)
         if last is not None and self._is_loaded(last) and self._has(last, drafts):
             specification = last
@@ -154,16 +156,24 @@ class Resolver:
         """The unit that somebody loads by hand: with the drafters that `drafts` names and no others, else as usual."""
         if drafts is None:
             return self.resolve(model_id)
-        specification = self.planned(self.main(model_id), drafts)
+        specification = self.planned(self.usable(model_id), drafts)
         self.adopt(specification)
         return specification
 
     def main(self, model_id: str | None) -> CatalogModel:
         """The main model called `model_id`, or the only sensible one when there is no id."""
+        model = self.usable(model_id)
+        if model.kind == "encoder":
+            message = f"{model.id} makes embeddings and nothing else: use /v1/embeddings, or choose another model."
+            raise InvalidRequest(message, parameter="model")
+        return model
+
+    def usable(self, model_id: str | None) -> CatalogModel:
+        """The same, or an encoder of that name."""
         model = self.find(model_id or self._live.current.default_model or self._only_model())
         if model.reason:
             raise ModelUnavailable(f"{model.id} cannot be loaded: {model.reason}", parameter="model")
-        if model.kind != "main":
+        if model.kind == "drafter":
             raise InvalidRequest(f"{model.id} is a drafter for another model and cannot answer.", parameter="model")
         return model
 
@@ -216,7 +226,7 @@ class Resolver:
 
     def lend(self, specification: ModelSpecification, own: ModelSpecification | None = None) -> None:
         """As `adopt`, for a measurement: requests use this unit, and of its drafters those of `own`, the usual unit."""
-        own = own or self.planned(self.main(specification.id))
+        own = own or self.planned(self.usable(specification.id))
         self.adopt(specification)
         self._own[specification.id] = own
 
@@ -301,8 +311,8 @@ class Resolver:
         return {model.id: model for model in self._worker.snapshot.models}
 
     def _only_model(self) -> str:
-        loaded = list(self.loaded())
         usable = [model.id for model in self._catalog.models() if model.kind == "main" and not model.problem]
+        loaded = [name for name in self.loaded() if name in usable]
         for candidates in (loaded, usable):
             if len(candidates) == 1:
                 return candidates[0]

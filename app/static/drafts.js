@@ -50,11 +50,11 @@ component("drafts", () => ({
   get isWaiting() {
     return !this.view && !this.problem;
   },
-  get isDrafter() {
-    return this.view?.model.kind === "drafter";
+  get isNoMain() {
+    return this.view && this.view.model.kind !== "main";
   },
   get isReady() {
-    return Boolean(this.view) && !this.isDrafter;
+    return Boolean(this.view) && !this.isNoMain;
   },
   get rows() {
     const told = { view: this.view, chosen: this.chosen };

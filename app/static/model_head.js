@@ -30,8 +30,8 @@ component("modelHead", () => ({
   get stateWords() {
     return stateOf(this.state).words();
   },
-  get isMain() {
-    return this.model.kind === "main";
+  get isDrafter() {
+    return this.model.kind === "drafter";
   },
   get isLoading() {
     return this.state === "loading";
@@ -43,16 +43,16 @@ component("modelHead", () => ({
     return this.now?.loaded?.pinned ?? this.model.pinned;
   },
   get canLoad() {
-    return this.isMain && this.state === "available";
+    return !this.isDrafter && this.state === "available";
   },
   get canUnload() {
     return this.state === "loaded" || this.isLoading;
   },
   get canChoose() {
-    return this.isMain && !["unusable", "too_large"].includes(this.state);
+    return !this.isDrafter && !["unusable", "too_large"].includes(this.state);
   },
   get canBeDefault() {
-    return this.canChoose && !this.model.is_default;
+    return this.canChoose && this.model.kind === "main" && !this.model.is_default;
   },
   get canRemove() {
     return this.model.is_downloaded && !this.canUnload;

@@ -8,7 +8,7 @@ import {
 
 const LOOK_AGAIN_MS = 1000;
 const KINDS = {
-  main: (model) => model.kind === "main",
+  main: (model) => model.kind !== "drafter",
   drafter: (model) => model.kind === "drafter",
   loaded: (model) => model.isLoaded || model.isLoading,
   all: () => true,
@@ -30,7 +30,7 @@ function row(model, now) {
     stateWords: words(),
     isLoading: state === "loading",
     isLoaded: state === "loaded",
-    canLoad: isMain && state === "available",
+    canLoad: model.kind !== "drafter" && state === "available",
     address: modelAddress(model.id),
     draftsAddress: draftsAddress(model.id),
     sizeWords: model.size_bytes ? bytes(model.size_bytes) : t("core.none"),
@@ -38,7 +38,7 @@ function row(model, now) {
     contextWords: contextWords(model.context),
     hasDrafts: isMain && state !== "unusable",
     draftWords: model.looking ? t("models.looking") : drafts.length ? drafts.map((draft) => draft.id).join(", ") : t("models.choose_draft"),
-    methodWords: isMain ? "" : t("models.drafts_by", { method: methodWords(model.method) }),
+    roleWords: model.kind === "drafter" ? t("models.drafts_by", { method: methodWords(model.method) }) : t("models.embeds"),
     roomWords: state === "too_large" ? tooLargeWords(model.footprint) : "",
     loadWords: t("models.load_named", { model: model.id }),
     unloadWords: t("models.unload_named", { model: model.id }),

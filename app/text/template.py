@@ -12,7 +12,7 @@ import pkgutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -293,6 +293,19 @@ class TextModel:
         """Tokens of a plain prompt, begun by BOS when this tokenizer does that. Raises `InvalidRequest`."""
         tokens = self._encode(text, self._limit(max_context_tokens))
         return tokens if tuple(tokens[:1]) == self._start else [*self._start, *tokens]
+
+    def encode_framed(self, text: str, *, max_context_tokens: int | None = None) -> list[int]:
+        """Tokens of a text between those that this tokenizer puts around one: what an embedding is made of."""
+        tokens = self._encode(text, self._limit(max_context_tokens))
+        before, behind = self._frame
+        return [*before, *tokens, *behind]
+
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        whole, bare = self.tokenizer.encode("a"), self.tokenizer.encode("a", add_special_tokens=False)
+        starts = range(len(whole) - len(bare) + 1)
+        start = next((start for start in starts if whole[start : start + len(bare)] == bare), 0)
+        return whole[:start], whole[start + len(bare) :]
 
     def _limit(self, max_context_tokens: int | None) -> int:
         return min(self._max_context_tokens, max_context_tokens or self._max_context_tokens)

@@ -110,6 +110,8 @@ class Reader:
             return [], ()
         if command.messages is None:
             text = command.text or ""
+            if command.embeds:
+                return model.encode_framed(text, max_context_tokens=limit), ()
             text = text if command.suffix is None else model.around_middle(text, command.suffix)
             return model.encode(text, max_context_tokens=limit), ()
         return model.render_chat(command.messages, command.tools, command.template_arguments, max_context_tokens=limit)

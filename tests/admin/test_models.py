@@ -17,6 +17,8 @@ from app.hub.catalog import FolderCatalog, default_catalog
 from app.model_settings import ModelSettings
 from tests.admin.model_site import DEMO, ModelSite, Somebody, make_model_site
 from tests.hub.folders import write_model
+from tests.tiny import write_tiny_model
+from tests.tiny_encoders import write_tiny_encoder
 
 pytestmark = pytest.mark.anyio
 
@@ -291,6 +293,25 @@ class Listed:
 
     def refresh(self) -> None:
         """Nothing changes."""
+
+
+async def test_an_encoder_is_listed_weighed_and_drafts_for_nobody(tmp_path: Path) -> None:
+    write_tiny_encoder(tmp_path / "models" / "encoder")
+    write_tiny_model(tmp_path / "models" / "answers", "qwen3")
+    site = make_model_site(tmp_path, catalog=FolderCatalog([tmp_path / "models"]))
+    model = (await models(site))["encoder"]
+    assert (model["kind"], model["state"], model["families"], model["drafts"]) == ("encoder", "available", [], [])
+    assert model["footprint"]["weights_bytes"] > 0
+    assert model["footprint"]["cache_bytes"] == 0
+    view = await drafts(site, "answers")
+    assert "embeddings" in candidate(view, "encoder")["refusal"]
+    assert (await drafts(site, "encoder"))["candidates"] == []
+    for path in ("measurements", "models/default"):
+        refused = await site.call("POST", f"/admin/api/{path}", {"model": "encoder"}, status=400)
+        assert "/v1/embeddings" in refused["error"]["message"]
+    for page in ("models", "drafts"):
+        answer = await site.client.get(f"/admin/{page}/encoder")
+        assert "/v1/embeddings" in answer.text
 
 
 async def test_a_drafter_and_a_broken_model_have_no_candidates(tmp_path: Path) -> None:

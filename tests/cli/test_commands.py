@@ -252,9 +252,10 @@ OURS = {"id": "demo-assistant", "source": "embedded", "draft": "demo-draft"}
     [
         ([{"id": "demo-a", "source": "embedded", "draft": None}, OURS], "demo-assistant"),
         ([OURS, {"id": "mine", "source": "folder"}], "mine"),
+        ([{"id": "bert", "kind": "encoder", "state": "loaded"}, OURS, {"id": "mine", "source": "folder"}], "mine"),
         ([OURS, {"id": "mine", "source": "folder"}, {"id": "other", "source": "folder", "state": "loaded"}], "other"),
     ],
-    ids=["embedded", "the only one of the user", "loaded"],
+    ids=["embedded", "the only one of the user", "no encoder", "loaded"],
 )
 def test_chat_without_a_model_takes_the_only_sensible_one(
     environment: Mapping[str, str], fake: FakeServer, models: list[dict[str, object]], chosen: str

@@ -47,6 +47,26 @@ async def test_a_repository_arrives_whole_and_is_listed(place: Place, hub: Stand
     assert place.catalog.find(ID).problem == ""
 
 
+async def test_how_an_encoder_pools_arrives_with_it(place: Place, hub: StandInHub) -> None:
+    said = b'{"pooling_mode_cls_token": true}'
+    hub.repositories[ID].files |= {
+        "1_Pooling/config.json": said,
+        "2_Dense/config.json": b"{}",
+        "1_Pooling/x.json": b"{}",
+    }
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        await until_state(downloads, "done")
+    arrived = {path.name: path for path in (place.folder / ID).iterdir() if path.name[0] != "."}
+    assert set(arrived) == {*model_files(), "1_Pooling"}
+    assert {path.name: path.read_bytes() for path in arrived["1_Pooling"].iterdir()} == {"config.json": said}
+    assert place.catalog.find(ID).pooling == "cls"
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        view = await until_state(downloads, "done")
+    assert view["done_bytes"] == view["total_bytes"]
+
+
 async def test_a_cut_connection_is_gone_on_with_where_it_was(place: Place, hub: StandInHub) -> None:
     hub.faults.cuts.extend([10_000_000, 10_000_000, 70_000, 30_000])
     async with place.open(streams=1) as downloads:

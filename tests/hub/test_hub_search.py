@@ -33,6 +33,8 @@ def test_mlx_repositories_come_first_then_what_can_be_loaded(hub: StandInHub) ->
     hub.add("d/qwen", model_files(), config={"model_type": "no_such_architecture"}, **plain)
     hub.add("e/qwen-gguf", model_files(), tags=["gguf"], library="gguf")
     hub.add("f/qwen-dflash", model_files(), downloads=1, config={"architectures": ["DFlashDraftModel"]}, **plain)
+    hub.add("g/bert", model_files(), config={"model_type": "bert"}, **plain)
+    assert names(hub, "bert") == ["g/bert"], "an encoder is no model of mlx-lm, but one that runs here"
     assert names(hub, "qwen") == ["b/qwen-mlx", "a/qwen-mlx", "c/qwen", "f/qwen-dflash"]
     assert names(hub, "") == ["b/qwen-mlx", "a/qwen-mlx"], "without words only MLX ones are shown"
     assert names(hub, "nothing like it") == []

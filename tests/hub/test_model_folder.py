@@ -11,10 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.core.config_values import VOCABULARY_KEYS, text_number
+from app.core.encoders import UNKNOWN
 from app.core.errors import ModelUnavailable
 from app.core.model_folder import inspect_folder
 from app.core.safe_files import MAX_JSON_BYTES
 from tests.hub.folders import CONFIG, packed, safetensors, write_model
+from tests.tiny_encoders import CONTEXT_TOKENS, write_tiny_encoder
 
 SOUND = safetensors({"a": ("F16", (2, 3)), "b": ("F32", (0,)), "c": ("U8", ())})
 
@@ -210,6 +212,43 @@ def test_pipes_and_folders_in_the_place_of_weights_are_refused(tmp_path: Path) -
     (piped / "config.json").unlink()
     os.mkfifo(piped / "config.json")
     assert "not a regular file" in refused(piped)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
+def test_an_encoder_is_told_from_a_model_that_answers(tmp_path: Path, kind: str) -> None:
+    found = inspect_folder(write_tiny_encoder(tmp_path / kind, kind))
+    assert (found.encodes, found.pooling, found.context) == (True, "", CONTEXT_TOKENS)
+    assert not inspect_folder(write_model(tmp_path / "small")).encodes
+
+
+@pytest.mark.parametrize(("flag", "pooling"), [("cls_token", "cls"), ("mean_tokens", "mean"), ("lasttoken", "last")])
+def test_the_pooling_is_the_one_that_sentence_transformers_wrote(tmp_path: Path, flag: str, pooling: str) -> None:
+    folder = write_tiny_encoder(tmp_path / "e", pooling=flag)
+    assert inspect_folder(folder).pooling == pooling
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": flag.removesuffix("_tokens")}))
+    assert inspect_folder(folder).pooling == pooling, "in the words of its version 5"
+    (folder / "1_Pooling" / "config.json").unlink()
+    assert inspect_folder(folder).pooling == UNKNOWN
+    (folder / "modules.json").write_text("{}")
+    assert inspect_folder(folder).pooling == ""
+
+
+def test_a_model_that_answers_may_tell_how_it_is_pooled(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "small")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    assert inspect_folder(folder).pooling == "last"
+
+
+def test_embeddings_that_would_be_others_than_the_models_are_refused(tmp_path: Path) -> None:
+    dense = write_tiny_encoder(tmp_path / "dense", pooling="cls_token", modules=("Transformer", "Pooling", "Dense"))
+    assert "Dense" in refused(dense)
+    assert "max_tokens" in refused(write_tiny_encoder(tmp_path / "largest", pooling="max_tokens"))
+    assert "none" in refused(write_tiny_encoder(tmp_path / "nothing", pooling="x"))
+    assert "both directions" in refused(write_model(tmp_path / "other", model_type="mpnet"))
+    assert "both directions" in refused(write_model(tmp_path / "gemma", use_bidirectional_attention=True))
+    assert "relative" in refused(write_tiny_encoder(tmp_path / "places", changes={"position_embedding_type": ["x"]}))
+    assert "model_type" in refused(write_model(tmp_path / "kinds", model_type=["bert"]))
 
 
 def test_links_may_not_leave_the_folder(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""Encoders: models that read a whole text in both directions, made for embeddings and for nothing else; and how a
+folder says that the states of a text become one vector, as sentence-transformers writes it."""
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from app.core.config_values import Config
+from app.core.errors import ModelUnavailable
+from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_json, read_object
+
+ENCODERS = frozenset({"bert", "camembert", "modernbert", "roberta", "xlm-roberta"})
+"""The model types that `app/engine/encoders.py` builds."""
+OTHER_ENCODERS = frozenset(
+    {"albert", "deberta", "deberta-v2", "distilbert", "electra", "eurobert", "mpnet", "new", "nomic_bert", "t5"}
+)
+BATCH_ROWS, BATCH_TOKENS = 32, 2048
+"""Texts that are read together, and their tokens, padding included; a longer text is read alone."""
+UNKNOWN = "unknown"
+"""The pooling of a folder that has one and lacks the file which says it, as copies made by mlx-embeddings do."""
+
+MODULES_FILE = "modules.json"
+POOLING_FILE = re.compile(r"\d{1,2}_Pooling/config\.json")
+FLAG = "pooling_mode_"
+POOLINGS = {
+    "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "mean_sqrt_len_tokens": "mean",
+    "lasttoken": "last",
+}  # fmt: skip
+"""By the names of sentence-transformers. Of length 1, a sum over a root of the length is a mean."""
+
+
+def check_direction(config: Config) -> None:
+    """Raise ModelUnavailable for what reads in both directions and cannot be run here, or not as what it is."""
+    kind = str(config.get("model_type"))
+    name = next(iter(_texts(config.get("architectures"))), "")
+    if kind in ENCODERS and (name.endswith("ForSequenceClassification") or config.get("is_decoder") is True):
+        raise ModelUnavailable(
+            f"it was made for something else than embeddings ({printable(name)}); choose another one"
+        )
+    if kind in ENCODERS and config.get("position_embedding_type") not in (None, "absolute"):
+        raise ModelUnavailable("it places tokens relative to one another, which does not run here; choose another one")
+    if kind in OTHER_ENCODERS or config.get("use_bidirectional_attention") in (True, "all"):
+        raise ModelUnavailable(
+            f"it reads in both directions, and of such models only {', '.join(sorted(ENCODERS))} run here; choose one"
+        )
+
+
+def declared_pooling(root: Path, files: Collection[str]) -> str:
+    """`mean`, `last` or `cls` as the folder's own files say, or `UNKNOWN`; "" where there is none. Raises
+    ModelUnavailable for what cannot be done here, so that no vector is another one than the model's."""
+    modules = read_json(root / MODULES_FILE) if MODULES_FILE in files else []
+    kinds = [str(each.get("type")).rpartition(".")[2] for each in modules if isinstance(each, dict)]
+    strange = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize"}]
+    if strange:
+        raise ModelUnavailable(
+            f"its embeddings pass a {printable(strange[0])}, which does not run here; choose another one"
+        )
+    file = next((name for name in files if POOLING_FILE.fullmatch(name)), "")
+    if not file:
+        return UNKNOWN if "Pooling" in kinds else ""
+    config = read_object(root / file)
+    flags = [key.removeprefix(FLAG) for key, value in config.items() if value is True and key.startswith(FLAG)]
+    named = flags or _texts(config.get("pooling_mode"))
+    if len(named) != 1 or named[0] not in POOLINGS:
+        raise ModelUnavailable(
+            f"its {file} asks for a pooling that does not run here ({printable(' and '.join(named)) or 'none'}); "
+            f"choose another model, or {DOWNLOAD_AGAIN}"
+        )
+    return POOLINGS[named[0]]
+
+
+def _texts(value: Any) -> list[str]:
+    """A text, or the texts of a list."""
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]

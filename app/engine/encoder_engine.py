@@ -1,0 +1,96 @@
+"""A loaded encoder as an engine: a text is read whole and at once, there is no cache, and what a step brings is the
+vector of each text. To the scheduler that is a prompt of which one token is drawn, which nobody is told."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+import mlx.core as mx
+
+from app.core.encoders import BATCH_ROWS, BATCH_TOKENS
+from app.core.errors import InsufficientMemory
+from app.core.prefix_files import PrefixState
+from app.core.request import Request
+from app.core.step import DecodeRow, EngineLimits, PrefillRow, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
+from app.engine import memory
+from app.engine.drafters import LoadedUnit
+from app.engine.encoders import Encoder, pooled
+from app.engine.runner import padded
+
+DRAWN = 0
+"""The token that stands for an answer."""
+
+
+class EncoderEngine:
+    """`EnginePort` over an encoder. Rows cost nothing between steps, so that there are many."""
+
+    measured: Sequence[StepCost] = ()
+    cache_bytes = 0
+    prefix_cache_bytes = 0
+    cache_families: tuple[str, ...] = ()
+    prefix_state = PrefixState()
+
+    def __init__(self, encoder: Encoder, unit: LoadedUnit) -> None:
+        self.on_progress: Callable[[], None] = lambda: None
+        self._encoder = encoder
+        self._ways: dict[str, str] = {}
+        self._vectors: dict[str, tuple[float, ...]] = {}
+        self.limits = EngineLimits(
+            max_context_tokens=unit.max_context_tokens,
+            max_rows=BATCH_ROWS,
+            prefill_chunk_tokens=BATCH_TOKENS,
+        )
+
+    def admit(self, request: Request) -> int:
+        self._ways[request.id] = request.embeds
+        return 0
+
+    def release(self, request_id: str, tokens: Sequence[int]) -> None:  # noqa: ARG002 - nothing is kept of a text
+        self._ways.pop(request_id, None)
+        self._vectors.pop(request_id, None)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        started = time.perf_counter()
+        try:
+            self._read([row for row in plan.rows if row.sequence_id not in self._vectors])
+        except Exception as error:
+            self.close()
+            if not memory.is_exhausted(error):
+                raise
+            error.__traceback__ = None  # its frames hold arrays
+            raise InsufficientMemory(f"the device has no memory left: {error}") from None
+        if isinstance(plan, PrefillStep):
+            result = StepResult(prefilled=tuple((row.sequence_id, len(row.tokens) - 1) for row in plan.rows))
+        else:
+            result = StepResult(tuple(self._outcome(row) for row in plan.rows))
+        return replace(result, seconds=time.perf_counter() - started)
+
+    def _read(self, rows: Sequence[PrefillRow | DecodeRow]) -> None:
+        """One forward over whole texts, whatever piece of them is planned."""
+        if not rows:
+            return
+        texts = [list(row.tokens) for row in rows]
+        tokens = padded(texts)
+        real = mx.arange(tokens.shape[1]) < mx.array([len(text) for text in texts])[:, None]
+        vectors = pooled(self._encoder(tokens, real), real, [self._ways[row.sequence_id] for row in rows])
+        for row, vector in zip(rows, cast("list[list[float]]", vectors.tolist()), strict=True):
+            self._vectors[row.sequence_id] = tuple(vector)
+        mx.clear_cache()
+
+    def _outcome(self, row: DecodeRow) -> RowOutcome:
+        return RowOutcome(row.sequence_id, (DRAWN,), len(row.tokens), embedding=self._vectors[row.sequence_id])
+
+    def clear_prefix_cache(self) -> None:
+        """There is none."""
+
+    def drop_prefix_cache(self, kept_share: float = 0.0) -> None:
+        """There is none."""
+
+    def bound_prefix_cache(self, limit_bytes: int) -> None:
+        """There is none."""
+
+    def close(self) -> None:
+        """Drop what was read."""
+        self._ways.clear()
+        self._vectors.clear()

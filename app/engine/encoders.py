@@ -1,0 +1,241 @@
+"""The encoders of `app/core/encoders.py` as modules: BERT (arXiv 1810.04805), its kin that count positions as RoBERTa
+does, and ModernBERT (arXiv 2412.13663). Their modules are named as their checkpoints name them, so that weights and
+quantisations of single layers find their place.
+
+They live here, not in mlx-embeddings: that package is under the GPL, and needs others for images, sound and data sets.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx import nn
+
+from app.core.config_values import Config, ConfigValues, first_position, stated_context
+from app.core.errors import ModelUnavailable
+from app.core.model_folder import ModelFolder
+
+PREFIX = re.compile(r"^(bert|roberta|model)\.")
+"""Before the names of a checkpoint that was saved with a head on top."""
+OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+ACTIVATIONS = {"gelu": nn.gelu, "gelu_new": nn.gelu_approx, "gelu_pytorch_tanh": nn.gelu_approx, "relu": nn.relu}
+SIZES = ("group_size", "bits", "mode")
+"""Of a quantisation."""
+
+
+class Normed(nn.Module):
+    """A product whose sum with what went past it is normalised."""
+
+    def __init__(self, inputs: int, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inputs, hidden)
+        self.LayerNorm = nn.LayerNorm(hidden, eps)
+
+    def __call__(self, x: mx.array, past: mx.array) -> mx.array:
+        return self.LayerNorm(self.dense(x) + past)
+
+
+class BertLayer(nn.Module):
+    """Attention and a wide layer, each normalised behind its sum."""
+
+    def __init__(self, values: ConfigValues, hidden: int, eps: float) -> None:
+        super().__init__()
+        wide = values.whole("intermediate_size")
+        self.heads = heads_of(values, hidden)
+        self.act = activation(values.get("hidden_act"))
+        self.attention = nn.Module()
+        self.attention.self = nn.Module()
+        for name in ("query", "key", "value"):
+            self.attention.self[name] = nn.Linear(hidden, hidden)
+        self.attention.output = Normed(hidden, hidden, eps)
+        self.intermediate = nn.Module()
+        self.intermediate.dense = nn.Linear(hidden, wide)
+        self.output = Normed(wide, hidden, eps)
+
+    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
+        own = self.attention.self
+        queries, keys, values = (split(each(x), self.heads) for each in (own.query, own.key, own.value))
+        x = self.attention.output(attend(queries, keys, values, mask), x)
+        return self.output(self.act(self.intermediate.dense(x)), x)
+
+
+class BertEncoder(nn.Module):
+    """BERT, RoBERTa, XLM-RoBERTa and CamemBERT."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        values = ConfigValues(config)
+        hidden, eps = values.whole("hidden_size"), values.real("layer_norm_eps", 1e-12)
+        self.first = first_position(config)
+        parts = self.embeddings = nn.Module()
+        parts.word_embeddings = nn.Embedding(values.whole("vocab_size"), hidden)
+        parts.position_embeddings = nn.Embedding(self.first + stated_context(config), hidden)
+        parts.token_type_embeddings = nn.Embedding(values.whole("type_vocab_size", default=2), hidden)
+        parts.LayerNorm = nn.LayerNorm(hidden, eps)
+        self.encoder = nn.Module()
+        self.encoder.layer = [BertLayer(values, hidden, eps) for _ in range(values.whole("num_hidden_layers"))]
+
+    def __call__(self, tokens: mx.array, real: mx.array) -> mx.array:
+        parts, width = self.embeddings, tokens.shape[1]
+        places = parts.position_embeddings(mx.arange(self.first, self.first + width))
+        kinds = parts.token_type_embeddings(mx.zeros((1,), dtype=mx.int32))
+        x = parts.LayerNorm(parts.word_embeddings(tokens) + places + kinds)
+        for layer in self.encoder.layer:
+            x = layer(x, real[:, None, None, :])
+        return x
+
+
+class ModernBertLayer(nn.Module):
+    """Attention with rotary places and a gated layer, each normalised before it; the first one's was already."""
+
+    def __init__(self, values: ConfigValues, hidden: int, *, is_first: bool, theta: float) -> None:
+        super().__init__()
+        wide, eps, biased = values.whole("intermediate_size"), values.real("norm_eps", 1e-5), values.flag("norm_bias")
+        self.heads, self.theta = heads_of(values, hidden), theta
+        self.act = activation(values.get("hidden_activation"))
+        self.attn_norm = nn.Identity() if is_first else nn.LayerNorm(hidden, eps, bias=biased)
+        self.attn = nn.Module()
+        self.attn.Wqkv = nn.Linear(hidden, 3 * hidden, bias=values.flag("attention_bias"))
+        self.attn.Wo = nn.Linear(hidden, hidden, bias=values.flag("attention_bias"))
+        self.mlp_norm = nn.LayerNorm(hidden, eps, bias=biased)
+        self.mlp = nn.Module()
+        self.mlp.Wi = nn.Linear(hidden, 2 * wide, bias=values.flag("mlp_bias"))
+        self.mlp.Wo = nn.Linear(wide, hidden, bias=values.flag("mlp_bias"))
+
+    def __call__(self, x: mx.array, mask: mx.array) -> mx.array:
+        queries, keys, values = (
+            split(each, self.heads) for each in mx.split(self.attn.Wqkv(self.attn_norm(x)), 3, axis=-1)
+        )
+        queries, keys = (
+            mx.fast.rope(each, each.shape[-1], traditional=False, base=self.theta, scale=1.0, offset=0)
+            for each in (queries, keys)
+        )
+        x = x + self.attn.Wo(attend(queries, keys, values, mask))
+        inputs, gates = mx.split(self.mlp.Wi(self.mlp_norm(x)), 2, axis=-1)
+        return x + self.mlp.Wo(self.act(inputs) * gates)
+
+
+class ModernBertEncoder(nn.Module):
+    """Every layer sees `local_attention` tokens around each one; one layer in three sees all."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        values = ConfigValues(config)
+        hidden, layers = values.whole("hidden_size"), values.whole("num_hidden_layers")
+        eps, biased = values.real("norm_eps", 1e-5), values.flag("norm_bias")
+        self.reach = values.whole("local_attention", default=128) // 2
+        every = values.whole("global_attn_every_n_layers", default=3)
+        kinds = values.get("layer_types")
+        self.sees_all = [
+            kinds[place] == "full_attention" if isinstance(kinds, list) and len(kinds) == layers else place % every == 0
+            for place in range(layers)
+        ]
+        self.embeddings = nn.Module()
+        self.embeddings.tok_embeddings = nn.Embedding(values.whole("vocab_size"), hidden)
+        self.embeddings.norm = nn.LayerNorm(hidden, eps, bias=biased)
+        self.layers = [
+            ModernBertLayer(values, hidden, is_first=place == 0, theta=rope_theta(values, sees_all=sees_all))
+            for place, sees_all in enumerate(self.sees_all)
+        ]
+        self.final_norm = nn.LayerNorm(hidden, eps, bias=biased)
+
+    def __call__(self, tokens: mx.array, real: mx.array) -> mx.array:
+        places = mx.arange(tokens.shape[1])
+        apart = mx.abs(places[:, None] - places)
+        everywhere = real[:, None, None, :]
+        # a place that is not real may have no real one near: it sees itself, for no softmax is of nothing
+        nearby = (everywhere & (apart <= self.reach)) | (apart == 0)
+        x = self.embeddings.norm(self.embeddings.tok_embeddings(tokens))
+        for layer, sees_all in zip(self.layers, self.sees_all, strict=True):
+            x = layer(x, everywhere if sees_all else nearby)
+        return self.final_norm(x)
+
+
+Encoder = BertEncoder | ModernBertEncoder
+"""int32 tokens [rows, width] and bool [rows, width], which of them are real → the last hidden states [rows, width,
+hidden]. What stands at a place that is not real means nothing, and no real one sees it."""
+
+
+def build_encoder(folder: ModelFolder) -> Encoder:
+    """The encoder of a folder, its weights not yet read. Raises ModelUnavailable for tensors that are missing."""
+    encoder = (ModernBertEncoder if folder.model_type == "modernbert" else BertEncoder)(folder.config)
+    weights: dict[str, mx.array] = {}
+    for name in folder.weight_files:
+        found = cast("dict[str, mx.array]", mx.load(str(folder.path / name)))
+        weights |= {_plain(key): value for key, value in found.items()}
+    _quantise(encoder, folder.config, weights)
+    own = dict(nn.utils.tree_flatten(encoder.parameters()))
+    missing = [name for name in own if name not in weights or own[name].shape != weights[name].shape]
+    if missing:
+        raise ModelUnavailable(f"its weights lack what its config asks for (first {missing[0]}); download it again")
+    encoder.load_weights([(name, weights[name]) for name in own])
+    encoder.eval()
+    return encoder
+
+
+def _plain(name: str) -> str:
+    """A tensor's name without what heads and old libraries made of it."""
+    name = PREFIX.sub("", name)
+    old = next((each for each in OLD_NAMES if name.endswith(each)), "")
+    return name.removesuffix(old) + OLD_NAMES[old] if old else name
+
+
+def _quantise(encoder: Encoder, config: Config, weights: Mapping[str, mx.array]) -> None:
+    """Pack the layers whose weights are packed, as mlx-lm writes it down."""
+    stated = config.get("quantization")
+    if not isinstance(stated, dict):
+        return
+
+    def packed(path: str, _module: nn.Module) -> bool | dict[str, Any]:
+        own = stated.get(path, stated.get(f"model.{path}"))
+        return f"{path}.scales" in weights and (own if isinstance(own, dict) else True)
+
+    nn.quantize(encoder, **{key: stated[key] for key in SIZES if key in stated}, class_predicate=packed)
+
+
+def heads_of(values: ConfigValues, hidden: int) -> int:
+    """How many attention heads share the hidden size."""
+    heads = values.whole("num_attention_heads")
+    if hidden % heads:
+        raise ModelUnavailable(f"its hidden size {hidden} is no multiple of its {heads} heads; download it again")
+    return heads
+
+
+def activation(name: Any) -> Any:
+    """The function of that name; GELU where the config names none."""
+    if name is not None and name not in ACTIVATIONS:
+        raise ModelUnavailable(f"its activation ({str(name)[:40]}) does not run here; choose another one")
+    return ACTIVATIONS[name or "gelu"]
+
+
+def rope_theta(values: ConfigValues, *, sees_all: bool) -> float:
+    """The base of the rotary places in one kind of layer, in the words of transformers 5 or 4."""
+    kind, old, usual = ("full_attention", "global", 160_000.0) if sees_all else ("sliding_attention", "local", 10_000.0)
+    own = ConfigValues(ConfigValues(values.section("rope_parameters")).section(kind))
+    if values.get("rope_scaling") or own.get("rope_type") not in {None, "default"}:
+        raise ModelUnavailable("its rotary places are scaled, which does not run here; choose another one")
+    return own.real("rope_theta", values.real(f"{old}_rope_theta", usual))
+
+
+def split(x: mx.array, heads: int) -> mx.array:
+    """[rows, width, hidden] → [rows, heads, width, hidden / heads]."""
+    rows, width, hidden = x.shape
+    return x.reshape(rows, width, heads, hidden // heads).transpose(0, 2, 1, 3)
+
+
+def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
+    """Of each head [rows, heads, width, dimension] what it sees where `mask` is true → [rows, width, hidden]."""
+    scale = queries.shape[-1] ** -0.5
+    seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+    return seen.transpose(0, 2, 1, 3).reshape(seen.shape[0], seen.shape[2], -1)
+
+
+def pooled(states: mx.array, real: mx.array, ways: list[str]) -> mx.array:
+    """float32 [rows, hidden] of length 1: the `mean` of a row's real states, its `last` one, or its first (`cls`)."""
+    states, counts = states.astype(mx.float32), mx.sum(real, axis=1, keepdims=True)
+    means = mx.sum(mx.where(real[..., None], states, 0.0), axis=1) / counts
+    lasts = mx.take_along_axis(states, counts[..., None] - 1, axis=1)[:, 0]
+    by_way = {"mean": means, "last": lasts, "cls": states[:, 0]}
+    vectors = mx.stack([by_way[way][row] for row, way in enumerate(ways)])
+    return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
