@@ -111,6 +111,7 @@ def test_what_is_asked_for_is_what_comes(server: Server) -> None:
         return str(ask(server, "Go on.", **changes)["choices"][0]["message"]["content"])
 
     assert content(guided_choice=["red", "green"]) in {"red", "green"}
+    assert content(guided_json=json.dumps({"const": True})) == "true"
     assert content(structured_outputs={"regex": "[0-9]{3}-[a-c]"})[3] == "-"
     assert content(guided_grammar='start: "yes" | "no"') in {"yes", "no"}
     assert isinstance(json.loads(content(guided_json=json.dumps({"type": "array", "maxItems": 1}))), list)
