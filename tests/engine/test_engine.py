@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx import nn
 from mlx_lm.models.cache import ConcatenateKVCache
 
 from app.core.draft_lengths import DRAFT_LENGTHS
@@ -47,33 +48,40 @@ def test_an_unknown_cache_class_is_named() -> None:
         make_caches(WithForeignCache(tiny_model("qwen3")))
 
 
+class Wrapped(nn.Module):
+    """A model that does something to the answer of a sound one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = tiny_model("qwen3")
+
+    @property
+    def layers(self) -> Any:
+        return self.model.layers
+
+
 def test_a_model_that_answers_differently_with_slot_caches_is_refused() -> None:
-    model = tiny_model("qwen3")
     calls = iter(range(100))
 
-    class Moody:
-        layers = model.layers
-
+    class Moody(Wrapped):
         def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
-            return model(tokens, cache=cache) * (1 + next(calls))
+            logits: mx.array = self.model(tokens, cache=cache)
+            return logits * (1 + next(calls))
 
     with pytest.raises(UnknownCacheError, match="change the model's answer"):
         Runner(Moody())
 
 
 def test_a_model_whose_rows_disturb_one_another_drafts_with_each_row_by_itself() -> None:
-    model = tiny_model("qwen3")
-
-    class Crowded:
+    class Crowded(Wrapped):
         """Its rows see the longest one's padding, as where it enters a state."""
 
-        layers = model.layers
-
         def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
-            logits: mx.array = model(tokens, cache=cache)
+            logits: mx.array = self.model(tokens, cache=cache)
             return logits + mx.mean(logits, axis=(0, 1)) if tokens.shape[0] > 1 else logits
 
-    runner = Runner(Crowded())
+    crowded = Crowded()
+    model, runner = crowded.model, Runner(crowded)
     assert runner.rows_apart
     assert not Runner(model).rows_apart
     for name in ("a", "b"):
