@@ -240,7 +240,8 @@ def test_a_conversation_outlives_its_server_and_its_worker(
             said, cached = await ask(client, "first")
             assert cached == 0
             if end is not None:
-                await come_true(lambda: len(list(prefixes.folder.rglob("*.safetensors"))) >= 4)
+                # a block of 256 tokens, the rest and what came behind it, of the model and of its drafter
+                await come_true(lambda: len(list(prefixes.folder.rglob("*.safetensors"))) >= 6)
                 assert client.process_id is not None
                 os.kill(client.process_id, end)
                 await come_true(lambda: client.restarts == 1)
