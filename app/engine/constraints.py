@@ -37,15 +37,17 @@ class Constraints:
         held = self._held.get(row.sequence_id)
         return held.error if held else ""
 
-    def forced(self, sequence_id: str, output: Sequence[int]) -> tuple[int, ...]:
-        """What must come behind a row's `output`, as far as it is known."""
-        held = self._held.get(sequence_id)
-        return held.forced(output) if held else ()
+    def forced(
+        self, sequence_id: str, tokens: Sequence[int], prompt_length: int, emitted: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """What must come once a row's `tokens`, prompt and output, go on with `emitted`, as far as it is known."""
+        held = self._held.get(sequence_id)  # no text is copied for a row that is free
+        return held.forced([*tokens[prompt_length:], *emitted]) if held else ()
 
     def led(self, row: DecodeRow) -> DecodeRow:
         """The row with the first ones of its drafts, where a grammar forces them."""
-        forced = self.forced(row.sequence_id, row.tokens[row.prompt_length :]) if row.num_draft_tokens else ()
-        return replace(row, forced=forced[: row.num_draft_tokens]) if forced else row
+        forced = self.forced(row.sequence_id, row.tokens, row.prompt_length)[: row.num_draft_tokens]
+        return replace(row, forced=forced) if forced else row
 
     def mask(
         self,

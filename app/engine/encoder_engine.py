@@ -9,7 +9,6 @@ from typing import cast
 import mlx.core as mx
 
 from app.core.encoders import BATCH_ROWS, BATCH_TOKENS
-from app.core.errors import InsufficientMemory
 from app.core.prefix_files import PrefixState
 from app.core.request import Request
 from app.core.step import DecodeRow, EngineLimits, PrefillRow, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
@@ -52,14 +51,8 @@ class EncoderEngine:
 
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
-        try:
+        with memory.all_or_nothing(self.close):
             self._read([row for row in plan.rows if row.sequence_id not in self._vectors])
-        except Exception as error:
-            self.close()
-            if not memory.is_exhausted(error):
-                raise
-            error.__traceback__ = None  # its frames hold arrays
-            raise InsufficientMemory(f"the device has no memory left: {error}") from None
         if isinstance(plan, PrefillStep):
             result = StepResult(prefilled=tuple((row.sequence_id, len(row.tokens) - 1) for row in plan.rows))
         else:

@@ -14,7 +14,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.core.errors import InsufficientMemory
 from app.core.footprint import prefill_pairs
 from app.core.prefix_files import PrefixState
 from app.core.reason import NO_REASON, Reason
@@ -49,6 +48,8 @@ SLOW_SECONDS = 1.0
 """A step after one that took longer is done in parts, and so is one over so many tokens of a prompt."""
 LONG_TOKENS = 256
 STEP_PARTS = 8
+
+_logger = logging.getLogger("paceline.engine")
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Engine:
         prefixes: PrefixCache,
         *,
         acceptance: str = "coupled",
+        slow_seconds: float = SLOW_SECONDS,
     ) -> None:
         if acceptance not in MODES:
             raise ValueError(f"acceptance must be one of {', '.join(MODES)}, not {acceptance}")
@@ -122,7 +124,7 @@ class Engine:
         """Views of prompt and output, as they grow."""
         self._ahead: Launched | None = None
         self.on_progress: Callable[[], None] = lambda: None
-        self._is_slow = True
+        self._slow_seconds, self._is_slow = slow_seconds, True
         """Whether the last step took long, or none was done yet."""
         self._times: list[float] | None = None
         """Of a decode step whose parts are to be timed: its begin, and the end of each part so far."""
@@ -183,7 +185,7 @@ class Engine:
         except (RuntimeError, MemoryError) as error:
             if not memory.is_exhausted(error):
                 raise
-            logging.getLogger("paceline.engine").warning("a finished prompt is not kept: the device has no memory left")
+            _logger.warning("a finished prompt is not kept: the device has no memory left")
         finally:
             self.runner.release(request_id)
             self._forget(request_id)
@@ -218,28 +220,26 @@ class Engine:
 
     def step(self, plan: StepPlan) -> StepResult:
         started = time.perf_counter()
-        try:
+        with memory.all_or_nothing(self._reset):
             for runner in (self.runner, *self.drafters.runners.values()):
                 runner.settle()
             result = self._prefill(plan.rows) if isinstance(plan, PrefillStep) else self._decode(plan)
-            emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
-            names = {row.sequence_id: row.tokens for row in plan.rows}
-            self._texts.update(names)
-            forced, offers = dict[str, int](), {}
-            for name, tokens in names.items():
-                new = emitted.get(name, ())
-                known = self._constraints.forced(name, [*tokens[len(self._requests[name].prompt_tokens) :], *new])
-                forced[name] = len(known)
-                offers[name] = self.drafters.offers(name, tokens, (*new, *known))
-        except BaseException as error:
-            self._reset()
-            if not memory.is_exhausted(error):
-                raise
-            error.__traceback__ = None  # its frames hold arrays
-            raise InsufficientMemory(f"the device has no memory left: {error}") from None
+            result = self._foresee(plan, result)
         seconds = time.perf_counter() - started
-        self._is_slow = seconds > SLOW_SECONDS
-        return replace(result, offers=offers, forced=forced, seconds=seconds)
+        self._is_slow = seconds > self._slow_seconds
+        return replace(result, seconds=seconds)
+
+    def _foresee(self, plan: StepPlan, result: StepResult) -> StepResult:
+        """The result with what is known of each row's next tokens: what a grammar forces, and what stands behind it."""
+        emitted = {outcome.sequence_id: outcome.emitted for outcome in result.outcomes}
+        forced, offers = dict[str, int](), {}
+        for row in plan.rows:
+            name, new = row.sequence_id, emitted.get(row.sequence_id, ())
+            self._texts[name] = row.tokens
+            known = self._constraints.forced(name, row.tokens, len(self._requests[name].prompt_tokens), new)
+            forced[name] = len(known)
+            offers[name] = self.drafters.offers(name, row.tokens, (*new, *known))
+        return replace(result, offers=offers, forced=forced)
 
     def _prefill(self, rows: Sequence[PrefillRow]) -> StepResult:
         """One forward over pieces of prompts."""
@@ -298,11 +298,13 @@ class Engine:
         for row in rows:
             self.runner.caches.table.check(row.sequence_id, row.computed)
         rows = [self._constraints.led(row) for row in rows]
-        proposal = self._propose(rows)
-        if proposal.tokens is None:
+        proposal = self.drafters.propose(rows, [self._sampled(row, salt=self._salt) for row in rows])
+        if (drafts := proposal.tokens) is None:
             width = max(len(row.tokens) - row.computed for row in rows)
             return StepResult(self._plain(rows, proposal.reasons), width=width)
-        outcomes = self._verify(rows, proposal, proposal.tokens)
+        mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
+        self._end_part(lambda: [drafts])
+        outcomes = self._verify(rows, proposal, drafts)
         parts = None
         if self._times is not None:
             began, drafted, launched, verified, rewound = self._times
@@ -319,8 +321,7 @@ class Engine:
         """Read the forward that is under way, or launch it; when no row wants drafts, launch the next one first,
         but on a slow machine: there each token is told as soon as it is known."""
         current, self._ahead = self._ahead or self._launch(rows, None), None
-        undrafted = all(row.num_draft_tokens == 0 for row in rows)
-        if undrafted and not self._is_slow and not self._constraints.bind(rows):
+        if not self._is_slow and all(row.num_draft_tokens == 0 for row in rows) and not self._constraints.bind(rows):
             beyond = [row for row in rows if row.remaining > 1 or row.sequence_id not in current.sequence_ids]
             if beyond:
                 self._ahead = self._launch(beyond, current.only([row.sequence_id for row in beyond]))
@@ -366,14 +367,6 @@ class Engine:
         name, emitted = row.sequence_id, tuple(stays)
         more = self._constraints.error(row), self._pooling.embedding(name)
         return RowOutcome(name, emitted, computed, drafted, accepted, logprobs, method, reason, sure, *more)
-
-    def _propose(self, rows: Sequence[DecodeRow]) -> Proposal:
-        """One rectangle of drafts [rows, K]."""
-        proposal = self.drafters.propose(rows, [self._sampled(row, salt=self._salt) for row in rows])
-        if (drafts := proposal.tokens) is not None:
-            mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
-            self._end_part(lambda: [drafts])
-        return proposal
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
         """One forward over known tokens and drafts; the only read brings drawn tokens and accepted counts."""

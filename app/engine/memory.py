@@ -7,12 +7,13 @@ an estimate is made of is in `app/core/footprint.py`, what is wired in `app/engi
 import gc
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import mlx.core as mx
 import psutil
 
-from app.core.errors import InvalidRequest
+from app.core.errors import InsufficientMemory, InvalidRequest
 from app.core.footprint import Footprint, unit_footprint
 from app.core.host import GIGABYTE, ceiling_from
 from app.core.messages import ModelSpecification
@@ -95,6 +96,19 @@ _EXHAUSTED = re.compile(
 def is_exhausted(error: BaseException) -> bool:
     """Whether an exception of mlx says that the device has no memory left. mlx has no class of its own for it."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_EXHAUSTED.search(str(error))))
+
+
+@contextmanager
+def all_or_nothing(drop: Callable[[], None]) -> Iterator[None]:
+    """Whatever goes wrong in it, `drop` lets go of what was computed. A device without memory is InsufficientMemory."""
+    try:
+        yield
+    except BaseException as error:
+        drop()
+        if not is_exhausted(error):
+            raise
+        error.__traceback__ = None  # its frames hold arrays
+        raise InsufficientMemory(f"the device has no memory left: {error}") from None
 
 
 # --- what a model needs ---------------------------------------------------------------------------------------

@@ -201,9 +201,8 @@ class Governor:
     def _judged(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> _Judgement:
         """Judged anew only where something changed: plain steps in a row cost the host next to nothing."""
         seen = tuple(
-            (row.request_id, row.request_id in self._speakers, row.sureness, row.most_drafts, row.forced, *offers)
-            for row in drafting
-            for offers in (row.offered.values(),)
+            (row.request_id in self._speakers, row.request_id, row.sureness, row.most_drafts, row.forced, offers)
+            for row, offers in ((row, tuple(row.offered.values())) for row in drafting)
         )
         context = max(row.context_tokens for row in drafting)
         key = (rows, methods, seen, context // INTERVAL_STEPS, self.costs.version)

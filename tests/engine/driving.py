@@ -20,7 +20,7 @@ from app.engine.drafters import Drafter, Drafters, Proposal
 from app.engine.drafters.draft_model import DraftModel
 from app.engine.drafters.features import FeatureDrafter
 from app.engine.drafters.ngram import Ngram
-from app.engine.engine import Engine
+from app.engine.engine import SLOW_SECONDS, Engine
 from app.engine.prefix_cache import PrefixCache
 from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.runner import Runner
@@ -108,6 +108,7 @@ def build(
     carry_over: bool = False,
     max_context_tokens: int = 4096,
     disk: Disk = NO_DISK,
+    slow_seconds: float = SLOW_SECONDS,
 ) -> Engine:
     """An engine over a tiny model. A small margin makes sliding windows wrap; `carry_over` forgets the recordings."""
     runner = Runner(target, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens, shared_tokens=shared_tokens)
@@ -130,7 +131,8 @@ def build(
     )
     drafters = Drafters(available)
     runner.tap(drafters.taps)
-    return Engine(runner, drafters, limits, PrefixCache(prefix_bytes, disk=disk, model_id="tiny"))
+    prefixes = PrefixCache(prefix_bytes, disk=disk, model_id="tiny")
+    return Engine(runner, drafters, limits, prefixes, slow_seconds=slow_seconds)
 
 
 @dataclass

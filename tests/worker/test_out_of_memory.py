@@ -53,9 +53,9 @@ def a_device() -> Iterator[Device]:
         yield Device(patch)
 
 
-def engine_of(family: str) -> Engine:
+def engine_of(family: str, **options: Any) -> Engine:
     target = tiny_model(family, vocabulary_size=256)
-    return build(target, draft=related_draft(family, vocabulary_size=256), vocabulary=256, chunk_tokens=32)
+    return build(target, draft=related_draft(family, vocabulary_size=256), vocabulary=256, chunk_tokens=32, **options)
 
 
 def ask_all(pair: Pair) -> None:
@@ -111,14 +111,11 @@ def test_whenever_memory_runs_out_every_text_stays_the_same_and_nobody_fails(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_slow_engine_tells_its_parts_and_says_the_same(
-    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_engine_tells_its_parts_and_says_the_same(tmp_path: Path, family: str) -> None:
     calm = Pair(tmp_path, make_engine=lambda: engine_of(family))
     ask_all(calm)
     wanted = texts(calm)
-    monkeypatch.setattr("app.engine.engine.SLOW_SECONDS", 0.0)
-    slow, parts = Pair(tmp_path, make_engine=lambda: engine_of(family)), []
+    slow, parts = Pair(tmp_path, make_engine=lambda: engine_of(family, slow_seconds=0.0)), []
     slow.pool.on_progress = lambda: parts.append(slow.now)
     ask_all(slow)
     assert texts(slow) == wanted
