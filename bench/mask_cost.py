@@ -16,9 +16,10 @@ from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.messages import Generate, ModelSpecification
-from app.core.request import Grammar, Request
+from app.core.request import Grammar, Request, SamplingParameters
 from app.core.step import DecodeRow
 from app.engine.constraints import Constraints
+from app.engine.sampling import SampledRow
 from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.dialect import NO_DIALECT
 from app.text.grammar import answer_grammar
@@ -56,9 +57,10 @@ def mask_seconds(text: TextModel, slots: int) -> list[float]:
     logits = mx.zeros((1, slots, VOCABULARY_SIZE))
     for place in range(len(tokens) - slots):
         row = DecodeRow("a", [0, *tokens[:place]], 1, place, 99, method="off", num_draft_tokens=slots - 1)
+        sampled = SampledRow(SamplingParameters(), row.tokens, 1)
         drafts = mx.array([tokens[place : place + slots - 1]], dtype=mx.int32)
         began = time.thread_time()
-        constraints.mask(logits, [row], drafts, (slots - 1,))
+        constraints.mask(logits, [row], [sampled], drafts, (slots - 1,))
         spent.append(time.thread_time() - began)
     return spent
 
