@@ -234,9 +234,10 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
     context = context_of(request)
     context.activity.check_open()
     model, speculation = await asyncio.to_thread(_resolve, context, body)
-    await keep_model(request, model.id, body.stay_seconds)
+    leaves = await keep_model(request, model.id, body.stay_seconds)
     return Generate(
         id="",
+        leaves=leaves,
         owner=identity_of(request).owner,
         model=model,
         stop=body.stop,
@@ -247,16 +248,21 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
     )
 
 
-async def keep_model(request: Request, model_id: str, seconds: float | None) -> None:
-    """How long a model stays concerns everybody: what a key for inference says of it is ignored."""
+async def keep_model(request: Request, model_id: str, seconds: float | None) -> bool:
+    """Whether the model is to leave after the answer; it may not even be there yet, so the command itself says that.
+
+    How long a model stays concerns everybody: what a key for inference says of it is ignored.
+    """
     if seconds is None:
-        return
+        return False
     with contextlib.suppress(Rejected):
         await authorize_operator(request)
+        if not seconds:
+            return True
         context = context_of(request)
-        if seconds:
-            context.idle.keep_own(model_id, seconds)
+        context.idle.keep_own(model_id, seconds)
         context.worker.keep(model_id, pinned=None, idle_seconds=seconds)
+    return False
 
 
 def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification, SpeculationRequest]:

@@ -119,6 +119,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     echo: bool = False
     embeds: str = ""
     """`mean`, `last` or `cls`: an embedding of the prompt is wanted in place of an answer."""
+    leaves: bool = False
+    """The model leaves memory after this answer."""
     ignore_end: bool = False
     """Go on behind the end that the model writes, up to `max_tokens`: what is measured should be of one length."""
     sampling: SamplingParameters = SamplingParameters()
@@ -424,6 +426,7 @@ class Submission:
     id: str
     model: ModelSpecification
     requests: tuple[Request, ...]
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,16 +232,19 @@ class EnginePool:
         """How long the model may be idle before `expire` evicts it; None: for ever."""
         self._idle_seconds[model_id] = seconds
 
+    def leave(self, model_id: str) -> None:
+        """Let `expire` evict a model as soon as nobody has a lease any more; one that is not there has left."""
+        if model_id in self._entries:
+            self._entries[model_id].leaving = True
+
     def expire(self) -> list[PoolEvent]:
         """Evict what was idle too long, and, when caches outgrew the ceiling, make room again. Call it now and then."""
         self._tidy()
         before, self._events = self._events, []
         for entry in self._victims():
             limit = self._idle_seconds.get(entry.spec.id, self._default_idle_seconds)
-            if limit is not None and self._idle_for(entry) >= limit:
+            if entry.leaving or (limit is not None and self._idle_for(entry) >= limit):
                 self._evict(entry)
-                if limit == 0:  # it was to leave once, not each time that it comes
-                    del self._idle_seconds[entry.spec.id]
         self._make_room(0)
         if self._events:
             self._reclaim()

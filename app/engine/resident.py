@@ -22,6 +22,8 @@ class Resident:
     """What the caches of its rows were promised."""
     steps: Generator[tuple[str, float], None, None] | None = None
     leases: int = 0
+    leaving: bool = False
+    """It goes as soon as nobody has a lease."""
     unit: LoadedUnit | None = None
     engine: EnginePort | None = None
 

@@ -294,7 +294,7 @@ class Answer:
             )
             for index in range(command.n)
         )
-        return Submission(command.id, command.model, requests)
+        return Submission(command.id, command.model, requests, command.leaves)
 
     def queued(self, at: float) -> None:
         """The request is accepted: from here on the client streams."""

@@ -183,6 +183,8 @@ class Loop:
                 raise QueueFull(message, retry_after_seconds=LOADING_RETRY_SECONDS)
         for _ in range(leases):
             self._pool.acquire(command.model)
+        if isinstance(command, Submission) and command.leaves:
+            self._pool.leave(model_id)
         served = self._serve(model_id)
         served.join(command)
         if (engine := self._pool.engine(model_id)) is not None and (loads := served.open(engine)):

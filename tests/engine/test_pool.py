@@ -323,8 +323,8 @@ def test_idle_models_expire_by_their_own_time(world: World) -> None:
 
 def test_a_model_that_is_to_leave_after_its_answer_leaves_once(world: World) -> None:
     pool = world.pool(default_idle_seconds=60.0)
-    pool.set_idle("a", 0.0)
     pool.acquire(specification("a"))
+    pool.leave("a")
     drain(pool)
     assert pool.expire() == []
     pool.release("a")

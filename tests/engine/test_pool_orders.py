@@ -97,6 +97,10 @@ class PoolMachine(RuleBasedStateMachine):
     def set_idle(self, model: str, seconds: float | None) -> None:
         self.pool.set_idle(model, seconds)
 
+    @rule(model=models)
+    def leave(self, model: str) -> None:
+        self.pool.leave(model)
+
     @rule(seconds=st.floats(0, 40))
     def expire(self, seconds: float) -> None:
         self._protect()

@@ -61,7 +61,7 @@ def test_a_model_that_expires_is_let_go_too(world: World) -> None:
     pool = wired(world)
     ready(pool, "a")
     world.told.clear()
-    pool.set_idle("a", 0.0)
+    pool.leave("a")
     pool.expire()
     pool.expire()
     assert world.told == ["settle", "wire 0", "close a"]

@@ -200,6 +200,9 @@ class FakePool:
     def set_idle(self, model_id: str, seconds: float | None) -> None:
         self.idle[model_id] = seconds
 
+    def leave(self, model_id: str) -> None:
+        self.evict_on_expire.add(model_id)
+
     def expire(self) -> list[PoolEvent]:
         for model_id in self.evict_on_expire:
             if not self.leases.get(model_id):

@@ -246,6 +246,21 @@ def test_an_evicted_model_is_forgotten_and_loaded_again_on_demand(pair: Pair) ->
     assert len(pair.schedulers) == 2
 
 
+def test_a_request_takes_its_model_away_after_its_answer_and_not_before(pair: Pair) -> None:
+    pair.say(pair.ask())
+    pair.settle()
+    steps = pair.engine.steps
+    pair.say(pair.ask("last", leaves=True))
+    pair.now += 2  # the models are looked through while it waits
+    pair.settle(5)
+    assert pair.engine.steps > steps, "the same engine"
+    pair.settle()
+    assert pair.text("last") == "abcdefghij"
+    pair.now += 2
+    pair.settle(2)
+    assert pair.pool.engines == {}
+
+
 def test_other_rules_for_an_idle_model_open_another_scheduler(pair: Pair) -> None:
     pair.say(pair.ask())
     pair.settle()
