@@ -36,6 +36,7 @@ from app.engine.prefix_index import (
     states_within,
     walk,
 )
+from app.engine.rollback import copied
 from app.engine.runner import Runner
 
 SHARE = 0.5
@@ -332,7 +333,7 @@ def _rows(runner: Runner, request_id: str, begin: int, stop: int) -> Arrays:
     caches = runner.caches
     spans = caches.read_span(request_id, begin, stop)
     return {
-        f"{layer} {part}": mx.contiguous(array)
+        f"{layer} {part}": copied(array)
         for layer, (cache, span) in enumerate(zip(caches.kv, spans, strict=True))
         if cache.lane.window is None
         for part, array in enumerate(span)
@@ -345,7 +346,7 @@ def _state(runner: Runner, request_id: str, length: int, carried: Mapping[str, m
     for layer, cache in enumerate(caches.kv):
         if (window := cache.lane.window) is not None:
             span = caches.read_span(request_id, max(0, length - window + 1), length)[layer]
-            arrays |= {f"{layer} {part}": mx.contiguous(array) for part, array in enumerate(span)}
+            arrays |= {f"{layer} {part}": copied(array) for part, array in enumerate(span)}
     for layer, state in enumerate(runner.state_row(request_id)):
         arrays |= {f"state {layer} {part}": array for part, array in enumerate(state)}
     return arrays

@@ -28,6 +28,11 @@ MARGIN_TOKENS = 96
 """Tokens kept behind a sliding window: more than the longest rewind (64 drafts and a carry-over)."""
 
 
+def copied(view: mx.array) -> mx.array:
+    """A copy in memory of its own; a contiguous view of an array that is up to 16 kB larger keeps this whole one."""
+    return mx.contiguous(view * 1)
+
+
 @dataclass
 class Buffer:
     """Keys and values [rows, heads, positions, dimension], at first of no rows."""
@@ -279,7 +284,7 @@ class SlotState(mlx_cache.ArraysCache):
 
     def read_row(self, slot: int) -> tuple[mx.array, ...]:
         """A copy [1, …] of each array; none when the row has not run yet."""
-        return tuple(mx.contiguous(rows[slot : slot + 1]) for rows in self.store if slot < len(rows))
+        return tuple(copied(rows[slot : slot + 1]) for rows in self.store if slot < len(rows))
 
     def write_row(self, slot: int, arrays: Sequence[mx.array]) -> None:
         """The rows from `slot` on become `arrays` [n, …]."""
@@ -344,7 +349,7 @@ class Caches:
         """By KV layer keys and values [1, heads, n, dimension] of the positions `start` to `stop` that it still holds:
         the last n of them, n = 0 where its window has passed on.
 
-        Lazy views: copy (`mx.contiguous`) and evaluate them before the next forward, or its write copies the buffers.
+        Lazy views: copy (`copied`) and evaluate them before the next forward, or its write copies the buffers.
         """
         slot = self.table.slots[sequence_id]
         return tuple(cache.read_span(slot, start, stop) for cache in self.kv)

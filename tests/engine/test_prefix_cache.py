@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Sequence
 
+import mlx.core as mx
 import pytest
 
 from app.core.request import Request, SamplingParameters
@@ -101,6 +102,18 @@ def usable_tokens(family: str, known: Sequence[int], prompt: Sequence[int]) -> i
     while shared < min(len(known), len(prompt) - 1) and known[shared] == prompt[shared]:
         shared += 1
     return shared if family == "qwen3" or shared == len(known) else 0
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_next"])
+def test_what_is_kept_of_prompts_holds_no_more_memory_than_it_counts(family: str) -> None:
+    target, _ = models(family, False)
+    engine = build(target, prefix_bytes=1 << 30)
+    for number, length in enumerate((30, 60, 120, 200)):
+        read_prompt(engine, str(number), [(7 + number) * place % 97 for place in range(length)])
+    engine.runner.clear()
+    counted, before = engine.prefix_cache_bytes, mx.get_active_memory()
+    engine.clear_prefix_cache()
+    assert before - mx.get_active_memory() <= 1.02 * counted
 
 
 def test_a_crowded_cache_is_not_searched_entry_by_entry() -> None:
