@@ -42,7 +42,7 @@ from app.engine.prefix_disk import NO_DISK, Disk
 from app.engine.readings import Pooling, Scores, score
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner, last_of, padded
-from app.engine.sampling import DRAFT_SALT, SampledRow, adjust, draw
+from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
 
 SLOW_SECONDS = 1.0
 """A step after one that took longer is done in parts, and so is one over so many tokens of a prompt."""
@@ -120,6 +120,7 @@ class Engine:
         self._constraints = Constraints()
         self._pooling = Pooling(runner, drafters.taps)
         self._requests: dict[str, Request] = {}
+        self._counts: dict[str, TokenCounts] = {}
         self._texts: dict[str, Sequence[int]] = {}
         """Views of prompt and output, as they grow."""
         self._ahead: Launched | None = None
@@ -161,6 +162,8 @@ class Engine:
     def admit(self, request: Request) -> int:
         self.runner.claim(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
         self._requests[request.id] = request
+        if penalises(request.sampling):
+            self._counts[request.id] = TokenCounts()
         self._constraints.admit(request)
         self.drafters.admit(request)
         self._pooling.admit(request)
@@ -215,6 +218,7 @@ class Engine:
         self.runner.clear()
 
     def _forget(self, request_id: str) -> None:
+        self._counts.pop(request_id, None)
         for part in (self._constraints, self._pooling, self.drafters):
             part.release(request_id)
 
@@ -352,7 +356,8 @@ class Engine:
         return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
 
     def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
-        return SampledRow(self._requests[row.sequence_id].sampling, row.tokens, row.prompt_length, pending, salt)
+        sampling, counts = self._requests[row.sequence_id].sampling, self._counts.get(row.sequence_id)
+        return SampledRow(sampling, row.tokens, row.prompt_length, pending, salt, counts)
 
     def _scores(self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow]) -> Scores:
         return score(logits, drawn, max(self._requests[row.sequence_id].sampling.top_logprobs or 0 for row in rows))

@@ -22,6 +22,25 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
+class TokenCounts:
+    """How often one row has each token, kept on the device: a step brings its new tokens and no other. These are
+    accepted ones only, so nothing is ever taken back."""
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._counts = mx.zeros((2, 0))
+
+    def of(self, row: "SampledRow", vocabulary: int) -> tuple[mx.array, mx.array]:
+        """float32 [vocabulary] each: in the prompt and in the output, as far as the host knows it."""
+        if self._counts.shape[1] != vocabulary:
+            self._read, self._counts = 0, mx.zeros((2, vocabulary))
+        if fresh := list(row.tokens[self._read :]):
+            parts = [int(place >= row.prompt_length) for place in range(self._read, self._read + len(fresh))]
+            self._counts = self._counts.at[mx.array(parts), mx.array(fresh)].add(1.0)
+            self._read += len(fresh)
+        return self._counts[0], self._counts[1]
+
+
 @dataclass(frozen=True)
 class SampledRow:
     """What drawing for one row needs: its parameters, its prompt and output so far, and where its output stands."""
@@ -33,6 +52,8 @@ class SampledRow:
     """Tokens of this row that are drawn but not yet read by the host (one while a forward is launched ahead)."""
     salt: int = 0
     """Which stream of noise it draws with; 0 is the target's own."""
+    counts: TokenCounts | None = None
+    """Its own from step to step, where it is penalised; else they are made anew."""
 
     @property
     def position(self) -> int:
@@ -91,10 +112,11 @@ def adjust(logits: mx.array, rows: Sequence[SampledRow], fed: mx.array | None) -
 
 
 def _adjusts(parameters: SamplingParameters) -> bool:
-    return bool(parameters.logit_bias) or _penalises(parameters)
+    return bool(parameters.logit_bias) or penalises(parameters)
 
 
-def _penalises(parameters: SamplingParameters) -> bool:
+def penalises(parameters: SamplingParameters) -> bool:
+    """Whether it matters which tokens a row has."""
     return (
         parameters.repetition_penalty != 1.0
         or parameters.presence_penalty != 0.0
@@ -103,41 +125,37 @@ def _penalises(parameters: SamplingParameters) -> bool:
 
 
 def _adjust_row(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.array:
-    """Order as in vLLM: repetition (prompt and output), then frequency and presence (output only), then bias."""
-    parameters = row.parameters
-    slots, vocabulary = logits.shape
-    if _penalises(parameters):
-        output = _counts(row.tokens[row.prompt_length :], vocabulary)
-        prompt = _counts(row.tokens[: row.prompt_length], vocabulary)
-        counts = mx.broadcast_to(output, (slots, vocabulary)) + _fed_counts(fed, row.pending, slots, vocabulary)
-        if parameters.repetition_penalty != 1.0:
-            penalised = mx.where(
-                logits > 0, logits / parameters.repetition_penalty, logits * parameters.repetition_penalty
-            )
-            logits = mx.where((counts + prompt) > 0, penalised, logits)
-        logits = logits - parameters.frequency_penalty * counts
-        logits = logits - parameters.presence_penalty * (counts > 0)
+    parameters, vocabulary = row.parameters, logits.shape[-1]
+    if penalises(parameters):
+        logits = _penalised(logits, row, fed)
     # An id that is no token of this model must never be an index: mlx does not check them.
     wanted = {token: bias for token, bias in parameters.logit_bias.items() if 0 <= token < vocabulary}
     if wanted:
-        bias = mx.zeros((vocabulary,), dtype=mx.float32)
-        bias[mx.array(list(wanted))] = mx.array(list(wanted.values()), dtype=mx.float32)
-        logits = logits + bias
+        logits = logits.at[:, mx.array(list(wanted))].add(mx.array(list(wanted.values()), dtype=mx.float32))
     return logits
 
 
-def _counts(tokens: Sequence[int], vocabulary: int) -> mx.array:
-    counts = mx.zeros((vocabulary,), dtype=mx.float32)
-    return counts.at[mx.array(list(tokens))].add(1.0) if tokens else counts
+def _penalised(logits: mx.array, row: SampledRow, fed: mx.array | None) -> mx.array:
+    """All tokens by what the host knows, then those that it does not know yet by how often each slot has seen them."""
+    prompt, output = (row.counts or TokenCounts()).of(row, logits.shape[-1])
+    whole = _penalise(logits, prompt, output, row.parameters)
+    ids = None if fed is None else fed[: row.pending + len(logits) - 1]
+    if ids is None or not len(ids):
+        return whole
+    seen = mx.arange(len(ids)) < row.pending + mx.arange(len(logits))[:, None]
+    more = mx.sum((ids[:, None] == ids) & seen[:, None], axis=-1)
+    places = mx.broadcast_to(ids, seen.shape)
+    values = mx.take_along_axis(logits, places, axis=-1)
+    values = _penalise(values, prompt[ids], output[ids] + more, row.parameters)
+    return mx.put_along_axis(whole, places, values, axis=-1)
 
 
-def _fed_counts(fed: mx.array | None, pending: int, slots: int, vocabulary: int) -> mx.array:
-    """float32 [slots, vocabulary]: how often each token is among the first `pending + slot` fed tokens."""
-    none = mx.zeros((1, vocabulary), dtype=mx.float32)
-    if fed is None or pending + slots == 1:
-        return mx.broadcast_to(none, (slots, vocabulary))
-    hot = (fed[: pending + slots - 1, None] == mx.arange(vocabulary)).astype(mx.float32)
-    return mx.concatenate([none, mx.cumsum(hot, axis=0)])[pending : pending + slots]
+def _penalise(logits: mx.array, prompt: mx.array, output: mx.array, parameters: SamplingParameters) -> mx.array:
+    """Order as in vLLM: repetition (prompt and output), then frequency and presence (output only)."""
+    if parameters.repetition_penalty != 1.0:
+        scale = mx.where(prompt + output > 0, parameters.repetition_penalty, 1.0)
+        logits = mx.where(logits > 0, logits / scale, logits * scale)
+    return logits - (parameters.frequency_penalty * output + parameters.presence_penalty * (output > 0))
 
 
 def draw(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:

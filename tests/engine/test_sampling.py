@@ -1,6 +1,9 @@
 """How a token is drawn: keyed noise, truncation, penalties per slot."""
 
+import random
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -13,6 +16,7 @@ from app.engine.sampling import (
     ACCEPTANCE_SALT,
     DRAFT_SALT,
     SampledRow,
+    TokenCounts,
     adjust,
     draw,
     gumbel_noise,
@@ -137,6 +141,51 @@ def test_two_rows_keep_their_own_penalties() -> None:
     adjusted = adjust(logits, [row([1], 0, presence_penalty=1.0), row([1], 0)], None)
     assert adjusted[0, 0].tolist() == [1.0, 0.0, 1.0]
     assert adjusted[1, 0].tolist() == [1.0, 1.0, 1.0]
+
+
+class Read(list[int]):
+    """A text that notes which of its tokens are asked for."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        super().__init__(tokens)
+        self.read: list[int] = []
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.read += found if isinstance(place, slice) else [found]
+        return found
+
+
+def penalised_plainly(logits: Sequence[float], seen: Sequence[int], row: SampledRow) -> list[float]:
+    """The rule, one token after the other, of a slot that has seen these tokens behind those of the row."""
+    asked, told = row.parameters, list(row.tokens) + list(seen)
+    values = []
+    for token, value in enumerate(logits):
+        count = told[row.prompt_length :].count(token)
+        penalty = asked.repetition_penalty if token in told else 1.0
+        less = asked.frequency_penalty * count + asked.presence_penalty * (count > 0)
+        values.append((value / penalty if value > 0 else value * penalty) - less)
+    return values
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_counts_that_go_from_step_to_step_penalise_as_the_whole_text_does_and_read_a_token_once(seed: int) -> None:
+    chance = random.Random(seed)
+    text = Read([chance.randrange(12) for _ in range(9)])
+    counts, prompt_length = TokenCounts(), 6
+    for _ in range(12):
+        pending, slots = chance.randint(0, 1), chance.randint(1, 5)
+        asked = SamplingParameters(repetition_penalty=1.25, presence_penalty=0.5, frequency_penalty=0.25)
+        mine = SampledRow(asked, text, prompt_length, pending, counts=counts)
+        fed = [chance.randrange(12) for _ in range(pending + slots + 1)]
+        logits: Any = [[chance.choice([-4.0, -0.5, 0.0, 2.5, 5.0]) for _ in range(12)] for _ in range(slots)]
+        adjusted: Any = adjust(mx.array([logits]), [mine], mx.array([fed]))[0].tolist()
+        for slot in range(slots):  # drafts that were rejected are no part of the next step's text
+            plainly = penalised_plainly(logits[slot], fed[: pending + slot], SampledRow(asked, [*text], prompt_length))
+            assert adjusted[slot] == pytest.approx(plainly, abs=1e-5)
+        text.extend(fed[: chance.randint(0, 3)])
+    adjust(mx.zeros((1, 1, 12)), [SampledRow(asked, text, prompt_length, counts=counts)], None)
+    assert text.read == [*text], "each token once, in order"
 
 
 @pytest.mark.parametrize(
