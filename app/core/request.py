@@ -72,8 +72,12 @@ class Constraint(Protocol):
     def binds(self, output: Sequence[int], slots: int) -> bool:
         """Whether it may forbid one of the next `slots` tokens."""
 
-    def forced(self, output: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that must come next, as far as that is known."""
+    def forced(self, output: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """What must come next, as far as that is known: the usual token for each place, and then the others that may
+        stand there, because the same text can be spelled in several ways."""
+
+    def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """How many of `drafts` can stand, and the usual tokens of what must come behind these."""
 
     def opening(self, output: Sequence[int]) -> int | None:
         """The token that may come next besides, though only where the model would draw it from all tokens."""

@@ -38,7 +38,8 @@ class DecodeRow:
     """Feed `tokens[computed:]` (one token, or more after a carry-over) and up to `num_draft_tokens` drafts.
 
     `tokens` is a read-only view of prompt and output. `remaining` is how many tokens may still be emitted (>= 1).
-    `forced` is filled in by the engine: drafts that come first, because a grammar lets nothing else follow.
+    With what a grammar forces behind them they are up to `most_draft_tokens`. `forced` is filled in by the engine: what
+    comes first, because a grammar lets nothing else follow, as `Constraint.forced` tells it.
     """
 
     sequence_id: str
@@ -48,7 +49,8 @@ class DecodeRow:
     remaining: int
     method: str = "off"
     num_draft_tokens: int = 0
-    forced: tuple[int, ...] = ()
+    most_draft_tokens: int = 0
+    forced: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class RowOutcome:
     """Why the row cannot go on: it ends with that, and the others do not."""
     embedding: tuple[float, ...] = ()
     """Of the whole prompt, where that is wanted."""
+    appended: int = 0
+    """Of the verified drafts, the last so many were forced by a grammar behind those of the drafter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ import numpy as np
 
 from app.core.request import Constraint, Request
 from app.core.step import DecodeRow
+from app.engine.drafters import Proposal
+from app.engine.runner import padded
 from app.engine.sampling import OPENING_SALT, SampledRow, draw
 
 LAUNCHED_AHEAD = 2
@@ -18,7 +20,9 @@ LAUNCHED_AHEAD = 2
 class Constraints:
     """Those of one engine's rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_rejection: bool = False) -> None:
+        self._by_rejection = by_rejection
+        """Drafts are accepted by how likely they were drawn: what else was drawn must not change them."""
         self._held: dict[str, Constraint] = {}
 
     def admit(self, request: Request) -> None:
@@ -39,7 +43,7 @@ class Constraints:
 
     def forced(
         self, sequence_id: str, tokens: Sequence[int], prompt_length: int, emitted: Sequence[int] = ()
-    ) -> tuple[int, ...]:
+    ) -> tuple[tuple[int, ...], ...]:
         """What must come once a row's `tokens`, prompt and output, go on with `emitted`, as far as it is known."""
         held = self._held.get(sequence_id)  # no text is copied for a row that is free
         return held.forced([*tokens[prompt_length:], *emitted]) if held else ()
@@ -47,7 +51,27 @@ class Constraints:
     def led(self, row: DecodeRow) -> DecodeRow:
         """The row with the first ones of its drafts, where a grammar forces them."""
         forced = self.forced(row.sequence_id, row.tokens, row.prompt_length)[: row.num_draft_tokens]
+        if self._by_rejection:
+            forced = tuple(ways[:1] for ways in forced)
         return replace(row, forced=forced) if forced else row
+
+    def extended(self, rows: Sequence[DecodeRow], proposal: Proposal) -> Proposal:
+        """The proposal with what is forced behind each row's drafts, or in place of the first that cannot stand. This
+        waits for the drafts: a longer cycle is worth it."""
+        binding = {} if proposal.tokens is None or self._by_rejection else self._binding(rows, 1)
+        if proposal.tokens is None or not any(proposal.counts[place] for place in binding):
+            return proposal
+        listed: Any = proposal.tokens.tolist()
+        drafts = [tokens[:count] for tokens, count in zip(listed, proposal.counts, strict=True)]
+        appended = [0] * len(rows)
+        for place, (held, output) in binding.items():
+            if own := drafts[place]:
+                standing, forced = held.forced_behind(output, own)
+                more = forced[: max(0, rows[place].most_draft_tokens - standing)]
+                drafts[place], appended[place] = [*own[:standing], *more], len(more)
+        counts = tuple(map(len, drafts))
+        # One slot at least: a drafter that drafted has to hear what came of it.
+        return proposal._replace(tokens=padded(drafts, 1), counts=counts, appended=tuple(appended))
 
     def mask(
         self,

@@ -117,7 +117,7 @@ class Engine:
         )
         self.measured: Sequence[StepCost] = ()
         self.prefixes = prefixes
-        self._constraints = Constraints()
+        self._constraints = Constraints(by_rejection=bool(self._salt))
         self._pooling = Pooling(runner, drafters.taps)
         self._requests: dict[str, Request] = {}
         self._counts: dict[str, TokenCounts] = {}
@@ -240,7 +240,8 @@ class Engine:
         for row in plan.rows:
             name, new = row.sequence_id, emitted.get(row.sequence_id, ())
             self._texts[name] = row.tokens
-            known = self._constraints.forced(name, row.tokens, len(self._requests[name].prompt_tokens), new)
+            ways = self._constraints.forced(name, row.tokens, len(self._requests[name].prompt_tokens), new)
+            known = tuple(usual for usual, *_ in ways)
             forced[name] = len(known)
             offers[name] = self.drafters.offers(name, row.tokens, (*new, *known))
         return replace(result, offers=offers, forced=forced)
@@ -303,12 +304,15 @@ class Engine:
             self.runner.caches.table.check(row.sequence_id, row.computed)
         rows = [self._constraints.led(row) for row in rows]
         proposal = self.drafters.propose(rows, [self._sampled(row, salt=self._salt) for row in rows])
+        proposal = self._constraints.extended(rows, proposal)
         if (drafts := proposal.tokens) is None:
             width = max(len(row.tokens) - row.computed for row in rows)
             return StepResult(self._plain(rows, proposal.reasons), width=width)
         mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
         self._end_part(lambda: [drafts])
         outcomes = self._verify(rows, proposal, drafts)
+        if more := proposal.appended:
+            outcomes = tuple(replace(one, appended=count) for one, count in zip(outcomes, more, strict=True))
         parts = None
         if self._times is not None:
             began, drafted, launched, verified, rewound = self._times

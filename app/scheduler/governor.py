@@ -47,19 +47,22 @@ class DraftChoice(NamedTuple):
     why: Decision = Decision()
     refusal: Reason = NO_REASON
     """Why it does not draft, where drafting was not allowed or would not pay."""
+    most_draft_tokens: int = LONGEST_DRAFT
+    """With those that a grammar forces behind them."""
 
 
 class StepObservation(NamedTuple):
     """One decode step as the governor sees it. `width` is the padded forward's, `seconds` includes the drafting,
     `context_tokens` are those of the longest row.
 
-    `draft_seconds` None: the drafting was not timed. `typical` False: it only delivered an earlier forward, or read a
-    prompt, so its time says nothing about the next ones.
+    `draft_seconds` None: the drafting was not timed. `appended`: so many of the width no drafter drafted. `typical`
+    False: it only delivered an earlier forward, or read a prompt, so its time says nothing about the next ones.
     """
 
     rows: int
     width: int
     seconds: float
+    appended: int = 0
     draft_seconds: float | None = None
     drafts: tuple[DraftObservation, ...] = ()
     typical: bool = True
@@ -145,6 +148,17 @@ class Governor:
         why = estimates[weighed]
         return DraftChoice(*option, Decision(refusal.code or kind, *weighed, why.seconds, why.acceptance), refusal)
 
+    def widest(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...], choice: DraftChoice) -> int:
+        """Up to how many drafts a forward pays where a grammar forces those behind the chosen ones: nobody has to draft
+        them, and they stand where all others do."""
+        method, length = option = Option(choice.method, choice.num_draft_tokens)
+        rate = self._judged(rows, drafting, methods).estimates[option].rate
+        cycle = self.costs.curves(PLAIN, rows, max(row.context_tokens for row in drafting)).cycle
+        outlooks = [self._history.outlook(method, row)[0] for row in drafting]
+        standing = sum(tokens[length] - tokens[length - 1] for tokens in outlooks)
+        gains = {length + more: more * standing for more in range(LONGEST_DRAFT - length + 1)}
+        return max(most for most, gain in gains.items() if gain >= rate * (cycle(most)[0] - cycle(length)[0]))
+
     def observe(self, step: StepObservation) -> None:
         """Learn from a finished decode step, whoever chose it."""
         unread = sum(self._history.unread(draft.method, draft.row) for draft in step.drafts if draft.drafted)
@@ -161,10 +175,14 @@ class Governor:
             self._credit_steps -= max(NOISE, (seconds if widest.drafted else 1.0) - tokens / rate)
         self._steps_since_plain = self._steps_since_plain + 1 if widest.asked else 0
         # A step whose drafter had nothing to propose is no plain step: nothing could be launched ahead of it.
+        shape, spared = Shape(widest.method if widest.asked else PLAIN, step.rows, step.width - 1), 0.0
+        if step.appended:  # as if all had been drafted
+            drafting = self.costs.curves(shape.method, step.rows, step.context_tokens).drafting
+            spared = drafting.at(shape.drafts) - drafting.at(shape.drafts - step.appended)
         self.costs.observe(
-            Shape(widest.method if widest.asked else PLAIN, step.rows, step.width - 1),
-            seconds=step.seconds if step.typical and not unread else 0.0,
-            draft_seconds=step.draft_seconds if widest.drafted else 0.0,
+            shape,
+            seconds=step.seconds + spared if step.typical and not unread else 0.0,
+            draft_seconds=(None if step.appended else step.draft_seconds) if widest.drafted else 0.0,
             context=step.context_tokens,
         )
 

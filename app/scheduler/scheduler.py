@@ -332,6 +332,7 @@ class Scheduler:
                     remaining=remaining,
                     method=choice.method if drafts else "off",
                     num_draft_tokens=drafts,
+                    most_draft_tokens=min(choice.most_draft_tokens, remaining - 1),
                 )
             )
         return DecodeStep(tuple(rows), timed=self._speculation.must_time(rows))

@@ -98,6 +98,9 @@ class Speculation:
         for methods, sequences in governed.items():
             drafting = [_drafting(each, self._length(each)[1]) for each in sequences]
             choice = self._governor.choose(len(decoding), drafting, methods)
+            if choice.num_draft_tokens and any(each.request.constraint for each in sequences):
+                most = self._governor.widest(len(decoding), drafting, methods, choice)
+                choice = choice._replace(most_draft_tokens=most)
             for sequence, row in zip(sequences, drafting, strict=True):
                 drafts = min(choice.num_draft_tokens, row.most_drafts)
                 choices[sequence.request.id] = choice._replace(num_draft_tokens=drafts)
@@ -167,8 +170,9 @@ def _observation(
         row, sequence = planned.get(outcome.sequence_id), running.get(outcome.sequence_id)
         reads = row is not None and row.computed < row.prompt_length - 1
         if row and sequence and (outcome.drafted or (outcome.why_not_drafted and not reads)):
-            counts = row.num_draft_tokens, outcome.drafted, outcome.accepted
-            asked, drafted, accepted = (each - min(outcome.drafted, sequence.forced) for each in counts)
+            led = outcome.drafted - outcome.appended
+            counts = row.num_draft_tokens, led, min(led, outcome.accepted)
+            asked, drafted, accepted = (each - min(led, sequence.forced) for each in counts)
             own = DraftObservation(row.method, asked, drafted, accepted, _drafting(sequence))
             drafts.append(own if asked > 0 and accepted >= 0 else DraftObservation())
             typical &= accepted >= 0
@@ -176,10 +180,15 @@ def _observation(
             drafts.append(DraftObservation())
             typical &= not row or not row.num_draft_tokens
         typical &= not reads
+    whole, led = (
+        max((outcome.drafted - without * outcome.appended for outcome in result.outcomes), default=0)
+        for without in (0, 1)
+    )
     return StepObservation(
         rows=len(drafts),
         width=result.width,
         seconds=result.seconds,
+        appended=whole - led,
         draft_seconds=result.parts.draft_seconds if result.parts else None,
         drafts=tuple(drafts),
         typical=typical,

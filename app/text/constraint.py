@@ -26,7 +26,7 @@ class Vocabulary:
 
     def __init__(self, table: TokenTable) -> None:
         self.pieces = table.pieces
-        self._spell = Speller(table.pieces, table.spelling)
+        self.spell = Speller(table.pieces, table.spelling)
         self.stops = sorted(token for token in table.stop_token_ids if token < len(table.pieces))
         self.bos_token_id, self.eos_token_id = None, self.stops[0] if self.stops else len(table.pieces)
         self.special_token_ids = sorted(table.hidden_token_ids)
@@ -41,7 +41,7 @@ class Vocabulary:
 
     def __call__(self, text: bytes) -> list[int]:
         """Tokens that spell `text`."""
-        return self._spell(text)
+        return self.spell(text)
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:
         """At the beginning of `grammar`; what is wrong with it is its `get_error()`."""
@@ -95,14 +95,30 @@ class AnswerConstraint:
         most = self._reasoning.most_tokens if self._reasoning else None
         return most is not None and self._thought + slots > most
 
-    def forced(self, output: Sequence[int]) -> tuple[int, ...]:
+    def forced(self, output: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         self._follow(output)
         if self._phase is Phase.REASONING:
-            return tuple(self._must_close())
+            return tuple((token,) for token in self._must_close())
         if self._phase is not Phase.ANSWER or self._matcher is None or self.error:
             return ()
-        tokens = self._vocabulary(self._matcher.compute_ff_bytes())
-        return tuple(tokens[:-1])  # the last one may be the beginning of a longer one
+        text, places = self._matcher.compute_ff_bytes(), list[tuple[int, ...]]()
+        for token in self._vocabulary(text)[:-1]:  # the last one may be the beginning of a longer one
+            others = self._vocabulary.spell.beginnings(text)
+            places.append((token, *(other for other in others if other != token)))
+            text = text[len(self._vocabulary.pieces[token]) :]
+        return tuple(places)
+
+    def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        self._follow(output)
+        if self._phase is not Phase.ANSWER or self._matcher is None or self.error:
+            return len(drafts), ()
+        known, ahead = self._known(drafts), self._matcher.deep_copy()
+        try:
+            standing = ahead.validate_tokens(known)
+            goes_on = ahead.try_consume_tokens(known[:standing]) == standing and not ahead.is_stopped()
+            return standing, tuple(self._vocabulary(ahead.compute_ff_bytes())[:-1]) if goes_on else ()
+        except ValueError:  # its limits: `allow` comes upon them too, and tells
+            return len(drafts), ()
 
     def opening(self, output: Sequence[int]) -> int | None:
         self._follow(output)
@@ -146,9 +162,7 @@ class AnswerConstraint:
         """The grammar's masks from `slot` on, and the drafts that stand; `extra` may come in `slot` besides."""
         if self._matcher is None:
             return len(drafts)
-        size = self._vocabulary.tokenizer.vocab_size
-        # An id beyond the tokens, which a padded vocabulary has, would end the matcher.
-        rest = list(takewhile(lambda token: token < size, drafts[slot:]))
+        size, rest = self._vocabulary.tokenizer.vocab_size, self._known(drafts[slot:])
         valid = self._matcher.validate_tokens(rest) if rest else 0
         words = (size + 31) // 32
         own = zeros((valid + 1, words), int32)
@@ -162,6 +176,10 @@ class AnswerConstraint:
         part[:, : min(words, part.shape[1])] = own[:, : part.shape[1]]
         _set(masks[slot], extra)
         return slot + valid
+
+    def _known(self, drafts: Sequence[int]) -> list[int]:
+        """Those before an id beyond the tokens, which a padded vocabulary has: it would end the matcher."""
+        return list(takewhile(lambda token: token < self._vocabulary.tokenizer.vocab_size, drafts))
 
     def _follow(self, output: Sequence[int]) -> None:
         for token in output[self._read :]:

@@ -5,8 +5,9 @@ its merges), and where it is not, only drafts suffer: what may come next never d
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 WORDS, MERGES, LONGEST = "words", "merges", "longest"
@@ -27,6 +28,7 @@ class Speller:
     def __init__(self, pieces: Sequence[bytes], way: str = WORDS) -> None:
         self._ids = {piece: token for token, piece in enumerate(pieces) if piece}
         self._longest = max(map(len, self._ids), default=1)
+        self._sorted = sorted(self._ids)
         self.way = way
 
     def __call__(self, text: bytes) -> list[int]:
@@ -34,6 +36,13 @@ class Speller:
         if self.way == LONGEST:
             return self._longest_first(text)
         return [token for word in self._words(text) for token in self._merged(word)]
+
+    def beginnings(self, text: bytes) -> list[int]:
+        """The tokens that `text` may begin with, if anything may follow it."""
+        inside = [text[:size] for size in range(1, min(self._longest, len(text) - 1) + 1)]
+        later = map(self._sorted.__getitem__, range(bisect_left(self._sorted, text), len(self._sorted)))
+        beyond = takewhile(lambda piece: piece.startswith(text), later)
+        return [self._ids[piece] for piece in (*inside, *beyond) if piece in self._ids]
 
     def _words(self, text: bytes) -> Iterator[bytes]:
         for part in _MARK.split(text.decode("utf-8", "surrogateescape")):

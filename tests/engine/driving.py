@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
+from app.core.draft_lengths import LONGEST_DRAFT
 from app.core.footprint import SHARED_TOKENS
 from app.core.request import Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, PrefillRow, PrefillStep
@@ -233,4 +234,5 @@ class Driver:
             remaining=remaining,
             method=self.chance.choice([each for each in self.methods if each == sequence.request.id] or self.methods),
             num_draft_tokens=min(wanted, remaining - 1),
+            most_draft_tokens=min(LONGEST_DRAFT, remaining - 1),
         )

@@ -314,8 +314,11 @@ class Secretive(AnswerConstraint):
     def begin(self) -> "Secretive":
         return Secretive(self._vocabulary, self._pristine, self._reasoning)
 
-    def forced(self, output: Sequence[int]) -> tuple[int, ...]:
+    def forced(self, output: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         return ()
+
+    def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        return super().forced_behind(output, drafts)[0], ()
 
 
 @dataclass
@@ -362,6 +365,35 @@ def test_forced_keys_make_more_tokens_of_a_cycle_than_the_same_text_without_them
     methods = METHODS[family] if method == "auto" else (method,)
     free = tokens_per_cycle(engine, msgspec.structs.replace(asked, constraint=constraint), truth, *methods)
     assert tokens_per_cycle(engine, asked, truth, *methods) >= 1.3 * free
+
+
+def forced_text(constraint: AnswerConstraint, output: Sequence[int] = ()) -> str:
+    return said([usual for usual, *_ in constraint.forced(output)])
+
+
+def test_what_is_forced_may_be_spelled_in_other_ways_that_the_grammar_allows() -> None:
+    held = AnswerConstraint(vocabulary(), vocabulary().matcher(schema_text(CITIZEN)), None)
+    assert forced_text(held) == '{"given_name": '
+    output: list[int] = []
+    for usual, *others in held.forced(()):
+        masks = np.full((1, 4), -1, np.int32)
+        held.allow(output, (), masks)
+        allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little"))
+        assert {usual, *others} == set(allowed.tolist())
+        output.append(usual)
+    assert len(held.forced(())[0]) == 1
+
+
+def test_what_is_forced_stands_behind_the_drafts_and_in_place_of_the_first_wrong_one() -> None:
+    held = AnswerConstraint(vocabulary(), vocabulary().matcher(schema_text(CITIZEN)), None)
+    begun = vocabulary()(b'{"given_name": ')
+    for drafts, kept in ((b'"A', b'"A'), (b'"Axx', b'"A'), (b"x", b"")):
+        count, forced = held.forced_behind(begun, vocabulary()(drafts))
+        assert count == len(vocabulary()(kept))
+        assert (said(forced) == 'da", "year_of_birth":') == (kept == b'"A'), said(forced)
+    assert held.forced_behind(begun, [len(PIECES) + 2]) == (0, ()), "an id that no text has"
+    ended = [*vocabulary()(b'"Bo", "year_of_birth": 7}'), END]
+    assert held.forced_behind(begun, ended) == (len(ended), ())
 
 
 def hold_schemas(examples: int) -> tuple[Counter[str], int]:

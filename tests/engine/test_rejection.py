@@ -284,7 +284,7 @@ def test_rows_of_several_drafters_keep_what_their_drafts_were_drawn_from() -> No
 def test_what_is_forced_stands_first_and_was_the_only_choice() -> None:
     logits = mx.random.normal((3, 2, 12), key=mx.random.key(6))
     drawn = Proposal(mx.array([[3, 4], [5, 6], [0, 0]], dtype=mx.int32), (2, 2, 0), ("", "", "full"), logits)
-    whole = led(drawn, [(7,), (), (8, 9, 10)])
+    whole = led(drawn, [((7,),), (), ((8,), (9,), (10,))])
     assert whole.tokens is not None
     assert whole.logits is not None
     said: Any = whole.tokens.tolist()
@@ -294,9 +294,30 @@ def test_what_is_forced_stands_first_and_was_the_only_choice() -> None:
     assert mx.array_equal(whole.logits[0, 1], logits[0, 1])
     assert mx.array_equal(whole.logits[1, :2], logits[1])
     assert [chances[0, 0, 7].item(), *chances[2, mx.arange(3), mx.array([8, 9, 10])].tolist()] == [1.0] * 4
-    alone = led(Proposal(None, (0, 0), ("full", "full")), [(7, 8), ()])
+    alone = led(Proposal(None, (0, 0), ("full", "full")), [((7,), (8,)), ()])
     assert alone.tokens is not None
     assert (alone.counts, alone.reasons[1], alone.tokens[0].tolist()) == ((2, 0), "full", [7, 8])
+
+
+@pytest.mark.parametrize(
+    ("own", "drafts"),
+    [
+        ([7, 8, 1], [7, 8, 1]),
+        ([3, 8, 1], [7, 8, 1]),
+        ([7, 6, 1], [7, 6, 1]),
+        ([5, 2, 1], [5, 2, 1]),
+        ([5], [5, 8]),
+        ([3, 6], [7, 6]),
+        ([], [7, 8]),
+    ],
+)
+def test_what_is_forced_is_spelled_as_the_drafter_likes(own: list[int], drafts: list[int]) -> None:
+    """7 and then 8, or from 5 on as it says; for 8 a 6 may stand too. Nothing else is heard."""
+    said = Proposal(mx.array([[*own, 0, 0, 0][:3]], dtype=mx.int32), (len(own),), ("",))
+    whole = led(said, [((7, 5, 4), (8, 6))])
+    assert whole.tokens is not None
+    told: Any = whole.tokens.tolist()
+    assert told[0][: whole.counts[0]] == drafts
 
 
 def test_a_forced_draft_leaves_the_distribution_of_the_target_as_it_is() -> None:
@@ -305,7 +326,7 @@ def test_a_forced_draft_leaves_the_distribution_of_the_target_as_it_is() -> None
     rows = [SampledRow(SamplingParameters(seed=seed), [], 0) for seed in range(FEWER)]
     salted = [SampledRow(row.parameters, row.tokens, 0, salt=DRAFT_SALT) for row in rows]
     drafts, draft_logits = drawn_behind((), logits_after(pair.draft, before), salted, SIZE)
-    whole = led(Proposal(drafts, (1,) * FEWER, ("",) * FEWER, draft_logits), [(4,)] * FEWER)
+    whole = led(Proposal(drafts, (1,) * FEWER, ("",) * FEWER, draft_logits), [((4,),)] * FEWER)
     logits = mx.broadcast_to(logits_after(pair.target, before), (FEWER, 2, SIZE))
     assert whole.tokens is not None
     drawn, accepted = accept(whole.tokens, logits, rows, whole.counts, draft_logits=whole.logits)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from app.core.reason import NO_REASON, Reason
-from app.core.request import Request, SpeculationRequest
+from app.core.request import Constraint, Request, SpeculationRequest
 from app.core.step import (
     DecodeRow,
     DecodeStep,
@@ -57,6 +57,7 @@ def some_request(
     method: str = "auto",
     num_draft_tokens: int | None = None,
     owner: str = "",
+    constraint: Constraint | None = None,
 ) -> Request:
     return Request(
         id=name,
@@ -65,6 +66,7 @@ def some_request(
         max_tokens=max_tokens,
         stop_token_ids=stops,
         speculation=SpeculationRequest(method=method, num_draft_tokens=num_draft_tokens),
+        constraint=constraint,
     )
 
 
@@ -89,6 +91,8 @@ class ScriptedEngine:
     limits: EngineLimits = field(default_factory=speculative_limits)
     accepts: Callable[[int], int] = lambda drafts: drafts
     forced: Callable[[Sequence[int]], int] = lambda _: 0
+    appended: int = 0
+    """So many that are forced stand behind the right drafts, as far as there may be so many drafts."""
     chance: random.Random = field(default_factory=lambda: random.Random(0))
     carry_rate: float = 0.0
     rewind_rate: float = 0.0
@@ -146,6 +150,9 @@ class ScriptedEngine:
         drafted = 0 if silent else row.num_draft_tokens
         forced = min(drafted, self.forced(row.tokens))
         accepted = max(forced, self.accepts(drafted)) if drafted else 0
+        appended = min(self.appended, row.most_draft_tokens - accepted) if drafted else 0
+        if appended:
+            drafted = accepted = accepted + appended
         emitted: list[int] = []
         for _ in range(accepted + 1):
             emitted.append(next_token([*row.tokens, *emitted]))
@@ -156,6 +163,7 @@ class ScriptedEngine:
             computed=len(cache),
             drafted=drafted,
             accepted=accepted,
+            appended=appended,
             logprobs=tuple(TokenLogprobs(-float(token)) for token in emitted),
             method=row.method if drafted else "off",
             why_not_drafted=Reason("no_match") if silent else NO_REASON,

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.core.step import DecodeRow
+from app.core.draft_lengths import LONGEST_DRAFT
+from app.core.step import DecodeRow, StepCost
+from app.scheduler.estimates import Drafting, DraftObservation
+from app.scheduler.governor import DraftChoice, Governor, StepObservation
 from tests.scheduler.scripted import Loop, ScriptedEngine, build, check_against_naive, some_request
 
 LENGTH = 12
@@ -60,6 +63,44 @@ def test_what_is_forced_says_nothing_of_a_drafter() -> None:
         rows = [row for row in ask(build(engine=each), method="draft_model")[-60:] if not known(row)]
         shares.append(sum(row.num_draft_tokens > 0 for row in rows) / len(rows))
     assert shares[0] <= shares[1] + 0.1
+
+
+def test_what_is_forced_behind_the_drafts_says_nothing_of_a_drafter_either() -> None:
+    shares = []
+    for appended in (4, 0):
+        each = engine(right=0, cost=0.3)
+        each.forced, each.appended = lambda _: 0, appended
+        rows = ask(build(engine=each), method="draft_model")[-40:]
+        shares.append(sum(row.num_draft_tokens > 0 for row in rows) / len(rows))
+    assert shares[0] <= shares[1] + 0.1
+
+
+class Held:
+    """A constraint, as far as the scheduler looks."""
+
+    def begin(self) -> "Held":
+        return self
+
+    def forced(self, output: Sequence[int]) -> tuple[()]:
+        return ()
+
+
+def test_who_names_a_length_gets_all_that_is_forced_behind_it() -> None:
+    rows = ask(build(), method="draft_model", constraint=Held(), num_draft_tokens=2)
+    assert {row.most_draft_tokens for row in rows if row.remaining > LONGEST_DRAFT} == {LONGEST_DRAFT}
+    assert all(row.most_draft_tokens < row.remaining for row in rows)
+
+
+@pytest.mark.parametrize(("cost", "right", "most"), [(0.0, 3, 15), (0.2, 3, 15), (0.3, 3, 3), (0.2, 2, 3)])
+def test_what_is_forced_widens_a_forward_as_far_as_that_pays(cost: float, right: int, most: int) -> None:
+    """Three drafts cost nothing and bring four tokens a plain step: one more must cost less than a quarter of that. It
+    is as likely to stand as all of them."""
+    lengths = (1, 2, 3, 5, 7, 15)
+    measured = [StepCost("draft_model", 1, each, 0.01 * (1 + cost * max(0, each - 3))) for each in lengths]
+    governor, row = Governor([StepCost("off", 1, 0, 0.01), *measured]), Drafting("a")
+    for _ in range(60):
+        governor.observe(StepObservation(1, 4, 0.01, drafts=(DraftObservation("draft_model", 3, 3, right, row),)))
+    assert governor.widest(1, [row], ("draft_model",), DraftChoice("draft_model", 3)) == most
 
 
 def test_statistics_count_forced_drafts_as_drafts() -> None:

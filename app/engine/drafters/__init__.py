@@ -21,7 +21,7 @@ from app.core.model_folder import ModelFolder
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.step import DecodeRow, Offer
-from app.engine.runner import Forward, Runner, padded
+from app.engine.runner import Forward, Runner
 from app.engine.sampling import SampledRow
 
 
@@ -72,12 +72,14 @@ class Proposal(NamedTuple):
 
     `reasons[row]` says why a row got none. `logits` float32 [rows, K, vocabulary] are what the
     drafts were drawn from, bias and penalties applied; None when each draft was the drafter's only choice.
+    `appended[row]` of the drafts, the last ones, are no drafter's: a grammar forces them; empty: none.
     """
 
     tokens: mx.array | None
     counts: tuple[int, ...]
     reasons: tuple[Reason, ...]
     logits: mx.array | None = None
+    appended: tuple[int, ...] = ()
 
 
 def merged(rows: int, proposals: Sequence[tuple[Sequence[int], Proposal]]) -> Proposal:
@@ -111,18 +113,48 @@ def _certain(tokens: mx.array, vocabulary: int) -> mx.array:
     return mx.where(tokens[..., None] == mx.arange(vocabulary), 0.0, -mx.inf)
 
 
-def led(proposal: Proposal, forced: Sequence[tuple[int, ...]]) -> Proposal:
-    """The proposal with each row's `forced` tokens in its first places, whatever it said there, or nothing."""
-    width = max(map(len, forced))
-    if not width:
+Forced = Sequence[tuple[tuple[int, ...], ...]]
+"""By row and place: the usual token of what a grammar forces, and the others that may stand there."""
+
+
+class Lead:
+    """Of rows that draft place by place: what a grammar forces comes first, spelled as the drafter likes. Where that is
+    not the usual way, what is forced ends for the row: the drafter goes on from its own."""
+
+    def __init__(self, forced: Forced) -> None:
+        self._forced = forced
+        self._follows = mx.ones((len(forced), 1), mx.bool_)
+        self.width = max(map(len, forced))
+
+    def choose(self, place: int, own: mx.array) -> mx.array:
+        """int32 [rows, 1]: the drafts of a `place`; `own` are the drafter's, below 0 where there is none. Places are
+        asked for one after the other."""
+        if place >= self.width:
+            return own
+        ways = [row[place] if place < len(row) else (-1,) for row in self._forced]
+        widest = max(map(len, ways))
+        known = mx.array([[*each, *each[:1] * (widest - len(each))] for each in ways])
+        usual = known[:, :1]
+        free = mx.any(own == known, axis=1, keepdims=True) | ~self._follows
+        drafts = mx.where((usual < 0) | ((own >= 0) & free), own, usual)
+        self._follows = self._follows & (drafts == usual)
+        return drafts
+
+
+def led(proposal: Proposal, forced: Forced) -> Proposal:
+    """The proposal with each row's `forced` tokens in its first places, but where it spells them otherwise."""
+    lead = Lead(forced)
+    if not (width := lead.width):
         return proposal
     counts = tuple(max(count, len(known)) for count, known in zip(proposal.counts, forced, strict=True))
     reasons = tuple(NO_REASON if known else why for why, known in zip(proposal.reasons, forced, strict=True))
     tokens = mx.zeros((len(forced), width), mx.int32) if proposal.tokens is None else proposal.tokens
     missing = [(0, 0), (0, max(0, width - tokens.shape[1]))]
     tokens, slots = mx.pad(tokens, missing), mx.arange(max(width, tokens.shape[1]))
+    own = mx.where(slots < mx.array(proposal.counts)[:, None], tokens, -1)
     leads = slots < mx.array([len(known) for known in forced])[:, None]
-    tokens = mx.where(leads, mx.pad(padded(forced), [(0, 0), (0, len(slots) - width)]), tokens)
+    columns = [lead.choose(place, own[:, place : place + 1]) for place in range(width)]
+    tokens = mx.maximum(mx.concatenate([*columns, tokens[:, width:]], axis=1), 0)
     logits = proposal.logits
     if logits is not None:
         logits = mx.where(leads[..., None], _certain(tokens, logits.shape[-1]), mx.pad(logits, [*missing, (0, 0)]))

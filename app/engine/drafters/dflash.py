@@ -71,6 +71,10 @@ class DFlash(FeatureDrafter):
     def _draft(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow], width: int) -> tuple[mx.array, mx.array]:
         known, mask = {row.sequence_id: row.tokens for row in rows}, self._module.config.mask_token_id
         self._catch_up(known)
-        block = mx.array([[row.tokens[-1], *[mask] * width] for row in rows], dtype=mx.int32)
+        blocks = []
+        for row in rows:  # what is forced is known to the slots behind it, but its last token may be spelled otherwise
+            certain = [usual for usual, *_ in row.forced[:-1]][:width]
+            blocks.append([row.tokens[-1], *certain, *[mask] * (width - len(certain))])
+        block = mx.array(blocks, dtype=mx.int32)
         hidden, _ = self.runner.forward(list(known), self._target.embed(block), [1 + width] * len(rows))
         return drawn_behind((), self._target.logits(hidden[:, 1:]), sampled, self._target_vocabulary)

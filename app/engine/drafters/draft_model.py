@@ -14,7 +14,7 @@ from app.core.errors import ModelUnavailable
 from app.core.reason import NO_REASON, Reason
 from app.core.step import DecodeRow
 from app.engine.acceptance import fit_vocabulary
-from app.engine.drafters import Drafter, LoadedUnit, Outcome, Proposal
+from app.engine.drafters import Drafter, Lead, LoadedUnit, Outcome, Proposal
 from app.engine.lanes import reservation
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import Runner, last_of, padded
@@ -37,15 +37,6 @@ def drawn_behind(
     logits = fit_vocabulary(logits, vocabulary).astype(mx.float32)
     logits = adjust(logits, ahead, mx.concatenate(list(drafts), axis=1) if drafts else None)
     return draw(logits, ahead), logits
-
-
-def _forced(rows: Sequence[DecodeRow], place: int, draft: mx.array) -> mx.array:
-    """int32 `draft` [rows, 1], with what a grammar forces at that `place` of the proposals."""
-    known = [row.forced[place] if place < len(row.forced) else -1 for row in rows]
-    if max(known) < 0:
-        return draft
-    certain = mx.array(known, dtype=mx.int32)[:, None]
-    return mx.where(certain < 0, draft, certain)
 
 
 class DraftModel(Drafter):
@@ -97,13 +88,13 @@ class DraftModel(Drafter):
         """int32 [rows, width] and the logits they were drawn from, for `rows` in slot order; nothing is read here."""
         known = {row.sequence_id: row.tokens for row in rows}
         output = self._catch_up(known)
-        self._states = []
+        self._states, lead = [], Lead([row.forced for row in rows])
         drafts: list[mx.array] = []
         logits: list[mx.array] = []
         while True:
             self._states.append(self.runner.state_rows())
             draft, draft_logits = drawn_behind(drafts, self._logits(output), sampled, self._target_vocabulary)
-            draft = _forced(rows, len(drafts), draft)
+            draft = lead.choose(len(drafts), draft)
             mx.async_eval(draft)  # the device drafts while the host builds the next forward
             drafts.append(draft)
             logits.append(draft_logits)

@@ -112,8 +112,9 @@ class Ngram(Drafter):
     def propose(self, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]) -> Proposal:  # noqa: ARG002  drafts do not depend on sampling
         found = []
         for row in rows:
-            offer = self.offer(row.sequence_id, row.tokens, row.forced, row.num_draft_tokens - len(row.forced))
-            found.append((*row.forced, *(offer.tokens if offer else ())))
+            known = tuple(usual for usual, *_ in row.forced)
+            offer = self.offer(row.sequence_id, row.tokens, known, row.num_draft_tokens - len(known))
+            found.append((*known, *(offer.tokens if offer else ())))
         counts = tuple(len(tokens) for tokens in found)
         reasons = tuple(NO_REASON if count else Reason("no_match") for count in counts)
         return Proposal(padded(found) if any(counts) else None, counts, reasons)
