@@ -1,14 +1,19 @@
-"""The attention of mlx-lm's models in parts: for each buffer that rows of a forward lie in, and on Metal for few
-queries at a time. All that a usual call costs is the question.
+"""The attention of mlx-lm's models in parts: for each buffer that rows of a forward lie in, on Metal for few queries at
+a time, and over latents as they are. All that a usual call costs is the question.
 
 A row reads what it has and no more, however long the rows beside it are. And Metal's vector kernel takes 8 queries at
 most, and 32 of queries × query heads per key head: a verify forward beyond either leaves it, and from 8 to 12 queries
 attention then takes 2.3 to 2.8 times as long at 16k to 32k tokens (mlx issue 3826); two pieces read the keys twice.
+
+Latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1.2) keeps one latent c of each token for all heads: k = c·Q and
+v = c·U of each head. mlx-lm makes all of them at every width but 1. With few queries, (q·Qᵀ)·cᵀ and (weights·c)·U say
+the same and make none: `absorbed`, as mlx-lm does it at width 1.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache as remembered
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.models import base
+from mlx_lm.models.cache import CacheList
 
 KERNEL_QUERIES, KERNEL_PRODUCTS = 8, 32
 KERNEL_DIMENSIONS = frozenset({64, 96, 128, 256})
@@ -23,6 +29,9 @@ MOST_PIECES = 4
 """Each reads the keys again; wider forwards are left to the kernel for whole blocks."""
 LEAST_CONTEXT_TOKENS = 2048
 """In shorter contexts attention is a small part of a step."""
+LATENT_QUERIES = 64
+"""Wider forwards make keys and values: those cost as many operations as the absorbed form with 153 (Mistral 4) to 398
+queries (GLM-4.7-Flash), rank · (key + value) / (2 · rank - key - value) dimensions."""
 
 Cut = Callable[[int, int, int, int], int]
 """How many queries a piece has, by width, query heads to a key head, number of keys and their dimension."""
@@ -48,11 +57,34 @@ class Pieces:
 
 
 def attach(model: nn.Module) -> None:
-    """Let the layers of a model of mlx-lm call `attention` for its own."""
-    kinds = {kind for _, module in model.named_modules() for kind in type(module).__mro__}
+    """Let the layers of a model of mlx-lm call `attention` for its own, and latent ones tell their caches who reads."""
+    modules = [module for _, module in model.named_modules()]
+    kinds = {kind for module in modules for kind in type(module).__mro__}
     for source in {sys.modules[kind.__module__] for kind in kinds} - {base}:
         if getattr(source, NAME, None) is _whole:
             setattr(source, NAME, attention)
+    for module in modules:
+        kind: Any = type(module)
+        if "unembed_out" in module and not hasattr(kind, "tells"):
+            module.__class__ = _telling(kind)
+
+
+@remembered
+def _telling(kind: Any) -> Any:
+    """A subclass of a latent attention's own class that only makes itself known to the cache that it is called with."""
+
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        store = _store(keywords["cache"] if "cache" in keywords else arguments[-1])
+        if hasattr(store, "latent_reader"):
+            store.latent_reader = self
+        return kind.__call__(self, *arguments, **keywords)
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "tells": kind})
+
+
+def _store(cache: Any) -> Any:
+    """Where keys and values lie: beside them, some layers keep what picks among them."""
+    return cache[0] if isinstance(cache, CacheList) else cache
 
 
 def cut_for(architecture: str) -> Cut | None:
@@ -73,8 +105,14 @@ def attention(
 ) -> mx.array:
     """As mlx-lm's: queries [rows, heads, width, dimension], keys and values [rows, key heads, context, dimension] or
     `Pieces` of such, with their masks."""
+    store = _store(cache)
+    cut, reader = getattr(store, "cut", None), getattr(store, "latent_reader", None)
+    if reader is not None and queries.shape[2] <= LATENT_QUERIES:
+        if queries.shape[2] > 1:
+            return absorbed(reader, queries, *store.keys_and_values(), scale=scale, mask=mask)
+        if cut is None:  # on a Mac, mlx chooses a kernel for it
+            return _for_all_heads(queries, keys, scale, mask)
     attend = partial(_whole, cache=cache, scale=scale, sinks=sinks)
-    cut = getattr(cache, "cut", None)
     if cut is not None:
         attend = partial(_cut, cut, attend)
     if type(keys) is not Pieces:
@@ -112,3 +150,29 @@ def _cut(
 
 def _zeros(rows: int, like: mx.array) -> list[mx.array]:
     return [mx.zeros((rows, *like.shape[1:]), like.dtype)] if rows else []
+
+
+def absorbed(
+    reader: Any, queries: mx.array, latents: mx.array, places: mx.array, *, scale: float, mask: Any
+) -> mx.array:
+    """Latent attention [rows, heads, width, value dimension] that makes neither keys nor values.
+
+    `queries` [rows, heads, width, dimension] are without places, and `mask` is what those add to the scores, or have
+    them behind, and it says who sees whom; `latents` [rows, 1, context, rank], `places` [rows, 1, context, dimension].
+    """
+    bare, placed = mx.split(queries, [reader.qk_nope_head_dim], axis=-1)
+    if placed.shape[-1]:
+        scores = (placed * scale) @ places.swapaxes(-1, -2)
+        width, context = scores.shape[-2:]
+        if isinstance(mask, str):  # "causal"
+            mask = mx.arange(context - width, context)[:, None] >= mx.arange(context)
+        mask = scores if mask is None else mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    told: mx.array = reader.unembed_out(_for_all_heads(reader.embed_q(bare), latents, scale, mask))
+    return told
+
+
+def _for_all_heads(queries: mx.array, latents: mx.array, scale: float, mask: mx.array) -> mx.array:
+    """All heads read the same latents, so their queries are those of one: one product reads the latents once."""
+    rows, heads, width, rank = queries.shape
+    queries, mask = queries.reshape(rows, 1, heads * width, rank), mask.reshape(rows, 1, heads * width, -1)
+    return _whole(queries, latents, latents, cache=None, scale=scale, mask=mask).reshape(rows, heads, width, rank)

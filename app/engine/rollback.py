@@ -92,6 +92,8 @@ class SlotKV:
         self.lane = lane
         self.shared = Buffer()
         self.own: dict[str, Buffer] = {}
+        self.latent_reader: Any = None
+        """The attention of latents that was last called with this cache; None: it holds keys and values."""
 
     @property
     def offset(self) -> int | mx.array:
