@@ -62,11 +62,11 @@ class StepObservation(NamedTuple):
     rows: int
     width: int
     seconds: float
-    appended: int = 0
     draft_seconds: float | None = None
     drafts: tuple[DraftObservation, ...] = ()
     typical: bool = True
     context_tokens: int = 0
+    appended: int = 0
 
     @property
     def widest(self) -> DraftObservation:
