@@ -39,7 +39,8 @@ Policy = Annotated[
     typer.Option(help="When to draft: single (only one request running; default), auto (whenever faster), off."),
 ]
 Acceptance = Annotated[
-    str | None, typer.Option(help="Acceptance rule: coupled (exact: same seed, same text) or rejection.")
+    str | None,
+    typer.Option(help="Acceptance rule: coupled (exact: same seed, same text), strict (on any device) or rejection."),
 ]
 Repository = Annotated[str, typer.Argument(help="organisation/name on the Hugging Face hub.")]
 Revision = Annotated[str, typer.Option(help="Branch, tag or commit; default: the latest.")]

@@ -76,7 +76,7 @@ class ModelSettings(BaseModel):
         le=64,
     )
     policy: Literal["auto", "single", "off"] | None = _setting("When to draft, as the server's `policy`.", "reload")
-    acceptance: Literal["coupled", "rejection"] | None = _setting(
+    acceptance: Literal["coupled", "strict", "rejection"] | None = _setting(
         "Acceptance rule, as the server's `acceptance`.", "reload"
     )
     prompt_lookup_min: int | None = _setting("Shortest n-gram to look up.", "reload", "tokens", ge=1, le=32)

@@ -177,9 +177,10 @@ class Settings(BaseModel):
         "speculation",
         "reload",
     )
-    acceptance: Literal["coupled", "rejection"] = _setting(
+    acceptance: Literal["coupled", "strict", "rejection"] = _setting(
         "coupled",
-        "Acceptance rule: `coupled` (exact: same seed, same text) or `rejection` (sampling: same distribution).",
+        "Acceptance rule: `coupled` (exact: same seed, same text), `strict` (exact on any device, slower) or "
+        "`rejection` (sampling: same distribution).",
         "speculation",
         "reload",
     )

@@ -1,14 +1,21 @@
 """How many drafts stay under each acceptance rule, by temperature: `python bench/acceptance.py` prints a table.
 
 One request at a time, always `--drafts` drafts a cycle, no governor: what is compared is the rule and nothing else.
-With `--expected`, for a draft model: what each rule accepts of a draft on average over all tokens of the same texts, by
-formula and without chance: `coupled` sum_v 1 / sum_w max(p_w / p_v, q_w / q_v), `rejection` sum_v min(p_v, q_v).
+`parted`: texts that are not plain decoding's; `close calls`: what `strict` decided again, `read again`: for that.
+OpenBLAS serves where it is installed, as in the server. With `--expected`, for a draft model: what each rule accepts of
+a draft on average over all tokens of the same texts, by formula and without chance:
+`coupled` sum_v 1 / sum_w max(p_w / p_v, q_w / q_v), `rejection` sum_v min(p_v, q_v).
 """
 
+# ruff: noqa: E402 - what follows `prepare` imports mlx, and has to come after it
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from app.engine.platform import prepare
+
+prepare()
 
 import mlx.core as mx
 import numpy as np
@@ -48,17 +55,21 @@ class Counts:
     drafted: int = 0
     accepted: int = 0
     first_accepted: int = 0
+    close_calls: int = 0
+    replayed: int = 0
 
     def add(self, outcome: RowOutcome) -> None:
         self.cycles += 1
         self.drafted += outcome.drafted
         self.accepted += outcome.accepted
         self.first_accepted += outcome.accepted > 0
+        self.close_calls += outcome.replayed > 0
+        self.replayed += outcome.replayed
 
     def cells(self) -> str:
         return (
             f"{self.first_accepted / self.cycles:.1%} | {self.accepted / self.drafted:.1%} | "
-            f"{1 + self.accepted / self.cycles:.2f} | {self.cycles}"
+            f"{1 + self.accepted / self.cycles:.2f} | {self.cycles} | {self.close_calls} | {self.replayed}"
         )
 
 
@@ -83,7 +94,7 @@ def answer(engine: Engine, request: Request, method: str, drafts: int, counts: C
     while (remaining := request.max_tokens - (len(tokens) - prompt)) > drafts:
         row = DecodeRow(request.id, tokens, prompt, computed, remaining, method=method, num_draft_tokens=drafts)
         outcome = engine.step(DecodeStep((row,))).outcomes[0]
-        if outcome.drafted:
+        if outcome.drafted or outcome.replayed:
             counts.add(outcome)
         tokens.extend(outcome.emitted)
         computed = outcome.computed
@@ -94,10 +105,15 @@ def answer(engine: Engine, request: Request, method: str, drafts: int, counts: C
 
 
 def measure(
-    engine: Engine, prompts: Sequence[Sequence[int]], stop: int, temperature: float, args: argparse.Namespace
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    stop: int,
+    temperature: float,
+    args: argparse.Namespace,
+    drafts: int | None = None,
 ) -> tuple[Counts, list[tuple[int, list[int]]]]:
     """Counts, and every text behind the length of its prompt."""
-    counts, texts = Counts(), []
+    counts, texts, wanted = Counts(), [], args.drafts if drafts is None else drafts
     for seed in range(args.seeds):
         for index, prompt in enumerate(prompts):
             request = Request(
@@ -107,7 +123,7 @@ def measure(
                 stop_token_ids=frozenset({stop}),
                 sampling=SamplingParameters(seed=1000 * seed + index, temperature=temperature),
             )
-            texts.append((len(prompt), answer(engine, request, args.method, args.drafts, counts)))
+            texts.append((len(prompt), answer(engine, request, args.method, wanted, counts)))
     return counts, texts
 
 
@@ -162,13 +178,18 @@ def main() -> None:
         print_expected(unit, prompts, tokenizer.eos_token_id, args)
         return
     parts = open_engine(unit)
-    print("| drafter | temperature | rule | first draft accepted | accepted of drafted | tokens a cycle | cycles |")
-    print("|---|---:|---|---:|---:|---:|---:|")
+    print(
+        "| temperature | rule | first draft | accepted | tokens a cycle | cycles | close calls | read again | parted |"
+    )
+    print("|---:|---|---:|---:|---:|---:|---:|---:|---:|")
     for temperature in args.temperatures:
+        _, plain = measure(parts, prompts, tokenizer.eos_token_id, temperature, args, drafts=0)
         for mode in MODES:
             engine = Engine(parts.runner, parts.drafters, parts.limits, PrefixCache(0), acceptance=mode)
-            counts, _ = measure(engine, prompts, tokenizer.eos_token_id, temperature, args)
-            print(f"| `{args.draft.name}` | {temperature:g} | {mode} | {counts.cells()} |", flush=True)
+            counts, texts = measure(engine, prompts, tokenizer.eos_token_id, temperature, args)
+            pairs = [list(zip(text, wanted, strict=False)) for (_, text), (_, wanted) in zip(texts, plain, strict=True)]
+            parted = sum(any(one != other for one, other in pair) for pair in pairs)
+            print(f"| {temperature:g} | {mode} | {counts.cells()} | {parted} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class ChoiceBody(Body):
     methods: list[str] | None = Field(None, max_length=8)
     num_draft_tokens: int | None = None
     policy: Literal["auto", "single", "off"] | None = None
-    acceptance: Literal["coupled", "rejection"] | None = None
+    acceptance: Literal["coupled", "strict", "rejection"] | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
 

@@ -25,7 +25,7 @@ OPTION_WORDS: Mapping[str, Mapping[str, str]] = {
     "theme": {"system": "theme.system", "light": "theme.light", "dark": "theme.dark"},
     "policy": {"auto": "drafts.policy_auto", "single": "drafts.policy_single", "off": "drafts.policy_off"},
     "wire": {"auto": "settings.wire_auto", "off": "settings.wire_off"},
-    "acceptance": {"coupled": "drafts.coupled", "rejection": "drafts.rejection"},
+    "acceptance": {"coupled": "drafts.coupled", "strict": "drafts.strict", "rejection": "drafts.rejection"},
     "log_level": {
         "debug": "settings.log_debug",
         "info": "logs.from_info",

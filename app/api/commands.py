@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from fastapi import Request
@@ -24,7 +24,7 @@ from pydantic import (
 
 from app.api.structured import GUIDED, format_grammar, wished_grammar
 from app.core.drafters import AUTO, DRAFT_METHODS, METHOD_NAMES, OFF
-from app.core.errors import InvalidRequest
+from app.core.errors import InvalidRequest, SpeculationUnavailable
 from app.core.messages import Generate, ModelSpecification
 from app.core.request import Grammar, SamplingParameters, SpeculationRequest
 from app.model_settings import ModelSettings
@@ -120,6 +120,7 @@ class SpeculationOptions(Body):
 
     method: str | None = Field(None, json_schema_extra={"enum": [*METHODS, None]})
     num_draft_tokens: DraftTokens | None = None
+    acceptance: Literal["coupled", "strict"] | None = None
 
     @field_validator("method")
     @classmethod
@@ -272,6 +273,9 @@ def _resolve(context: Context, body: GenerationBody) -> tuple[ModelSpecification
     wish = speculation_request(body, context.live.profile(body.model, main.id))
     drafts = None if body.draft_model == OFF else body.draft_model or None
     model = resolver.resolve(main.id, drafts, method=wish.method)
+    if wish.acceptance and model.acceptance == "rejection":
+        message = f"{main.id} accepts by rejection, which no request can leave."
+        raise SpeculationUnavailable(message, parameter="speculation.acceptance")
     wish = msgspec.structs.replace(wish, methods=resolver.named_methods(model, drafts) or wish.methods)
     return model, resolver.as_own(model.id, wish)
 
@@ -324,6 +328,7 @@ def speculation_request(body: GenerationBody, profile: ModelSettings) -> Specula
     return SpeculationRequest(
         method=method or "auto",
         num_draft_tokens=num_draft_tokens or body.num_draft_tokens,
+        acceptance=(options.acceptance if options else None) or "",
     )
 
 

@@ -8,7 +8,7 @@ Object = dict[str, Any]
 Counts = dict[str, int]
 Fields = dict[str, Any]
 
-DRAFTED: Fields = dict.fromkeys(("drafted", "accepted", "cycles"), int)
+DRAFTED: Fields = dict.fromkeys(("drafted", "accepted", "cycles", "close_calls", "replayed_tokens"), int)
 Drafts = shape(
     "Speculation",
     {"method": str, "reason": str, "reason_code": str, **DRAFTED, "tokens_per_cycle": float},

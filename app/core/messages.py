@@ -57,7 +57,8 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     """Why a drafter that was chosen is not used; empty when there is none to explain."""
     policy: str = "auto"
     acceptance: str = "coupled"
-    """`coupled`: a draft is accepted iff it equals the target's own draw; `rejection`: with chance min(1, p/q)."""
+    """`coupled`: a draft is accepted iff it equals the target's own draw; `strict`: close calls are decided as plain
+    decoding does; `rejection`: with chance min(1, p/q)."""
     methods: tuple[str, ...] = ()
     """The methods that may run; empty: every one that can."""
     num_draft_tokens: int | None = None

@@ -37,6 +37,8 @@ class SpeculationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Those of the drafters that the request names, which must run or be refused too; empty: every one may draft."""
     policy: str = ""
     """In place of the loaded unit's, which another one's measurement may have chosen; empty: the unit's."""
+    acceptance: str = ""
+    """`coupled` or `strict`, in place of the loaded unit's; empty: the unit's."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,6 +100,10 @@ class Statistics:
     """From `submit` to the first told tokens; 0 when there were none."""
     preemptions: int = 0
     """How often it gave its row up for want of memory, and read its tokens again later."""
+    close_calls: int = 0
+    """How often, under `strict`, a token was in doubt, so that it was decided without drafts."""
+    replayed_tokens: int = 0
+    """How many tokens were read again for that."""
     by_method: tuple[MethodStatistics, ...] = ()
     """In order of first use; `off` counts the steps without drafts."""
     reason: Reason = NO_REASON
@@ -152,6 +156,8 @@ class Statistics:
             decode_seconds=max((usage.decode_seconds for usage in usages), default=0.0),
             first_token_seconds=min((usage.first_token_seconds for usage in usages), default=0.0),
             preemptions=sum(usage.preemptions for usage in usages),
+            close_calls=sum(usage.close_calls for usage in usages),
+            replayed_tokens=sum(usage.replayed_tokens for usage in usages),
             by_method=tuple(
                 MethodStatistics.side_by_side([each for each in methods if each.method == name])
                 for name in dict.fromkeys(each.method for each in methods)
@@ -210,6 +216,8 @@ class Statistics:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "cycles": cycles,
+            "close_calls": self.close_calls,
+            "replayed_tokens": self.replayed_tokens,
             "tokens_per_cycle": round(1 + self.accepted / cycles, 3) if cycles else 1.0,
             "accepted_per_position": list(self.accepted_per_position),
             "methods": {

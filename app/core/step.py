@@ -106,6 +106,8 @@ class RowOutcome:
     """Of the whole prompt, where that is wanted."""
     appended: int = 0
     """Of the verified drafts, the last so many were forced by a grammar behind those of the drafter."""
+    replayed: int = 0
+    """Under `strict`: so many tokens were read again one by one, because the last one emitted was in doubt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ proposes, and the rule needs no draft probabilities. It is the best rule where a
 min(1, p(d) / q(d)), the first rejected one replaced by a draw from max(p - q, 0); a bonus is drawn from p. It accepts
 sum(min(p, q)), the most that is possible, but only the distribution is that of plain decoding: a seed has another text.
 The drafts must be drawn with `DRAFT_SALT`, independently of p's noise, and none may be dropped for what it is.
+
+`strict` is `coupled` where the width of a forward may move logits: what is `doubtful` then is decided by `strict.py`.
 """
 
 from collections.abc import Sequence
@@ -15,8 +17,9 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from app.engine.sampling import ACCEPTANCE_SALT, SampledRow, draw, gumbel_noise, noise_keys, shape_logits, unit_noise
+from app.engine.truncation import cuts, may_stay
 
-MODES = ("coupled", "rejection")
+MODES = ("coupled", "rejection", "strict")
 
 
 def residual(target: mx.array, draft: mx.array) -> mx.array:
@@ -76,3 +79,23 @@ def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
     if missing <= 0:
         return logits[..., :vocabulary]
     return mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=mx.array(-mx.inf))
+
+
+def doubtful(logits: mx.array, drawn: mx.array, row: SampledRow, tolerance: float) -> mx.array:
+    """bool [slots]: where another token might have been `drawn` (int32 [slots]) by `row` from `logits` [slots,
+    vocabulary], after bias and penalties, if each of them were up to `tolerance` off before."""
+    parameters, vocabulary, chosen = row.parameters, logits.shape[-1], drawn[:, None]
+    # Two logits come that much closer; a penalty that multiplies them does so with what they are off.
+    slack = 2 * tolerance * max(parameters.repetition_penalty, 1 / parameters.repetition_penalty)
+    scores = logits
+    if parameters.temperature > 0:
+        heat = max(parameters.temperature, 1e-6)
+        logits, slack = logits / heat, slack / heat
+        scores = logits + gumbel_noise(noise_keys([row], len(logits)), vocabulary)[0]
+    near = scores > mx.take_along_axis(scores, chosen, axis=-1) - slack
+    rivals = near & (mx.arange(vocabulary) != chosen)
+    any_rival = mx.any(rivals, axis=-1)
+    if parameters.temperature <= 0 or not cuts(parameters, vocabulary):
+        return any_rival
+    strongest = mx.argmax(mx.where(rivals, logits, -mx.inf), axis=-1)
+    return ~may_stay(logits, drawn, parameters, -slack) | (any_rival & may_stay(logits, strongest, parameters, slack))

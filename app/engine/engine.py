@@ -8,7 +8,7 @@ the host. A launched forward belongs to its rows: whatever is planned next, its 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -34,6 +34,7 @@ from app.engine import memory
 from app.engine.acceptance import MODES, accept
 from app.engine.constraints import Constraints
 from app.engine.drafters import REGISTRY, Drafter, Drafters, LoadedUnit, Outcome, Proposal, open_drafters
+from app.engine.feeding import Launched, feed, feed_drafts
 from app.engine.lanes import reservation
 from app.engine.layers import cheap_tokens_of
 from app.engine.memory import gpu_architecture
@@ -43,6 +44,7 @@ from app.engine.readings import Pooling, Scores, score
 from app.engine.rollback import UnknownCacheError
 from app.engine.runner import AloneRunner, Runner, last_of, padded
 from app.engine.sampling import DRAFT_SALT, SampledRow, TokenCounts, adjust, draw, penalises
+from app.engine.strict import PlainRows
 
 SLOW_SECONDS = 1.0
 """A step after one that took longer is done in parts, and so is one over so many tokens of a prompt."""
@@ -50,48 +52,6 @@ LONG_TOKENS = 256
 STEP_PARTS = 8
 
 _logger = logging.getLogger("paceline.engine")
-
-
-@dataclass(frozen=True)
-class Launched:
-    """int32 `tokens` [rows], one per row of `sequence_ids`. The device begins with them at once."""
-
-    sequence_ids: tuple[str, ...]
-    tokens: mx.array
-    scores: Scores
-
-    def __post_init__(self) -> None:
-        mx.async_eval(self.tokens, *self.scores.arrays())
-
-    def only(self, wanted: Sequence[str]) -> "Launched | None":
-        """The same launch without the rows that are not wanted; None when none is left."""
-        keep = [index for index, name in enumerate(self.sequence_ids) if name in wanted]
-        if len(keep) == len(self.sequence_ids):
-            return self
-        if not keep:
-            return None
-        index = mx.array(keep)
-        return Launched(
-            tuple(self.sequence_ids[row] for row in keep),
-            self.tokens[index],
-            self.scores.rows(index),
-        )
-
-
-def feed(rows: Sequence[DecodeRow], launched: Launched | None) -> tuple[mx.array, list[int]]:
-    """int32 [rows, width] of what each row feeds next, right-padded, and each row's real width.
-
-    A row in `launched` feeds its token that the host has not read; the others feed `tokens[computed:]`.
-    """
-    if launched is not None and launched.sequence_ids == tuple(row.sequence_id for row in rows):
-        return launched.tokens[:, None], [1] * len(rows)
-    pending = {} if launched is None else {name: index for index, name in enumerate(launched.sequence_ids)}
-    known = [[0] if row.sequence_id in pending else list(row.tokens[row.computed :]) for row in rows]
-    fed = padded(known)
-    for index, row in enumerate(rows):
-        if launched is not None and row.sequence_id in pending:
-            fed[index, 0] = launched.tokens[pending[row.sequence_id]]
-    return fed, [len(tokens) for tokens in known]
 
 
 class Engine:
@@ -110,6 +70,8 @@ class Engine:
         if acceptance not in MODES:
             raise ValueError(f"acceptance must be one of {', '.join(MODES)}, not {acceptance}")
         self._salt = DRAFT_SALT if acceptance == "rejection" else 0
+        self._acceptance = acceptance
+        self.plain_rows = PlainRows(runner)
         self.runner = runner
         self.drafters = drafters
         self.limits = replace(
@@ -160,6 +122,8 @@ class Engine:
         self.prefixes.bound(limit_bytes)
 
     def admit(self, request: Request) -> int:
+        if (request.speculation.acceptance or self._acceptance) == "strict":
+            self.plain_rows.admit(request.id, request.prompt_tokens, self.on_progress)
         self.runner.claim(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
         self._requests[request.id] = request
         if penalises(request.sampling):
@@ -219,7 +183,7 @@ class Engine:
 
     def _forget(self, request_id: str) -> None:
         self._counts.pop(request_id, None)
-        for part in (self._constraints, self._pooling, self.drafters):
+        for part in (self._constraints, self._pooling, self.plain_rows, self.drafters):
             part.release(request_id)
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -252,6 +216,7 @@ class Engine:
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
         for row in rows:
             self.runner.caches.table.check(row.sequence_id, row.start)
+        self.plain_rows.run(list(by_id))
         widths = [row.end - row.start for row in rows]
         tokens = padded([row.tokens[row.start : row.end] for row in rows])
         logits, forward = self.runner.forward([row.sequence_id for row in rows], tokens, widths)
@@ -298,15 +263,18 @@ class Engine:
         self._times = [time.perf_counter()] if plan.timed else None
         by_id = {row.sequence_id: row for row in plan.rows}
         rows = [by_id[name] for name in self.runner.ordered(list(by_id))]
+        self.plain_rows.run(list(by_id))
         if self._ahead is not None and any(row.sequence_id in self._ahead.sequence_ids for row in rows):
             return StepResult(self._plain(rows, (NO_REASON,) * len(rows)))
         for row in rows:
             self.runner.caches.table.check(row.sequence_id, row.computed)
-        rows = [self._constraints.led(row) for row in rows]
-        proposal = self.drafters.propose(rows, [self._sampled(row, salt=self._salt) for row in rows])
-        proposal = self._constraints.extended(rows, proposal)
+        asked = [self._constraints.led(row) for row in self.plain_rows.asked(rows)]
+        proposal = self.drafters.propose(asked, [self._sampled(row, salt=self._salt) for row in rows])
+        proposal = self._constraints.extended(asked, proposal)
         if (drafts := proposal.tokens) is None:
             width = max(len(row.tokens) - row.computed for row in rows)
+            if self.plain_rows.strayed(rows):
+                return StepResult(self._verify(rows, proposal, mx.zeros((1, 0), mx.int32)), width=width)
             return StepResult(self._plain(rows, proposal.reasons), width=width)
         mx.async_eval(drafts)  # the device drafts while the host builds the verify forward
         self._end_part(lambda: [drafts])
@@ -349,15 +317,22 @@ class Engine:
         kept = self.runner.commit(forward, widths)
         self._pooling.read(forward)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept))
-        pending = launched.sequence_ids if launched else ()
-        sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
         logits = last_of(logits, widths).astype(mx.float32)
-        adjusted = adjust(logits, sampled, fed if pending else None)
-        if launched is None:  # else nothing is forbidden to anybody
-            adjusted, _ = self._constraints.mask(adjusted, rows, sampled)
-        drawn = draw(adjusted, sampled)
+        drawn = self._drawn(logits, rows, fed, launched)
         self._walk()
         return Launched(tuple(names), drawn[:, 0], self._scores(logits, drawn, rows))
+
+    def _drawn(
+        self, logits: mx.array, rows: Sequence[DecodeRow], fed: mx.array | None = None, launched: Launched | None = None
+    ) -> mx.array:
+        """int32 [rows, 1] of `logits` float32 [rows, 1, vocabulary]. Rows in `launched` were `fed` what the host has
+        not read; then nothing is forbidden to anybody."""
+        pending = launched.sequence_ids if launched else ()
+        sampled = [self._sampled(row, int(row.sequence_id in pending)) for row in rows]
+        adjusted = adjust(logits, sampled, fed if pending else None)
+        if launched is None:
+            adjusted, _ = self._constraints.mask(adjusted, rows, sampled)
+        return draw(adjusted, sampled)
 
     def _sampled(self, row: DecodeRow, pending: int = 0, salt: int = 0) -> SampledRow:
         sampling, counts = self._requests[row.sequence_id].sampling, self._counts.get(row.sequence_id)
@@ -379,14 +354,12 @@ class Engine:
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:
         """One forward over known tokens and drafts; the only read brings drawn tokens and accepted counts."""
+        self.plain_rows.stray(rows)
         known = [len(row.tokens) - row.computed for row in rows]
         widths = [size + count for size, count in zip(known, proposal.counts, strict=True)]
-        slots = drafts.shape[1] + 1
-        places = mx.array(known, dtype=mx.int32)[:, None] - 1 + mx.arange(slots)
-        fed = padded([row.tokens[row.computed :] for row in rows], max(known) + slots - 1)
-        fed = mx.put_along_axis(fed, places[:, 1:], drafts, axis=1)
+        fed, places = feed_drafts(rows, drafts)
         logits, forward = self.runner.forward([row.sequence_id for row in rows], fed, widths, record=True)
-        if logits.shape[1] != slots:
+        if logits.shape[1] != places.shape[1]:
             logits = mx.take_along_axis(logits, places[..., None], axis=1)
         logits = logits.astype(mx.float32)
         sampled = [self._sampled(row) for row in rows]
@@ -396,20 +369,37 @@ class Engine:
         tried = proposal.counts if self._salt else standing
         drawn, accepted = accept(drafts, adjusted, sampled, tried, draft_logits=draft_logits)
         scores = self._scores(logits, drawn, rows)
-        packed = mx.concatenate([drawn, accepted[:, None]], axis=1)
+        clear = self.plain_rows.clear(adjusted, drawn, rows, sampled)
+        packed = mx.concatenate([drawn, mx.stack([mx.minimum(accepted, clear), clear], axis=1)], axis=1)
         self._walk()
         self._end_part()  # on the CPU the launch already waits for most of the forward
         mx.async_eval(packed, *scores.arrays())
         read: Any = packed.tolist()
         self._end_part()
-        counts = [values[-1] for values in read]
+        counts = [values[-2] for values in read]
         kept = self.runner.commit(forward, [size + count for size, count in zip(known, counts, strict=True)])
+        replayed = 0
+        if counts[0] == read[0][-1]:  # the only row, and what comes next is in doubt
+            replayed, kept = self._decide(rows[0], read[0], logits), [known[0] + counts[0]]
+            scores = self._scores(logits, mx.array([read[0][:-2]]), rows)
         self.drafters.observe(Outcome(forward, [row.tokens for row in rows], kept, tried, counts))
         self._end_part(lambda: [one.arrays() for one in (self.runner, *self.drafters.runners.values())])
-        return tuple(
+        outcomes = [
             self._outcome(row, read[place][: counts[place] + 1], scores, place, kept[place], drafted, reason)
             for place, (row, drafted, reason) in enumerate(zip(rows, tried, proposal.reasons, strict=True))
-        )
+        ]
+        return tuple(replace(outcome, replayed=replayed) for outcome in outcomes)
+
+    def _decide(self, row: DecodeRow, read: list[int], logits: mx.array) -> int:
+        """Put plain decoding's token into `read` (drawn tokens, accepted drafts, clear slots) behind the drafts that
+        stay, and what it was drawn from into `logits` float32 [1, slots, vocabulary]; how many tokens were read again.
+        """
+        slot = slice(read[-2], read[-2] + 1)
+        row = replace(row, tokens=[*row.tokens, *read[: slot.start]])
+        logits[:, slot], replayed = self.plain_rows.replay(row, logits[:, slot], self.on_progress)
+        drawn: Any = self._drawn(logits[:, slot], [row]).tolist()
+        read[slot] = drawn[0]
+        return replayed
 
 
 def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:

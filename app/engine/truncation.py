@@ -5,7 +5,7 @@ have less than p of the mass that top-k left; the first token always stays.
 """
 
 from collections.abc import Sequence
-from math import ceil, e, log, log1p, log2
+from math import ceil, copysign, e, exp, log, log1p, log2
 
 import mlx.core as mx
 
@@ -14,6 +14,8 @@ from app.core.request import SamplingParameters
 BLOCK_TOKENS = 64
 NEVER = 64 * log(2)
 """-log of a chance that is taken for none: 2^-64."""
+ROUNDING = 1e-5
+"""Of sums over a vocabulary in float32, relative."""
 LOWEST_KEY, HIGHEST_KEY, KEY_BITS = -(1 << 31), (1 << 31) - 1, 32
 
 
@@ -125,6 +127,28 @@ def truncate(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.a
         weights = mx.softmax(left, axis=-1, precise=True)
         left = mx.where(_before(left, weights, _column([_share(each) for each in parameters])), left, -mx.inf)
     return _above_floor(left, parameters)
+
+
+def cuts(parameters: SamplingParameters, vocabulary: int) -> bool:
+    """Whether anything may be excluded."""
+    return bool(_top_k(parameters, vocabulary)) or parameters.top_p < 1.0 or parameters.min_p > 0.0
+
+
+def may_stay(logits: mx.array, tokens: mx.array, parameters: SamplingParameters, slack: float) -> mx.array:
+    """bool [slots]: whether `truncate` may leave `tokens` int32 [slots] of float32 `logits` [slots, vocabulary], should
+    any two logits be `slack` closer than they are; below 0: whether it surely does."""
+    vocabulary, token = logits.shape[-1], tokens[:, None]
+    level, top = mx.take_along_axis(logits, token, axis=-1), mx.max(logits, axis=-1, keepdims=True)
+    top_k, weights = _top_k(parameters, vocabulary), mx.exp(logits - top)
+    ahead = (logits > level + slack) & (mx.arange(vocabulary) != token)
+    stays = mx.sum(ahead, axis=-1) < (top_k or vocabulary)
+    if parameters.top_p < 1.0:
+        mass = mx.sum(mx.topk(weights, top_k, axis=-1) if top_k else weights, axis=-1)
+        share = _share(parameters) * exp(slack + copysign(ROUNDING, slack))
+        stays = stays & (mx.sum(mx.where(ahead, weights, 0.0), axis=-1) < share * mass)
+    if parameters.min_p > 0.0:
+        stays = stays & (level >= top + log(max(parameters.min_p, 1e-30)) - slack)[..., 0]
+    return stays
 
 
 def _before(logits: mx.array, weights: mx.array, limit: mx.array) -> mx.array:

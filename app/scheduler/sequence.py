@@ -23,6 +23,8 @@ class Counters:
     """
 
     generated: int = 0
+    close_calls: int = 0
+    replayed_tokens: int = 0
     _by_method: dict[str, MethodStatistics] = field(default_factory=dict)
 
     def count_step(self, *, kept: int, drafted: int, accepted: int, method: str, parts: Parts = NO_PARTS) -> None:
@@ -232,6 +234,8 @@ class Sequence:
         drafted = min(outcome.drafted, kept) if finish_reason else outcome.drafted
         accepted = min(outcome.accepted, kept)
         self.counters.count_step(kept=kept, drafted=drafted, accepted=accepted, method=outcome.method, parts=parts)
+        self.counters.close_calls += outcome.replayed > 0
+        self.counters.replayed_tokens += outcome.replayed
         shown = kept - (finish_reason is FinishReason.STOP)
         return TokenEvent(
             request_id=self.request.id,
@@ -263,6 +267,8 @@ class Sequence:
             decode_seconds=now - decoding,
             first_token_seconds=first_token - self.submitted_at,
             preemptions=self.preemptions,
+            close_calls=self.counters.close_calls,
+            replayed_tokens=self.counters.replayed_tokens,
             by_method=self.counters.by_method,
             reason=self.refusals.main(has_drafted=self.counters.has_drafted),
             decision=self.decision,

@@ -5,7 +5,7 @@ import { candidateRow, offerRow } from "./draft_words.js";
 import { draftsCall, memoryWords, paysAddress } from "./model_words.js";
 
 const POLICIES = { "": () => "", single: () => t("drafts.policy_single_text"), auto: () => t("drafts.policy_auto_text"), off: () => t("drafts.policy_off_text") };
-const RULES = { "": () => "", coupled: () => t("drafts.coupled_text"), rejection: () => t("drafts.rejection_text") };
+const RULES = { "": () => "", coupled: () => t("drafts.coupled_text"), strict: () => t("drafts.strict_text"), rejection: () => t("drafts.rejection_text") };
 const BECAME = { loaded: () => t("drafts.felt_now"), in_use: () => t("drafts.felt_later"), not_loaded: () => t("drafts.felt_load") };
 
 component("drafts", () => ({

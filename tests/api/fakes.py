@@ -52,6 +52,8 @@ USAGE = Statistics(
     completion_tokens=3,
     prefill_seconds=0.03,
     decode_seconds=0.06,
+    close_calls=1,
+    replayed_tokens=7,
     by_method=(
         MethodStatistics("off", steps=1, verify_seconds=0.01),
         MethodStatistics(

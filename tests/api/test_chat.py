@@ -51,6 +51,7 @@ async def test_whole_answer(site: Site) -> None:
     speculation = answer["speculation"]
     assert (speculation["method"], speculation["drafted"], speculation["accepted"]) == ("draft_model", 4, 2)
     assert speculation["tokens_per_cycle"] == 2.0
+    assert (speculation["close_calls"], speculation["replayed_tokens"]) == (1, 7)
     assert speculation["decision"] == {
         "kind": "draft",
         "method": "draft_model",
@@ -224,6 +225,19 @@ async def test_a_method_that_is_named_brings_its_drafter_or_is_refused() -> None
     refused = await site.chat(speculation={"method": "mtp"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "speculation_unavailable")
     assert "no mtp drafter on this computer fits demo-main" in refused.json()["error"]["message"]
+
+
+async def test_a_request_may_be_strict_unless_its_model_accepts_by_rejection() -> None:
+    site = make_site(models=DRAFTERS)
+    assert (await site.chat(speculation={"acceptance": "strict"})).status_code == 200
+    (command,) = site.worker.commands
+    assert command.speculation == SpeculationRequest(acceptance="strict")
+    assert (await site.chat(speculation={"acceptance": "rejection"})).status_code == 400
+    site = make_site(models=DRAFTERS, acceptance="rejection")
+    refused = await site.chat(speculation={"acceptance": "strict"})
+    told = refused.json()["error"]
+    assert (refused.status_code, told["code"]) == (400, "speculation_unavailable")
+    assert told["param"] == "speculation.acceptance"
 
 
 async def test_a_drafter_that_is_named_is_the_only_one_that_may_draft() -> None:

@@ -164,6 +164,14 @@ def test_the_last_token_is_released_only_when_it_was_fed() -> None:
     assert released[-1] == 1
 
 
+def test_what_was_read_again_for_close_calls_is_counted() -> None:
+    scheduler = running(stops=frozenset({22}))
+    for tokens, computed, replayed in (((1,), 3, 4), ((2,), 4, 0), ((22,), 5, 2)):
+        scheduler.plan()
+        [event] = scheduler.commit(StepResult((RowOutcome("a", tokens, computed, replayed=replayed),)))
+    assert (event.statistics.close_calls, event.statistics.replayed_tokens) == (2, 6)
+
+
 def test_an_answer_that_is_only_a_stop_token_tells_nothing_but_its_end() -> None:
     scheduler = running(stops=frozenset({22}))
     scheduler.plan()

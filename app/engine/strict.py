@@ -1,0 +1,156 @@
+"""Acceptance `strict`: what the width of a forward may have decided is decided again, as plain decoding does it.
+
+Kernels of another width differ in the last bits, and so do the keys, values and states that they leave. How far that
+moves a logit is measured once. Where a decision is no clearer than that, the row goes back to where its cache was last
+what plain decoding leaves, and reads its tokens since then one by one: then cache and logits are plain decoding's.
+
+A row is followed while it has the engine to itself: its prompt is read and its first token drawn without drafts, and
+forwards with other rows end it, because they are none of plain decoding's either.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from app.core.step import DecodeRow
+from app.engine.acceptance import doubtful
+from app.engine.runner import Runner, padded
+from app.engine.sampling import SampledRow
+
+SAMPLE_PROMPT, SAMPLE_TOKENS, SAMPLE_WIDTHS = 16, 48, (2, 3, 5, 8, 16)
+MARGIN = 8.0
+"""How much farther than in the sample a logit is taken to move (docs/speculation.md)."""
+_SAMPLE = "strict sample"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a row's cache was last as plain decoding leaves it, and what cannot be cut back to there: the base and the
+    buffer of each layer with a window, and recurrent states."""
+
+    length: int
+    windows: Mapping[int, tuple[int, mx.array, mx.array]]
+    states: Sequence[Sequence[mx.array]]
+
+
+class PlainRows:
+    """The rows of one engine that `strict` follows."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._fresh: set[str] = set()
+        """Rows without a token of their own."""
+        self._points: dict[str, Point | None] = {}
+        """Of the others; None: the cache is as plain decoding leaves it."""
+        self.moved: float | None = None
+        """How far the width of a forward has moved a logit so far; None: nobody looked."""
+
+    @property
+    def tolerance(self) -> float:
+        """How far the width of a forward may move a logit; 0: not at all."""
+        return MARGIN * (self.moved or 0.0)
+
+    def admit(self, sequence_id: str, prompt: Sequence[int], on_progress: Callable[[], None]) -> None:
+        """Follow a row that is about to be claimed, if it will be the only one. The first measures what widths move."""
+        if self._runner.rows:
+            return
+        if self.moved is None:
+            tokens = (list(prompt) * SAMPLE_TOKENS)[: SAMPLE_PROMPT + SAMPLE_TOKENS]
+            alone = self._read(tokens, 1, on_progress)
+            self.moved = max(distance(self._read(tokens, width, on_progress), alone) for width in SAMPLE_WIDTHS)
+        self._fresh.add(sequence_id)
+
+    def _read(self, tokens: Sequence[int], width: int, on_progress: Callable[[], None]) -> mx.array:
+        """float32 [tokens, vocabulary] behind each token of the sample but its prompt, fed so many at a time."""
+        self._runner.claim(_SAMPLE)
+        read = [self._feed(_SAMPLE, tokens[:SAMPLE_PROMPT])[:0]]
+        for begin in range(SAMPLE_PROMPT, len(tokens), width):
+            read.append(self._feed(_SAMPLE, tokens[begin : begin + width]))
+            on_progress()
+        self._runner.release(_SAMPLE)
+        return mx.concatenate(read)
+
+    def _feed(self, sequence_id: str, tokens: Sequence[int]) -> mx.array:
+        """float32 [tokens, vocabulary]; all of them stay."""
+        logits, forward = self._runner.forward([sequence_id], padded([tokens]), [len(tokens)])
+        self._runner.commit(forward, [len(tokens)])
+        logits = logits[0].astype(mx.float32)
+        mx.eval(logits, self._runner.arrays())
+        return logits
+
+    def release(self, sequence_id: str) -> None:
+        self._fresh.discard(sequence_id)
+        self._points.pop(sequence_id, None)
+
+    def run(self, sequence_ids: Sequence[str]) -> None:
+        """These rows are about to run in one forward."""
+        for name in sequence_ids if len(sequence_ids) > 1 else ():
+            self.release(name)
+
+    def asked(self, rows: Sequence[DecodeRow]) -> Sequence[DecodeRow]:
+        """The rows with as many drafts as they may have: none for the first token of one that is followed. One that
+        lost its row, and whose own tokens were read as a prompt is, is not followed any more."""
+        row = rows[0]
+        if row.sequence_id in self._fresh:
+            self.release(row.sequence_id)
+            if len(row.tokens) == row.prompt_length:
+                self._points[row.sequence_id] = None
+                return [replace(row, num_draft_tokens=0)]
+        return rows
+
+    def strayed(self, rows: Sequence[DecodeRow]) -> bool:
+        """Whether the cache of a followed row is not as plain decoding leaves it: its plain steps may be wrong too."""
+        return self._points.get(rows[0].sequence_id) is not None
+
+    def stray(self, rows: Sequence[DecodeRow]) -> None:
+        """Drafts are about to be verified: note where a followed row can go back to."""
+        name, caches = rows[0].sequence_id, self._runner.caches
+        if not self.tolerance or self._points.get(name, self) is not None:
+            return
+        slot, length = caches.table.slots[name], caches.table.length(name)
+        windows = {}
+        for layer, cache in enumerate(caches.kv):
+            if cache.lane.window is not None:
+                base = cache.lane.base(slot)
+                keys, values = cache.read_span(slot, base, length)
+                windows[layer] = base, mx.contiguous(keys), mx.contiguous(values)
+        states = self._runner.state_row(name)
+        mx.eval([array for _, *arrays in windows.values() for array in arrays], states)
+        self._points[name] = Point(length, windows, states)
+
+    def clear(
+        self, logits: mx.array, drawn: mx.array, rows: Sequence[DecodeRow], sampled: Sequence[SampledRow]
+    ) -> mx.array:
+        """int32 [rows]: how many slots of each row stand before the first that is in doubt, of tokens `drawn` [rows,
+        slots] from `logits` [rows, slots, vocabulary]."""
+        if not self.strayed(rows):
+            return mx.full((len(rows),), drawn.shape[1], mx.int32)
+        doubts = doubtful(logits[0], drawn[0], sampled[0], self.tolerance)
+        return mx.sum(mx.cumprod((~doubts).astype(mx.int32)), keepdims=True)
+
+    def replay(self, row: DecodeRow, wide: mx.array, on_progress: Callable[[], None]) -> tuple[mx.array, int]:
+        """Go back, read the row's tokens since then one by one. Float32 logits [1, 1, vocabulary] behind the last of
+        them, which a wide forward said to be `wide`, and how many they were. Raises KeyError unless it has strayed."""
+        name, caches = row.sequence_id, self._runner.caches
+        slot, point = caches.table.slots[name], self._points[name]
+        if point is None:
+            raise KeyError(name)
+        self._runner.rewind(name, point.length)
+        for layer, (base, keys, values) in point.windows.items():
+            caches.kv[layer].lane.set_base(slot, base)
+            caches.kv[layer].write_row(slot, keys, values)
+        for state, arrays in zip(caches.states, point.states, strict=True):
+            state.write_row(slot, arrays)
+        self._points[name] = None
+        alone = wide
+        for token in row.tokens[point.length :]:
+            alone = self._feed(name, [token])[None]
+            on_progress()
+        self.moved = max(self.moved or 0.0, distance(wide, alone))
+        return alone, len(row.tokens) - point.length
+
+
+def distance(wide: mx.array, alone: mx.array) -> float:
+    """How far the farthest logit moved; equal infinities did not."""
+    return float(mx.max(mx.where(wide == alone, 0.0, mx.abs(wide - alone))))

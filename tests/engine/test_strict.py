@@ -1,0 +1,197 @@
+"""Acceptance `strict`: plain decoding's text, token for token, where the width of a forward moves logits."""
+
+import json
+import random
+import subprocess
+import sys
+
+import mlx.core as mx
+import pytest
+
+from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
+from app.engine.acceptance import doubtful
+from app.engine.engine import Engine
+from app.engine.sampling import SampledRow, draw
+from tests.engine.driving import build
+from tests.engine.schedules import random_sampling
+from tests.engine.strict_study import Study, decode, hesitant_engine, study
+from tests.tiny import FAMILIES, related_draft, tiny_model
+
+STRICT = SpeculationRequest(acceptance="strict")
+VAGUE = 0.02
+"""A pretended move of logits: so much that most texts have a few close calls."""
+
+
+def run_study(family: str, dtype: str, method: str, prompts: int) -> Study:
+    command = [sys.executable, "-m", "tests.engine.strict_study", family, dtype, method, str(prompts)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    assert run.returncode == 0, run.stderr
+    return Study(**json.loads(run.stdout))
+
+
+def asked(prompt: tuple[int, ...], tokens: int, sampling: SamplingParameters, name: str, acceptance: str) -> Request:
+    wish = SpeculationRequest(acceptance=acceptance)
+    return Request(id=name, prompt_tokens=prompt, max_tokens=tokens, sampling=sampling, speculation=wish)
+
+
+def vague_engine(family: str, **options: bool) -> Engine:
+    """Of a tiny model that is believed to move logits a lot. Windows wrap, long rows get buffers of their own."""
+    engine = build(tiny_model(family), draft=related_draft(family), shared_tokens=40, **options)  # type: ignore[arg-type]
+    engine.plain_rows.moved = VAGUE
+    return engine
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("family", ["mamba2", "falcon_h1"])
+def test_in_half_precision_strict_says_what_plain_decoding_says(family: str, dtype: mx.Dtype) -> None:
+    found = study(hesitant_engine(family, dtype), "draft_model", 3)
+    assert found.strict_parted == 0
+    assert found.close_calls > 0 < found.accepted
+
+
+@pytest.mark.parametrize(("family", "method"), [("qwen3_next", "ngram"), ("qwen3", "draft_model")])
+def test_with_openblas_strict_says_what_plain_decoding_says(family: str, method: str) -> None:
+    found = run_study(family, "float32", method, 4)
+    assert found.strict_parted == 0
+    assert found.accepted > 0
+    assert not found.openblas or found.close_calls > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("family", "dtype"), [("qwen3_next", "float32"), ("mamba2", "bfloat16")])
+def test_on_500_prompts_strict_never_parts_where_coupled_does(family: str, dtype: str) -> None:
+    found = run_study(family, dtype, "draft_model", 500)
+    assert found.strict_parted == 0
+    assert found.coupled_parted > 0 or not (found.openblas or dtype == "bfloat16")
+
+
+@pytest.mark.parametrize("carry_over", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_goes_back_to_where_plain_decoding_was(family: str, carry_over: bool) -> None:
+    engine = vague_engine(family, carry_over=carry_over)
+    chance = random.Random(4)
+    close_calls = accepted = 0
+    for index in range(3):
+        prompt, sampling = tuple(chance.randrange(97) for _ in range(9 + index)), random_sampling(chance)
+        plain = decode(engine, asked(prompt, 60, sampling, "plain", "coupled"), "draft_model", lambda: 0)
+        strict = decode(
+            engine, asked(prompt, 60, sampling, "strict", "strict"), "draft_model", lambda: chance.choice((0, 2, 4, 7))
+        )
+        assert strict.tokens == plain.tokens
+        close_calls, accepted = close_calls + strict.close_calls, accepted + strict.accepted
+        assert strict.replayed < 60, "no token is read again twice"
+    assert close_calls > 0 < accepted
+    assert engine.cache_bytes == 0
+
+
+def test_after_a_close_call_the_cache_has_the_bits_of_plain_decoding() -> None:
+    engine = hesitant_engine("mamba2", mx.bfloat16)
+    prompt, sampling = tuple(range(5, 25)), SamplingParameters(temperature=0.0)
+    states: dict[str, dict[int, list[mx.array]]] = {}
+    for acceptance, drafts in (("coupled", 0), ("strict", 4)):
+        request = asked(prompt, 24, sampling, acceptance, acceptance)
+        tokens, computed, seen = list(prompt), engine.admit(request), states.setdefault(acceptance, {})
+        while len(tokens) < 44:
+            row = DecodeRow(
+                acceptance, tokens, 20, computed, 44 - len(tokens), "draft_model", min(drafts, 43 - len(tokens))
+            )
+            (outcome,) = engine.step(DecodeStep((row,))).outcomes
+            tokens, computed = [*tokens, *outcome.emitted], outcome.computed
+            if not drafts or outcome.replayed:
+                length = engine.runner.length(acceptance)
+                seen[length] = [array for layer in engine.runner.state_row(acceptance) for array in layer]
+        engine.release(acceptance, tokens[:computed])
+    common = states["strict"].keys() & states["coupled"].keys()
+    assert common
+    for length in common:
+        pairs = zip(states["strict"][length], states["coupled"][length], strict=True)
+        assert all(bool(mx.array_equal(strict, plain)) for strict, plain in pairs), length
+
+
+def test_log_probabilities_of_a_token_decided_again_are_its_own() -> None:
+    engine = hesitant_engine("mamba2", mx.bfloat16)
+    sampling = SamplingParameters(temperature=1.0, seed=3, top_logprobs=2)
+    told: dict[str, dict[int, object]] = {}
+    for acceptance, drafts in (("coupled", 0), ("strict", 3)):
+        tokens, computed = list(range(12)), engine.admit(asked(tuple(range(12)), 30, sampling, acceptance, acceptance))
+        mine = told.setdefault(acceptance, {})
+        while len(tokens) < 40:
+            row = DecodeRow(acceptance, tokens, 12, computed, 42 - len(tokens), "draft_model", drafts)
+            (outcome,) = engine.step(DecodeStep((row,))).outcomes
+            tokens, computed = [*tokens, *outcome.emitted], outcome.computed
+            if not drafts or outcome.replayed:
+                mine[len(tokens)] = outcome.logprobs[-1]
+        engine.release(acceptance, ())
+    common = told["strict"].keys() & told["coupled"].keys()
+    assert common
+    assert all(told["strict"][place] == told["coupled"][place] for place in common)
+
+
+def test_where_no_width_moves_a_logit_nothing_is_read_again() -> None:
+    engine = build(tiny_model("qwen3"), draft=related_draft("qwen3"))
+    request = asked(tuple(range(30)), 40, SamplingParameters(temperature=0.0), "a", "strict")
+    told = decode(engine, request, "draft_model", lambda: 4)
+    assert engine.plain_rows.moved == 0.0
+    assert told.close_calls == 0 < told.accepted
+
+
+def replayed(engine: Engine, texts: dict[str, list[int]], computed: dict[str, int], tokens: int) -> int:
+    """How many tokens are read again while rows with prompts of three tokens run together until they have so many."""
+    read_again = 0
+    while any(len(text) < tokens for text in texts.values()):
+        rows = [DecodeRow(name, text, 3, computed[name], 99, "draft_model", 4) for name, text in texts.items()]
+        for outcome in engine.step(DecodeStep(tuple(rows))).outcomes:
+            texts[outcome.sequence_id] += outcome.emitted
+            computed[outcome.sequence_id] = outcome.computed
+            read_again += outcome.replayed
+    return read_again
+
+
+def test_rows_that_run_together_are_accepted_as_coupled_ones_are() -> None:
+    engine = vague_engine("qwen3")
+    engine.plain_rows.moved = 1.0
+    texts = {name: [1, 2, 3] for name in ("first", "second")}
+    for name in texts:
+        engine.admit(Request(id=name, prompt_tokens=(1, 2, 3), max_tokens=99, speculation=STRICT))
+    alone = {"first": texts["first"]}
+    computed = dict.fromkeys(texts, 0)
+    assert replayed(engine, alone, computed, 20) > 0
+    assert replayed(engine, texts, computed, 40) == 0
+    engine.release("second", ())
+    assert replayed(engine, alone, computed, 80) == 0, "its cache is nobody's any more"
+
+
+def test_a_row_whose_own_tokens_were_read_as_a_prompt_is_not_followed() -> None:
+    engine = vague_engine("qwen3")
+    engine.plain_rows.moved = 1.0
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    engine.admit(Request(id="again", prompt_tokens=(1, 2, 3), max_tokens=99, speculation=STRICT))
+    engine.step(PrefillStep((PrefillRow("again", text, 0, 7),)))
+    assert replayed(engine, {"again": text}, {"again": 7}, 40) == 0
+
+
+def test_the_first_token_is_drawn_without_drafts() -> None:
+    engine = vague_engine("qwen3")
+    engine.admit(Request(id="a", prompt_tokens=(1, 2, 3), max_tokens=20, speculation=STRICT))
+    (outcome,) = engine.step(DecodeStep((DecodeRow("a", [1, 2, 3], 3, 0, 20, "draft_model", 4),))).outcomes
+    assert (len(outcome.emitted), outcome.drafted) == (1, 0)
+
+
+def test_a_token_that_is_not_doubtful_is_drawn_however_the_logits_move() -> None:
+    chance, tolerance = random.Random(0), 0.02
+    clear = flipped = 0
+    for index in range(150):
+        row = SampledRow(random_sampling(chance), (), 0)
+        logits = 2 * mx.random.normal((1, 12, 97), key=mx.random.key(index))
+        drawn = draw(logits, [row])
+        doubts = doubtful(logits[0], drawn[0], row, tolerance)
+        for change in range(6):
+            moved = mx.random.uniform(-tolerance, tolerance, logits.shape, key=mx.random.key(1000 * index + change))
+            same = draw(logits + moved, [row]) == drawn
+            assert bool(mx.all(same[0] | doubts)), (index, row.parameters)
+            flipped += int(mx.sum(~same).item())
+        clear += int(mx.sum(~doubts).item())
+    assert clear > 900, "of 1800 most are clear"
+    assert flipped > 20, "and some would be drawn otherwise"
