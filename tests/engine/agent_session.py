@@ -53,6 +53,8 @@ class Turn:
     new_tokens: int
     read_tokens: int
     """By the target's prefill and first decode step."""
+    drafter_tokens: int
+    """By the drafter that read most of them, before the first token was told."""
     cycles: int
     accepted: int
     output: tuple[int, ...]
@@ -109,6 +111,7 @@ class Session:
         assert head is not None
         cached = engine.admit(head)
         scheduler.admitted(head.id, cached)
+        before, drafter_tokens = drafter_lengths(engine, request.id), 0
         output: list[int] = []
         read, end = 0, None
         while (plan := scheduler.plan()) is not None:
@@ -116,7 +119,11 @@ class Session:
                 read += sum(row.end - row.start for row in plan.rows)
             elif not output:
                 read += sum(len(row.tokens) - row.computed for row in plan.rows)
-            for event in scheduler.commit(engine.step(plan)):
+            result = engine.step(plan)
+            if not output:
+                after = drafter_lengths(engine, request.id)
+                drafter_tokens = max((after[name] - before.get(name, 0) for name in after), default=0)
+            for event in scheduler.commit(result):
                 output += event.tokens
                 end = event.statistics if event.finish_reason else end
         for name, tokens in scheduler.drain_released():
@@ -125,7 +132,13 @@ class Session:
         known = max((shared(request.prompt_tokens, text) for text in self.said), default=0)
         self.said.append((*request.prompt_tokens, *output))
         new = len(request.prompt_tokens) - known
-        return Turn(request.prompt_tokens, cached, new, read, end.cycles, end.accepted, tuple(output))
+        return Turn(request.prompt_tokens, cached, new, read, drafter_tokens, end.cycles, end.accepted, tuple(output))
+
+
+def drafter_lengths(engine: Engine, request_id: str) -> dict[str, int]:
+    """How much of a request each drafter with a model of its own holds."""
+    runners = engine.drafters.runners
+    return {name: runner.length(request_id) for name, runner in runners.items() if request_id in runner.rows}
 
 
 def shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:

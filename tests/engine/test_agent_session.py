@@ -59,6 +59,11 @@ def test_a_turn_reads_little_more_than_what_is_new_whoever_drafts(text: TextMode
     assert len(turns) == TURNS
     assert min(turn.new_tokens for turn in turns) > 80
     assert ratio(turns) <= 1.1
+    later = turns[1:]
+    assert sum(turn.drafter_tokens for turn in later) <= 1.1 * sum(turn.new_tokens for turn in later)
+    assert any(turn.drafter_tokens for turn in later) or drafter in ("ngram", "draft_model"), (
+        "the others follow at once"
+    )
 
 
 @pytest.mark.parametrize(
