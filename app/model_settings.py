@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from app.core.drafters import DRAFT_METHODS, METHOD_NAMES, NGRAM
 from app.core.errors import InvalidSetting
+from app.core.footprint import QUANTISED_FROM_TOKENS
+from app.core.request import WHOLE, Quantisation
 
 Values = TypeVar("Values")
 
@@ -53,6 +55,8 @@ PROFILED = (
 )  # fmt: skip
 """What a profile may say: whatever a request can, so that all profiles of a model share one engine."""
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+Bits = Annotated[Literal[8, 4], BeforeValidator(lambda value: {"8": 8, "4": 4}.get(str(value), value))]
+"""Of a quantised number; forms and command lines write it as text."""
 Id = Annotated[str, Field(min_length=1, max_length=300)]
 
 
@@ -81,6 +85,18 @@ class ModelSettings(BaseModel):
     )
     prompt_lookup_min: int | None = _setting("Shortest n-gram to look up.", "reload", "tokens", ge=1, le=32)
     prompt_lookup_max: int | None = _setting("Longest n-gram to look up.", "reload", "tokens", ge=1, le=32)
+    kv_bits: Bits | None = _setting(
+        "Quantizes the keys and values of long prompts to so many bits each; unset: they stay as they are.",
+        "reload",
+        "bits",
+    )
+    kv_bits_from: int | None = _setting(
+        f"Shortest prompt whose keys and values `kv_bits` quantizes; unset: {QUANTISED_FROM_TOKENS}.",
+        "reload",
+        "tokens",
+        ge=0,
+        le=(1 << 31) - 1,
+    )
     alias: str | None = _setting(
         "Additional name that requests may use.", "now", pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}$"
     )
@@ -120,6 +136,12 @@ class ModelSettings(BaseModel):
             strange = {str(each["loc"][0]) for each in error.errors()}
             logger.warning("stored settings of a model are left out: %s", ", ".join(sorted(strange)))
             return cls.model_validate({name: value for name, value in known.items() if name not in strange})
+
+    @property
+    def quantisation(self) -> Quantisation:
+        """Of keys and values, where the model allows it."""
+        shortest = QUANTISED_FROM_TOKENS if self.kv_bits_from is None else self.kv_bits_from
+        return Quantisation(self.kv_bits, shortest) if self.kv_bits else WHOLE
 
     def over(self, other: "ModelSettings") -> "ModelSettings":
         """This, and where it says nothing, `other`."""

@@ -105,17 +105,24 @@ _SPECIFIC: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_config(family: str, *, vocabulary_size: int = 97) -> dict[str, Any]:
+def tiny_config(family: str, *, vocabulary_size: int = 97, head_size: int = 16) -> dict[str, Any]:
     """The `config.json` of a family, as mlx-lm reads it."""
-    return {**_SPECIFIC[family], "vocab_size": vocabulary_size}
+    return {**_SPECIFIC[family], "vocab_size": vocabulary_size, "head_dim": head_size}
 
 
 def tiny_model(
-    family: str, *, seed: int = 0, vocabulary_size: int = 97, quantised: bool = False, noise: float = 0.0
+    family: str,
+    *,
+    seed: int = 0,
+    vocabulary_size: int = 97,
+    quantised: bool = False,
+    noise: float = 0.0,
+    head_size: int = 16,
 ) -> nn.Module:
     """A random float32 model; `quantised` packs it to 4 bits in groups of 32; `noise` perturbs the same weights."""
     module = _MODULES[family]
-    model = module.Model(module.ModelArgs.from_dict(tiny_config(family, vocabulary_size=vocabulary_size)))
+    config = tiny_config(family, vocabulary_size=vocabulary_size, head_size=head_size)
+    model = module.Model(module.ModelArgs.from_dict(config))
     fill_at_random(model, seed=seed, noise=noise)
     if quantised:
         nn.quantize(model, group_size=32, bits=4)
@@ -124,11 +131,9 @@ def tiny_model(
     return model
 
 
-def related_draft(
-    family: str, *, seed: int = 0, vocabulary_size: int = 97, quantised: bool = False, noise: float = 0.03
-) -> nn.Module:
-    """A draft that agrees with `tiny_model(family, seed=seed)` often but not always; `noise` 0 agrees always."""
-    return tiny_model(family, seed=seed, vocabulary_size=vocabulary_size, quantised=quantised, noise=noise)
+def related_draft(family: str, *, seed: int = 0, noise: float = 0.03, **changes: Any) -> nn.Module:
+    """A draft that agrees with `tiny_model(family, seed=seed, **changes)` often but not always; `noise` 0: always."""
+    return tiny_model(family, seed=seed, noise=noise, **changes)
 
 
 def write_tiny_model(
@@ -141,17 +146,18 @@ def write_tiny_model(
     dtype: mx.Dtype = mx.float32,
     noise: float = 0.0,
     context_tokens: int = 4096,
+    head_size: int = 16,
 ) -> Path:
     """Write a folder that loads: weights, config, and a tokenizer whose first 256 ids are the bytes themselves.
 
     Greedy text is printable ASCII nearly always: the head rows of all other tokens are made quiet.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model = tiny_model(family, seed=seed, vocabulary_size=vocabulary_size, noise=noise)
+    model = tiny_model(family, seed=seed, vocabulary_size=vocabulary_size, noise=noise, head_size=head_size)
     tokens = mx.arange(vocabulary_size)[:, None]
     model.lm_head.weight = mx.where((tokens >= 32) & (tokens < 127), 1.5, 0.25) * model.lm_head.weight
     model.set_dtype(dtype)
-    config = tiny_config(family, vocabulary_size=vocabulary_size) | {"eos_token_id": IM_END}
+    config = tiny_config(family, vocabulary_size=vocabulary_size, head_size=head_size) | {"eos_token_id": IM_END}
     config["max_position_embeddings"] = context_tokens
     if quantised:
         nn.quantize(model, group_size=32, bits=4)

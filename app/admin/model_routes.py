@@ -28,12 +28,17 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_tokens",
         "repetition_penalty", "presence_penalty", "frequency_penalty",
     )),
-    ("model_settings.memory", ("alias", "pinned", "idle_seconds")),
+    ("model_settings.memory", ("alias", "pinned", "idle_seconds", "kv_bits", "kv_bits_from")),
     ("model_settings.drafting", (
         "drafts", "methods", "num_draft_tokens", "policy", "acceptance", "prompt_lookup_min", "prompt_lookup_max",
     )),
 )  # fmt: skip
-
+KEPT_WHOLE = {
+    "latents": "model_settings.kv_latents",
+    "no_positions": "model_settings.kv_no_positions",
+    "head_size": "model_settings.kv_head_size",
+}
+"""Why keys and values are not quantised, in words."""
 TABS = {"settings": "model.html", "drafts": "drafts.html", "pays": "pays.html"}
 """The pages of one model, by the tabs that lead to them."""
 
@@ -72,6 +77,7 @@ def get_model_page(request: Request, admin: Admin, model_id: str) -> HTMLRespons
         profile=profile,
         profiles=live.profiles(model_id),
         option_words=OPTION_WORDS,
+        kept_whole=KEPT_WHOLE,
         suggestions={"drafts": sound_models(admin, "drafter"), "methods": METHOD_NAMES},
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from app.core.errors import InsufficientMemory, ModelUnavailable, SpeculationUnavailable
-from app.core.footprint import Footprint, cache_families, main_footprint
+from app.core.footprint import Footprint, cache_families, kv_refusal, main_footprint
 from app.core.messages import ModelSpecification
 from app.hub.catalog import CatalogModel
 from app.hub.pairing import NOT_MEASURED, Candidate, Speedups, candidates_for
@@ -54,6 +54,7 @@ class ModelView:
             "model_type": model.model_type,
             "chats": model.has_chat_template,
             "families": list(families_of(entry)),
+            "kv_refusal": kv_refusal(model.config) if model.config else "",
             "state": entry.state if fits or entry.state != "available" else "too_large",
             "fraction": entry.progress.fraction if entry.progress is not None else 0.0,
             "problem": entry.problem,
@@ -123,8 +124,9 @@ class ModelView:
         return info is not None and info.device.endswith(HALF_PRECISION_SLOW)
 
     def _specification(self, main: CatalogModel) -> ModelSpecification:
-        """The model alone, with the rows of the settings: what its memory is counted for."""
-        return ModelSpecification(id=main.id, path=str(main.path), max_rows=self._context.settings.max_rows)
+        """The model alone, with the rows and the quantisation of the settings: what its memory is counted for."""
+        rows, quantisation = self._context.settings.max_rows, self._context.live.model(main.id).quantisation
+        return ModelSpecification(id=main.id, path=str(main.path), max_rows=rows, quantisation=quantisation)
 
 
 def sizes(footprint: Footprint) -> dict[str, int]:

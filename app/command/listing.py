@@ -12,6 +12,7 @@ from rich.text import Text
 from app import __version__
 from app.command.loaded import bytes_text, choice_text, columns_table, count_text, unbroken
 from app.core.errors import CommandError
+from app.core.footprint import KV_REFUSALS, kv_refusal
 from app.hub.catalog import CatalogModel, FolderCatalog, default_catalog
 from app.hub.pairing import refusal, suits
 from app.model_settings import ModelSettings
@@ -91,6 +92,7 @@ def _row(model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser |
     is_usable = model.kind == "main" and not model.problem
     chosen = chooser.choose(model) if chooser is not None and is_usable else None
     drafts = chosen.drafts if chosen else ()
+    whole = kv_refusal(model.config) if choice.kv_bits and is_usable else ""
     misfit = _misfit(model, models) if model.kind == "drafter" and not model.problem else ""
     return Row(
         id=model.id,
@@ -102,7 +104,7 @@ def _row(model: CatalogModel, models: Sequence[CatalogModel], chooser: Chooser |
         drafts=tuple({"id": draft.id, "method": draft.method} for draft in drafts),
         problem=model.problem or misfit or (chosen.problem if chosen else ""),
         path=str(model.path),
-        chosen=choice_text(choice),
+        chosen=choice_text(choice) + (f"; not quantized: {KV_REFUSALS[whole]}" if whole else ""),
         looking=is_usable and chooser is None,
     )
 

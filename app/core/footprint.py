@@ -9,13 +9,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.core.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, context_tokens, text_number, text_part
 from app.core.drafters import FEATURE_METHODS, MTP
 from app.core.encoders import BATCH_TOKENS
 from app.core.messages import DraftSpecification, ModelSpecification
 from app.core.model_folder import ModelFolder, inspect_folder
+from app.core.request import WHOLE, Quantisation
 
 FUSED_SIZES = (64, 80, 128)
 """Of attention heads whose scores Metal's kernel for whole texts never stores (mlx: `sdpa_full_supported_head_dim`)."""
@@ -27,6 +28,17 @@ GROWTH_STEP_TOKENS = 256
 """Caches grow by whole steps of so many positions."""
 SHARED_TOKENS = 1024
 """Rows up to here share one rectangle of buffers, longer ones have their own."""
+QUANTISED_FROM_TOKENS = SHARED_TOKENS
+"""The shortest prompt whose keys and values are quantised where only the bits were chosen: what is shorter takes
+little."""
+GROUP_SIZES = (64, 32)
+"""How many numbers of a key or value share a scale and a bias: the first size that divides both."""
+KV_REFUSALS = {
+    "latents": "its keys and values are compressed into latents already",
+    "no_positions": "none of its layers keeps the keys and values of every token",
+    "head_size": f"the size of its heads is no multiple of {GROUP_SIZES[-1]}",
+}
+"""Why the keys and values of a model cannot be quantised."""
 VERIFY_WIDTH = 17
 """Positions of one row whose logits may exist at once: sixteen drafts and the current token."""
 
@@ -37,6 +49,13 @@ def prefill_pairs(*, fused: bool) -> int:
     """The most pairs of a token that a prefill chunk reads and one that this sees. Unfused attention keeps a score for
     each; fused, macOS ends a command buffer that takes too long: chunks of 2,048 behind 65k."""
     return 1 << 27 if fused else 1 << 23
+
+
+class RowSize(NamedTuple):
+    """How long a row will be in the end, and its prompt alone, which decides whether it is quantised."""
+
+    tokens: int
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +71,11 @@ class Footprint:
     """What one row keeps however long it is: windows and recurrent states."""
     position_bytes: int = 0
     """Keys and values of one token in the layers that keep every token."""
+    quantised_bytes: int = 0
+    """The same of the main model in a quantised row."""
+    saved_bytes: int = 0
+    """And how much less that is than in another one."""
+    quantised_from_tokens: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -63,21 +87,37 @@ class Footprint:
         """What is there whether a request runs or not."""
         return self.weights_bytes + self.peak_bytes
 
-    def rows_bytes(self, lengths: Sequence[int]) -> int:
-        """The most that the caches of rows with so many tokens take: one rectangle for all the short ones, as wide as
-        the longest of them, and what each long one needs."""
-        short = [tokens for tokens in lengths if tokens <= SHARED_TOKENS]
-        positions = sum(map(_reserved, lengths)) - sum(map(_reserved, short))
-        rows = len(lengths) - len(short)
-        if short:
-            shared = 1 << (len(short) - 1).bit_length()
-            rows, positions = rows + shared, positions + shared * _reserved(max(short))
-        return rows * self.row_bytes + positions * self.position_bytes
+    def row_position_bytes(self, row: RowSize) -> int:
+        """Of one token of such a row."""
+        return self.position_bytes - (self.saved_bytes if self._quantises(row) else 0)
+
+    def rows_bytes(self, sizes: Sequence[RowSize]) -> int:
+        """The most that the caches of such rows take. Drafters keep theirs whole, side by side as short rows lie."""
+        rows, positions = _laid_out([size.tokens for size in sizes])
+        whole = [size.tokens for size in sizes if not self._quantises(size)]
+        quantised = sum(_reserved(size.tokens) for size in sizes if self._quantises(size))
+        saved = (positions - _laid_out(whole)[1]) * (self.quantised_bytes + self.saved_bytes)
+        return rows * self.row_bytes + positions * self.position_bytes - saved + quantised * self.quantised_bytes
+
+    def _quantises(self, row: RowSize) -> bool:
+        return self.saved_bytes > 0 and row.prompt_tokens >= self.quantised_from_tokens
 
     def __add__(self, other: "Footprint") -> "Footprint":
         """Both together; they compute one after the other, so one of the two peaks is there at a time."""
         both = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
         return Footprint(**both | {"peak_bytes": max(self.peak_bytes, other.peak_bytes)})
+
+
+def _laid_out(lengths: Sequence[int]) -> tuple[int, int]:
+    """Rows and positions of the buffers for rows of so many tokens: one rectangle for all the short ones, as wide as
+    the longest of them, and what each long one needs."""
+    short = [tokens for tokens in lengths if tokens <= SHARED_TOKENS]
+    positions = sum(map(_reserved, lengths)) - sum(map(_reserved, short))
+    rows = len(lengths) - len(short)
+    if short:
+        shared = 1 << (len(short) - 1).bit_length()
+        rows, positions = rows + shared, positions + shared * _reserved(max(short))
+    return rows, positions
 
 
 def unit_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
@@ -88,7 +128,8 @@ def unit_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
 
 def main_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
     """The main model alone. Raises ModelUnavailable for a broken folder."""
-    return _footprint(inspect_folder(Path(spec.path)), spec, widen=widen)
+    folder = inspect_folder(Path(spec.path))
+    return _footprint(folder, spec, widen=widen, quantisation=quantisation_of(spec, folder.config))
 
 
 def drafter_footprint(draft: DraftSpecification, spec: ModelSpecification, *, widen: bool) -> Footprint:
@@ -103,6 +144,27 @@ def cache_families(config: Mapping[str, Any]) -> tuple[str, ...]:
     """How the caches of a model roll back as far as its config tells: `trim`, `slice` and `snapshot`."""
     kinds = zip(("trim", "slice", "snapshot"), _layer_kinds(text_part(config)), strict=True)
     return tuple(name for name, layers in kinds if layers)
+
+
+def quantisation_of(spec: ModelSpecification, config: Mapping[str, Any]) -> Quantisation:
+    """What was chosen for a model, if it can be."""
+    return WHOLE if kv_refusal(config) else spec.quantisation
+
+
+def kv_refusal(config: Mapping[str, Any]) -> str:
+    """Which of `KV_REFUSALS` is true of a model; "": none."""
+    text = text_part(config)
+    if text_number(text, "kv_lora_rank"):
+        return "latents"
+    if not _layer_kinds(text)[0]:
+        return "no_positions"
+    return "" if group_size(_head_size(text)) else "head_size"
+
+
+def group_size(*dimensions: int) -> int:
+    """The one of `GROUP_SIZES` that keys and values of such dimensions are quantised in; 0: none fits."""
+    fit = (size for size in GROUP_SIZES if all(each and each % size == 0 for each in dimensions))
+    return next(fit, 0)
 
 
 def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
@@ -133,7 +195,9 @@ def _tensor_bytes(name: str, dtype: str, size: int, *, widen: bool) -> int:
     return size
 
 
-def _footprint(folder: ModelFolder, spec: ModelSpecification, *, widen: bool) -> Footprint:
+def _footprint(
+    folder: ModelFolder, spec: ModelSpecification, *, widen: bool, quantisation: Quantisation = WHOLE
+) -> Footprint:
     shape = _Shape.read(text_part(folder.config))
     item = 4 if widen else 2
     limit = context_tokens(folder.config)
@@ -142,12 +206,19 @@ def _footprint(folder: ModelFolder, spec: ModelSpecification, *, widen: bool) ->
         peak = shape.encoder_peak_bytes(longest, item=item, fused=not widen)
         return Footprint(weights_bytes(folder, widen=widen), peak_bytes=peak)
     budget = min(limit, spec.max_context_tokens or CONTEXT_BUDGET_TOKENS)
+    position, bits = shape.position_bytes(item=item), quantisation.bits
+    quantised = shape.quantised_bytes(bits, item=item) if bits else 0
+    saved = position - quantised if bits else 0
+    peak = shape.peak_bytes(budget, rows=spec.max_rows, chunk=spec.prefill_chunk_tokens, item=item, fused=not widen)
     return Footprint(
         weights_bytes(folder, widen=widen),
-        shape.cache_bytes(budget, rows=spec.max_rows, item=item),
-        shape.peak_bytes(budget, rows=spec.max_rows, chunk=spec.prefill_chunk_tokens, item=item, fused=not widen),
+        shape.cache_bytes(budget, rows=spec.max_rows, item=item) - budget * saved,
+        peak + (budget * shape.position_width * item if bits else 0),  # of one layer, unpacked to be read
         shape.row_bytes(chunk=spec.prefill_chunk_tokens, item=item),
-        shape.position_bytes(item=item),
+        position,
+        quantised,
+        saved,
+        quantisation.from_tokens,
     )
 
 
@@ -166,6 +237,7 @@ class _Shape:
     window: int
     position_width: int
     """Numbers kept per token and attention layer."""
+    head_size: int
     state_size: int
     """Numbers kept per row and recurrent layer."""
     heads: int
@@ -182,6 +254,7 @@ class _Shape:
             recurrent_layers=recurrent,
             window=text_number(config, "sliding_window"),
             position_width=_position_width(config),
+            head_size=_head_size(config),
             state_size=_state_size(config),
             heads=text_number(config, "num_attention_heads"),
             hidden=text_number(config, *HIDDEN_KEYS),
@@ -210,6 +283,11 @@ class _Shape:
     def position_bytes(self, *, item: int) -> int:
         """One token in the layers that keep every token."""
         return self.full_layers * self.position_width * item
+
+    def quantised_bytes(self, bits: int, *, item: int) -> int:
+        """The same where each number takes `bits`, and each group of them a scale and a bias."""
+        numbers = self.full_layers * self.position_width
+        return numbers * bits // 8 + 2 * item * numbers // group_size(self.head_size)
 
     def peak_bytes(self, budget: int, *, rows: int, chunk: int, item: int, fused: bool) -> int:
         """Activations of one prefill chunk in one layer, or logits of one verify step; unfused kernels keep scores."""
@@ -248,9 +326,13 @@ def _position_width(config: Mapping[str, Any]) -> int:
     """Latent attention keeps one compressed vector; the others a key and a value per key-value head."""
     if rank := text_number(config, "kv_lora_rank"):
         return rank + text_number(config, "qk_rope_head_dim")
+    heads = text_number(config, "num_key_value_heads") or text_number(config, "num_attention_heads")
+    return 2 * heads * _head_size(config)
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
     heads = text_number(config, "num_attention_heads")
-    dimension = text_number(config, "head_dim") or (text_number(config, "hidden_size") // heads if heads else 0)
-    return 2 * (text_number(config, "num_key_value_heads") or heads) * dimension
+    return text_number(config, "head_dim") or (text_number(config, "hidden_size") // heads if heads else 0)
 
 
 def _state_size(config: Mapping[str, Any]) -> int:

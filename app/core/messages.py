@@ -14,7 +14,7 @@ import msgspec
 from app.core.errors import PacelineError, error_class
 from app.core.host import Pressure
 from app.core.reason import NO_REASON, Reason
-from app.core.request import Grammar, Request, SamplingParameters, SpeculationRequest
+from app.core.request import WHOLE, Grammar, Quantisation, Request, SamplingParameters, SpeculationRequest
 from app.core.statistics import Statistics
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -57,8 +57,7 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     """Why a drafter that was chosen is not used; empty when there is none to explain."""
     policy: str = "auto"
     acceptance: str = "coupled"
-    """`coupled`: a draft is accepted iff it equals the target's own draw; `strict`: close calls are decided as plain
-    decoding does; `rejection`: with chance min(1, p/q)."""
+    """`coupled`: what equals the target's own draw; `strict`: close calls as plain; `rejection`: by min(1, p/q)."""
     methods: tuple[str, ...] = ()
     """The methods that may run; empty: every one that can."""
     num_draft_tokens: int | None = None
@@ -70,6 +69,7 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int = 8
     prefill_chunk_tokens: int = 2048
     max_context_tokens: int | None = None
+    quantisation: Quantisation = WHOLE
     context_tokens: int = 0
     longest_token_bytes: int = 0
     """What its files say, for a first look at the length of a prompt; 0: nobody knows."""

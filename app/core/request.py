@@ -131,3 +131,18 @@ class Past:
     figures: dict[str, Any]
     prompt: str | None = None
     reply: str | None = None
+
+
+class Quantisation(msgspec.Struct, frozen=True):
+    """Of the keys and values in layers that keep every token: `bits` of each number, 0: none, in the rows of prompts
+    with `from_tokens` or more. A row is or is not from its first token on, so that drafts change nothing."""
+
+    bits: int = 0
+    from_tokens: int = 0
+
+    def bits_of(self, prompt_tokens: int) -> int:
+        """Of the row of such a prompt."""
+        return self.bits if prompt_tokens >= self.from_tokens else 0
+
+
+WHOLE = Quantisation()

@@ -23,6 +23,8 @@ from mlx import nn
 from mlx_lm.models import base
 from mlx_lm.models.cache import CacheList
 
+from app.core.footprint import group_size
+
 KERNEL_QUERIES, KERNEL_PRODUCTS = 8, 32
 KERNEL_DIMENSIONS = frozenset({64, 96, 128, 256})
 MOST_PIECES = 4
@@ -33,6 +35,11 @@ LATENT_QUERIES = 64
 """Wider forwards make keys and values: those cost as many operations as the absorbed form with 153 (Mistral 4) to 398
 queries (GLM-4.7-Flash), rank · (key + value) / (2 · rank - key - value) dimensions."""
 
+MOST_PACKED_QUERIES = 96
+"""More read their keys unpacked: quantised products keep every score, which of a chunk are more than the keys."""
+
+Parts = Sequence[mx.array]
+"""Keys and values, or codes, scales and biases of both, [rows, heads, positions, any] each."""
 Cut = Callable[[int, int, int, int], int]
 """How many queries a piece has, by width, query heads to a key head, number of keys and their dimension."""
 NAME = "scaled_dot_product_attention"
@@ -54,6 +61,35 @@ class Pieces:
         for place, part in zip(self.rows, self.each, strict=True):
             whole[place, :, : part.shape[2]] = part
         return whole
+
+
+def quantised(keys: mx.array, values: mx.array, bits: int) -> Parts:
+    """What is kept of keys and values, by each token alone: so drafts and chunks change nothing. No bits: themselves,
+    and where their dimensions are divided by no group size."""
+    size = group_size(keys.shape[-1], values.shape[-1]) if bits else 0
+    if not size:
+        return keys, values
+    pack = partial(mx.quantize, group_size=size, bits=bits)
+    return *pack(keys), *pack(values)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Keys or values of some rows, quantised: `parts` as `mx.quantize` gives them, [rows, heads, context, any]."""
+
+    parts: tuple[mx.array, ...]
+    bits: int
+
+    @property
+    def group_size(self) -> int:
+        """How many numbers share a scale."""
+        codes, scales, _ = self.parts
+        return int(codes.shape[-1] * 32 // self.bits // scales.shape[-1])
+
+    def whole(self) -> mx.array:
+        """[rows, heads, context, dimension]."""
+        codes, scales, biases = self.parts
+        return mx.dequantize(codes, scales, biases, group_size=self.group_size, bits=self.bits)
 
 
 def attach(model: nn.Module) -> None:
@@ -92,6 +128,12 @@ def cut_for(architecture: str) -> Cut | None:
     return piece_queries if architecture.startswith("applegpu") else None
 
 
+def packed_queries_for(architecture: str) -> int:
+    """How many queries a row may have for attention to read packed keys as they are. On a CPU none: its products of
+    packed numbers add up in another order for few queries than for many, and nothing would be gained."""
+    return MOST_PACKED_QUERIES if architecture.startswith("applegpu") else 0
+
+
 def piece_queries(width: int, group: int, context: int, dimension: int) -> int:
     """On Metal; `width`: one piece. Whole chunks of a prompt are one."""
     queries = min(KERNEL_QUERIES, KERNEL_PRODUCTS // group)
@@ -103,8 +145,10 @@ def piece_queries(width: int, group: int, context: int, dimension: int) -> int:
 def attention(
     queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
 ) -> mx.array:
-    """As mlx-lm's: queries [rows, heads, width, dimension], keys and values [rows, key heads, context, dimension] or
-    `Pieces` of such, with their masks."""
+    """As mlx-lm's: queries [rows, heads, width, dimension], keys and values [rows, key heads, context, dimension],
+    `Packed`, or `Pieces` of such, with their masks."""
+    if type(keys) is Packed:
+        return _of_packed(queries, keys, values, scale, mask, sinks)
     store = _store(cache)
     cut, reader = getattr(store, "cut", None), getattr(store, "latent_reader", None)
     if reader is not None and queries.shape[2] <= LATENT_QUERIES:
@@ -119,12 +163,20 @@ def attention(
         return attend(queries, keys, values, mask=mask)
     told: list[mx.array] = []
     for place, rows in enumerate(keys.rows):
-        part = attend(
-            queries[rows], keys.each[place], values.each[place], mask=None if mask is None else mask.each[place]
-        )
+        shown = None if mask is None else mask.each[place]
+        part = attention(queries[rows], keys.each[place], values.each[place], cache, scale, shown, sinks)
         told += _zeros(rows.start - sum(map(len, told)), part)
         told.append(part)
     return mx.concatenate([*told, *_zeros(len(queries) - sum(map(len, told)), told[0])])
+
+
+def _of_packed(
+    queries: mx.array, keys: Packed, values: Packed, scale: float, mask: Any, sinks: mx.array | None
+) -> mx.array:
+    if sinks is not None:  # mlx-lm's products know none
+        return _whole(queries, keys.whole(), values.whole(), None, scale, mask, sinks)
+    sizes = {"group_size": keys.group_size, "bits": keys.bits}
+    return base.quantized_scaled_dot_product_attention(queries, keys.parts, values.parts, scale, mask, **sizes)
 
 
 def _cut(

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.core.footprint import prefill_pairs
+from app.core.footprint import prefill_pairs, quantisation_of
 from app.core.prefix_files import PrefixState
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
@@ -95,7 +95,8 @@ class Engine:
     @property
     def cache_families(self) -> tuple[str, ...]:
         families = self.runner.caches.families or ("alone",)
-        return (*families, "apart") if self.runner.rows_apart else families
+        bits = self.runner.quantisation.bits
+        return (*families, *(["apart"] if self.runner.rows_apart else []), *([f"{bits}-bit"] if bits else []))
 
     @property
     def cache_bytes(self) -> int:
@@ -124,7 +125,9 @@ class Engine:
     def admit(self, request: Request) -> int:
         if (request.speculation.acceptance or self._acceptance) == "strict":
             self.plain_rows.admit(request.id, request.prompt_tokens, self.on_progress)
-        self.runner.claim(request.id, reservation(len(request.prompt_tokens), request.max_tokens))
+        length = len(request.prompt_tokens)
+        bits = self.runner.quantisation.bits_of(length)
+        self.runner.claim(request.id, reservation(length, request.max_tokens), bits)
         self._requests[request.id] = request
         if penalises(request.sampling):
             self._counts[request.id] = TokenCounts()
@@ -413,6 +416,7 @@ def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
         runner, max_rows, prefixes = AloneRunner(unit.target), 1, PrefixCache(0)
         drafters = Drafters({}, dict.fromkeys(REGISTRY, Reason("cannot_draft", {"detail": detail})))
     else:
+        runner.quantisation = quantisation_of(spec, unit.config)
         drafters = open_drafters(unit)
         runner.tap(drafters.taps)
     limits = EngineLimits(

@@ -64,15 +64,22 @@ class SlotTable:
         """Whether the model's attention is called for each buffer by itself."""
         self.cut: Cut | None = None
         """How many queries attention gets at a time."""
+        self.bits: dict[str, int] = {}
+        """Of each number of keys and values, by the names of quantised rows."""
+        self.packed_queries = 0
+        """How many of them may meet packed keys."""
         self.selection = Selection(0, 1, 1, (0,))
 
-    def claim(self, sequence_id: str, reserve_tokens: int = 0) -> list[int]:
-        """Take a slot; the answer is, for each slot, the one that its row had. Occupied slots are always 0 … n-1."""
+    def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> list[int]:
+        """Take a slot; the answer is, for each slot, the one that its row had. Occupied slots are always 0 … n-1.
+        A row with `bits` is quantised, and has buffers of its own."""
         last = len(self.names)
         self.names.append(sequence_id)
         self.lengths.append(0)
         self.reserved[sequence_id] = reserve_tokens
-        if reserve_tokens > self.shared_tokens:
+        if bits:
+            self.bits[sequence_id] = bits
+        if bits or reserve_tokens > self.shared_tokens:
             return self._swap(last, last)
         self.shared += 1
         return self._swap(self.shared - 1, last)
@@ -81,6 +88,7 @@ class SlotTable:
         """Free the slot; the answer is as that of `claim`."""
         hole, last = self.slots[sequence_id], len(self.names) - 1
         del self.reserved[sequence_id]
+        self.bits.pop(sequence_id, None)
         order = list(range(last + 1))
         if hole < self.shared:
             self.shared -= 1

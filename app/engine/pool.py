@@ -17,7 +17,7 @@ from operator import attrgetter
 
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable, PacelineError
-from app.core.footprint import Footprint
+from app.core.footprint import Footprint, RowSize
 from app.core.host import GIGABYTE, Pressure
 from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
 from app.core.step import EnginePort
@@ -142,24 +142,24 @@ class EnginePool:
 
     # --- rows -------------------------------------------------------------------------------------------------
 
-    def check_row(self, model_id: str, tokens: int) -> None:
-        """Raise InvalidRequest when a row of so many tokens can never fit beside the weights and what is pinned."""
+    def check_row(self, model_id: str, row: RowSize) -> None:
+        """Raise InvalidRequest when such a row can never fit beside the weights and what is pinned."""
         entry = self._entries.get(model_id)
         if entry is None:
             return
         others = [other for other in self._entries.values() if other is not entry and other.spec.id in self._pinned]
         held = entry.footprint.fixed_bytes + sum(other.working_bytes for other in others)
-        needed = tokens * entry.footprint.position_bytes
+        needed = row.tokens * entry.footprint.row_position_bytes(row)
         if held + needed > self._ceiling_bytes:
             left = f"{_gigabytes(max(0, self._ceiling_bytes - held))} of {_gigabytes(self._ceiling_bytes)}"
             message = (
-                f"prompt and expected answer are {tokens} tokens, whose keys and values take {_gigabytes(needed)}; "
+                f"prompt and expected answer are {row.tokens} tokens, whose keys and values take {_gigabytes(needed)}; "
                 f"beside the weights {left} are left: shorten the prompt, lower max_tokens or raise "
                 f"{memory.LIMIT_VARIABLE}"
             )
             raise InvalidRequest(message, code="context_length_exceeded")
 
-    def reserve(self, model_id: str, lengths: Sequence[int]) -> bool:
+    def reserve(self, model_id: str, rows: Sequence[RowSize]) -> bool:
         """Promise the rows of a model memory for so many tokens each; False: wait until other rows have ended.
 
         Rows that are alone are never refused: somebody has to go on.
@@ -167,7 +167,7 @@ class EnginePool:
         entry = self._entries.get(model_id)
         if entry is None:
             return False
-        promised = entry.footprint.rows_bytes(lengths)
+        promised = entry.footprint.rows_bytes(rows)
         if promised > entry.rows_bytes:
             stay = [each for each in self._entries.values() if each not in self._victims() and each is not entry]
             held = sum(each.footprint.fixed_bytes + each.row_bytes_held for each in stay)

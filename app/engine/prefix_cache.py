@@ -134,14 +134,17 @@ class PrefixCache:
         lines = {}
         for name, runner in models.items():
             shift = int(bool(name and drafters[name].taps))
-            start = self._start(request.owner, name, tokens[:shift])
+            start = self._start(request, target, name, tokens[:shift])
             lines[name] = Line(runner, start, walk(self._shelves, start, tokens[shift : len(tokens) - 1 + shift]))
         return lines
 
-    def _start(self, owner: str, name: str, first: Sequence[int]) -> bytes:
-        """Where the chains of one owner and model begin. Of a drafter that reads features, what is kept of a token
-        depends on the next one too: its chain is that of the next ones, behind the `first`."""
-        start = root(self._identity, owner, self._drafters.get(name, name))
+    def _start(self, request: Request, target: Runner, name: str, first: Sequence[int]) -> bytes:
+        """Where the chains of one owner and model begin, apart for each way to quantise the target's row. Of a drafter
+        that reads features, what is kept of a token depends on the next one too: its chain is that of the next ones,
+        behind the `first`."""
+        bits = target.caches.table.bits.get(request.id)
+        form = [f"{bits}-bit"] if bits else []
+        start = root(self._identity, request.owner, self._drafters.get(name, name), *form)
         return chained(start, first) if first else start
 
     def _usable(self, line: Line, limit: int) -> int:
@@ -215,11 +218,11 @@ class PrefixCache:
             if one.runner is not None and request.id in one.runner.rows:
                 shift = int(bool(one.taps))
                 followed = whole[shift : min(length, one.runner.length(request.id)) + shift]
-                start = self._start(request.owner, name, whole[:shift])
+                start = self._start(request, target, name, whole[:shift])
                 self._store(start, followed, one.runner, request.id, offered)
                 features = one.pending(request.id, length)
                 carried |= {f"features {name}": features} if features is not None else {}
-        self._store(self._start(request.owner, "", ()), whole[:length], target, request.id, offered, carried)
+        self._store(self._start(request, target, "", ()), whole[:length], target, request.id, offered, carried)
         try:
             mx.eval([array for arrays in offered.values() for array in arrays.values()])
         except BaseException:

@@ -21,7 +21,7 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
 from app.core.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS
-from app.engine.attention import Cut, Pieces
+from app.engine.attention import Cut, Packed, Parts, Pieces, quantised
 from app.engine.lanes import Lane, Placement, Selection, SlotTable
 
 MARGIN_TOKENS = 96
@@ -33,46 +33,53 @@ def copied(view: mx.array) -> mx.array:
     return mx.contiguous(view * 1)
 
 
-@dataclass
 class Buffer:
-    """Keys and values [rows, heads, positions, dimension], at first of no rows."""
+    """What is kept of keys and values, at first of no rows."""
 
-    keys: mx.array = field(default_factory=lambda: mx.zeros((0, 0, 0, 0)))
-    values: mx.array = field(default_factory=lambda: mx.zeros((0, 0, 0, 0)))
+    def __init__(self) -> None:
+        self.parts: list[mx.array] = [mx.zeros((0, 0, 0, 0))] * 2
 
-    def write(self, lane: Lane, place: Placement, keys: mx.array, values: mx.array) -> None:
-        """Write [rows, heads, width, dimension] behind each row's length."""
+    def write(self, lane: Lane, place: Placement, fresh: Parts) -> None:
+        """Write [rows, heads, width, any] behind each row's length."""
         for row, begin, end in place.moves:
             self.copy(row, row, begin, end)
         if place.uniform:
-            span = slice(place.starts[0], place.starts[0] + place.width)
-            self.keys[place.in_buffer, :, span] = keys
-            self.values[place.in_buffer, :, span] = values
+            self.put(place.in_buffer, place.starts[0], fresh)
         else:
-            index = lane.write_index(place, len(self.keys))
-            self.keys = _scatter(self.keys, keys, place, index)
-            self.values = _scatter(self.values, values, place, index)
+            index = lane.write_index(place, self.rows)
+            self.parts = [_scatter(part, new, place, index) for part, new in zip(self.parts, fresh, strict=True)]
 
-    def resize(self, keys: mx.array, values: mx.array, rows: int, positions: int) -> None:
-        """Make it so large; `keys` and `values` are like those that it holds or will hold."""
+    def put(self, rows: slice, first: int, fresh: Parts) -> None:
+        """Write [rows, heads, n, any] at the positions from `first` on."""
+        for part, new in zip(self.parts, fresh, strict=True):
+            part[rows, :, first : first + new.shape[2]] = new
+
+    def resize(self, like: Parts, rows: int, positions: int) -> None:
+        """Make it so large; `like` those are what it holds or will hold."""
         size = (rows, -(-positions // GROWTH_STEP_TOKENS) * GROWTH_STEP_TOKENS)
-        if size != (self.keys.shape[0], self.keys.shape[2]):
-            self.keys = _lengthened(self.keys, keys, size)
-            self.values = _lengthened(self.values, values, size)
+        if size != (self.rows, self.positions):
+            held = [None] * len(like) if self.empty else self.parts
+            self.parts = [_lengthened(part, new, size) for part, new in zip(held, like, strict=True)]
 
-    def read(self, row: slice, span: slice) -> tuple[mx.array, mx.array]:
+    def read(self, row: slice, span: slice) -> Parts:
         """Views of some positions of some rows."""
-        return self.keys[row, :, span], self.values[row, :, span]
+        return tuple(part[row, :, span] for part in self.parts)
 
     def copy(self, source: int, destination: int, begin: int, end: int) -> None:
         """What lies at these positions of one row goes to the front of another."""
-        size = end - begin
-        self.keys[destination : destination + 1, :, :size] = self.keys[source : source + 1, :, begin:end]
-        self.values[destination : destination + 1, :, :size] = self.values[source : source + 1, :, begin:end]
+        self.put(slice(destination, destination + 1), 0, self.read(slice(source, source + 1), slice(begin, end)))
+
+    @property
+    def rows(self) -> int:
+        return self.parts[0].shape[0]
+
+    @property
+    def positions(self) -> int:
+        return self.parts[0].shape[2]
 
     @property
     def empty(self) -> bool:
-        return self.keys.size == 0
+        return self.parts[0].size == 0
 
 
 def _scatter(buffer: mx.array, fresh: mx.array, place: Placement, index: mx.array) -> mx.array:
@@ -102,22 +109,22 @@ class SlotKV:
     @property
     def keys(self) -> mx.array:
         """Of the rectangle. Some models make them wait for other arrays (`mx.depends`), which changes nothing."""
-        return self.shared.keys
+        return self.shared.parts[0]
 
     @keys.setter
     def keys(self, keys: mx.array) -> None:
-        self.shared.keys = keys
+        self.shared.parts[0] = keys
 
     @property
     def values(self) -> mx.array:
         """As `keys`."""
-        return self.shared.values
+        return self.shared.parts[1]
 
     @values.setter
     def values(self, _: mx.array) -> None:
         """A model that reads none sets them to zeros, lest a graph grow that nobody evaluates."""
         for buffer in (self.shared, *self.own.values()):
-            buffer.values = mx.zeros_like(buffer.keys)
+            buffer.parts[1] = mx.zeros_like(buffer.parts[0])
 
     @property
     def cut(self) -> Cut | None:
@@ -136,42 +143,53 @@ class SlotKV:
         places = self.lane.begin()
         for place in places:
             mine = (keys, values) if len(places) == 1 else (keys[place.rows], values[place.rows])
-            self._reserved(place.name, *mine, place.in_buffer.stop, place.room).write(self.lane, place, *mine)
+            kept = quantised(*mine, self._bits(place.name))
+            self._reserved(place.name, kept, place.in_buffer.stop, place.room).write(self.lane, place, kept)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """What the forward under way reads; layers that share the keys of this one ask for them."""
         places, table = self.lane.begin(), self.lane.table
-        parts = [self._buffer(place.name).read(place.in_buffer, slice(place.extent)) for place in places]
+        shown = [self._shown(place) for place in places]
         rows = len(table.selection.lengths)
-        if len(parts) == 1:
-            return parts[0]
-        keys, values = (Pieces(tuple(place.rows for place in places), each) for each in zip(*parts, strict=True))
+        if len(shown) == 1:
+            return shown[0]
+        keys, values = (Pieces(tuple(place.rows for place in places), each) for each in zip(*shown, strict=True))
         return (keys, values) if table.in_pieces else (keys.padded(rows), values.padded(rows))
 
-    def _buffer(self, name: str) -> Buffer:
-        return self.own[name] if name else self.shared
+    def _bits(self, name: str) -> int:
+        """Of each number that is kept of a row; 0: it is not quantised. Windows are short, and never are."""
+        return self.lane.table.bits.get(name, 0) if self.lane.window is None else 0
 
-    def _reserved(self, name: str, keys: mx.array, values: mx.array, rows: int, positions: int) -> Buffer:
+    def _shown(self, place: Placement) -> tuple[Any, Any]:
+        """Keys and values of one buffer for attention: packed ones as they are where it can read them so."""
+        table = self.lane.table
+        parts = (self.own[place.name] if place.name else self.shared).read(place.in_buffer, slice(place.extent))
+        if len(parts) == 2:
+            return parts[0], parts[1]
+        keys, values = (Packed(tuple(each), self._bits(place.name)) for each in (parts[:3], parts[3:]))
+        if table.in_pieces and place.width <= table.packed_queries:
+            return keys, values
+        return keys.whole(), values.whole()
+
+    def _reserved(self, name: str, like: Parts, rows: int, positions: int) -> Buffer:
         """The buffer, large enough: by rows up to a power of two, by positions as was reserved, so that no prompt is
         copied while it is read; beyond that a quarter more, so that copies amortise."""
         table, buffer = self.lane.table, self.own.setdefault(name, Buffer()) if name else self.shared
         slots = [table.slots[name]] if name else range(table.shared)
         known = max(map(self.lane.reserved, slots))
-        if rows > buffer.keys.shape[0] or max(positions, known) > buffer.keys.shape[2]:
+        if rows > buffer.rows or max(positions, known) > buffer.positions:
             rows = 1 << (max(rows, len(slots)) - 1).bit_length()
             longest = max(positions, *map(self.lane.held, slots))
-            buffer.resize(keys, values, rows, known if longest <= known else longest + longest // 4)
+            buffer.resize(like, rows, known if longest <= known else longest + longest // 4)
         return buffer
 
     def part(self, sequence_id: str, slot: int) -> None:
         """Give the row of the rectangle a buffer of its own, with what it holds."""
         held = self.lane.held(slot)
         if held > 0 and not self.shared.empty:
-            keys, values = self.shared.read(slice(slot, slot + 1), slice(held))
-            own = self._reserved(sequence_id, keys, values, 1, held + 1)
-            own.keys[:, :, :held] = keys
-            own.values[:, :, :held] = values
+            mine = self.shared.read(slice(slot, slot + 1), slice(held))
+            self._reserved(sequence_id, mine, 1, held + 1).put(slice(1), 0, mine)
 
     def reorder(self, order: Sequence[int]) -> None:
         """Rows of the rectangle come from where `order` says; without rows it is freed."""
@@ -186,20 +204,17 @@ class SlotKV:
         slots = range(self.lane.table.shared)
         longest = max([*map(self.lane.held, slots), *map(self.lane.reserved, slots)], default=0)
         rows, positions = 1 << max(0, len(slots) - 1).bit_length(), longest + longest // 4
-        if 2 * rows * max(positions, GROWTH_STEP_TOKENS) <= self.shared.keys.shape[0] * self.shared.keys.shape[2]:
-            self.shared.resize(self.shared.keys, self.shared.values, rows, positions)
+        if 2 * rows * max(positions, GROWTH_STEP_TOKENS) <= self.shared.rows * self.shared.positions:
+            self.shared.resize(self.shared.parts, rows, positions)
 
-    def write_row(self, slot: int, keys: mx.array, values: mx.array, first: int = 0) -> None:
-        """Put [1, heads, n, dimension] at the buffer positions of the row from `first` on."""
-        stop = first + keys.shape[2]
-        if stop > first:
+    def write_row(self, slot: int, parts: Parts, first: int = 0) -> None:
+        """Put [1, heads, n, any] at the buffer positions of the row from `first` on."""
+        if size := parts[0].shape[2]:
             name, row = self._seat(slot)
-            buffer = self._reserved(name, keys, values, row + 1, stop)
-            buffer.keys[row : row + 1, :, first:stop] = keys
-            buffer.values[row : row + 1, :, first:stop] = values
+            self._reserved(name, parts, row + 1, first + size).put(slice(row, row + 1), first, parts)
 
-    def read_span(self, slot: int, start: int, stop: int) -> tuple[mx.array, mx.array]:
-        """Views [1, heads, n, dimension] of what is left of the positions `start` to `stop`: the last n of them."""
+    def read_span(self, slot: int, start: int, stop: int) -> Parts:
+        """Views [1, heads, n, any] of what is left of the positions `start` to `stop`: the last n of them."""
         base, (name, row) = self.lane.base(slot), self._seat(slot)
         span = slice(max(0, start - base), max(0, stop - base))
         return (self.own.get(name, Buffer()) if name else self.shared).read(slice(row, row + 1), span)
@@ -217,18 +232,18 @@ class SlotKV:
 
     def arrays(self) -> list[mx.array]:
         buffers = [self.shared, *self.own.values()]
-        return [array for buffer in buffers if not buffer.empty for array in (buffer.keys, buffer.values)]
+        return [array for buffer in buffers if not buffer.empty for array in buffer.parts]
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
 
 
-def _lengthened(buffer: mx.array, like: mx.array, size: tuple[int, int]) -> mx.array:
+def _lengthened(buffer: mx.array | None, like: mx.array, size: tuple[int, int]) -> mx.array:
     rows, positions = size
     _, heads, _, dimension = like.shape
     grown = mx.zeros((rows, heads, positions, dimension), like.dtype)
-    if buffer.size:
+    if buffer is not None:
         kept = buffer[:rows, :, :positions]
         grown[: kept.shape[0], :, : kept.shape[2]] = kept
     return grown
@@ -347,18 +362,16 @@ class Caches:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
 
-    def read_span(self, sequence_id: str, start: int, stop: int) -> tuple[tuple[mx.array, ...], ...]:
-        """By KV layer keys and values [1, heads, n, dimension] of the positions `start` to `stop` that it still holds:
-        the last n of them, n = 0 where its window has passed on.
+    def read_span(self, sequence_id: str, start: int, stop: int) -> tuple[Parts, ...]:
+        """By KV layer what is kept, [1, heads, n, any], of the positions `start` to `stop` that it still holds: the
+        last n of them, n = 0 where its window has passed on.
 
         Lazy views: copy (`copied`) and evaluate them before the next forward, or its write copies the buffers.
         """
         slot = self.table.slots[sequence_id]
         return tuple(cache.read_span(slot, start, stop) for cache in self.kv)
 
-    def write_span(
-        self, sequence_id: str, start: int, spans: Sequence[tuple[mx.array, ...]], *, stop: int | None = None
-    ) -> None:
+    def write_span(self, sequence_id: str, start: int, spans: Sequence[Parts], *, stop: int | None = None) -> None:
         """Put back what `read_span` gave, in the order of positions; the row is `stop` tokens long then.
 
         `stop` is where all the spans end: `start` plus the longest unless said, as where no layer holds all of it.
@@ -367,16 +380,16 @@ class Caches:
         slot, length = self.table.slots[sequence_id], self.table.length(sequence_id)
         sizes = [span[0].shape[2] for span in spans]
         stop = start + max(sizes, default=0) if stop is None else stop
-        for cache, size, (keys, _) in zip(self.kv, sizes, spans, strict=True):
-            if stop - size > length and len(keys):  # a layer that never writes has no rows: its lane is others' too
+        for cache, size, span in zip(self.kv, sizes, spans, strict=True):
+            if stop - size > length and len(span[0]):  # a layer that never writes has no rows: its lane is others' too
                 cache.lane.set_base(slot, stop - size)
-        for cache, (keys, values) in zip(self.kv, spans, strict=True):
-            cache.write_row(slot, keys, values, stop - keys.shape[2] - cache.lane.base(slot))
+        for cache, size, span in zip(self.kv, sizes, spans, strict=True):
+            cache.write_row(slot, span, stop - size - cache.lane.base(slot))
         self.table.lengths[slot] = stop
 
-    def claim(self, sequence_id: str, reserve_tokens: int = 0) -> None:
+    def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
         """Take a row. Nothing is copied."""
-        self._reorder(self.table.claim(sequence_id, reserve_tokens))
+        self._reorder(self.table.claim(sequence_id, reserve_tokens, bits))
 
     def release(self, sequence_id: str) -> None:
         """Free the row; of those that share a rectangle the last one moves into the hole."""

@@ -14,8 +14,9 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.footprint import SHARED_TOKENS
+from app.core.request import WHOLE, Quantisation
 from app.engine.attention import attach as attach_attention
-from app.engine.attention import cut_for
+from app.engine.attention import cut_for, packed_queries_for
 from app.engine.lanes import Selection, SlotTable
 from app.engine.layers import Taps
 from app.engine.memory import gpu_architecture
@@ -94,6 +95,9 @@ class Runner:
         )
         attach_attention(model)
         self.caches.table.cut = cut_for(gpu_architecture())
+        self.caches.table.packed_queries = packed_queries_for(gpu_architecture())
+        self.quantisation: Quantisation = WHOLE
+        """Of the rows of requests, as they are admitted."""
         self.recordable = bool(self.caches.states) and attach(model)
         self.gapped: set[str] = set()
         """Sequences whose rows lack positions before their last one."""
@@ -174,9 +178,10 @@ class Runner:
         """Whether a row can only be put back where a copy was taken: not at every token, as attention layers can."""
         return bool(self.caches.states) or any(window is not None for window in self.caches.lanes)
 
-    def claim(self, sequence_id: str, reserve_tokens: int = 0) -> None:
-        """A row for the sequence, whose buffers get room for so many tokens with its first forward."""
-        self.caches.claim(sequence_id, reserve_tokens)
+    def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
+        """A row for the sequence, whose buffers get room for so many tokens with its first forward; with `bits` its
+        keys and values are quantised, each token's by itself as it is written."""
+        self.caches.claim(sequence_id, reserve_tokens, bits)
 
     def settle(self) -> None:
         """Between steps, rows that have become long get buffers of their own."""
@@ -365,12 +370,13 @@ class AloneRunner(Runner):
         self.model = model
         self.caches = Caches(table=SlotTable(), layers=[])
         self.rows_apart = False
+        self.quantisation = WHOLE
 
-    def claim(self, sequence_id: str, reserve_tokens: int = 0) -> None:
+    def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> None:
         """Raises RuntimeError when the one row is taken."""
         if self.caches.table.slots:
             raise RuntimeError("this model decodes one request at a time")
-        self.caches.table.claim(sequence_id, reserve_tokens)
+        self.caches.table.claim(sequence_id, reserve_tokens, bits)
         self.caches.layers = make_prompt_cache(self.model)
 
     def release(self, sequence_id: str) -> None:

@@ -63,7 +63,7 @@ class PlainRows:
 
     def _read(self, tokens: Sequence[int], width: int, on_progress: Callable[[], None]) -> mx.array:
         """float32 [tokens, vocabulary] behind each token of the sample but its prompt, fed so many at a time."""
-        self._runner.claim(_SAMPLE)
+        self._runner.claim(_SAMPLE, bits=self._runner.quantisation.bits)
         read = [self._feed(_SAMPLE, tokens[:SAMPLE_PROMPT])[:0]]
         for begin in range(SAMPLE_PROMPT, len(tokens), width):
             read.append(self._feed(_SAMPLE, tokens[begin : begin + width]))
@@ -139,7 +139,7 @@ class PlainRows:
         self._runner.rewind(name, point.length)
         for layer, (base, keys, values) in point.windows.items():
             caches.kv[layer].lane.set_base(slot, base)
-            caches.kv[layer].write_row(slot, keys, values)
+            caches.kv[layer].write_row(slot, (keys, values))
         for state, arrays in zip(caches.states, point.states, strict=True):
             state.write_row(slot, arrays)
         self._points[name] = None

@@ -14,6 +14,7 @@ import msgspec
 
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, QueueFull, SpeculationUnavailable, context_overflow
+from app.core.footprint import RowSize
 from app.core.reason import Reason
 from app.core.request import Request, SpeculationRequest
 from app.core.statistics import Parts
@@ -181,15 +182,15 @@ class Scheduler:
         return {name: each.computed for name, each in self._active.items() if not each.counters.generated}
 
     @property
-    def expected(self) -> list[int]:
-        """How many tokens each running request will probably have in the end, in order of admission."""
-        return [each.expected_tokens(self._limits.max_context_tokens) for each in self._active.values()]
+    def expected(self) -> list[RowSize]:
+        """How long each running request will probably be in the end, in order of admission."""
+        return [each.expected(self._limits.max_context_tokens) for each in self._active.values()]
 
-    def expected_of(self, request: Request) -> int:
+    def expected_of(self, request: Request) -> RowSize:
         """The same of a request that does not run: the head of the queue, or one that is not even queued."""
         head = self._queue.head()
         sequence = head if head and head.request is request else self._begun(request)
-        return sequence.expected_tokens(self._limits.max_context_tokens)
+        return sequence.expected(self._limits.max_context_tokens)
 
     def _begun(self, request: Request) -> Sequence:
         return Sequence(request, self._clock(), self._usual_answer_tokens)

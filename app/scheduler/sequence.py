@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from app.core.footprint import RowSize
 from app.core.reason import NO_REASON, Reason
 from app.core.request import Request
 from app.core.statistics import Decision, MethodStatistics, Parts, Statistics
@@ -172,11 +173,11 @@ class Sequence:
         begun = self.computed not in {self.cached_tokens, *self.request.checkpoints[-1:]}
         return not begun and self.behind <= CARRY_LIMIT_TOKENS and not self.request.scores_prompt
 
-    def expected_tokens(self, max_context_tokens: int) -> int:
+    def expected(self, max_context_tokens: int) -> RowSize:
         """How long it will probably be in the end: its prompt and a usual answer, or one that is longer by another."""
         usual = self.usual_answer_tokens * (1 + self.counters.generated // self.usual_answer_tokens)
         answer = min(self.request.max_tokens, usual)
-        return min(self.prompt_length + answer, max_context_tokens)
+        return RowSize(min(self.prompt_length + answer, max_context_tokens), self.prompt_length)
 
     @property
     def can_wait(self) -> bool:

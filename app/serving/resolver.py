@@ -273,6 +273,7 @@ class Resolver:
             prompt_lookup_min=choice.prompt_lookup_min,
             prompt_lookup_max=choice.prompt_lookup_max,
             ngram_across_requests=settings.ngram_across_requests,
+            quantisation=self._live.model(main.id).quantisation,
             context_tokens=context_tokens(main.config),
             longest_token_bytes=main.tokenizer.longest_bytes(),
             max_rows=settings.max_rows,

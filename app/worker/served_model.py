@@ -12,6 +12,7 @@ import msgspec
 
 from app.core.clock import Clock
 from app.core.errors import InsufficientMemory, PacelineError
+from app.core.footprint import RowSize
 from app.core.messages import LoadedModel, LoadModel, ModelSpecification, Submission, short_text
 from app.core.step import EnginePort, FinishReason, StepCost, StepPlan, TokenEvent
 from app.engine.pool import EnginePool
@@ -50,7 +51,7 @@ class ServedModel:
         self._line: list[Submission | LoadModel] = []
         """Who waits for the engine."""
         self._open: set[str] = set()
-        self._promised: list[int] = []
+        self._promised: list[RowSize] = []
         """How long the rows are at most that the pool promised memory for."""
 
     def line_of(self, owner: str) -> int:
@@ -230,11 +231,11 @@ class ServedModel:
             _logger.info("%s waits for the memory of older requests, and goes on after them", preempted)
             self._free_rows()
 
-    def _reserve(self, lengths: Sequence[int]) -> bool:
+    def _reserve(self, rows: Sequence[RowSize]) -> bool:
         """Whether the pool promises memory for rows of so many tokens."""
-        promised = self._pool.reserve(self._model_id, lengths)
+        promised = self._pool.reserve(self._model_id, rows)
         if promised:
-            self._promised = list(lengths)
+            self._promised = list(rows)
         return promised
 
     def _admit(self, scheduler: Scheduler, engine: EnginePort) -> list[TokenEvent]:

@@ -347,6 +347,15 @@ def test_every_setting_of_a_model_has_its_place() -> None:
     assert sorted(name for _, names in SECTIONS for name in names) == sorted(ModelSettings.model_fields)
 
 
+async def test_what_a_model_takes_is_counted_in_its_bits_of_keys_and_values(site: ModelSite) -> None:
+    whole = (await models(site))[DEMO]["footprint"]
+    await site.call("PATCH", f"/admin/api/models/{DEMO}/settings", {"kv_bits": 8})
+    shown = (await models(site))[DEMO]
+    assert shown["footprint"]["cache_bytes"] < whole["cache_bytes"]
+    assert shown["kv_refusal"] == ""
+    assert "Has no effect here" not in (await site.client.get(f"/admin/models/{DEMO}")).text
+
+
 async def test_a_load_is_refused_while_the_server_ends(site: ModelSite) -> None:
     activity = site.admin.serving.activity
     somebody = Somebody()

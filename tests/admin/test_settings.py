@@ -180,10 +180,33 @@ async def test_settings_of_a_model_are_told_changed_and_taken_back(client: httpx
 
 @pytest.mark.parametrize(
     "body",
-    [{"temperature": 3}, {"nonsense": 1}, {"pinned": True, "idle_seconds": 5}, {"alias": "org/other"}, {"reload": 1}],
+    [
+        {"temperature": 3},
+        {"kv_bits": 5},
+        {"kv_bits_from": -1},
+        {"nonsense": 1},
+        {"pinned": True, "idle_seconds": 5},
+        {"alias": "org/other"},
+        {"reload": 1},
+    ],
 )
 async def test_a_model_refuses_what_cannot_be(client: httpx2.AsyncClient, body: dict[str, Any]) -> None:
     assert (await client.patch(MODEL, json=body)).status_code == 422
+
+
+@pytest.mark.parametrize("bits", [8, "8"])
+async def test_keys_and_values_are_quantised_as_the_api_or_the_page_says(
+    site: SignInSite, client: httpx2.AsyncClient, bits: int | str
+) -> None:
+    """A form sends text, programs a number; the page says where it has no effect."""
+    site.site.worker.snapshot = Snapshot(models=(LoadedModel(id="demo-main", state="ready"),))
+    changed = (await client.patch(MODEL, json={"kv_bits": bits, "kv_bits_from": 0})).json()
+    row = by_name(changed["settings"])["kv_bits"]
+    assert (row["value"], row["options"], changed["reload"]) == (8, ["8", "4"], "needed")
+    page = (await client.get("/admin/models/demo-main")).text
+    assert 'id="setting-kv_bits"' in page
+    assert 'id="setting-kv_bits_from"' in page
+    assert "Has no effect here: the head size of this model is no multiple of 32." in page
 
 
 async def test_a_reload_is_offered_done_or_too_early(site: SignInSite, client: httpx2.AsyncClient) -> None:

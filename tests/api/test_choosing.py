@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.errors import SpeculationUnavailable
+from app.core.request import WHOLE, Quantisation
 from app.model_settings import ModelSettings
 from app.serving.resolver import Resolver
 from tests.api.fakes import DRAFTERS, Site, make_site, names_of
@@ -36,6 +37,14 @@ def test_a_stored_choice_decides_where_settings_say_nothing() -> None:
     assert (made.methods, made.num_draft_tokens) == (("eagle3", "draft_model", "ngram"), 3)
     assert (made.policy, made.acceptance, made.prompt_lookup_min, made.prompt_lookup_max) == ("auto", "rejection", 2, 4)
     assert names_of(site.context.resolver.resolve("demo-main", "demo-main-dflash")) == ["demo-main-dflash"]
+
+
+def test_how_keys_and_values_are_kept_reaches_the_specification() -> None:
+    site = make_site(models=DRAFTERS, policy="off")
+    assert site.context.resolver.resolve("demo-main").quantisation == WHOLE
+    for chosen, wanted in (({"kv_bits": 4}, (4, 1024)), ({"kv_bits": 8, "kv_bits_from": 0}, (8, 0))):
+        keep(site, **chosen)
+        assert site.context.resolver.resolve("demo-main").quantisation == Quantisation(*wanted)
 
 
 def test_settings_go_before_a_stored_choice() -> None:

@@ -5,8 +5,8 @@ from collections import Counter
 
 from tests.architecture.source import ROOT, functions, modules, words
 
-MAX_LINES, MAX_FILES = 38_520, 195
-"""Of the app. Whoever needs more says why in the commit that raises them; the last 290 are acceptance `strict`."""
+MAX_LINES, MAX_FILES = 38_729, 195
+"""Of the app. Whoever needs more says why in the commit that raises them; the last 209: quantised rows."""
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 40
 VAGUE_WORDS = {"util", "utils", "helper", "helpers", "manager", "managers", "misc", "common"}

@@ -9,6 +9,7 @@ from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
 from tests.cli.fake_server import FakeServer
 from tests.cli.test_commands import LOADED, run
+from tests.tiny import write_tiny_model
 
 CHOICE = ModelSettings(methods=("draft_model",), num_draft_tokens=4, policy="single")
 WORDS = "methods draft_model; 4 drafts; policy single"
@@ -30,6 +31,16 @@ def test_ls_shows_a_stored_choice(environment: Mapping[str, str]) -> None:
     rows = {row["id"]: row for row in json.loads(run(environment, "ls", "--json").stdout)}
     assert (rows["demo-assistant"]["chosen"], rows["demo-draft"]["chosen"]) == (WORDS, "")
     assert rows["demo-assistant"]["draft"] == "demo-draft", "the best one of the chosen methods"
+
+
+def test_ls_says_why_keys_and_values_stay_whole(environment: Mapping[str, str], tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "folders" / "small-heads", "qwen3", head_size=16)
+    there = {**environment, "PACELINE_MODEL_DIRS": str(tmp_path / "folders")}
+    for model in ("small-heads", "demo-assistant"):
+        assert run(there, "config", "set", "kv_bits", "8", "--model", model).exit_code == 0
+    rows = {row["id"]: row["chosen"] for row in json.loads(run(there, "ls", "--json").stdout)}
+    assert rows["demo-assistant"] == "kv_bits 8"
+    assert rows["small-heads"] == "kv_bits 8; not quantized: the size of its heads is no multiple of 32"
 
 
 def test_ps_shows_a_stored_choice_of_a_loaded_model(environment: Mapping[str, str], fake: FakeServer) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
 
 from app.core.draft_lengths import LONGEST_DRAFT
 from app.core.footprint import SHARED_TOKENS
-from app.core.request import Request, SamplingParameters
+from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
 from app.core.step import DecodeRow, DecodeStep, EngineLimits, PrefillRow, PrefillStep
 from app.engine.drafters import Drafter, Drafters, Proposal
 from app.engine.drafters.draft_model import DraftModel
@@ -28,9 +28,42 @@ from app.engine.runner import Runner
 from app.engine.sampling import SampledRow, adjust, draw
 
 
-def naive(model: nn.Module, prompt: Sequence[int], count: int, sampling: SamplingParameters) -> list[int]:
+class Unpacked:
+    """mlx-lm's own quantised cache, of which attention reads plain numbers: products of packed ones differ."""
+
+    def __init__(self, bits: int) -> None:
+        self.inner = QuantizedKVCache(group_size=32, bits=bits)
+        self.make_mask = self.inner.make_mask
+
+    @property
+    def offset(self) -> int:
+        return int(self.inner.offset)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
+        kept = self.inner.update_and_fetch(keys, values)
+        return tuple(mx.dequantize(*each, group_size=32, bits=self.inner.bits) for each in kept)
+
+
+def quantised_caches(model: nn.Module, bits: int, kind: Callable[[int], Any] = Unpacked) -> list[Any]:
+    """mlx-lm's caches of a model whose heads have 32 dimensions, quantised where every token is kept."""
+
+    def turned(cache: Any) -> Any:
+        if type(cache) is CacheList:
+            return CacheList(*map(turned, cache.caches))
+        return kind(bits) if type(cache) is KVCache and bits else cache
+
+    return [turned(cache) for cache in make_prompt_cache(model)]
+
+
+def naive(
+    model: nn.Module,
+    prompt: Sequence[int],
+    count: int,
+    sampling: SamplingParameters,
+    cache: list[Any] | None = None,
+) -> list[int]:
     """The tokens that the simplest loop generates."""
-    cache = make_prompt_cache(model)
+    cache = make_prompt_cache(model) if cache is None else cache
     tokens = list(prompt)
     for token in tokens[:-1]:
         mx.eval(model(mx.array([[token]]), cache=cache))
@@ -110,11 +143,13 @@ def build(
     max_context_tokens: int = 4096,
     disk: Disk = NO_DISK,
     slow_seconds: float = SLOW_SECONDS,
+    quantisation: Quantisation = WHOLE,
 ) -> Engine:
     """An engine over a tiny model. A small margin makes sliding windows wrap; `carry_over` forgets the recordings."""
     runner = Runner(target, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens, shared_tokens=shared_tokens)
     if carry_over:
         runner.recordable = False
+    runner.quantisation = quantisation
     available: dict[str, Drafter] = {**(features or {}), "ngram": Ngram()}
     if draft is not None:
         available["draft_model"] = DraftModel(

@@ -11,8 +11,8 @@ from mlx import nn
 from msgspec.structs import replace
 
 from app.core.footprint import SHARED_TOKENS
-from app.core.request import Request, SamplingParameters
-from tests.engine.driving import Driver, Guided, Scripted, build, naive
+from app.core.request import WHOLE, Quantisation, Request, SamplingParameters
+from tests.engine.driving import Driver, Guided, Scripted, build, naive, quantised_caches
 from tests.tiny import related_draft, tiny_model
 from tests.tiny_drafters import tiny_drafter
 
@@ -29,9 +29,10 @@ SCRIPTS = {
 
 
 @cache
-def models(family: str, quantised: bool) -> tuple[nn.Module, nn.Module]:
+def models(family: str, quantised: bool, head_size: int = 16) -> tuple[nn.Module, nn.Module]:
     """A target and a draft that often agrees; built once."""
-    return tiny_model(family, quantised=quantised), related_draft(family, quantised=quantised)
+    changes: dict[str, Any] = {"quantised": quantised, "head_size": head_size}
+    return tiny_model(family, **changes), related_draft(family, **changes)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def run_schedule(
     cancel_rate: float = 0.02,
     rows: int = 1,
     sampling: Mapping[str, Any] = MappingProxyType({}),
+    quantisation: Quantisation = WHOLE,
 ) -> Outcome:
     """Run it and assert that every sequence said what the naive loop says, and that nothing is left behind.
 
@@ -92,13 +94,20 @@ def run_schedule(
     what all requests have in common.
     """
     chance = random.Random(seed)
-    target, draft = models(family, quantised)
+    target, draft = models(family, quantised, 32 if quantisation.bits else 16)
     requests = [
         random_request(chance, f"r{index}", longest=longest) for index in range(sequences or chance.randint(1, 4))
     ]
     requests = [replace(each, sampling=replace(each.sampling, **sampling)) for each in requests]
     truth = {
-        request.id: naive(target, request.prompt_tokens, request.max_tokens, request.sampling) for request in requests
+        request.id: naive(
+            target,
+            request.prompt_tokens,
+            request.max_tokens,
+            request.sampling,
+            quantised_caches(target, quantisation.bits_of(len(request.prompt_tokens))),
+        )
+        for request in requests
     }
     guided = {
         method: Guided(tiny_drafter(method, family, target), truth, SCRIPTS[script])
@@ -113,6 +122,7 @@ def run_schedule(
         carry_over=carry_over,
         prefix_bytes=prefix_bytes,
         shared_tokens=(SHARED_TOKENS, 20)[seed % 2],
+        quantisation=quantisation,
     )
     driver = Driver(engine, chance, methods, ride_tokens=chance.choice([1, 17]))
     waiting, cancelled = list(requests), 0

@@ -235,7 +235,9 @@ def test_what_rows_are_promised_covers_their_caches_however_they_come_and_go(
             lengths[name] += width
         runner.settle()
         lengths[name] += 1024 if known else 0  # what the scheduler expects of a long answer
-        assert runner.caches.nbytes <= max(before, promised.rows_bytes(list(lengths.values())))
+        assert runner.caches.nbytes <= max(
+            before, promised.rows_bytes([footprint.RowSize(each) for each in lengths.values()])
+        )
 
     for name, tokens in (("long", 700), ("short", 5), ("second", 300), ("third", 20)):
         read(name, tokens)
@@ -266,7 +268,7 @@ def test_an_answer_longer_than_reserved_grows_and_a_later_row_gets_its_own_room(
         _, forward = runner.forward([name], mx.zeros((1, tokens), mx.int32), [tokens])
         runner.commit(forward, [tokens])
         cache = runner.caches.kv[0]
-        return int(cache.own.get(name, cache.shared).keys.shape[2])
+        return int(cache.own.get(name, cache.shared).positions)
 
     runner.claim("a", reservation(100, 50))
     assert feed("a", 100) == feed("a", 150) == 256

@@ -4,7 +4,9 @@ import msgspec
 import pytest
 
 from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable
+from app.core.footprint import RowSize
 from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, ModelSpecification
+from app.core.request import Quantisation
 from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed
@@ -204,6 +206,7 @@ UNITS = {
     "max_rows": 1,
     "prefill_chunk_tokens": 64,
     "max_context_tokens": 32,
+    "quantisation": Quantisation(8, 100),
     "prefix_cache_bytes": 0,
 }
 
@@ -256,10 +259,12 @@ def test_rows_are_promised_memory_until_the_ceiling(world: World) -> None:
     pool = world.pool()
     pool.acquire(specification("a"))
     drain(pool)
-    assert pool.reserve("a", [1])
-    assert pool.reserve("a", [1, 1])
+    assert pool.reserve("a", [RowSize(1)])
+    assert pool.reserve("a", [RowSize(1), RowSize(1)])
     assert pool.accounted_bytes == 3 + 4
-    assert not pool.reserve("a", [1, 1, 1]), "three rows take a rectangle of four: 8 + 3 > 10"
+    assert not pool.reserve("a", [RowSize(1), RowSize(1), RowSize(1)]), (
+        "three rows take a rectangle of four: 8 + 3 > 10"
+    )
     assert pool.accounted_bytes == 3 + 4, "a refusal promises nothing"
     assert pool.reserve("a", [])
     assert pool.accounted_bytes == 3
@@ -274,10 +279,10 @@ def test_rows_make_idle_models_and_former_prompts_go_but_no_model_in_use(world: 
     engine = pool.engine("a")
     assert isinstance(engine, FakeEngine)
     engine.prefix_cache_bytes = 3
-    assert pool.reserve("a", [1])
+    assert pool.reserve("a", [RowSize(1)])
     assert pool.accounted_bytes == 3 + 4 + 3, "both models and one row"
     assert engine.prefix_cache_bytes == 0
-    assert pool.reserve("a", [1, 1])
+    assert pool.reserve("a", [RowSize(1), RowSize(1)])
     assert world.open == ["a"]
 
 
@@ -287,22 +292,22 @@ def test_a_row_waits_for_the_rows_of_another_model_but_somebody_always_goes_on(w
     for name in "ab":
         pool.acquire(specification(name))
     drain(pool)
-    assert pool.reserve("a", [1]), "nobody runs: it may, although both models are in use"
-    assert not pool.reserve("b", [1])
+    assert pool.reserve("a", [RowSize(1)]), "nobody runs: it may, although both models are in use"
+    assert not pool.reserve("b", [RowSize(1)])
     assert pool.reserve("a", [])
-    assert pool.reserve("b", [1])
+    assert pool.reserve("b", [RowSize(1)])
 
 
 def test_a_row_that_can_never_fit_is_told_with_the_figures(world: World) -> None:
     world.position_bytes = 1
     pool = world.pool()
     ready(pool, "a")
-    pool.check_row("a", 7)
+    pool.check_row("a", RowSize(7))
     with pytest.raises(InvalidRequest, match="8 tokens, whose keys and values take 0 MB") as caught:
-        pool.check_row("a", 8)
+        pool.check_row("a", RowSize(8))
     assert caught.value.code == "context_length_exceeded"
     assert memory.LIMIT_VARIABLE in caught.value.message
-    assert pool.reserve("a", [7]), "whoever is alone goes on"
+    assert pool.reserve("a", [RowSize(7)]), "whoever is alone goes on"
 
 
 def test_idle_models_expire_by_their_own_time(world: World) -> None:
@@ -422,7 +427,7 @@ def test_in_need_a_load_waits_for_the_rows_that_run_and_then_goes_on(world: Worl
     pool = world.pool()
     pool.acquire(specification("a"))
     drain(pool)
-    pool.reserve("a", [1])
+    pool.reserve("a", [RowSize(1)])
     pool.acquire(specification("b"))
     pool.pressure = "critical"
     assert pool.holds

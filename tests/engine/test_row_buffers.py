@@ -61,12 +61,12 @@ def test_joining_and_leaving_leave_the_long_row_where_it_is() -> None:
     runner = Runner(tiny_model("qwen3"))
     read(runner, "long", 2_000)
     read(runner, "a", 40)
-    held = [cache.own["long"].keys for cache in runner.caches.kv]
+    held = [cache.own["long"].parts[0] for cache in runner.caches.kv]
     read(runner, "b", 60)
     runner.release("a")
     read(runner, "second long one", 1_500)
     runner.release("b")
-    assert all(cache.own["long"].keys is before for cache, before in zip(runner.caches.kv, held, strict=True))
+    assert all(cache.own["long"].parts[0] is before for cache, before in zip(runner.caches.kv, held, strict=True))
     runner.release("long")
     runner.release("second long one")
     assert runner.caches.nbytes == 0
@@ -121,7 +121,7 @@ def test_the_answer_of_a_known_prompt_finds_its_room_there() -> None:
     assert engine.runner.caches.table.reserved["r"] == 2_200
     read(engine.runner, "other", 10)
     feed(engine.runner, {"r": 500})
-    before = engine.runner.caches.kv[0].own["r"].keys.shape
+    before = engine.runner.caches.kv[0].own["r"].parts[0].shape
     for _ in range(3):
         feed(engine.runner, {"r": 500})
-    assert engine.runner.caches.kv[0].own["r"].keys.shape == before == (1, 1, 2_304, 16)
+    assert engine.runner.caches.kv[0].own["r"].parts[0].shape == before == (1, 1, 2_304, 16)

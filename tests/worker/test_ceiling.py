@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from app.core.errors import PacelineError
-from app.core.footprint import Footprint, unit_footprint
+from app.core.footprint import Footprint, RowSize, unit_footprint
 from app.core.messages import ModelSpecification, Submission
 from app.core.request import Request, SamplingParameters
 from app.core.step import EnginePort, FinishReason, TokenEvent
@@ -127,7 +127,7 @@ def some_requests(chance: random.Random, footprint: Footprint, bytes_together: i
                 owner=chance.choice(("alice", "bob")),
             )
         )
-        bytes_together -= footprint.rows_bytes([sum(lengths)])
+        bytes_together -= footprint.rows_bytes([RowSize(sum(lengths))])
     return requests
 
 
@@ -145,7 +145,7 @@ def check_mix(root: Path, seed: int, times_too_many: float) -> int:
         prefix_cache_bytes=1 << 20,
     )
     footprint = unit_footprint(spec, widen=True)
-    alone = footprint.rows_bytes([LONGEST_PROMPT_TOKENS + max(ANSWER_TOKENS)])
+    alone = footprint.rows_bytes([RowSize(LONGEST_PROMPT_TOKENS + max(ANSWER_TOKENS))])
     rows_bytes = max(footprint.cache_bytes, int(1.7 * alone))
     ceiling_bytes = footprint.fixed_bytes + rows_bytes
     requests = some_requests(chance, footprint, int(times_too_many * rows_bytes))
