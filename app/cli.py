@@ -36,7 +36,7 @@ SpeculativeJson = Annotated[
 ]
 Policy = Annotated[
     str | None,
-    typer.Option(help="When to draft: single (only one request running; default), auto (whenever faster), off."),
+    typer.Option(help="When to draft: auto (whenever faster; default), single (only one request running), off."),
 ]
 Acceptance = Annotated[
     str | None,
