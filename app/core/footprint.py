@@ -15,7 +15,7 @@ from app.core.config_values import HIDDEN_KEYS, LAYER_KEYS, VOCABULARY_KEYS, con
 from app.core.drafters import FEATURE_METHODS, MTP
 from app.core.encoders import BATCH_TOKENS
 from app.core.messages import DraftSpecification, ModelSpecification
-from app.core.model_folder import ModelFolder, inspect_folder
+from app.core.model_folder import ModelFolder, Packing, inspect_folder
 from app.core.request import WHOLE, Quantisation
 
 FUSED_SIZES = (64, 80, 128)
@@ -137,6 +137,8 @@ def drafter_footprint(draft: DraftSpecification, spec: ModelSpecification, *, wi
     folder = inspect_folder(Path(draft.path))
     if draft.method in FEATURE_METHODS:
         folder = _drafter_alone(folder, inside=draft.path == spec.path)
+        if packing := Packing.beside(inspect_folder(Path(spec.path)).config):
+            folder = dataclasses.replace(folder, tensors=packing.packed(folder.tensors, item=4 if widen else 2))
     return _footprint(folder, spec, widen=widen)
 
 

@@ -12,9 +12,9 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.core.config_values import VOCABULARY_KEYS, stated_context, text_number
 from app.core.drafters import drafter_method
@@ -271,6 +271,40 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(value, dict):
             return value
     return {}
+
+
+class Packing(NamedTuple):
+    """How a feature drafter is quantised as it is loaded, since its target is: affine, whole rows in groups."""
+
+    bits: int
+    group_size: int
+
+    @classmethod
+    def beside(cls, target_config: Mapping[str, Any]) -> "Packing | None":
+        """The bits of the target, 4 at least; None where it is not quantised."""
+        quantisation = _quantisation(target_config)
+        bits, group_size = text_number(quantisation, "bits"), text_number(quantisation, "group_size") or 64
+        return cls(max(4, bits), max(32, group_size)) if 2 <= bits <= 8 else None
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the weight of a layer can be packed."""
+        return len(shape) > 1 and shape[-1] % self.group_size == 0
+
+    def packed(self, tensors: Mapping[str, TensorInfo], *, item: int) -> dict[str, TensorInfo]:
+        """The tensors of a drafter as they are then, each with the scales and biases of its groups, of `item` bytes."""
+        return {
+            name: self._packed(tensor, item) if self._takes(name, tensor) else tensor
+            for name, tensor in tensors.items()
+        }
+
+    def _takes(self, name: str, tensor: TensorInfo) -> bool:
+        is_layer = name.endswith(".weight") and "embed" not in name
+        return is_layer and tensor.dtype in {"F16", "BF16", "F32"} and self.fits(tensor.shape)
+
+    def _packed(self, tensor: TensorInfo, item: int) -> TensorInfo:
+        numbers = math.prod(tensor.shape)
+        size = numbers * self.bits // 8 + numbers // self.group_size * 2 * item
+        return replace(tensor, dtype="U32", size_bytes=size)
 
 
 def _bits(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:

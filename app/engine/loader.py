@@ -22,7 +22,7 @@ from app.core.drafters import FEATURE_METHODS, check_drafter
 from app.core.drafters.formats import head_tensors
 from app.core.errors import InsufficientMemory, ModelUnavailable
 from app.core.messages import DraftSpecification, ModelSpecification
-from app.core.model_folder import ModelFolder, inspect_folder
+from app.core.model_folder import ModelFolder, Packing, inspect_folder
 from app.core.tokenizer_file import Tokenizer, TokenizerCache
 from app.engine import memory
 from app.engine.drafters import REGISTRY, LoadedDraft, LoadedUnit
@@ -146,7 +146,13 @@ def _build_feature_drafter(folder: ModelFolder, *, method: str, target: _Part, i
     tokenizer = Tokenizer(target.path, TokenizerCache())
     config = check_drafter(method, folder.path, folder.config, tensors, target=tokenizer, target_config=target.config)
     model = REGISTRY[method].load(folder, target.config)
+    if packing := Packing.beside(target.config):  # a draft costs the bytes that it reads
+        nn.quantize(model, packing.group_size, packing.bits, class_predicate=partial(_can_be_packed, packing))
     return _Part(folder.path, model, folder.config, config.draft_vocab_size, config.max_position_embeddings)
+
+
+def _can_be_packed(packing: Packing, _: str, module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) and packing.fits(module.weight.shape)
 
 
 def _parameters(model: nn.Module) -> list[mx.array]:

@@ -22,6 +22,7 @@ from app.engine.drafters import LoadedUnit
 from app.engine.engine import open_engine
 from app.engine.loader import load_unit
 from tests.engine.driving import naive
+from tests.engine.test_demo_pairs import DEMO_MODELS, PAIRS
 from tests.tiny import fill_at_random, tiny_config, write_tiny_tokenizer
 
 GREEDY = SamplingParameters(temperature=0.0)
@@ -263,3 +264,23 @@ def awq(name: str, weight: mx.array, *, zeros: bool) -> dict[str, mx.array]:
     if zeros:
         parts[f"{name}.qzeros"] = pack(mx.full((inputs // 64, outputs), 8, dtype=mx.uint32))
     return parts
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize("method", ["dflash", "eagle3", "mtp"])
+def test_a_drafter_that_reads_features_is_packed_as_its_target_is(tmp_path: Path, method: str, bits: int) -> None:
+    original, drafter = (DEMO_MODELS / name for name in PAIRS[method])
+    folder = tmp_path / "converted"
+    convert(str(original), str(folder), quantize=True, q_bits=bits, q_group_size=32)
+    drafts = (DraftSpecification(drafter.name, str(drafter), method),)
+    spec = ModelSpecification(id="packed", path=str(folder), drafts=drafts, max_context_tokens=256)
+    unit = load(spec)
+    packed = (max(4, bits), 32, "affine")
+    assert widths(unit.drafts[0].model) == {packed}
+    taken = sum(value.nbytes for _, value in tree_flatten(unit.drafts[0].model.parameters()))
+    widen = memory.computes_in_float32()
+    assert drafter_footprint(drafts[0], spec, widen=widen).weights_bytes == pytest.approx(taken, rel=0.1)
+    free = load(ModelSpecification(id="whole", path=str(original), drafts=drafts, max_context_tokens=256))
+    whole = sum(value.nbytes for _, value in tree_flatten(free.drafts[0].model.parameters()))
+    assert taken < (0.3 if packed[0] == 4 else 0.4) * whole
+    assert speculated(unit, method)[0] == truth(folder)
