@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.core.clock import Clock
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
+from app.core.footprint import RowSize
 from app.core.host import Pressure
 from app.core.messages import Generate, LoadedModel, LoadProgress, ModelSpecification
 from app.core.request import Request, SpeculationRequest
@@ -151,14 +152,15 @@ class FakePool:
     def engine(self, model_id: str) -> FakeEngine | None:
         return self.engines.get(model_id)
 
-    def check_row(self, model_id: str, tokens: int) -> None:
-        if tokens > self.room_tokens:
-            raise InvalidRequest(f"{tokens} tokens never fit", code="context_length_exceeded")
+    def check_row(self, model_id: str, row: RowSize) -> None:
+        if row.tokens > self.room_tokens:
+            raise InvalidRequest(f"{row.tokens} tokens never fit", code="context_length_exceeded")
 
-    def reserve(self, model_id: str, lengths: Sequence[int]) -> bool:
-        fits = sum(lengths) <= self.room_tokens - self.held_tokens
+    def reserve(self, model_id: str, rows: Sequence[RowSize]) -> bool:
+        tokens = sum(row.tokens for row in rows)
+        fits = tokens <= self.room_tokens - self.held_tokens
         if fits:
-            self.reserved[model_id] = sum(lengths)
+            self.reserved[model_id] = tokens
         return fits
 
     def advance(self) -> list[PoolEvent]:
