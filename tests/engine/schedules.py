@@ -3,11 +3,12 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
 from mlx import nn
+from msgspec import msgpack
 from msgspec.structs import replace
 
 from app.core.footprint import SHARED_TOKENS
@@ -33,6 +34,15 @@ def models(family: str, quantised: bool, head_size: int = 16) -> tuple[nn.Module
     """A target and a draft that often agrees; built once."""
     changes: dict[str, Any] = {"quantised": quantised, "head_size": head_size}
     return tiny_model(family, **changes), related_draft(family, **changes)
+
+
+@lru_cache(4096)
+def alone(family: str, quantised: bool, head_size: int, bits: int, packed: bytes) -> tuple[int, ...]:
+    """What the naive loop says to one request, told once: schedules of other drafters have the same requests."""
+    request = msgpack.decode(packed, type=Request)
+    target, _ = models(family, quantised, head_size)
+    caches = quantised_caches(target, bits)
+    return tuple(naive(target, request.prompt_tokens, request.max_tokens, request.sampling, caches))
 
 
 @dataclass(frozen=True)
@@ -94,21 +104,16 @@ def run_schedule(
     what all requests have in common.
     """
     chance = random.Random(seed)
-    target, draft = models(family, quantised, 32 if quantisation.bits else 16)
+    head_size = 32 if quantisation.bits else 16
+    target, draft = models(family, quantised, head_size)
     requests = [
         random_request(chance, f"r{index}", longest=longest) for index in range(sequences or chance.randint(1, 4))
     ]
     requests = [replace(each, sampling=replace(each.sampling, **sampling)) for each in requests]
-    truth = {
-        request.id: naive(
-            target,
-            request.prompt_tokens,
-            request.max_tokens,
-            request.sampling,
-            quantised_caches(target, quantisation.bits_of(len(request.prompt_tokens))),
-        )
-        for request in requests
-    }
+    truth = {}
+    for request in requests:
+        bits = quantisation.bits_of(len(request.prompt_tokens))
+        truth[request.id] = [*alone(family, quantised, head_size, bits, msgpack.encode(request))]
     guided = {
         method: Guided(tiny_drafter(method, family, target), truth, SCRIPTS[script])
         for method in methods
