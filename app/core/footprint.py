@@ -225,8 +225,8 @@ def _footprint(
 
 
 def _reserved(tokens: int) -> int:
-    """Positions that a buffer has which grew to hold so many: a quarter more, in whole steps."""
-    return tokens + tokens // 4 + GROWTH_STEP_TOKENS
+    """Positions that a buffer has which grew to hold so many: an eighth more, in whole steps."""
+    return tokens + tokens // 8 + GROWTH_STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from app.core.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS
+from app.core.footprint import SHARED_TOKENS
 from app.engine.attention import Cut, Pieces
 
 MASK_FULL = "causal"
 
 
 def reservation(prompt_tokens: int, answer_tokens: int) -> int:
-    """Positions to set aside for a request at once: its prompt, and of its answer a quarter of that or a step."""
-    return prompt_tokens + min(answer_tokens, max(GROWTH_STEP_TOKENS, prompt_tokens // 4))
+    """Positions to set aside for a request at once: its prompt, and of its answer at most 1/32 of that."""
+    return prompt_tokens + min(answer_tokens, prompt_tokens // 32)
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Placement:
     @property
     def room(self) -> int:
         """Number of buffer positions that a write may touch: a ragged one touches every row of the buffer."""
-        return max(self.starts + self.lengths) + self.width
+        return self.extent if self.uniform else max(self.starts + self.lengths) + self.width
 
     @property
     def in_buffer(self) -> slice:

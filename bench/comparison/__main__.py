@@ -19,6 +19,7 @@ from bench.comparison.cases import ENGINE_CASES, Bench, Case
 from bench.comparison.governor_case import GOVERNOR_CASES
 from bench.comparison.measure import CaseResult
 from bench.comparison.pairs import Sizes
+from bench.comparison.ragged_case import RAGGED_CASES
 from bench.comparison.report import as_document, as_table
 from bench.comparison.sampling_case import SAMPLING_CASES
 from bench.comparison.server_cases import SERVER_CASES
@@ -26,7 +27,15 @@ from bench.comparison.speculation_cases import SPECULATION_CASES
 from bench.comparison.workshop import Workshop
 
 CASES: dict[str, Case] = {
-    case.name: case for case in (*ENGINE_CASES, *SAMPLING_CASES, *SPECULATION_CASES, *GOVERNOR_CASES, *SERVER_CASES)
+    case.name: case
+    for case in (
+        *ENGINE_CASES,
+        *SAMPLING_CASES,
+        *SPECULATION_CASES,
+        *RAGGED_CASES,
+        *GOVERNOR_CASES,
+        *SERVER_CASES,
+    )
 }
 FULL, QUICK = Sizes(), Sizes(hidden=192, layers=8)
 TOKENS, QUICK_TOKENS = 128, 32

@@ -258,7 +258,7 @@ def test_a_prompt_whose_length_is_known_gets_its_buffers_once(family: str, *, kn
         _, forward = runner.forward(["a"], mx.zeros((1, width), mx.int32), [width])
         runner.commit(forward, [width])
         seen.add(max(array.shape[2] for cache in runner.caches.kv for array in cache.arrays()))
-    assert len(seen) >= sizes if sizes > 1 else seen == {3584}
+    assert len(seen) >= sizes if sizes > 1 else seen == {3328}
 
 
 def test_an_answer_longer_than_reserved_grows_and_a_later_row_gets_its_own_room() -> None:
@@ -274,7 +274,8 @@ def test_an_answer_longer_than_reserved_grows_and_a_later_row_gets_its_own_room(
     assert feed("a", 100) == feed("a", 150) == 256
     assert feed("a", 100) == 512
     runner.claim("b", reservation(2000, 10_000))
-    assert feed("b", 1) == feed("b", 1999) == feed("b", 500) == 2560
+    assert feed("b", 1) == feed("b", 1999) == feed("b", 300) == 2304
     runner.release("a")
-    assert runner.caches.table.reserved == {"b": 2500}
-    assert feed("b", 60) == 2560
+    assert runner.caches.table.reserved == {"b": 2062}
+    assert feed("b", 4) == 2304
+    assert feed("b", 1) == 2816, "an eighth more"

@@ -1,0 +1,98 @@
+"""What a long row and four short ones hold, against what their tokens need, and what joining and leaving cost beside a
+long row: caches alone, as in `caches_alone`."""
+
+from statistics import quantiles
+from time import perf_counter
+
+import mlx.core as mx
+
+from app.engine.lanes import reservation
+from app.engine.runner import Runner
+from bench.comparison.caches_alone import CHUNK_TOKENS, CachesAlone
+from bench.comparison.cases import Bench, Case
+from bench.comparison.measure import CaseResult, Check, Contender, Sample, paired_ratio
+from bench.comparison.pairs import Sizes
+
+LONG_TOKENS, MIDDLE_TOKENS = 8_192, 2_048
+"""Both have buffers of their own."""
+SHORT_TOKENS = (64, 100, 150, 200)
+ANSWERS = {"256 tokens": 256, "any length": 1 << 20}
+JOINS = 50
+SUMMARY = "bytes held for a row of 8,192 tokens and four short ones against those of their tokens; joining and leaving"
+
+
+class RowsApart:
+    """Rows that come, are read in chunks, and go, none in a forward with another."""
+
+    def __init__(self, sizes: Sizes, answer_tokens: int) -> None:
+        model = CachesAlone(layers=sizes.layers, heads=max(1, sizes.heads // 3), dimension=64)
+        self._answer_tokens = answer_tokens
+        self.runner = Runner(model, probe=False)
+
+    def read(self, name: str, tokens: int) -> None:
+        """Join with a prompt of so many tokens."""
+        self.runner.claim(name, reservation(tokens, self._answer_tokens))
+        self.go_on(name, tokens)
+
+    def go_on(self, name: str, tokens: int) -> None:
+        """So many more."""
+        for start in range(0, tokens, CHUNK_TOKENS):
+            width = min(CHUNK_TOKENS, tokens - start)
+            self.runner.settle()
+            read, forward = self.runner.forward([name], mx.ones((1, width), dtype=mx.int32), [width])
+            mx.eval(read, *self.runner.caches.arrays())
+            self.runner.commit(forward, [width])
+
+    def come_and_go(self, _: int) -> Sample:
+        """Milliseconds of a join and a leave, the lower quartile, and the megabytes that the dearest one took."""
+        seconds = []
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        held = mx.get_active_memory()
+        for _ in range(JOINS):
+            started = perf_counter()
+            self.read("guest", SHORT_TOKENS[0])
+            self.runner.release("guest")
+            seconds.append(perf_counter() - started)
+        taken = mx.get_peak_memory() - held
+        return Sample(quantiles(seconds, n=4)[0] * 1000, {"megabytes taken": taken / 1e6})
+
+
+def bytes_ratio(sizes: Sizes, answer_tokens: int, said_tokens: int) -> float:
+    """Bytes held / bytes of the cached tokens, when every row has said so many."""
+    rows, alone = RowsApart(sizes, answer_tokens), RowsApart(sizes, 0)
+    alone.read("256", 256)
+    token_bytes = alone.runner.caches.nbytes // 256
+    lengths = {str(tokens): tokens for tokens in (LONG_TOKENS, *SHORT_TOKENS)}
+    for name, tokens in lengths.items():
+        rows.read(name, tokens)
+        rows.go_on(name, said_tokens)
+    cached = sum(map(rows.runner.length, lengths))
+    return rows.runner.caches.nbytes / (cached * token_bytes)
+
+
+def run_ragged_memory(bench: Bench) -> CaseResult:
+    """Bytes are exact; joins take turns beside a long row and beside a short one."""
+    sizes = bench.workshop.sizes
+    bytes_checks = [
+        Check(f"bytes held / needed, answers of {name}, {said} said", bytes_ratio(sizes, most, said), 1.2, "at most")
+        for name, most in ANSWERS.items()
+        for said in (0, 128)
+    ]
+    hosts = {tokens: RowsApart(sizes, 256) for tokens in (LONG_TOKENS, MIDDLE_TOKENS)}
+    for tokens, rows in hosts.items():
+        rows.read("host", tokens)
+        rows.read("other guest", SHORT_TOKENS[1])
+    long, short = (Contender(f"joining {tokens:,} tokens", rows.come_and_go) for tokens, rows in hosts.items())
+    series = bench.measure(long, short)
+    taken = [series[one.name].median_notes()["megabytes taken"] for one in (long, short)]
+    ratio = paired_ratio(series[long.name], series[short.name])
+    checks = (
+        *bytes_checks,
+        Check("time of a join, 8k / 2k", ratio, 1.15, "at most"),
+        Check("memory of a join, 8k / 2k", taken[0] / taken[1], 1.15, "at most"),
+    )
+    return CaseResult("ragged_memory", SUMMARY, "ms", tuple(series.values()), checks)
+
+
+RAGGED_CASES = (Case("ragged_memory", SUMMARY, run_ragged_memory),)
