@@ -127,6 +127,21 @@ class Guided(Drafter):
         return Proposal(mx.array(drafts, dtype=mx.int32), proposal.counts, proposal.reasons)
 
 
+_fits: dict[tuple[int, int, int, int], tuple[nn.Module, tuple[bool, bool, bool]]] = {}
+
+
+def runner_of(model: nn.Module, margin_tokens: int, chunk_tokens: int, shared_tokens: int) -> Runner:
+    """A runner with caches of these sizes. The first one of a model probes it; the others are told what it found."""
+    sizes = {"margin_tokens": margin_tokens, "chunk_tokens": chunk_tokens, "shared_tokens": shared_tokens}
+    key = (id(model), *sizes.values())
+    known = key in _fits
+    runner = Runner(model, probe=not known, **sizes)
+    if not known:
+        _fits[key] = model, (runner.rows_apart, runner.recordable, runner.caches.table.in_pieces)
+    _, (runner.rows_apart, runner.recordable, runner.caches.table.in_pieces) = _fits[key]
+    return runner
+
+
 def build(
     target: nn.Module,
     *,
@@ -146,14 +161,14 @@ def build(
     quantisation: Quantisation = WHOLE,
 ) -> Engine:
     """An engine over a tiny model. A small margin makes sliding windows wrap; `carry_over` forgets the recordings."""
-    runner = Runner(target, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens, shared_tokens=shared_tokens)
+    runner = runner_of(target, margin_tokens, chunk_tokens, shared_tokens)
     if carry_over:
         runner.recordable = False
     runner.quantisation = quantisation
     available: dict[str, Drafter] = {**(features or {}), "ngram": Ngram()}
     if draft is not None:
         available["draft_model"] = DraftModel(
-            Runner(draft, margin_tokens=margin_tokens, chunk_tokens=chunk_tokens, shared_tokens=shared_tokens),
+            runner_of(draft, margin_tokens, chunk_tokens, shared_tokens),
             target_vocabulary=vocabulary,
             max_context_tokens=max_context_tokens,
         )
