@@ -123,6 +123,7 @@ def test_ctrl_c_pauses_and_the_same_command_goes_on(alone: Mapping[str, str], hu
         output, _ = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 130
     assert "Paused. Run the command again to resume." in output
+    hub.faults.stalls.clear()  # what was not asked for yet comes now
     assert FolderCatalog([folder_of(alone)]).models() == ()
     assert pull(alone, ID).exit_code == 0
     assert hub.gets("model.safetensors")[-1].range.startswith("bytes=")
