@@ -15,6 +15,7 @@ from rich.table import Table
 from app.cli_frame import reported_errors
 from app.core.errors import InvalidRequest
 from bench.comparison import NOTE
+from bench.comparison.agent_case import AGENT_CASES
 from bench.comparison.cases import ENGINE_CASES, Bench, Case
 from bench.comparison.governor_case import GOVERNOR_CASES
 from bench.comparison.measure import CaseResult
@@ -33,6 +34,7 @@ CASES: dict[str, Case] = {
         *SAMPLING_CASES,
         *SPECULATION_CASES,
         *RAGGED_CASES,
+        *AGENT_CASES,
         *GOVERNOR_CASES,
         *SERVER_CASES,
     )

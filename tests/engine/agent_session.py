@@ -4,16 +4,26 @@ strips from earlier turns, and a context that grows with every turn."""
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from app.core.request import Request, SamplingParameters, SpeculationRequest
 from app.core.step import PrefillStep
 from app.engine.engine import Engine
+from app.engine.prefix_disk import NO_DISK, Disk
 from app.scheduler.scheduler import Scheduler
 from app.text.template import TextModel
+from tests.engine.driving import build
+from tests.engine.schedules import FEATURE_METHODS
 from tests.text.tokenizer_fixture import byte_level, write_folder
+from tests.tiny import related_draft, tiny_model
+from tests.tiny_drafters import tiny_drafter
 
+FAMILIES = ("qwen3", "gemma3", "qwen3_next")
+"""Attention, sliding windows, recurrent layers beside attention."""
+DRAFTERS = ("ngram", "draft_model", *FEATURE_METHODS)
 TURNS = 25
 VOCABULARY = 97
 """Of the tiny models: tokens are folded into it."""
@@ -44,6 +54,24 @@ def agent_text(folder: Path) -> TextModel:
     return TextModel.load(write_folder(folder, byte_level(), template=TEMPLATE))
 
 
+def engine_of(
+    family: str, drafter: str, *, prefix_bytes: int = 1 << 30, room_tokens: int = 4096, disk: Disk = NO_DISK
+) -> Engine:
+    """An engine over a tiny model of a family and one drafter for it."""
+    target, draft = tiny_model(family), related_draft(family)  # its own: an engine taps its target
+    features = {drafter: tiny_drafter(drafter, family, target)} if drafter in FEATURE_METHODS else None
+    draft_model = draft if drafter == "draft_model" else None
+    return build(
+        target,
+        draft=draft_model,
+        features=features,
+        prefix_bytes=prefix_bytes,
+        chunk_tokens=512,
+        max_context_tokens=room_tokens,
+        disk=disk,
+    )
+
+
 @dataclass
 class Turn:
     """What one turn took. `new_tokens` stand behind the longest beginning that was ever computed before."""
@@ -57,6 +85,8 @@ class Turn:
     """By the drafter that read most of them, before the first token was told."""
     cycles: int
     accepted: int
+    first_token_seconds: float
+    """From the prompt's tokens to the first one told."""
     output: tuple[int, ...]
 
 
@@ -71,10 +101,13 @@ class Session:
     speculation: SpeculationRequest = field(default_factory=SpeculationRequest)
     answer_tokens: int = 5
     said: list[tuple[int, ...]] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
 
     def run(self, reopen: Callable[[int], Engine], turns: int = TURNS) -> list[Turn]:
-        for number, (messages, tools) in zip(range(turns), self._chats(), strict=False):
+        return list(islice(self.take_turns(reopen), turns))
+
+    def take_turns(self, reopen: Callable[[int], Engine]) -> Iterator[Turn]:
+        """One after the other, without an end."""
+        for number, (messages, tools) in enumerate(self._chats()):
             tokens, checkpoints = self.text.render_chat(messages, tools)
             request = Request(
                 id=f"turn {number}",
@@ -85,8 +118,7 @@ class Session:
                 sampling=SamplingParameters(temperature=0.0),
                 speculation=self.speculation,
             )
-            self.turns.append(self._turn(reopen(number), request))
-        return self.turns
+            yield self._turn(reopen(number), request)
 
     def _chats(self) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
         """What the client sends, turn by turn: four of five are answers of a tool."""
@@ -106,6 +138,7 @@ class Session:
 
     def _turn(self, engine: Engine, request: Request) -> Turn:
         scheduler = Scheduler(engine.limits, policy="auto")
+        started, first_token_seconds = perf_counter(), 0.0
         scheduler.submit(request)
         head = scheduler.next_admission()
         assert head is not None
@@ -126,13 +159,24 @@ class Session:
             for event in scheduler.commit(result):
                 output += event.tokens
                 end = event.statistics if event.finish_reason else end
+            if output and not first_token_seconds:
+                first_token_seconds = perf_counter() - started
         for name, tokens in scheduler.drain_released():
             engine.release(name, tokens)
         assert end is not None
         known = max((shared(request.prompt_tokens, text) for text in self.said), default=0)
         self.said.append((*request.prompt_tokens, *output))
-        new = len(request.prompt_tokens) - known
-        return Turn(request.prompt_tokens, cached, new, read, drafter_tokens, end.cycles, end.accepted, tuple(output))
+        return Turn(
+            prompt=request.prompt_tokens,
+            cached_tokens=cached,
+            new_tokens=len(request.prompt_tokens) - known,
+            read_tokens=read,
+            drafter_tokens=drafter_tokens,
+            cycles=end.cycles,
+            accepted=end.accepted,
+            first_token_seconds=first_token_seconds,
+            output=tuple(output),
+        )
 
 
 def drafter_lengths(engine: Engine, request_id: str) -> dict[str, int]:
@@ -143,4 +187,5 @@ def drafter_lengths(engine: Engine, request_id: str) -> dict[str, int]:
 
 def shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """How many tokens both begin with."""
-    return next((n for n, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), len(first))
+    pairs = zip(first, second, strict=False)
+    return next((n for n, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

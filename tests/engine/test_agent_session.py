@@ -7,39 +7,16 @@ import pytest
 
 from app.core.request import SpeculationRequest
 from app.engine.engine import Engine
-from app.engine.prefix_disk import NO_DISK, Disk
+from app.engine.prefix_disk import Disk
 from app.text.template import TextModel
-from tests.engine.agent_session import TURNS, Session, Turn, agent_text
-from tests.engine.driving import build
-from tests.engine.schedules import models
-from tests.tiny_drafters import tiny_drafter
+from tests.engine.agent_session import DRAFTERS, FAMILIES, TURNS, Session, Turn, agent_text, engine_of
 
-FAMILIES = ("qwen3", "gemma3", "qwen3_next")
-"""Attention, sliding windows, recurrent layers beside attention."""
 PATIENCE_SECONDS = 60.0
-DRAFTERS = ("ngram", "draft_model", "dflash", "eagle3", "mtp")
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return agent_text(tmp_path_factory.mktemp("agent"))
-
-
-def engine_of(
-    family: str, drafter: str, *, prefix_bytes: int = 1 << 30, room_tokens: int = 4096, disk: Disk = NO_DISK
-) -> Engine:
-    target, draft = models(family, False)
-    features = {drafter: tiny_drafter(drafter, family, target)} if drafter in DRAFTERS[2:] else None
-    draft_model = draft if drafter == "draft_model" else None
-    return build(
-        target,
-        draft=draft_model,
-        features=features,
-        prefix_bytes=prefix_bytes,
-        chunk_tokens=512,
-        max_context_tokens=room_tokens,
-        disk=disk,
-    )
 
 
 def turns_of(text: TextModel, engine: Engine, wish: SpeculationRequest) -> list[Turn]:

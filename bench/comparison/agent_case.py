@@ -1,0 +1,132 @@
+"""How long an agent waits in its last turns, against its first ones: prompts of 8k tokens, some 100 of them new.
+
+The models are tiny: beside large ones, what grows with the turns by our doing (looking up, putting back, copying, what
+drafters read) would not show. A session in its last turns and another in its first ones take turns, so that a slow
+second hurts both.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from app.core.request import SpeculationRequest
+from app.engine.engine import Engine
+from app.engine.prefix_disk import NO_DISK, Disk
+from app.text.template import TextModel
+from bench.comparison.cases import Bench, Case
+from bench.comparison.measure import CaseResult, Check, Contender, Sample, Series
+from bench.comparison.ours import PLAIN
+from tests.engine.agent_session import DRAFTERS, FAMILIES, TURNS, Session, agent_text, engine_of
+
+COMPARED_TURNS = 3
+WARM_UP_TURNS, WARM_UP_WORDS = 5, 100
+SYSTEM_WORDS = 12
+"""For each token of a case's texts: 8,000 tokens in all."""
+TURN_WORDS = 2
+ROOM_TOKENS = 16_384
+DISK_BYTES = 1 << 30
+PATIENCE_SECONDS = 60.0
+NOBODY = "none"
+SUMMARY = "an agent's wait for the first token in turns 23 to 25 against turns 2 to 4, over contexts of 8k tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Who computes; `restarts`: another engine before each turn, which finds the former ones on disk."""
+
+    family: str
+    drafter: str
+    restarts: bool = False
+
+    @property
+    def name(self) -> str:
+        """In the table."""
+        return f"{self.family}, {self.drafter}{', restarts' if self.restarts else ''}"
+
+    @property
+    def speculation(self) -> SpeculationRequest:
+        """Drafts from the first cycle on, so that one waits for what its drafter reads, too."""
+        return PLAIN if self.drafter == NOBODY else SpeculationRequest(method=self.drafter, num_draft_tokens=4)
+
+
+SETTINGS = (
+    *(Setting(family, drafter) for family in FAMILIES for drafter in (NOBODY, *DRAFTERS)),
+    *(Setting(family, drafter, restarts=True) for family in FAMILIES for drafter in (NOBODY, "eagle3")),
+)
+
+
+class Reopened:
+    """The engine of each turn of one session."""
+
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        self._setting, self._folder = setting, folder
+        self._engine: Engine | None = None
+
+    def __call__(self, _: int) -> Engine:
+        setting = self._setting
+        if self._engine is None or setting.restarts:
+            self.close()
+            disk = Disk(self._folder, DISK_BYTES) if setting.restarts else NO_DISK
+            self._engine = engine_of(setting.family, setting.drafter, room_tokens=ROOM_TOKENS, disk=disk)
+        return self._engine
+
+    def close(self) -> None:
+        """What is to be written is written before."""
+        if self._engine is not None:
+            self._engine.prefixes.disk.flush(PATIENCE_SECONDS)
+            self._engine.close()
+
+
+def contender_of(setting: Setting, text: TextModel, system_words: int) -> Contender:
+    """A turn is one session, and beside its last turns the first ones of another; milliseconds of the last ones."""
+
+    def turn(number: int) -> Sample:
+        turns, words = (WARM_UP_TURNS, WARM_UP_WORDS) if number < 0 else (TURNS, system_words)
+        with ExitStack() as stack:
+            sessions = []
+            for _ in range(2):
+                reopened = Reopened(setting, Path(stack.enter_context(TemporaryDirectory(prefix="paceline-bench-"))))
+                stack.callback(reopened.close)
+                session = Session(text, words, TURN_WORDS, speculation=setting.speculation)
+                sessions.append(session.take_turns(reopened))
+            aged, young = sessions
+            _, *middle = islice(aged, turns - COMPARED_TURNS)
+            next(young)
+            pairs = list(islice(zip(young, aged, strict=False), COMPARED_TURNS))
+        later = [*middle, *(late for _, late in pairs)]
+        new = sum(one.new_tokens for one in later)
+        notes = {
+            "tokens": len(later[-1].prompt),
+            "turns 2 to 4 ms": 1_000 * median(early.first_token_seconds for early, _ in pairs),
+            "ratio": median(late.first_token_seconds / early.first_token_seconds for early, late in pairs),
+            "read": sum(one.read_tokens for one in later) / new,
+            "read by the drafter": sum(one.drafter_tokens for one in later) / new,
+        }
+        return Sample(1_000 * median(late.first_token_seconds for _, late in pairs), notes)
+
+    return Contender(setting.name, turn)
+
+
+def run_agent_session(bench: Bench) -> CaseResult:
+    """Every family with every drafter, and some through restarts; tokens read are those for each new one."""
+    with TemporaryDirectory(prefix="paceline-bench-") as folder:
+        text = agent_text(Path(folder))
+    contenders = [contender_of(setting, text, SYSTEM_WORDS * bench.tokens) for setting in SETTINGS]
+    series = tuple(bench.measure(*contenders).values())
+    waits = (Check(f"turn 25 / turn 2, {one.name}", one.median_notes()["ratio"], 1.3, "at most") for one in series)
+    reads = (Check(f"tokens {note} / new", most(series, note), 1.1, "at most") for note in READS)
+    return CaseResult("agent_session", SUMMARY, "ms", series, (*waits, *reads))
+
+
+READS = ("read", "read by the drafter")
+
+
+def most(series: tuple[Series, ...], note: str) -> float:
+    """The largest of all."""
+    return max(one.median_notes()[note] for one in series)
+
+
+AGENT_CASES = (Case("agent_session", SUMMARY, run_agent_session),)
