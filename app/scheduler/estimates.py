@@ -142,10 +142,10 @@ class AcceptanceHistory:
     def outlook(self, method: str, row: Drafting) -> tuple[Sequence[float], float]:
         """What to expect of the method's next proposal for this row: tokens of a step by draft length 0, 1, 2, ... (the
         target's own one plus the drafts that survive, first those that are forced), and how many cycles of such a
-        situation are behind that."""
+        situation are behind that, or of texts that the target is surer of: a less sure one is no easier to draft."""
         kind = Kind.of(method, row.offered.get(method))
         situation, record = _Situation.of(kind, row), self._records.get(row.request_id, {}).get(kind)
-        chances, positions = self._chances(situation), self._beliefs.get(situation)
+        chances = self._chances(situation)
         fresh = 1.0
         if record is not None:
             fresh = _freshness(row.context_tokens - record.missed_tokens)
@@ -155,7 +155,9 @@ class AcceptanceHistory:
             chances = [(chance + known * share) / (1 + known) for chance in chances]
         certain = [1.0] * row.forced
         tokens = list(accumulate(accumulate((*certain, *chances), mul), initial=1.0))
-        return tokens, fresh * positions[0].weight if positions else 0.0
+        surer = range(row.sureness, len(CONFIDENCES) + 2) if row.sureness else (0,)
+        seen = [self._beliefs.get(situation._replace(sureness=each)) for each in surer]
+        return tokens, fresh * sum(positions[0].weight for positions in seen if positions)
 
     def unread(self, method: str, row: Drafting) -> int:
         """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""

@@ -137,7 +137,9 @@ class Governor:
         self._credit_steps = min(most, self._credit_steps + TRIAL_SHARE * estimates[option].seconds / rows)
         kind, refusal = "draft", NO_REASON
         context = max(row.context_tokens for row in drafting)
-        if self._measures(estimates[option].rate / estimates[OFF].rate, known=self.costs.knows_context(context)):
+        # No forward is cheaper than a plain one: where one seems to be, a pause was taken for the cost of that.
+        known = self.costs.knows_context(context) and estimates[option].seconds >= 1 - NOISE
+        if self._measures(estimates[option].rate / estimates[OFF].rate, known=known):
             option, refusal = OFF, Reason("measuring")
         elif trial := next((each for loss, each in trials if loss <= self._credit_steps), None):
             self._trial = estimates[trial].seconds + estimates[trial].reading, estimates[option].rate

@@ -96,7 +96,7 @@ class Speculation:
             else:
                 governed.setdefault(methods, []).append(sequence)
         for methods, sequences in governed.items():
-            drafting = [_drafting(each, self._length(each)[1]) for each in sequences]
+            drafting = [_drafting(each, self._most_drafts(each)) for each in sequences]
             choice = self._governor.choose(len(decoding), drafting, methods)
             if choice.num_draft_tokens and any(each.request.constraint for each in sequences):
                 most = self._governor.widest(len(decoding), drafting, methods, choice)
@@ -115,6 +115,12 @@ class Speculation:
         if wish.num_draft_tokens is not None:
             is_named, length = wish.method != "auto", wish.num_draft_tokens
         return is_named, length and max(length, min(LONGEST_DRAFT, length + sequence.forced))
+
+    def _most_drafts(self, sequence: Sequence) -> int:
+        """What a request that leaves it to the governor can use: as many as were asked for, and as its answer may grow
+        by beside the target's own token (the last step drafts nothing, whatever is chosen)."""
+        room = sequence.remaining(self._limits.max_context_tokens) - 1
+        return min(max(1, room), self._length(sequence)[1] or LONGEST_DRAFT)
 
     def must_time(self, rows: Many[DecodeRow]) -> bool:
         """Whether the parts of this step should be waited for one by one."""
@@ -151,11 +157,10 @@ class Speculation:
         self._governor.forget(request_id)
 
 
-def _drafting(sequence: Sequence, most_drafts: int | None = None) -> Drafting:
+def _drafting(sequence: Sequence, most_drafts: int = LONGEST_DRAFT) -> Drafting:
     confidence = sequence.confidence.value if sequence.confidence.weight else None
     offered, forced = sequence.hindsight.offered, sequence.forced
-    length = most_drafts or LONGEST_DRAFT
-    return Drafting(sequence.request.id, len(sequence.tokens), offered, confidence, forced, length)
+    return Drafting(sequence.request.id, len(sequence.tokens), offered, confidence, forced, most_drafts)
 
 
 def _observation(

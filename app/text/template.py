@@ -203,17 +203,6 @@ class TextModel:
     def has_chat_template(self) -> bool:
         return bool(self._renderers)
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_arguments: Mapping[str, Any] | None = None,
-        *,
-        max_context_tokens: int | None = None,
-    ) -> list[int]:
-        """The prompt tokens of a chat, up to where the answer begins. Raises `InvalidRequest`."""
-        return self.render_chat(messages, tools, template_arguments, max_context_tokens=max_context_tokens)[0]
-
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -34,7 +34,9 @@ class Workload:
     def prompts(self, text: TextModel, vocabulary_size: int) -> list[list[int]]:
         """Its requests as tokens."""
         rendered = [
-            text.render([{"role": ("user", "assistant")[turn % 2], "content": said} for turn, said in enumerate(each)])
+            text.render_chat(
+                [{"role": ("user", "assistant")[turn % 2], "content": said} for turn, said in enumerate(each)]
+            )[0]
             for each in self.conversations
         ]
         chooser = random.Random(self.name)

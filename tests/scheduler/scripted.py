@@ -19,6 +19,7 @@ from app.core.step import (
     Offer,
     PrefillStep,
     RowOutcome,
+    StepCost,
     StepPlan,
     StepResult,
     TokenEvent,
@@ -250,6 +251,12 @@ def check_against_naive(loop: Loop, request: Request) -> None:
     assert [logprob.logprob for logprob in told] == [-float(token) for token in expected]
 
 
-def build(*, engine: ScriptedEngine | None = None, policy: str = "single", queue_limit: int = 128) -> Loop:
+def build(
+    *,
+    engine: ScriptedEngine | None = None,
+    policy: str = "single",
+    queue_limit: int = 128,
+    measured: Sequence[StepCost] = (),
+) -> Loop:
     engine = engine or ScriptedEngine()
-    return Loop(Scheduler(engine.limits, policy=policy, queue_limit=queue_limit), engine)
+    return Loop(Scheduler(engine.limits, policy=policy, queue_limit=queue_limit, measured=measured), engine)

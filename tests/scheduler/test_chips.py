@@ -30,7 +30,7 @@ def test_on_a_chip_it_earns_nearly_what_the_best_setting_of_each_text_would(tabl
 
 def test_over_all_chips_models_and_contexts_the_mean_is_near_the_best() -> None:
     means = {table.name: geometric_mean(ratio for ratio, _ in ratios(table).values()) for table in TABLES}
-    assert geometric_mean(means.values()) >= 0.965, means
+    assert geometric_mean(means.values()) >= 0.97, means
 
 
 def test_where_no_length_pays_it_stays_at_plain_decoding() -> None:
@@ -41,7 +41,7 @@ def test_where_no_length_pays_it_stays_at_plain_decoding() -> None:
         if gain < NOTHING_PAYS
     }
     assert len(lost) >= 10
-    assert geometric_mean(lost.values()) >= 0.94, lost
+    assert geometric_mean(lost.values()) >= 0.98, lost
 
 
 @pytest.mark.parametrize("name", ["M4 8B 1k", "M4 32B 1k", "M5 8B 1k", "M5 32B 1k"])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.step import StepCost
-from app.scheduler.estimates import Drafting, DraftObservation
+from app.scheduler.estimates import AcceptanceHistory, Drafting, DraftObservation
 from app.scheduler.governor import OFF, DraftChoice, Governor, Option, StepObservation
 from tests.scheduler.simulated import (
     Drafter,
@@ -377,3 +377,31 @@ def test_a_text_that_turned_predictable_is_drafted_for_before_anything_was_tried
         for step, confidence in enumerate((0.3, 0.3, 0.999, 0.999, 0.3))
     ]
     assert [bool(drafts) for drafts in chosen] == [False, False, True, True, False]
+
+
+def test_what_fails_in_texts_that_the_target_is_sure_of_is_known_to_fail_in_others() -> None:
+    history = AcceptanceHistory()
+    for step in range(20):
+        history.observe(DraftObservation("dflash", 4, 4, 0, Drafting("r", step, confidence=0.999)))
+    evidence = {
+        confidence: history.outlook("dflash", Drafting("new", 20, confidence=confidence))[1]
+        for confidence in (0.3, 0.95, 0.999)
+    }
+    assert min(evidence.values()) > 5
+    other_way_round = AcceptanceHistory()
+    for step in range(20):
+        other_way_round.observe(DraftObservation("dflash", 4, 4, 0, Drafting("r", step, confidence=0.3)))
+    assert other_way_round.outlook("dflash", Drafting("new", 20, confidence=0.999))[1] == 0
+
+
+def test_a_pause_that_was_taken_for_the_cost_of_plain_decoding_is_found_out_soon() -> None:
+    paused = [StepCost("off", 1, 0, 0.1), StepCost("dflash", 1, 1, 0.03), StepCost("dflash", 1, 7, 0.03)]
+    governor, choices = Governor(paused), []
+    for step in range(80):
+        row = Drafting("r", step, confidence=0.3)
+        choice = governor.choose(1, (row,), ("dflash",))
+        asked = choice.num_draft_tokens
+        drafts = (DraftObservation(choice.method, asked, asked, 0, row),) if asked else ()
+        governor.observe(StepObservation(1, 1 + asked, 0.03 if asked else 0.01, 0.0, drafts))
+        choices.append(choice.why.kind)
+    assert choices.count("measuring") >= 4, "one run of it in 32 steps"

@@ -6,7 +6,7 @@ import pytest
 from app.core.errors import SpeculationUnavailable
 from app.core.reason import NO_REASON, Reason
 from app.core.request import SpeculationRequest
-from app.core.step import DecodeStep, EngineLimits
+from app.core.step import DecodeStep, EngineLimits, StepCost
 from app.scheduler.scheduler import Scheduler
 from tests.scheduler.scripted import Loop, ScriptedEngine, build, some_request, speculative_limits
 
@@ -216,6 +216,18 @@ def test_a_lossy_drafter_is_dropped_and_the_governor_says_why() -> None:
     assert statistics.decision.kind in {"plain", "probe"}
     assert statistics.decision.cost_ratio > 1
     assert sum(map(bool, drafts_planned(loop, "a"))) < 40
+
+
+def test_an_answer_that_ends_soon_is_not_drafted_for_as_if_it_went_on() -> None:
+    measured = [StepCost("off", 1, 0, 0.01), *(StepCost("ngram", 1, drafts, 0.03) for drafts in (1, 2, 3, 5, 7, 15))]
+    engine = ScriptedEngine(accepts=lambda drafts: drafts, seconds=lambda width: 0.01 if width == 1 else 0.03)
+    loop = build(engine=engine, measured=measured)
+    loop.run(some_request("long", max_tokens=300))
+    assert max(drafts_planned(loop, "long")) > 4, "sixteen tokens for the price of three pay"
+    for number in range(20):
+        loop.run(some_request(f"short {number}", max_tokens=3))
+    drafted = [number for number in range(20) if any(drafts_planned(loop, f"short {number}"))]
+    assert len(drafted) <= 4, "three tokens do not"
 
 
 def test_who_waits_for_memory_does_not_stop_the_one_that_runs_from_drafting() -> None:

@@ -14,7 +14,7 @@ USER = [{"role": "user", "content": "hi"}]
 
 def refused(model: TextModel, messages: Any = USER, arguments: Any = None) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        model.render(messages, None, arguments)
+        model.render_chat(messages, None, arguments)
     assert "\n" not in caught.value.message
     return caught.value.message
 
@@ -22,9 +22,9 @@ def refused(model: TextModel, messages: Any = USER, arguments: Any = None) -> st
 def test_a_chat_is_rendered_and_tokenized_as_transformers_does(chat: TextModel) -> None:
     messages = [*USER, {"role": "assistant", "content": "hello 👩‍💻"}, {"role": "user", "content": "你好"}]
     expected = chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert chat.render(messages) == expected
+    assert chat.render_chat(messages)[0] == expected
     assert chat.render_text(USER) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert chat.tokenizer.convert_tokens_to_ids("<|im_start|>") in chat.render(USER)
+    assert chat.tokenizer.convert_tokens_to_ids("<|im_start|>") in chat.render_chat(USER)[0]
 
 
 def test_messages_take_the_shape_that_templates_expect(tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
 
 def test_rendering_works_off_the_main_thread(chat: TextModel) -> None:
     found: list[list[int]] = []
-    thread = threading.Thread(target=lambda: found.append(chat.render(USER)))
+    thread = threading.Thread(target=lambda: found.append(chat.render_chat(USER)[0]))
     thread.start()
     thread.join()
-    assert found == [chat.render(USER)]
+    assert found == [chat.render_chat(USER)[0]]
 
 
 def test_completions_begin_with_bos_only_where_the_tokenizer_does_that(tmp_path: Path, chat: TextModel) -> None:
@@ -164,7 +164,7 @@ def test_completions_begin_with_bos_only_where_the_tokenizer_does_that(tmp_path:
     assert model.encode("the") == [1, *plain]
     assert model.encode("<s>the")[:2] != [1, 1]
     assert model.encode("") == [1]
-    assert 1 not in model.render(USER)
+    assert 1 not in model.render_chat(USER)[0]
 
 
 def test_stop_tokens_come_from_every_place_that_names_them(tmp_path: Path) -> None:
