@@ -292,10 +292,10 @@ class _Shape:
         return numbers * bits // 8 + 2 * item * numbers // group_size(self.head_size)
 
     def peak_bytes(self, budget: int, *, rows: int, chunk: int, item: int, fused: bool) -> int:
-        """Activations of one prefill chunk in one layer, or logits of one verify step; unfused kernels keep scores."""
-        chunk = min(chunk, budget)
-        activations = chunk * (8 * self.hidden + 3 * self.intermediate) * item
-        scores = 0 if fused else min(chunk * budget, prefill_pairs(fused=False)) * self.heads * 4
+        """Activations of one prefill chunk or verify step in one layer, and its logits; unfused kernels keep scores."""
+        tokens = max(min(chunk, budget), rows * VERIFY_WIDTH)
+        activations = tokens * (8 * self.hidden + 3 * self.intermediate) * item
+        scores = 0 if fused else min(tokens * budget, prefill_pairs(fused=False)) * self.heads * 4
         return activations + scores + rows * VERIFY_WIDTH * self.vocabulary * 4
 
     def encoder_peak_bytes(self, longest: int, *, item: int, fused: bool) -> int:

@@ -279,3 +279,13 @@ def test_an_answer_longer_than_reserved_grows_and_a_later_row_gets_its_own_room(
     assert runner.caches.table.reserved == {"b": 2062}
     assert feed("b", 4) == 2304
     assert feed("b", 1) == 2816, "an eighth more"
+
+
+def test_drafts_of_many_rows_are_provided_for_where_chunks_of_prompts_are_shorter(tmp_path: Path) -> None:
+    """Of eight rows 136 tokens are verified at once, and each of them passes the widest layer."""
+    folder = write_tiny_model(tmp_path / "tiny", "qwen3")
+    one, eight = (
+        footprint.main_footprint(specification(folder, max_rows=rows, prefill_chunk_tokens=16), widen=False).peak_bytes
+        for rows in (1, 8)
+    )
+    assert eight == pytest.approx(8 * one, rel=0.01)
