@@ -224,9 +224,14 @@ def _footprint(
     )
 
 
+def grown(tokens: int) -> int:
+    """Positions that a buffer is given which grows to hold so many: an eighth more, so that copies amortise."""
+    return tokens + tokens // 8
+
+
 def _reserved(tokens: int) -> int:
-    """Positions that a buffer has which grew to hold so many: an eighth more, in whole steps."""
-    return tokens + tokens // 8 + GROWTH_STEP_TOKENS
+    """The same in whole steps, at most."""
+    return grown(tokens) + GROWTH_STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_cache
 
-from app.core.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS
+from app.core.footprint import GROWTH_STEP_TOKENS, SHARED_TOKENS, grown
 from app.engine.attention import Cut, Packed, Parts, Pieces, quantised
 from app.engine.lanes import Lane, Placement, Selection, SlotTable
 
@@ -174,14 +174,14 @@ class SlotKV:
 
     def _reserved(self, name: str, like: Parts, rows: int, positions: int) -> Buffer:
         """The buffer, large enough: by rows up to a power of two, by positions as was reserved, so that no prompt is
-        copied while it is read; beyond that an eighth more, so that copies amortise."""
+        copied while it is read; beyond that `grown`."""
         table, buffer = self.lane.table, self.own.setdefault(name, Buffer()) if name else self.shared
         slots = [table.slots[name]] if name else range(table.shared)
         known = max(map(self.lane.reserved, slots))
         if rows > buffer.rows or max(positions, known) > buffer.positions:
             rows = 1 << (max(rows, len(slots)) - 1).bit_length()
             longest = max(positions, *map(self.lane.held, slots))
-            buffer.resize(like, rows, known if longest <= known else longest + longest // 8)
+            buffer.resize(like, rows, known if longest <= known else grown(longest))
         return buffer
 
     def part(self, sequence_id: str, slot: int) -> None:
@@ -203,7 +203,7 @@ class SlotKV:
         """Give back what is more than half of the rectangle and nobody's."""
         slots = range(self.lane.table.shared)
         longest = max([*map(self.lane.held, slots), *map(self.lane.reserved, slots)], default=0)
-        rows, positions = 1 << max(0, len(slots) - 1).bit_length(), longest + longest // 8
+        rows, positions = 1 << max(0, len(slots) - 1).bit_length(), grown(longest)
         if 2 * rows * max(positions, GROWTH_STEP_TOKENS) <= self.shared.rows * self.shared.positions:
             self.shared.resize(self.shared.parts, rows, positions)
 

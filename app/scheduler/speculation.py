@@ -82,7 +82,7 @@ class Speculation:
     def choose(self, decoding: Many[Sequence], *, others: int) -> dict[str, DraftChoice]:
         """A choice per row. Rows that leave it to the governor and may use the same methods get the same one."""
         choices: dict[str, DraftChoice] = {}
-        governed: dict[tuple[str, ...], list[Sequence]] = {}
+        governed: dict[tuple[str, ...], list[tuple[Sequence, Drafting]]] = {}
         for sequence in decoding:
             request = sequence.request
             methods, refusal = allowed_methods(request, policy=self._policy, limits=self._limits, others=others)
@@ -94,14 +94,17 @@ class Speculation:
             elif is_named and length is not None:
                 choices[request.id] = DraftChoice(methods[0], length)
             else:
-                governed.setdefault(methods, []).append(sequence)
-        for methods, sequences in governed.items():
-            drafting = [_drafting(each, self._most_drafts(each)) for each in sequences]
+                # Beside the target's own token; the last step drafts nothing, whatever is chosen.
+                room = max(1, sequence.remaining(self._limits.max_context_tokens) - 1)
+                row = _drafting(sequence, min(room, length or LONGEST_DRAFT))
+                governed.setdefault(methods, []).append((sequence, row))
+        for methods, rows in governed.items():
+            drafting = [row for _, row in rows]
             choice = self._governor.choose(len(decoding), drafting, methods)
-            if choice.num_draft_tokens and any(each.request.constraint for each in sequences):
+            if choice.num_draft_tokens and any(sequence.request.constraint for sequence, _ in rows):
                 most = self._governor.widest(len(decoding), drafting, methods, choice)
                 choice = choice._replace(most_draft_tokens=most)
-            for sequence, row in zip(sequences, drafting, strict=True):
+            for sequence, row in rows:
                 drafts = min(choice.num_draft_tokens, row.most_drafts)
                 choices[sequence.request.id] = choice._replace(num_draft_tokens=drafts)
                 sequence.decision = choice.why
@@ -115,12 +118,6 @@ class Speculation:
         if wish.num_draft_tokens is not None:
             is_named, length = wish.method != "auto", wish.num_draft_tokens
         return is_named, length and max(length, min(LONGEST_DRAFT, length + sequence.forced))
-
-    def _most_drafts(self, sequence: Sequence) -> int:
-        """What a request that leaves it to the governor can use: as many as were asked for, and as its answer may grow
-        by beside the target's own token (the last step drafts nothing, whatever is chosen)."""
-        room = sequence.remaining(self._limits.max_context_tokens) - 1
-        return min(max(1, room), self._length(sequence)[1] or LONGEST_DRAFT)
 
     def must_time(self, rows: Many[DecodeRow]) -> bool:
         """Whether the parts of this step should be waited for one by one."""
