@@ -240,7 +240,6 @@ class Governor:
     def _weigh(self, rows: int, drafting: Sequence[Drafting], methods: tuple[str, ...]) -> Mapping[Option, _Estimate]:
         self._offering |= {name for row in drafting for name in row.offered}
         estimates = {OFF: _Estimate(rows, rows)}
-        # Before the target said anything nobody knows what kind of text it is: no more than the credit is risked.
         is_new = not any(row.request_id in self._speakers for row in drafting)
         context, certain = max(row.context_tokens for row in drafting), min(row.forced for row in drafting)
         free = self.costs.curves(PLAIN, rows, context)
@@ -260,8 +259,6 @@ class Governor:
             taken, tokens_read = self._reading[method]
             reading = max(0.0, taken.value) / max(1.0, tokens_read.value) * unread
             for option in _options(method, max(longest), draft_lengths(self._cheap_tokens, rows)):
-                if is_new and curves.cycle(option.num_draft_tokens)[0] > 1 + CREDIT_STEPS:
-                    continue
                 likely = hoped = float(rows - len(drafting))
                 length = option.num_draft_tokens
                 for tokens, doubt, most in beliefs:
@@ -274,7 +271,10 @@ class Governor:
                 read = asks * reading * likely / (rows * RECENT_TOKENS)
                 cycle, at_best = (curves if asks else free).cycle(length)
                 rate, hope = likely / (cycle + read), hoped / (at_best + read)
-                estimates[option] = _Estimate(rate, likely, cycle, hope, first, reading)
+                # Nobody knows the kind of a new text: it risks the credit, or little by what former ones had accepted.
+                wasted = cycle * (1 - likely / (rows * (1 + length)))
+                if not is_new or cycle <= 1 + CREDIT_STEPS or wasted <= 1 / 3:
+                    estimates[option] = _Estimate(rate, likely, cycle, hope, first, reading)
         return estimates
 
 

@@ -178,6 +178,15 @@ def test_a_request_starts_from_what_the_model_taught() -> None:
     )
 
 
+@pytest.mark.parametrize(("acceptance", "first"), [(1.0, 15), (0.97, 7)])
+def test_the_first_step_of_a_text_risks_little_unless_all_former_ones_went_right(acceptance: float, first: int) -> None:
+    machine = Machine(COSTS["slow growth"], {"draft_model": model(acceptance, 0.004)})
+    governor, chance = Governor(machine.measured()), random.Random(0)
+    governed_seconds(machine, 1_000, governor=governor, chance=chance, request_id="former")
+    governor.forget("former")
+    assert governor.choose(1, (Drafting("new"),), ("draft_model",)).num_draft_tokens == first
+
+
 def test_acceptance_in_short_texts_says_little_about_long_ones() -> None:
     governor = Governor(Machine(COSTS["linear"], {"dflash": block(0.9)}).measured())
     for tokens, accepted in ((500, 7), (20_000, 0)):
