@@ -8,15 +8,15 @@ import sys
 import mlx.core as mx
 import pytest
 
-from app.core.request import Request, SamplingParameters, SpeculationRequest
+from app.core.request import WHOLE, Quantisation, Request, SamplingParameters, SpeculationRequest
 from app.core.step import DecodeRow, DecodeStep, PrefillRow, PrefillStep
 from app.engine.acceptance import doubtful
 from app.engine.engine import Engine
 from app.engine.sampling import SampledRow, draw
 from tests.engine.driving import build
-from tests.engine.schedules import random_sampling
+from tests.engine.schedules import models, random_sampling
 from tests.engine.strict_study import Study, decode, hesitant_engine, study
-from tests.tiny import FAMILIES, related_draft, tiny_model
+from tests.tiny import FAMILIES
 
 STRICT = SpeculationRequest(acceptance="strict")
 VAGUE = 0.02
@@ -35,9 +35,10 @@ def asked(prompt: tuple[int, ...], tokens: int, sampling: SamplingParameters, na
     return Request(id=name, prompt_tokens=prompt, max_tokens=tokens, sampling=sampling, speculation=wish)
 
 
-def vague_engine(family: str, **options: bool) -> Engine:
+def vague_engine(family: str, *, carry_over: bool = False, quantisation: Quantisation = WHOLE) -> Engine:
     """Of a tiny model that is believed to move logits a lot. Windows wrap, long rows get buffers of their own."""
-    engine = build(tiny_model(family), draft=related_draft(family), shared_tokens=40, **options)  # type: ignore[arg-type]
+    target, draft = models(family, False, 32)
+    engine = build(target, draft=draft, shared_tokens=40, carry_over=carry_over, quantisation=quantisation)
     engine.plain_rows.moved = VAGUE
     return engine
 
@@ -67,10 +68,12 @@ def test_on_500_prompts_strict_never_parts_where_coupled_does(family: str, dtype
     assert found.coupled_parted > 0 or not (found.openblas or dtype == "bfloat16")
 
 
-@pytest.mark.parametrize("carry_over", [False, True])
+@pytest.mark.parametrize(
+    ("carry_over", "quantisation"), [(False, WHOLE), (True, WHOLE), (False, Quantisation(8)), (False, Quantisation(4))]
+)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_goes_back_to_where_plain_decoding_was(family: str, carry_over: bool) -> None:
-    engine = vague_engine(family, carry_over=carry_over)
+def test_a_row_goes_back_to_where_plain_decoding_was(family: str, carry_over: bool, quantisation: Quantisation) -> None:
+    engine = vague_engine(family, carry_over=carry_over, quantisation=quantisation)
     chance = random.Random(4)
     close_calls = accepted = 0
     for index in range(3):
@@ -130,7 +133,8 @@ def test_log_probabilities_of_a_token_decided_again_are_its_own() -> None:
 
 
 def test_where_no_width_moves_a_logit_nothing_is_read_again() -> None:
-    engine = build(tiny_model("qwen3"), draft=related_draft("qwen3"))
+    target, draft = models("qwen3", False)
+    engine = build(target, draft=draft)
     request = asked(tuple(range(30)), 40, SamplingParameters(temperature=0.0), "a", "strict")
     told = decode(engine, request, "draft_model", lambda: 4)
     assert engine.plain_rows.moved == 0.0
