@@ -26,7 +26,7 @@ CREDIT_STEPS, TRIAL_SHARE = 2.0, 0.01
 """Plain steps that trials may lose when a request starts (what is learnt early pays longest), and the share of the time
 after that."""
 TRIAL_GAIN = 0.2
-"""What a trial must promise, should it go well."""
+"""What a trial must promise, should it go well; and of a plain step, what a first step beyond the credit may waste."""
 
 
 class Option(NamedTuple):
@@ -273,7 +273,7 @@ class Governor:
                 rate, hope = likely / (cycle + read), hoped / (at_best + read)
                 # Nobody knows the kind of a new text: it risks the credit, or little by what former ones had accepted.
                 wasted = cycle * (1 - likely / (rows * (1 + length)))
-                if not is_new or cycle <= 1 + CREDIT_STEPS or wasted <= 1 / 3:
+                if not is_new or cycle <= 1 + CREDIT_STEPS or wasted <= TRIAL_GAIN:
                     estimates[option] = _Estimate(rate, likely, cycle, hope, first, reading)
         return estimates
 
