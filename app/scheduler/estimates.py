@@ -80,26 +80,29 @@ class DraftObservation(NamedTuple):
     match: int = 0
     first: int = 0
 
+    @property
+    def missed(self) -> bool:
+        """Whether not all of them were right."""
+        return self.accepted < self.asked
+
 
 class _Record(NamedTuple):
     """What one request had of a kind of drafts: right and wrong ones, earlier ones faded, in how many cycles, and the
-    context when it was asked last, and when it was wrong last."""
+    context when it was asked last."""
 
     right: float = 0.0
     wrong: float = 0.0
     cycles: float = 0.0
     context_tokens: int = 0
-    missed_tokens: int = 0
 
     def after(self, draft: DraftObservation) -> "_Record":
         """The record with one observation more."""
-        so_far, wrong, context = 1.0 if draft.first else SO_FAR, draft.accepted < draft.asked, draft.row.context_tokens
+        so_far = 1.0 if draft.first else SO_FAR
         return _Record(
             so_far * self.right + draft.accepted,
-            so_far * self.wrong + wrong,
+            so_far * self.wrong + draft.missed,
             so_far * self.cycles + (not draft.first),
-            context,
-            context if wrong else self.missed_tokens,
+            draft.row.context_tokens,
         )
 
 
@@ -126,12 +129,21 @@ class AcceptanceHistory:
         """What follows from the beliefs, until one of the kind changes."""
         self._records: dict[str, dict[Kind, _Record]] = {}
         """By request and kind."""
+        self._tokens = 0
+        self._missed: dict[_Situation, int] = {}
+        """How many tokens were written, by whichever request, and had been when a draft was last wrong."""
+
+    def wrote(self, tokens: int) -> None:
+        """A step brought so many to each of its rows."""
+        self._tokens += tokens
 
     def observe(self, draft: DraftObservation) -> None:
         """What one row had accepted of a proposal, or would have."""
         kind, records = Kind(draft.method, draft.match), self._records.setdefault(draft.row.request_id, {})
         situation = _Situation.of(kind, draft.row)
         for about in {situation, situation._replace(sureness=0)}:
+            if draft.missed:
+                self._missed[about] = self._tokens
             positions = self._beliefs[about]
             survived = draft.first + draft.accepted
             for place in range(draft.first, min(survived + 1, draft.first + draft.asked, LONGEST_DRAFT + 1)):
@@ -146,9 +158,7 @@ class AcceptanceHistory:
         kind = Kind.of(method, row.offered.get(method))
         situation, record = _Situation.of(kind, row), self._records.get(row.request_id, {}).get(kind)
         chances = self._chances(situation)
-        fresh = 1.0
         if record is not None:
-            fresh = _freshness(row.context_tokens - record.missed_tokens)
             # A few misses say little (first drafts often miss), a dozen in a row say nearly everything.
             known = (_freshness(row.context_tokens - record.context_tokens) * record.cycles / OWN_CYCLES) ** 2
             share = record.right / (record.right + record.wrong)
@@ -156,8 +166,7 @@ class AcceptanceHistory:
         certain = [1.0] * row.forced
         tokens = list(accumulate(accumulate((*certain, *chances), mul), initial=1.0))
         surer = range(row.sureness, len(CONFIDENCES) + 2) if row.sureness else (0,)
-        seen = [self._beliefs.get(situation._replace(sureness=each)) for each in surer]
-        return tokens, fresh * sum(positions[0].weight for positions in seen if positions)
+        return tokens, sum(self._weight(situation._replace(sureness=each)) for each in surer)
 
     def unread(self, method: str, row: Drafting) -> int:
         """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""
@@ -170,6 +179,11 @@ class AcceptanceHistory:
     def forget(self, request_id: str) -> None:
         """The request is over; what it taught stays."""
         self._records.pop(request_id, None)
+
+    def _weight(self, situation: _Situation) -> float:
+        """What is left of its evidence: it tells less the longer ago it was wrong."""
+        positions = self._beliefs.get(situation)
+        return positions[0].weight * _freshness(self._tokens - self._missed.get(situation, 0)) if positions else 0.0
 
     def _chances(self, situation: _Situation) -> Sequence[float]:
         drawn = self._drawn.setdefault(situation.kind, {})

@@ -169,11 +169,13 @@ class Governor:
             steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
             for average, sample in zip(self._reading[step.widest.method], (steps, float(unread)), strict=True):
                 average.learn(sample, MEMORY)
+        accepted = sum(draft.accepted for draft in step.drafts)
+        self._history.wrote(1 + accepted // step.rows)
         self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
         widest, trial, self._trial = step.widest, self._trial, None
         if trial and widest.asked:  # else it only delivered an earlier forward, and the trial is still to come
             seconds, rate = trial
-            tokens = step.rows + sum(draft.accepted for draft in step.drafts)
+            tokens = step.rows + accepted
             self._credit_steps -= max(NOISE, (seconds if widest.drafted else 1.0) - tokens / rate)
         self._steps_since_plain = self._steps_since_plain + 1 if widest.asked else 0
         # A step whose drafter had nothing to propose is no plain step: nothing could be launched ahead of it.

@@ -212,14 +212,25 @@ def test_a_confidence_that_was_never_seen_is_judged_like_all_of_them() -> None:
 
 
 def test_what_is_known_of_a_drafter_weighs_less_the_longer_ago_it_missed() -> None:
-    history = AcceptanceHistory()
-    observe(history, "mtp", Drafting("r", 10), (4, 4, 0), times=30)
-    weights = [history.outlook("mtp", Drafting("r", context))[1] for context in (10, 74, 500)]
+    history, weights = AcceptanceHistory(), list[float]()
+    observe(history, "mtp", Drafting("r"), (4, 4, 0), times=30)
+    for tokens in (0, 64, 426):
+        history.wrote(tokens)
+        weights.append(history.outlook("mtp", Drafting("r"))[1])
     assert weights == [pytest.approx(30), pytest.approx(15), pytest.approx(3.5, abs=0.1)]
-    observe(history, "mtp", Drafting("r", 500), (4, 4, 4))
-    assert history.outlook("mtp", Drafting("r", 510))[1] < 4, "what hits may go on"
-    observe(history, "mtp", Drafting("r", 510), (4, 4, 3))
-    assert history.outlook("mtp", Drafting("r", 511))[1] > 30
+    assert history.outlook("mtp", Drafting("other"))[1] == weights[-1], "whichever request wrote them"
+    observe(history, "mtp", Drafting("r"), (4, 4, 4))
+    assert history.outlook("mtp", Drafting("r"))[1] < 4, "what hits may go on"
+    observe(history, "mtp", Drafting("r"), (4, 4, 3))
+    assert history.outlook("mtp", Drafting("r"))[1] > 30
+
+
+def test_misses_behind_sure_tokens_fade_though_it_also_misses_behind_others() -> None:
+    history = AcceptanceHistory()
+    observe(history, "dflash", sure("r", 0.999), (7, 7, 0), times=3)
+    history.wrote(320)
+    observe(history, "dflash", sure("r", 0.95), (7, 7, 3))
+    assert history.outlook("dflash", sure("r", 0.999))[1] == pytest.approx(0.5)
 
 
 def test_the_record_of_a_request_fades_while_a_drafter_is_not_asked() -> None:
