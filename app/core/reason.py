@@ -12,7 +12,7 @@ REASONS = {
     "drafters": "{detail}",
     "no_drafter": "no drafter is loaded with this model",
     "measuring": "measuring the cost of a plain step",
-    "plain": "plain is faster: {method} with draft length {count} costs {ratio:.1f}x a plain step,"
+    "plain": "plain is faster: {method} with draft length {count:g} costs {ratio:.1f}x a plain step,"
     " acceptance {share:.2f}",
     "no_match": "no n-gram match",
     "last_token": "only one token was left",
@@ -43,7 +43,7 @@ REASONS = {
     "exit_stopped": "stopped with the server (exit code {code})",
     "exit_restarted": "restarted on request (exit code {code})",
     # a model that is kept from running
-    "quarantined": "the worker ended {count} times within {minutes:g} minutes while it ran this model, the last time:"
+    "quarantined": "the worker ended {count:g} times within {minutes:g} minutes while it ran this model, the last time:"
     " {cause}; it may run again in {again} min",
 }
 

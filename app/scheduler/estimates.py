@@ -80,15 +80,9 @@ class DraftObservation(NamedTuple):
     match: int = 0
     first: int = 0
 
-    @property
-    def missed(self) -> bool:
-        """Whether not all of them were right."""
-        return self.accepted < self.asked
-
 
 class _Record(NamedTuple):
-    """What one request had of a kind of drafts: right and wrong ones, earlier ones faded, in how many cycles, and the
-    context when it was asked last."""
+    """What one request had of a kind of drafts: right and wrong ones, earlier ones faded; its context at the last."""
 
     right: float = 0.0
     wrong: float = 0.0
@@ -100,7 +94,7 @@ class _Record(NamedTuple):
         so_far = 1.0 if draft.first else SO_FAR
         return _Record(
             so_far * self.right + draft.accepted,
-            so_far * self.wrong + draft.missed,
+            so_far * self.wrong + (draft.accepted < draft.asked),
             so_far * self.cycles + (not draft.first),
             draft.row.context_tokens,
         )
@@ -129,21 +123,17 @@ class AcceptanceHistory:
         """What follows from the beliefs, until one of the kind changes."""
         self._records: dict[str, dict[Kind, _Record]] = {}
         """By request and kind."""
-        self._tokens = 0
+        self.tokens = 0
         self._missed: dict[_Situation, int] = {}
-        """How many tokens were written, by whichever request, and had been when a draft was last wrong."""
-
-    def wrote(self, tokens: int) -> None:
-        """A step brought so many to each of its rows."""
-        self._tokens += tokens
+        """How many tokens a row got, whichever request was that, in all and before a draft was last wrong."""
 
     def observe(self, draft: DraftObservation) -> None:
         """What one row had accepted of a proposal, or would have."""
         kind, records = Kind(draft.method, draft.match), self._records.setdefault(draft.row.request_id, {})
         situation = _Situation.of(kind, draft.row)
         for about in {situation, situation._replace(sureness=0)}:
-            if draft.missed:
-                self._missed[about] = self._tokens
+            if draft.accepted < draft.asked:
+                self._missed[about] = self.tokens
             positions = self._beliefs[about]
             survived = draft.first + draft.accepted
             for place in range(draft.first, min(survived + 1, draft.first + draft.asked, LONGEST_DRAFT + 1)):
@@ -163,10 +153,11 @@ class AcceptanceHistory:
             known = (_freshness(row.context_tokens - record.context_tokens) * record.cycles / OWN_CYCLES) ** 2
             share = record.right / (record.right + record.wrong)
             chances = [(chance + known * share) / (1 + known) for chance in chances]
-        certain = [1.0] * row.forced
-        tokens = list(accumulate(accumulate((*certain, *chances), mul), initial=1.0))
+        tokens = list(accumulate(accumulate([1.0] * row.forced + list(chances), mul), initial=1.0))
         surer = range(row.sureness, len(CONFIDENCES) + 2) if row.sureness else (0,)
-        return tokens, sum(self._weight(situation._replace(sureness=each)) for each in surer)
+        seen = [each for sureness in surer if (each := situation._replace(sureness=sureness)) in self._beliefs]
+        ages = {each: self.tokens - self._missed.get(each, 0) for each in seen}
+        return tokens, sum(_freshness(age) * self._beliefs[each][0].weight for each, age in ages.items())
 
     def unread(self, method: str, row: Drafting) -> int:
         """Tokens of the row since the method drafted for it, or all; 0 for the few that any cycle brings."""
@@ -179,11 +170,6 @@ class AcceptanceHistory:
     def forget(self, request_id: str) -> None:
         """The request is over; what it taught stays."""
         self._records.pop(request_id, None)
-
-    def _weight(self, situation: _Situation) -> float:
-        """What is left of its evidence: it tells less the longer ago it was wrong."""
-        positions = self._beliefs.get(situation)
-        return positions[0].weight * _freshness(self._tokens - self._missed.get(situation, 0)) if positions else 0.0
 
     def _chances(self, situation: _Situation) -> Sequence[float]:
         drawn = self._drawn.setdefault(situation.kind, {})

@@ -170,13 +170,12 @@ class Governor:
             for average, sample in zip(self._reading[step.widest.method], (steps, float(unread)), strict=True):
                 average.learn(sample, MEMORY)
         accepted = sum(draft.accepted for draft in step.drafts)
-        self._history.wrote(1 + accepted // step.rows)
+        self._history.tokens += 1 + accepted // step.rows
         self.look_back(draft for draft in step.drafts if draft.asked and draft.method not in draft.row.offered)
         widest, trial, self._trial = step.widest, self._trial, None
         if trial and widest.asked:  # else it only delivered an earlier forward, and the trial is still to come
             seconds, rate = trial
-            tokens = step.rows + accepted
-            self._credit_steps -= max(NOISE, (seconds if widest.drafted else 1.0) - tokens / rate)
+            self._credit_steps -= max(NOISE, (seconds if widest.drafted else 1.0) - (step.rows + accepted) / rate)
         self._steps_since_plain = self._steps_since_plain + 1 if widest.asked else 0
         # A step whose drafter had nothing to propose is no plain step: nothing could be launched ahead of it.
         shape, spared = Shape(widest.method if widest.asked else PLAIN, step.rows, step.width - 1), 0.0
@@ -203,8 +202,7 @@ class Governor:
 
     def _welcome(self, rows: int, drafting: Sequence[Drafting]) -> None:
         """New requests keep what pays, and may try its rivals."""
-        new = {row.request_id for row in drafting} - self._speakers
-        if new:
+        if new := {row.request_id for row in drafting} - self._speakers:
             self._speakers |= new
             self._credit_steps = max(self._credit_steps, min(CREDIT_STEPS, self._credit_steps + CREDIT_STEPS))
             if not any(self.costs.knows_plain(each, PLAIN_STEPS - 1) for each in (1, rows)):

@@ -215,7 +215,7 @@ def test_what_is_known_of_a_drafter_weighs_less_the_longer_ago_it_missed() -> No
     history, weights = AcceptanceHistory(), list[float]()
     observe(history, "mtp", Drafting("r"), (4, 4, 0), times=30)
     for tokens in (0, 64, 426):
-        history.wrote(tokens)
+        history.tokens += tokens
         weights.append(history.outlook("mtp", Drafting("r"))[1])
     assert weights == [pytest.approx(30), pytest.approx(15), pytest.approx(3.5, abs=0.1)]
     assert history.outlook("mtp", Drafting("other"))[1] == weights[-1], "whichever request wrote them"
@@ -228,7 +228,7 @@ def test_what_is_known_of_a_drafter_weighs_less_the_longer_ago_it_missed() -> No
 def test_misses_behind_sure_tokens_fade_though_it_also_misses_behind_others() -> None:
     history = AcceptanceHistory()
     observe(history, "dflash", sure("r", 0.999), (7, 7, 0), times=3)
-    history.wrote(320)
+    history.tokens += 320
     observe(history, "dflash", sure("r", 0.95), (7, 7, 3))
     assert history.outlook("dflash", sure("r", 0.999))[1] == pytest.approx(0.5)
 

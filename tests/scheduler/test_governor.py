@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.core.reason import Reason
 from app.core.step import StepCost
 from app.scheduler.estimates import AcceptanceHistory, Drafting, DraftObservation
 from app.scheduler.governor import OFF, DraftChoice, Governor, Option, StepObservation
@@ -268,6 +269,8 @@ def test_a_plain_choice_is_a_value_and_says_why_with_numbers() -> None:
     assert why.acceptance < 0.3
     numbers = f"costs {why.cost_ratio:.1f}x a plain step, acceptance {why.acceptance:.2f}"
     assert str(choice.refusal) == f"plain is faster: draft_model with draft length 1 {numbers}"
+    told = Reason(choice.refusal.code, {**choice.refusal.values, "count": 1.0})
+    assert str(told) == str(choice.refusal), "behind the worker's channel all numbers are floats"
 
 
 def test_probes_become_rare_while_they_lose_and_take_turns() -> None:
