@@ -1,8 +1,8 @@
-// What stands within a paragraph: emphasis, code, links. Emphasis goes by the spaces around its marks, not by
-// punctuation, so that it also works in languages that are written without spaces.
+// What stands within a paragraph: emphasis, code, links, and line breaks, which in a chat are meant. Emphasis goes by the
+// spaces around its marks, not by punctuation, so that it also works in languages that are written without spaces.
 
 const PIECES =
-  /\\([!-/:-@[-`{-~])|(`+)|(!?\[)|<(https?:\/\/[^\s<>]+)>|(\bhttps?:\/\/[^\s<>]+)|(\*+|_+|~~)|( {2,}\n|\\\n)|&(amp|lt|gt|quot|nbsp|#39);/g;
+  /\\([!-/:-@[-`{-~])|(`+)|(!?\[)|<(https?:\/\/[^\s<>]+)>|(\bhttps?:\/\/[^\s<>]+)|(\*+|_+|~~)|(\\\n|(?<! ) *\n)|&(amp|lt|gt|quot|nbsp|#39);/g;
 const TARGET = /^\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', nbsp: "\u00a0", "#39": "'" };
 const MAX_OPEN = 40;

@@ -53,6 +53,9 @@ ORDINARY = {
     "> quote\n> - list": "<blockquote><p>quote</p><ul><li>list</li></ul></blockquote>",
     "a\n\n---\n\nb": "<p>a</p><hr><p>b</p>",
     "one  \ntwo\\\nthree": "<p>one<br>two<br>three</p>",
+    "7 x 1 = 7\n7 x 2 = 14\n\n- a\n  b\n\n> c\n> *d\n> e*": (
+        "<p>7 x 1 = 7<br>7 x 2 = 14</p><ul><li>a<br>b</li></ul><blockquote><p>c<br><em>d<br>e</em></p></blockquote>"
+    ),
     "2 * 3 * 4, snake_case_name, \\*plain\\*": "<p>2 * 3 * 4, snake_case_name, *plain*</p>",
     '**"강조"**입니다': '<p><strong>"강조"</strong>입니다</p>',
     "这是**“重点”**内容": "<p>这是<strong>“重点”</strong>内容</p>",
@@ -92,6 +95,7 @@ ENDLESS = {
     "lists": "- " * 10_000,
     "bars": "|" * 20_000,
     "lines": "a\n" * 20_000,
+    "spaces": "a" + " " * 90_000 + "b",
     "blanks": "- x\n" + "\n" * 20_000 + "y",
 }
 
