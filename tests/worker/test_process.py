@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -229,7 +230,8 @@ def test_a_conversation_outlives_its_server_and_its_worker(
 ) -> None:
     """A server that stops ends its worker in order; a worker that is killed is started again."""
     prefixes = PrefixDisk(tmp_path / "prefixes", 1 << 30, 1.0)
-    asking = {"text": "a prompt of some length, " * 20, "draft": True, "owner": "key 1"}
+    asking: dict[str, Any] = {"text": "a prompt of some length, " * 20, "draft": True, "owner": "key 1"}
+    asking["speculation"] = SpeculationRequest(method="draft_model", num_draft_tokens=2)  # whatever it costs
 
     async def ask(client: WorkerClient, name: str, **changes: str) -> tuple[str, int]:
         events = await collect(client, generate(folder, name, **{**asking, **changes}))
