@@ -37,11 +37,8 @@ class WindowSize(msgspec.Struct, frozen=True):
 
     def within(self) -> "WindowSize":
         """The same, kept usable."""
-        width, height = (
-            min(max(each, least), most)
-            for each, least, most in zip((self.width, self.height), SMALLEST, LARGEST, strict=True)
-        )
-        return WindowSize(width, height)
+        sides = zip((self.width, self.height), SMALLEST, LARGEST, strict=True)
+        return WindowSize(*(min(max(each, least), most) for each, least, most in sides))
 
 
 class Happening(Protocol):

@@ -164,6 +164,8 @@ class Engine:
         """Keep the row's first `length` tokens for later requests. At a checkpoint the text will go on otherwise, so
         that no drafter may have read the next token, and all of them must have come so far."""
         length = min(length, len(text))
+        if not self.prefixes.keeps(length):
+            return
         known = text[: length + int(ended and not self.runner.exact)]
         followers = self._followers(request)
         for drafter in followers.values():

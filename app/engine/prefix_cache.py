@@ -200,6 +200,10 @@ class PrefixCache:
 
     # --- what is kept -----------------------------------------------------------------------------------------
 
+    def keeps(self, length: int) -> bool:
+        """Whether so many positions are worth keeping, and what drafters would have to read for that."""
+        return length >= SHORTEST_TOKENS and self.limit_bytes > 0
+
     def store(
         self, request: Request, text: Sequence[int], length: int, target: Runner, drafters: Mapping[str, Drafter]
     ) -> None:
@@ -209,8 +213,6 @@ class PrefixCache:
         Raises what mlx raises where there is no memory for them; then nothing is kept any more.
         """
         whole = tuple(text)
-        if length < SHORTEST_TOKENS or not self.limit_bytes:
-            return
         self.disk.collect()
         carried: Arrays = {}
         offered: dict[Piece, Arrays] = {}

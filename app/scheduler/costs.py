@@ -185,10 +185,8 @@ class CostTable:
         self._seen.add(shape)
         if seconds <= 0:
             return
-        doublings, drafting = (
-            _doublings(context),
-            self.curves(shape.method, shape.rows, context).drafting.at(shape.drafts),
-        )
+        doublings = _doublings(context)
+        drafting = self.curves(shape.method, shape.rows, context).drafting.at(shape.drafts)
         if draft_seconds is not None and shape.drafts and (warm or not drafting):
             drafting = draft_seconds
             self._learn_drafting(shape, doublings, draft_seconds)

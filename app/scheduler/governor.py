@@ -164,7 +164,7 @@ class Governor:
     def observe(self, step: StepObservation) -> None:
         """Learn from a finished decode step, whoever chose it."""
         unread = sum(self._history.unread(draft.method, draft.row) for draft in step.drafts if draft.drafted)
-        if unread and step.seconds:
+        if unread and step.seconds and step.typical:
             curves = self.costs.curves(step.widest.method, step.rows, step.context_tokens)
             steps = step.seconds / curves.plain - curves.cycle(step.width - 1)[0]
             for average, sample in zip(self._reading[step.widest.method], (steps, float(unread)), strict=True):

@@ -173,6 +173,23 @@ def test_a_plain_stretch_costs_no_drafter_forward_and_drafting_resumes_behind_it
     assert result.outcomes[0].drafted == 4
 
 
+@pytest.mark.parametrize("prefix_bytes", [0, 1 << 30])
+def test_a_finished_text_is_read_by_drafters_only_where_it_is_kept(
+    prefix_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3")
+    drafter = tiny_drafter("dflash", "qwen3", model)
+    engine = build(model, features={"dflash": drafter}, prefix_bytes=prefix_bytes)
+    read: list[str] = []
+    catch_up = drafter._catch_up  # what costs a forward
+    monkeypatch.setattr(drafter, "_catch_up", lambda known: (read.extend(known), catch_up(known))[1])
+    prompt = tuple(range(12))
+    engine.admit(Request(id="a", prompt_tokens=prompt, max_tokens=1))
+    engine.step(PrefillStep((PrefillRow("a", prompt, 0, 11),)))
+    engine.release("a", prompt[:11])
+    assert bool(read) == bool(prefix_bytes)
+
+
 def test_the_mask_token_is_what_a_block_is_filled_with() -> None:
     model = tiny_model("qwen3")
     drafter = tiny_drafter("dflash", "qwen3", model)

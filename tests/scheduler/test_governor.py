@@ -325,14 +325,15 @@ def test_a_step_in_which_the_drafter_read_a_prompt_says_nothing_about_costs() ->
     machine = Machine(COSTS["linear"], {"draft_model": Drafter(0.7, 0.001)})
     for governor in (taught, spared):
         governed_rate(machine, 600, governor=governor)
-    for _ in range(50):
-        drafts = (DraftObservation("draft_model", 4, 4, 3, ROW),)
+    for number in range(50):
+        drafts = (DraftObservation("draft_model", 4, 4, 3, Drafting(f"{number}", 60)),)
         spared.observe(StepObservation(1, 5, 9.0, 5.0, drafts, typical=False))
         taught.observe(StepObservation(1, 5, 9.0, 5.0, drafts))
-    for governor in (taught, spared):
-        governor.choose(1, (Drafting("next"),), ("draft_model",))
-    assert spared.choose(1, (Drafting("next"),), ("draft_model",)).num_draft_tokens > 0
-    assert taught.choose(1, (Drafting("next"),), ("draft_model",)).num_draft_tokens != 4
+    for context in (0, 60):  # to draft behind so many it would have to read them, and they took no time of its own
+        for governor in (taught, spared):
+            governor.choose(1, (Drafting("next", context),), ("draft_model",))
+        assert spared.choose(1, (Drafting("next", context),), ("draft_model",)).num_draft_tokens > 0
+        assert taught.choose(1, (Drafting("next", context),), ("draft_model",)).num_draft_tokens != 4
 
 
 def test_lengths_still_compare_on_an_engine_that_measures_no_time() -> None:
