@@ -180,14 +180,18 @@ def test_a_finished_text_is_read_by_drafters_only_where_it_is_kept(
     model = tiny_model("qwen3")
     drafter = tiny_drafter("dflash", "qwen3", model)
     engine = build(model, features={"dflash": drafter}, prefix_bytes=prefix_bytes)
-    read: list[str] = []
-    catch_up = drafter._catch_up  # what costs a forward
-    monkeypatch.setattr(drafter, "_catch_up", lambda known: (read.extend(known), catch_up(known))[1])
+    settled, settle = list[str](), drafter.settle
+
+    def spy(name: str, tokens: Sequence[int]) -> None:
+        settled.append(name)
+        settle(name, tokens)
+
+    monkeypatch.setattr(drafter, "settle", spy)
     prompt = tuple(range(12))
     engine.admit(Request(id="a", prompt_tokens=prompt, max_tokens=1))
     engine.step(PrefillStep((PrefillRow("a", prompt, 0, 11),)))
     engine.release("a", prompt[:11])
-    assert bool(read) == bool(prefix_bytes)
+    assert settled == (["a", "a"] if prefix_bytes else []), "at the checkpoint behind the prompt, and at the end"
 
 
 def test_the_mask_token_is_what_a_block_is_filled_with() -> None:
