@@ -12,7 +12,7 @@ const PANEL = "paceline.chat.panel";
 const DRAFTS = "paceline.chat.drafts";
 const NEAR_END = 60;
 const MAX_FILE_CHARACTERS = 400_000; // of all files of a message; a character has four bytes at most
-const WIDE = "(min-width: 1440px)";
+const wide = matchMedia("(min-width: 1440px)"); // the settings stand beside the conversation, not over it
 
 const described = (part) => Object.getOwnPropertyDescriptors(part);
 const readDrafts = () => JSON.parse(sessionStorage.getItem(DRAFTS) ?? "{}");
@@ -32,7 +32,9 @@ const page = {
 
   async init() {
     live("state", (state) => (this.state = state));
-    this.isPanelOpen = matchMedia(WIDE).matches && localStorage.getItem(PANEL) !== "closed";
+    const fit = () => (this.isPanelOpen = wide.matches && localStorage.getItem(PANEL) !== "closed");
+    fit();
+    wide.addEventListener("change", fit);
     this.restoreDraft();
     addEventListener("pagehide", () => this.leave());
     addEventListener("keydown", (event) => this.press(event));
@@ -87,12 +89,12 @@ const page = {
   },
   togglePanel() {
     this.isPanelOpen = !this.isPanelOpen;
-    if (matchMedia(WIDE).matches) localStorage.setItem(PANEL, this.isPanelOpen ? "open" : "closed");
+    if (wide.matches) localStorage.setItem(PANEL, this.isPanelOpen ? "open" : "closed");
     else if (this.isPanelOpen) this.$nextTick(() => byId("option-method").focus());
   },
   closeDrawers() {
     this.isListOpen = false;
-    if (!matchMedia(WIDE).matches) this.isPanelOpen = false;
+    if (!wide.matches) this.isPanelOpen = false;
   },
 
   type(event) {
@@ -115,12 +117,9 @@ const page = {
   },
   press(event) {
     if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
-    if (this.isListOpen) {
-      this.isListOpen = false;
-      byId("chat-menu").focus();
-    } else if (this.isPanelOpen && !matchMedia(WIDE).matches) {
-      this.isPanelOpen = false;
-      byId("chat-more").focus();
+    if (this.isListOpen || (this.isPanelOpen && !wide.matches)) {
+      byId(this.isListOpen ? "chat-menu" : "chat-more").focus();
+      this.closeDrawers();
     } else if (this.isBusy) {
       this.stop(this.current);
       byId("draft").focus();

@@ -32,6 +32,8 @@ RUN = "import sys; from app.main import run; from app.settings import read_setti
 IMPORTS = """
 import sys, time
 began = time.process_time()
+import fastapi, pydantic, sqlmodel
+packages = time.process_time() - began
 from app.main import create_app
 from app.serving.live_settings import LiveSettings
 from app.settings import Settings
@@ -41,7 +43,7 @@ from app.worker.client import WorkerClient
 from app.hub.catalog import FolderCatalog
 store = Store(Settings().home / FILE_NAME)
 create_app(LiveSettings(Settings(), StoredSettings(store)), store, WorkerClient(), FolderCatalog(()))
-print(time.process_time() - began)
+print((time.process_time() - began) / packages)
 print([name for name in ("mlx", "mlx_lm", "transformers", "torch", "numpy") if name in sys.modules])
 """
 
@@ -84,8 +86,8 @@ def test_the_server_is_made_in_time_and_without_mlx() -> None:
     found = [
         _run(IMPORTS, PYTHONDONTWRITEBYTECODE="").splitlines() for _ in range(3)
     ]  # compiled, as installers leave it
-    assert min(float(seconds) for seconds, _ in found) < 1.5, (
-        "processor seconds, so that a busy machine does not fail it"
+    assert min(float(ratio) for ratio, _ in found) < 2.5, (
+        "in processor time of the packages it is built on, so that a slow or busy machine does not fail it"
     )
     assert {imported for _, imported in found} == {"[]"}
 
