@@ -425,7 +425,7 @@ def open_engine(unit: LoadedUnit, disk: Disk = NO_DISK) -> Engine:
         max_context_tokens=unit.max_context_tokens,
         max_rows=max_rows,
         prefill_chunk_tokens=spec.prefill_chunk_tokens,
-        prefill_pairs=prefill_pairs(fused=not memory.computes_in_float32()),
+        prefill_pairs=prefill_pairs(fused=not memory.on_cpu()),
         drafters=tuple(drafters.available),
         longest_drafts=drafters.longest,
         unavailable=drafters.unavailable,

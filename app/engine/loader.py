@@ -86,7 +86,7 @@ def _build(path: str, name: str, make: Callable[[ModelFolder], _Part]) -> _Part:
     folder = inspect_folder(Path(path))
     try:
         part = make(folder)
-        if memory.computes_in_float32():
+        if memory.on_cpu():
             part.model.set_dtype(mx.float32)
             use_fast_products(part.model)
     except ModelUnavailable as error:

@@ -40,19 +40,17 @@ def ceiling_bytes(environment: Mapping[str, str] = os.environ) -> int:
 
 def device_name() -> str:
     """The device that computes, for people: for example "Apple M3 Max (gpu)"."""
-    device = mx.default_device()
-    kind = "gpu" if device.type == mx.DeviceType.gpu else "cpu"
+    kind = "cpu" if on_cpu() else "gpu"
     return f"{mx.device_info().get('device_name', 'unknown')} ({kind})"
 
 
 def gpu_architecture() -> str:
     """What mlx calls the GPU that computes ("applegpu_g16s"); empty on a CPU."""
-    is_gpu = mx.default_device().type == mx.DeviceType.gpu
-    return str(mx.device_info().get("architecture", "")) if is_gpu else ""
+    return "" if on_cpu() else str(mx.device_info().get("architecture", ""))
 
 
-def computes_in_float32() -> bool:
-    """On the CPU half precision is slow, so weights become float32; on Metal and CUDA the checkpoint's dtype stays."""
+def on_cpu() -> bool:
+    """Half precision is slow there, so weights become float32; on Metal and CUDA the checkpoint's dtype stays."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
@@ -119,4 +117,4 @@ def footprint(spec: ModelSpecification) -> Footprint:
 
     Raises ModelUnavailable for a broken folder.
     """
-    return unit_footprint(spec, widen=computes_in_float32())
+    return unit_footprint(spec, widen=on_cpu())

@@ -20,7 +20,7 @@ from app.core.prefix_files import PrefixState
 from app.core.request import Request
 from app.engine.drafters import Drafter
 from app.engine.lanes import reservation
-from app.engine.memory import computes_in_float32
+from app.engine.memory import on_cpu
 from app.engine.prefix_disk import NO_DISK, Disk, DiskFile, identity_of, model_folder_name
 from app.engine.prefix_index import (
     BLOCK_TOKENS,
@@ -328,7 +328,7 @@ def open_prefix_cache(spec: ModelSpecification, disk: Disk) -> PrefixCache:
         spec.prefix_cache_bytes,
         disk=disk,
         model_id=spec.id,
-        identity=identity_of(Path(spec.path), f"float32={computes_in_float32()}"),
+        identity=identity_of(Path(spec.path), f"float32={on_cpu()}"),
         drafters={draft.method: identity_of(Path(draft.path), draft.method) for draft in spec.drafts},
     )
 

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from app.core.request import SamplingParameters
+from app.engine.memory import on_cpu
 from app.engine.truncation import draw_kept, truncate
 
 DRAFT_SALT = 0xA24BAED4963EE407
 ACCEPTANCE_SALT = 0x9FB21C651E98DF25
 OPENING_SALT = 0xD6E8FEB86659FD93
+CACHED_LOGITS = 3 << 19
+"""A CPU draws for so many at a time: what they need (6 MB an array) stays in its cache from one pass to the next."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -165,11 +168,17 @@ def draw(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
     if not any(sampling):
         return greedy
     slots, vocabulary = logits.shape[1:]
-    noise = gumbel_noise(noise_keys(rows, slots), vocabulary)
-    drawn = draw_kept(_scaled(logits, rows), noise, [row.parameters for row in rows])
+    together = max(1, CACHED_LOGITS // (slots * vocabulary)) if on_cpu() else len(rows)
+    groups = [slice(start, start + together) for start in range(0, len(rows), together)]
+    drawn = mx.concatenate([_sampled(logits[group], rows[group]) for group in groups])
     if all(sampling):
         return drawn
     return mx.where(mx.array(sampling)[:, None], drawn, greedy)
+
+
+def _sampled(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
+    noise = gumbel_noise(noise_keys(rows, logits.shape[1]), logits.shape[2])
+    return draw_kept(_scaled(logits, rows), noise, [row.parameters for row in rows])
 
 
 def shape_logits(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
@@ -179,6 +188,7 @@ def shape_logits(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
 
 
 def _scaled(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
-    values = [row.parameters.temperature for row in rows]
-    temperature = [max(value, 1e-6) if value > 0 else 1.0 for value in values]
+    temperature = [max(each, 1e-6) if each > 0 else 1.0 for each in (row.parameters.temperature for row in rows)]
+    if set(temperature) == {1.0}:
+        return logits
     return logits / mx.array(temperature, dtype=mx.float32)[:, None, None]

@@ -5,7 +5,7 @@ have less than p of the mass that top-k left; the first token always stays.
 """
 
 from collections.abc import Sequence
-from math import ceil, copysign, e, exp, log, log1p, log2
+from math import ceil, copysign, e, exp, log, log1p
 
 import mlx.core as mx
 
@@ -74,8 +74,7 @@ def _first_kept(logits: mx.array, values: mx.array, parameters: Sequence[Samplin
     kept = _kept_of(logits, ids, parameters)
     scores = mx.where(kept, mx.take_along_axis(values, ids, axis=-1), -mx.inf)
     best = mx.max(scores, axis=-1, keepdims=True)
-    found = mx.min(mx.where(scores == best, ids, vocabulary), axis=-1)
-    return mx.where(best[..., 0] > -mx.inf, found, mx.argmax(logits, axis=-1)).astype(mx.int32)
+    return mx.min(mx.where(scores == best, ids, vocabulary), axis=-1).astype(mx.int32)
 
 
 def _kept_of(logits: mx.array, ids: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:
@@ -91,7 +90,7 @@ def _kept_of(logits: mx.array, ids: mx.array, parameters: Sequence[SamplingParam
     mass, share = mx.sum(likely, axis=-1, keepdims=True), _column([_share(each) for each in parameters])
     if all(top_k):
         return kept & (mx.cumsum(likely, axis=-1) - likely < share * mass)
-    weights = mx.power(2.0, (logits - top) * log2(e))  # a fifth of exp's time on a CPU
+    weights = mx.power(e, logits - top)  # a third of exp's time on a CPU
     mass = mx.where(mx.array([size > 0 for size in top_k])[:, None, None], mass, mx.sum(weights, -1, keepdims=True))
     return kept & _preceded(logits, weights, own, ids, share * mass)
 
@@ -101,19 +100,18 @@ def _preceded(logits: mx.array, weights: mx.array, own: mx.array, ids: mx.array,
     `limit` [rows, slots, 1]. Where it ends is bisected by logit, a pass over the vocabulary each; ties lie there only.
     """
     count, before = ids.shape[-1], mx.zeros(limit.shape)
-    low, high = mx.zeros(limit.shape, dtype=mx.int32), mx.full(limit.shape, count, dtype=mx.int32)
-    for _ in range(count.bit_length()):
-        middle = mx.minimum((low + high) // 2, count - 1)
-        value = mx.take_along_axis(own, middle, axis=-1)
-        mass = mx.sum(weights * (logits > value), axis=-1, keepdims=True)
+    inside = mx.zeros(limit.shape, dtype=mx.int32)  # so many of them have been found to be
+    steps = [1 << bit for bit in reversed(range(count.bit_length()))]
+    levels = mx.pad(own, [(0, 0), (0, 0), (0, sum(steps) - count)], constant_values=mx.array(-mx.inf))
+    for step in steps:
+        level = mx.take_along_axis(levels, inside + (step - 1), axis=-1)
+        mass = mx.sum(weights * (logits > level), axis=-1, keepdims=True)
         stays = mass < limit
-        forward = stays & (low < high)
-        low, before = mx.where(forward, middle + 1, low), mx.where(forward, mass, before)
-        high = mx.where(stays, high, middle)
-    last = mx.take_along_axis(own, mx.maximum(low - 1, 0), axis=-1)
+        inside, before = mx.where(stays, inside + step, inside), mx.where(stays, mass, before)
+    last = mx.take_along_axis(levels, mx.maximum(inside - 1, 0), axis=-1)
     ties = mx.cumsum((logits == last).astype(mx.float32), axis=-1)  # counted, not added up: exact
     ahead, weight = (mx.take_along_axis(each, ids, axis=-1) for each in (ties, weights))
-    return (mx.arange(count) < low) & ((own > last) | (before + weight * (ahead - 1) < limit))
+    return (mx.arange(count) < inside) & ((own > last) | (before + weight * (ahead - 1) < limit))
 
 
 def truncate(logits: mx.array, parameters: Sequence[SamplingParameters]) -> mx.array:

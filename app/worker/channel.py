@@ -78,11 +78,6 @@ class FrameDecoder:
         self._limit_bytes = limit_bytes
         self._buffer = bytearray()
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of a frame that is not complete yet; never more than the limit and one read."""
-        return len(self._buffer)
-
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The payloads that `data` completes; exhaust it. Raises FrameError at a length over the limit."""
         self._buffer += data

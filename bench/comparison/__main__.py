@@ -39,7 +39,10 @@ CASES: dict[str, Case] = {
         *SERVER_CASES,
     )
 }
-FULL, QUICK = Sizes(), Sizes(hidden=192, layers=8)
+QUICK = Sizes(hidden=192, layers=8)
+SIZES = {"113M": Sizes(), "1B": Sizes(hidden=1920, layers=24, vocabulary=32_768), "7B": Sizes(3840, 36, 151_936)}
+"""By the parameters of the targets that the cases make."""
+SMALLEST = next(iter(SIZES))
 TOKENS, QUICK_TOKENS = 128, 32
 DRAFTS = 4
 
@@ -64,14 +67,24 @@ def choose_cases(names: Sequence[str]) -> list[Case]:
 
 
 def run_cases(
-    names: Sequence[str], *, rounds: int, quick: bool, file: Path | None, console: Console, note: str = ""
+    names: Sequence[str],
+    *,
+    rounds: int,
+    quick: bool,
+    file: Path | None,
+    console: Console,
+    size: str = SMALLEST,
+    bits: int = 0,
+    note: str = "",
 ) -> list[CaseResult]:
     """Run the cases one after the other; a table for people, and a file when one is named."""
     cases = choose_cases(names)
+    if size not in SIZES:
+        raise InvalidRequest(f"no size is called {size}; there are {', '.join(SIZES)}")
     results = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds: stops the servers, removes the models
     with TemporaryDirectory(prefix="paceline-bench-") as folder, console.status("") as status:
-        workshop = Workshop(Path(folder), QUICK if quick else FULL, DRAFTS)
+        workshop = Workshop(Path(folder), QUICK if quick else SIZES[size], DRAFTS, bits)
         for case in cases:
             status.update(f"{case.name}: preparing")
 
@@ -82,7 +95,14 @@ def run_cases(
             results.append(case.run(bench))
             console.print(as_table(results[-1]))
             if file is not None:  # after each case, so that an interrupted run keeps what it measured
-                options = {"rounds": rounds, "quick": quick, "cases": [done.name for done in results], "blas": note}
+                options = {
+                    "rounds": rounds,
+                    "quick": quick,
+                    "size": size,
+                    "bits": bits,
+                    "cases": [done.name for done in results],
+                    "blas": note,
+                }
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps(as_document(results, options), indent=2) + "\n", encoding="utf-8")
     return results
@@ -93,6 +113,10 @@ def main(
     case: Annotated[list[str] | None, typer.Option(help="Run only this case; repeatable.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per side.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Smoke test: small models and short texts.")] = False,
+    size: Annotated[str, typer.Option(help=f"Parameters of the models that are made: {', '.join(SIZES)}.")] = SMALLEST,
+    bits: Annotated[
+        int, typer.Option(min=0, max=8, help="Quantise these models; 0: half precision, float32 on a CPU.")
+    ] = 0,
     json: Annotated[Path | None, typer.Option(help="Also write all results to this file.")] = None,
     cases: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
 ) -> None:
@@ -101,7 +125,16 @@ def main(
         if cases:
             Console().print(list_cases())
         else:
-            run_cases(case or [], rounds=rounds, quick=quick, file=json, console=Console(), note=NOTE)
+            run_cases(
+                case or [],
+                rounds=rounds,
+                quick=quick,
+                file=json,
+                console=Console(),
+                size=size,
+                bits=bits,
+                note=NOTE,
+            )
 
 
 if __name__ == "__main__":

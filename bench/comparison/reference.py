@@ -12,6 +12,7 @@ from mlx_lm.generate import BatchGenerator, stream_generate
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 from mlx_lm.utils import load
 
+from app.engine.memory import on_cpu
 from app.serving.sweep.worker_side import DecodeClock
 from bench.comparison.measure import Sample
 
@@ -19,7 +20,7 @@ from bench.comparison.measure import Sample
 def load_reference(folder: Path) -> tuple[nn.Module, Any]:
     """A model and its tokenizer, by mlx-lm; on a CPU in float32 like ours, where half precision is slow."""
     model, tokenizer, *_ = load(str(folder))
-    if mx.default_device().type == mx.DeviceType.cpu:
+    if on_cpu():
         model.set_dtype(mx.float32)
     mx.eval(model.parameters())
     return model, tokenizer

@@ -14,7 +14,7 @@ from app.engine.drafters.dflash import DFlash, DFlashModel
 from app.engine.engine import Engine, open_engine
 from app.engine.few_rows import use_fast_products
 from app.engine.layers import Target
-from app.engine.memory import computes_in_float32
+from app.engine.memory import on_cpu
 from app.engine.runner import Runner
 from app.engine.sampling import SampledRow
 
@@ -69,7 +69,7 @@ def open_scripted(unit: LoadedUnit, script: Script) -> Engine:
         raise TypeError("the target of a benchmark has caches that can be rewound")
     module = DFlashModel(DFlashConfig.read(drafter_config(dict(unit.config)), unit.config))
     mx.eval(module.parameters())
-    if computes_in_float32():
+    if on_cpu():
         use_fast_products(module)
     target = Target(unit.target, unit.config, unit.vocabulary_size)
     drafter = ScriptedDFlash(Runner(module, probe=False), target, script)

@@ -18,6 +18,7 @@ from bench.comparison.pairs import (
     LayerSkipPair,
     Sizes,
     calibrate,
+    fast_dtype,
     make_attention_pair,
     make_copying_target,
     make_hybrid_pair,
@@ -27,6 +28,8 @@ from bench.comparison.pairs import (
 DEMO_MODELS = Path(app.__file__).parent / "demo_models"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 END_OF_SEQUENCE = 2
+GROUP_SIZE = 64
+"""Of the numbers that share a scale in a quantised model."""
 AIM = 0.82
 """Acceptance that ε is chosen for; the issue asks for 0.75 or more."""
 
@@ -42,12 +45,14 @@ class PairFolders:
 
 
 class Workshop:
-    """Makes each model once. `drafts` is the draft length that acceptance is calibrated for."""
+    """Makes each model once. `drafts` is the draft length that acceptance is calibrated for, `bits` what the models'
+    matrices are then quantised to (0: not at all)."""
 
-    def __init__(self, folder: Path, sizes: Sizes, drafts: int) -> None:
+    def __init__(self, folder: Path, sizes: Sizes, drafts: int, bits: int = 0) -> None:
         self.folder = folder
         self.sizes = sizes
         self.drafts = drafts
+        self.bits = bits
         self._made: dict[str, PairFolders] = {}
 
     def attention_pair(self) -> PairFolders:
@@ -62,7 +67,7 @@ class Workshop:
         """The target of the qwen3 pair and a draft model that never saw it: nothing is accepted."""
         if "strangers" not in self._made:
             pair = make_attention_pair(self.sizes, seed=1)
-            draft = write_model(pair.draft, pair.draft_config, self.folder / "bench-stranger")
+            draft = self._write(pair.draft, pair.draft_config, "bench-stranger")
             self._made["strangers"] = PairFolders(self.attention_pair().target, draft)
         return self._made["strangers"]
 
@@ -70,7 +75,7 @@ class Workshop:
         """The target that repeats a ring of tokens."""
         if "bench-copying" not in self._made:
             pair = make_copying_target(self.sizes)
-            target = write_model(pair.target, pair.target_config, self.folder / "bench-copying")
+            target = self._write(pair.target, pair.target_config, "bench-copying")
             self._made["bench-copying"] = PairFolders(target, None)
         return self._made["bench-copying"]
 
@@ -94,21 +99,25 @@ class Workshop:
             pair = make(self.sizes)
             prompts = [self.prompt(number) for number in range(4)]
             acceptance = calibrate(pair, prompts, aim=AIM, drafts=self.drafts)
-            target = write_model(pair.target, pair.target_config, self.folder / name)
-            draft = write_model(pair.draft, pair.draft_config, self.folder / f"{name}-draft")
+            target = self._write(pair.target, pair.target_config, name)
+            draft = self._write(pair.draft, pair.draft_config, f"{name}-draft")
             self._made[name] = PairFolders(target, draft, acceptance, pair.epsilon)
         return self._made[name]
 
+    def _write(self, model: nn.Module, config: dict[str, Any], name: str) -> Path:
+        return write_model(model, config, self.folder / name, self.bits)
 
-def write_model(model: nn.Module, config: dict[str, Any], folder: Path) -> Path:
-    """Write a folder with the demo tokenizer: float32 on a CPU, half precision where that is fast."""
+
+def write_model(model: nn.Module, config: dict[str, Any], folder: Path, bits: int = 0) -> Path:
+    """Write a folder with the demo tokenizer, in the dtype that is fast here; the model is quantised in place."""
     folder.mkdir(parents=True)
-    exact = mx.default_device().type == mx.DeviceType.cpu
-    dtype = mx.float32 if exact else mx.float16
-    parameters: Any = tree_flatten(model.parameters())
-    weights = {name: value.astype(dtype) for name, value in parameters}
+    model.set_dtype(fast_dtype())
+    if bits:
+        nn.quantize(model, GROUP_SIZE, bits)
+        config = {**config, "quantization": {"group_size": GROUP_SIZE, "bits": bits}}
+    weights: Any = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    ends = {"eos_token_id": END_OF_SEQUENCE, "torch_dtype": "float32" if exact else "float16"}
+    ends = {"eos_token_id": END_OF_SEQUENCE, "torch_dtype": str(fast_dtype()).removeprefix("mlx.core.")}
     (folder / "config.json").write_text(json.dumps({**config, **ends}), encoding="utf-8")
     for name in TOKENIZER_FILES:
         shutil.copy(DEMO_MODELS / "demo-assistant" / name, folder / name)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from app.core.errors import InvalidRequest
 from app.serving.sweep.worker_side import DecodeClock
-from bench.comparison.__main__ import CASES, UnknownCase, choose_cases
+from bench.comparison.__main__ import CASES, UnknownCase, choose_cases, run_cases
 from bench.comparison.measure import CaseResult, Check, Contender, Sample, Series, paired_ratio, take_turns
 from bench.comparison.report import as_document, as_markdown, as_table
 from tests.architecture.source import ROOT
@@ -85,6 +86,8 @@ def test_cases_are_chosen_by_name_in_their_order() -> None:
     assert len(choose_cases([])) == len(CASES)
     with pytest.raises(UnknownCase, match="plain_1"):
         choose_cases(["nothing"])
+    with pytest.raises(InvalidRequest, match="113M"):
+        run_cases([], rounds=1, quick=True, file=None, console=Console(), size="huge")
 
 
 def test_every_case_is_described() -> None:

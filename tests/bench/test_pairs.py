@@ -4,6 +4,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx import nn
 
 from app.core.request import SpeculationRequest
 from bench.comparison.ours import PLAIN, OurSide
@@ -63,8 +64,9 @@ def test_the_accepted_share_counts_what_a_run_would_draft(agreement: list[bool],
     assert accepted_share(agreement, 2) == share
 
 
-def test_both_sides_load_a_pair_and_say_the_same(tmp_path: Path) -> None:
-    workshop = Workshop(tmp_path, TINY, drafts=2)
+@pytest.mark.parametrize("bits", [0, 4])
+def test_both_sides_load_a_pair_and_say_the_same(tmp_path: Path, bits: int) -> None:
+    workshop = Workshop(tmp_path, TINY, drafts=2, bits=bits)
     folders = workshop.attention_pair()
     assert workshop.attention_pair() is folders
     assert folders.draft is not None
@@ -76,6 +78,7 @@ def test_both_sides_load_a_pair_and_say_the_same(tmp_path: Path) -> None:
     assert ours.run([prompt, workshop.prompt(1)], 4, PLAIN).tokens == 8
     ours.close()
     target, tokenizer = load_reference(folders.target)
+    assert isinstance(target.lm_head, nn.QuantizedLinear) == bool(bits)
     draft, _ = load_reference(folders.draft)
     assert generate_in_batch(target, [prompt, workshop.prompt(1)], 4).value > 0
     assert generate_with_draft(target, tokenizer, draft, prompt, 8, 2).value > 0

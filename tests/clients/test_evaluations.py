@@ -13,10 +13,10 @@ from lm_eval.tasks import TaskManager
 from mlx_lm.evaluate import MLXLM
 
 import app
-from app.engine.memory import computes_in_float32
+from app.engine.memory import on_cpu
 from tests.clients.conftest import MODEL, Both
 
-NEARLY = 1e-5 if computes_in_float32() else 0.05
+NEARLY = 1e-5 if on_cpu() else 0.05
 """Of perplexities, which mlx-lm reads off batches: 1e-6 is what they differ by here, and a percent in float16."""
 FOLDER = Path(app.__file__).parent / "demo_models" / MODEL
 CITIES = ("Paris", "Oslo", "Rome", "Berlin", "Tokyo")
@@ -53,7 +53,7 @@ def task(name: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> Con
 def by_mlx_lm(tasks: list[ConfigurableTask], *, chat: bool, **settings: Any) -> dict[str, Any]:
     """Its own evaluation, in the number format that Paceline computes in here: float16 moves a perplexity by 1 %."""
     model = MLXLM(str(FOLDER), use_chat_template=chat)
-    if computes_in_float32():
+    if on_cpu():
         model._model.set_dtype(mx.float32)
     return measured(model, tasks, **settings)
 

@@ -72,7 +72,7 @@ def test_a_loaded_model_computes_what_was_written(tmp_path: Path, family: str, q
 def test_half_precision_becomes_float32_on_the_cpu_and_nowhere_else(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "llama", dtype=mx.bfloat16, quantised=True)
     _, unit = run(specification(tmp_path))
-    wide = mx.float32 if memory.computes_in_float32() else mx.bfloat16
+    wide = mx.float32 if memory.on_cpu() else mx.bfloat16
     kinds = {value.dtype for _, value in tree_flatten(unit.target.parameters())}
     assert kinds == {wide, mx.uint32}
 

@@ -30,9 +30,7 @@ def specification(folder: Path, **changes: Any) -> ModelSpecification:
 
 def estimate(spec: ModelSpecification, *, float32: bool | None = None) -> int:
     """Bytes that the unit of `spec` may hold; `float32`: whether weights are widened, None asks the device."""
-    return footprint.unit_footprint(
-        spec, widen=memory.computes_in_float32() if float32 is None else float32
-    ).total_bytes
+    return footprint.unit_footprint(spec, widen=memory.on_cpu() if float32 is None else float32).total_bytes
 
 
 @pytest.mark.parametrize(
@@ -205,7 +203,7 @@ def test_readings_follow_live_arrays() -> None:
 
 def test_the_device_and_its_dtype_rule() -> None:
     assert memory.device_name().endswith(("(cpu)", "(gpu)"))
-    assert memory.computes_in_float32() is memory.device_name().endswith("(cpu)")
+    assert memory.on_cpu() is memory.device_name().endswith("(cpu)")
 
 
 def bytes_of(model: Any) -> int:

@@ -109,7 +109,7 @@ def specification(folder: Path, draft: Path) -> ModelSpecification:
 def truth(folder: Path) -> list[int]:
     """What mlx-lm says by itself, computing as wide as Paceline does."""
     model, _ = load_model(folder)
-    if memory.computes_in_float32():
+    if memory.on_cpu():
         model.set_dtype(mx.float32)
     return naive(model, PROMPT, OUTPUT_TOKENS, GREEDY)
 
@@ -137,7 +137,7 @@ def check(folder: Path, draft: Path) -> tuple[LoadedUnit, int]:
     told, accepted = speculated(unit, "draft_model")
     assert told == wanted
     assert speculated(unit, "ngram")[0] == wanted
-    widen = memory.computes_in_float32()
+    widen = memory.on_cpu()
     expected = main_footprint(spec, widen=widen).weights_bytes + sum(
         drafter_footprint(one, spec, widen=widen).weights_bytes for one in spec.drafts
     )
@@ -244,7 +244,7 @@ def test_checkpoints_packed_by_autoawq_are_served(tmp_path: Path, originals: dic
     assert widths(unit.target) == {(4, 64, "affine")}
     if zeros:  # as such checkpoints are published
         loaded_bytes = sum(value.nbytes for _, value in tree_flatten(unit.target.parameters()))
-        footprint = main_footprint(unit.spec, widen=memory.computes_in_float32())
+        footprint = main_footprint(unit.spec, widen=memory.on_cpu())
         assert footprint.weights_bytes == pytest.approx(loaded_bytes, rel=1e-3)
 
 
@@ -278,7 +278,7 @@ def test_a_drafter_that_reads_features_is_packed_as_its_target_is(tmp_path: Path
     packed = (max(4, bits), 32, "affine")
     assert widths(unit.drafts[0].model) == {packed}
     taken = sum(value.nbytes for _, value in tree_flatten(unit.drafts[0].model.parameters()))
-    widen = memory.computes_in_float32()
+    widen = memory.on_cpu()
     assert drafter_footprint(drafts[0], spec, widen=widen).weights_bytes == pytest.approx(taken, rel=0.1)
     free = load(ModelSpecification(id="whole", path=str(original), drafts=drafts, max_context_tokens=256))
     whole = sum(value.nbytes for _, value in tree_flatten(free.drafts[0].model.parameters()))

@@ -46,7 +46,7 @@ def test_frames_survive_any_split(cuts: list[int]) -> None:
         told += [unpack_event(payload) for payload in decoder.feed(stream[position : position + size])]
         position += size
     assert told == event_examples()
-    assert decoder.pending_bytes == 0
+    assert list(decoder.feed(pack(event_examples()[0]))) == [pack(event_examples()[0])[4:]], "nothing was left over"
 
 
 @settings(max_examples=200)
@@ -58,7 +58,6 @@ def test_random_bytes_end_in_frames_or_a_frame_error(data: bytes) -> None:
             for unpack in (unpack_event, unpack_command):
                 with contextlib.suppress(FrameError):
                     assert isinstance(unpack(payload), msgspec.Struct)
-    assert decoder.pending_bytes <= len(data)
 
 
 @given(some.binary(max_size=300))

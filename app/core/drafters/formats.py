@@ -61,7 +61,6 @@ class DFlashConfig(DrafterConfig):
     mask_token_id: int
     sliding_window: int
     causal: tuple[bool, ...]
-    final_logit_softcapping: float
 
     @classmethod
     def read(cls, config: Config, target_config: Config) -> Self:
@@ -87,7 +86,6 @@ class DFlashConfig(DrafterConfig):
             layer_types=layer_types,
             sliding_window=values.whole("sliding_window", "swa_window_size") if SLIDING in layer_types else 0,
             causal=_causality(values, layer_types),
-            final_logit_softcapping=values.real("final_logit_softcapping", 0.0),
         )
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
