@@ -81,13 +81,14 @@ def test_the_readme_table_takes_the_latest_run_of_a_case() -> None:
     ]
 
 
-def test_cases_are_chosen_by_name_in_their_order() -> None:
+def test_cases_are_chosen_by_name_in_their_order_and_models_by_what_there_is() -> None:
     assert [case.name for case in choose_cases(["ngram", "plain_1"])] == ["plain_1", "ngram"]
     assert len(choose_cases([])) == len(CASES)
     with pytest.raises(UnknownCase, match="plain_1"):
         choose_cases(["nothing"])
-    with pytest.raises(InvalidRequest, match="113M"):
-        run_cases([], rounds=1, quick=True, file=None, console=Console(), size="huge")
+    for wrong, told in (({"size": "huge"}, "113M"), ({"bits": 7}, "6, 8")):
+        with pytest.raises(InvalidRequest, match=told):
+            run_cases([], rounds=1, quick=True, file=None, console=Console(), **wrong)  # type: ignore[arg-type]
 
 
 def test_every_case_is_described() -> None:
