@@ -105,20 +105,17 @@ class Workshop:
         return self._made[name]
 
     def _write(self, model: nn.Module, config: dict[str, Any], name: str) -> Path:
-        return write_model(model, config, self.folder / name, self.bits)
-
-
-def write_model(model: nn.Module, config: dict[str, Any], folder: Path, bits: int = 0) -> Path:
-    """Write a folder with the demo tokenizer, in the dtype that is fast here; the model is quantised in place."""
-    folder.mkdir(parents=True)
-    model.set_dtype(fast_dtype())
-    if bits:
-        nn.quantize(model, GROUP_SIZE, bits)
-        config = {**config, "quantization": {"group_size": GROUP_SIZE, "bits": bits}}
-    weights: Any = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    ends = {"eos_token_id": END_OF_SEQUENCE, "torch_dtype": str(fast_dtype()).removeprefix("mlx.core.")}
-    (folder / "config.json").write_text(json.dumps({**config, **ends}), encoding="utf-8")
-    for name in TOKENIZER_FILES:
-        shutil.copy(DEMO_MODELS / "demo-assistant" / name, folder / name)
-    return folder
+        """A folder with the demo tokenizer, in the dtype that is fast here; the model is quantised in place."""
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        model.set_dtype(fast_dtype())
+        if self.bits:
+            nn.quantize(model, GROUP_SIZE, self.bits)
+            config = {**config, "quantization": {"group_size": GROUP_SIZE, "bits": self.bits}}
+        weights: Any = dict(tree_flatten(model.parameters()))
+        mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+        ends = {"eos_token_id": END_OF_SEQUENCE, "torch_dtype": str(fast_dtype()).removeprefix("mlx.core.")}
+        (folder / "config.json").write_text(json.dumps({**config, **ends}), encoding="utf-8")
+        for file in TOKENIZER_FILES:
+            shutil.copy(DEMO_MODELS / "demo-assistant" / file, folder / file)
+        return folder
