@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -56,12 +57,17 @@ def a_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return called
 
 
-def children() -> list[psutil.Process]:
-    """The stand-ins, which are a shell at first."""
-    return [each for each in psutil.Process().children() if {"600", "-w"} & set(each.cmdline())]
+Children = Callable[[], list[psutil.Process]]
 
 
-def test_one_child_watches_this_process_until_it_is_let_go(called: Path) -> None:
+@pytest.fixture(name="children")
+def the_new_children() -> Children:
+    """Those that this test started: told by their ids, as what they run is not known until they run it."""
+    before = set(psutil.Process().children())
+    return lambda: [each for each in psutil.Process().children() if each not in before]
+
+
+def test_one_child_watches_this_process_until_it_is_let_go(called: Path, children: Children) -> None:
     lock = Caffeinate()
     lock.release()
     lock.hold()
@@ -73,7 +79,7 @@ def test_one_child_watches_this_process_until_it_is_let_go(called: Path) -> None
     assert children() == []
 
 
-def test_a_child_that_somebody_ended_is_started_again(called: Path) -> None:
+def test_a_child_that_somebody_ended_is_started_again(called: Path, children: Children) -> None:
     lock = Caffeinate()
     lock.hold()
     (first,) = children()
@@ -85,7 +91,9 @@ def test_a_child_that_somebody_ended_is_started_again(called: Path) -> None:
     lock.release()
 
 
-def test_without_the_program_nothing_is_started_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_program_nothing_is_started_and_nothing_fails(
+    monkeypatch: pytest.MonkeyPatch, children: Children
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     lock = Caffeinate()
     lock.hold()
