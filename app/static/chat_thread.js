@@ -11,6 +11,7 @@ import { reasonWords } from "./reason_words.js";
 
 const TITLE_CHARACTERS = 60;
 const KEEP_MS = 1000; // a reply that is being written is written down this often
+const GOING_MS = 500; // a browser breaks off a page's calls a moment before it tells the page that it goes
 const FIGURES_MS = 200;
 const FIGURES_TRIES = 10;
 const BEGUN = "paceline.chat.begun"; // by message: the requests of replies whose end this tab has not seen
@@ -201,6 +202,7 @@ export const thread = {
       message.status = "done";
     } catch (error) {
       const wasStopped = error.name === "AbortError";
+      if (error.code === "offline") await pause(GOING_MS);
       message.status = wasStopped ? "stopped" : "failed";
       message.figures = { ...message.figures, stopped: true };
       if (wasStopped) return;
@@ -262,9 +264,13 @@ export const thread = {
       if (run.id) api("POST", `/admin/api/requests/${run.id}/cancel`).catch(() => null); // else it would go on for a while
     }
   },
-  // For a page that goes away.
+  // For a page that goes away. A reply that nothing came of can be asked for again.
   keepUnfinished(conversation) {
     for (const message of conversation.turns.filter((each) => each.status === "writing")) {
+      if (!runs.get(message.id).id) {
+        remove(conversation, message.id);
+        continue;
+      }
       Object.assign(message, { status: "stopped", figures: { ...message.figures, stopped: true } });
       this.keepAndSend(conversation, message);
     }

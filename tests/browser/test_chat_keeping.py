@@ -24,6 +24,7 @@ from tests.browser.visit import Visit
 from tests.browser.witness import is_settled
 
 ALL = "/admin/api/conversations"
+COMPLETIONS = "**/v1/chat/completions"
 TURNS = re.compile(r"/admin/api/conversations/\d+/turns")
 REPLIES = '.message[data-role="assistant"]'
 QUESTIONS = '.message[data-role="user"]'
@@ -140,6 +141,21 @@ def test_a_reply_goes_on_while_the_page_is_reloaded(server: Server, chat: Page) 
     assert [turn["content"].strip() for turn in turns] == texts(chat)
     assert (turns[1]["figures"]["finish"], turns[1]["figures"].get("stopped")) == ("stop", None)
     assert server.call("GET", "/admin/api/requests")["total"] == before + 1, "it was asked for once"
+
+
+def test_a_page_that_is_reloaded_before_its_reply_began_offers_to_ask_again(server: Server, chat: Page) -> None:
+    ask(chat, "Count from 1 to 3.")
+    worker = server.worker
+    os.kill(worker, signal.SIGSTOP)
+    send(chat, "Count from 1 to 4.")
+    expect(chat.locator(WRITING)).to_have_count(1)
+    chat.reload()
+    expect(chat.locator(QUESTIONS).last.locator(".body")).to_have_text("Count from 1 to 4.")
+    os.kill(worker, signal.SIGCONT)
+    button(chat, "Get a reply").click()
+    expect(chat.locator(REPLIES).last.locator("footer dl")).to_be_visible()
+    is_saved(chat)
+    assert [turn["content"].strip() for turn in kept(server, number_of(chat))] == texts(chat)
 
 
 def test_a_page_that_stays_open_saves_by_itself_when_the_server_is_back(server: Server, visit: Visit) -> None:
@@ -332,8 +348,9 @@ def sign_in(page: Page) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
+@pytest.mark.parametrize("refusal", ["in time", "too late"])
 def test_a_session_that_ended_leads_to_the_sign_in_once_and_back_with_all_that_was_written(
-    server: Server, visit: Visit
+    server: Server, visit: Visit, refusal: str
 ) -> None:
     page = visit.context.new_page()
     page.route("**/admin/api/live**", lambda route: route.abort())  # sending finds out first
@@ -344,6 +361,8 @@ def test_a_session_that_ended_leads_to_the_sign_in_once_and_back_with_all_that_w
     number = number_of(page)
     sign_ins: list[str] = []
     page.on("framenavigated", lambda frame: sign_ins.append(frame.url) if "/admin/login" in frame.url else None)
+    if refusal == "too late":  # the question's comes first, and the page goes while the reply waits for its own
+        page.route(COMPLETIONS, lambda route: None)
     server.call("DELETE", "/admin/api/sessions")
     send(page, "Do not lose me.")
     page.wait_for_url("**/admin/login?*")
@@ -356,6 +375,7 @@ def test_a_session_that_ended_leads_to_the_sign_in_once_and_back_with_all_that_w
     contents = [turn["content"] for turn in session_of(server, page, f"{ALL}/{number}")["turns"]]
     assert contents == texts(page)[: len(contents)]
     assert "Do not lose me." in contents
+    page.unroute(COMPLETIONS)
     button(page, "Get a reply").click()
     expect(page.locator(REPLIES)).to_have_count(2)
     expect(page.locator(REPLIES).last.locator("footer dl")).to_be_visible()
