@@ -177,6 +177,7 @@ export const keeping = {
   async followOthers() {
     await this.flush();
     await this.readList();
+    if (Number(location.hash.slice(1)) !== this.current.id) await this.openNamed(); // it could not be read before
     const { current } = this;
     const listed = this.conversations.find((each) => each.id === current.id);
     if (current.version && listed?.version !== current.version) await this.refresh(current);

@@ -104,6 +104,7 @@ export const list = {
       return await api("GET", this.path(conversation));
     } catch (error) {
       if (entries(conversation.id).length) return null;
+      if (error.status === 404) this.remember(); // the address names what is on screen
       throw error;
     }
   },

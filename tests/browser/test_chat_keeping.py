@@ -176,6 +176,22 @@ def test_a_page_that_stays_open_saves_by_itself_when_the_server_is_back(server: 
     assert [turn["content"] for turn in kept(server, number_of(chat))][2] == "Are you there?"
 
 
+def test_a_conversation_that_could_not_be_read_is_opened_when_the_server_answers(visit: Visit) -> None:
+    chat = opened(visit)
+    ask(chat, "Count from 1 to 3.")
+    is_saved(chat)
+    address = f"/admin/chat#{number_of(chat)}"
+    other = visit.context.new_page()
+    other.route(f"**{ALL}/{number_of(chat)}", lambda route: route.abort())
+    other.goto(address)
+    expect(other.locator("#toasts")).to_contain_text("Paceline does not answer.")
+    expect(other.locator(QUESTIONS)).to_have_count(0)
+    other.unroute(f"**{ALL}/{number_of(chat)}")
+    ask(chat, "Count from 1 to 4.")  # as good as a server that comes back: the page hears of something
+    expect(other.locator(QUESTIONS)).to_have_count(2)
+    assert other.url.endswith(address)
+
+
 def test_a_browser_that_ends_while_the_server_is_down_loses_nothing(server: Server, chat: Page) -> None:
     ask(chat, "Count from 1 to 5.")
     number = number_of(chat)
@@ -362,7 +378,7 @@ def test_a_session_that_ended_leads_to_the_sign_in_once_and_back_with_all_that_w
     sign_ins: list[str] = []
     page.on("framenavigated", lambda frame: sign_ins.append(frame.url) if "/admin/login" in frame.url else None)
     if refusal == "too late":  # the question's comes first, and the page goes while the reply waits for its own
-        page.route(COMPLETIONS, lambda route: None)
+        page.route(COMPLETIONS, lambda _route: None)
     server.call("DELETE", "/admin/api/sessions")
     send(page, "Do not lose me.")
     page.wait_for_url("**/admin/login?*")
