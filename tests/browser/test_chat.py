@@ -9,6 +9,7 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Visitor
 from tests.browser.server import MODEL, Server, serving
+from tests.browser.test_chat_keeping import is_saved, kept, number_of
 
 STREAM = "**/admin/api/v1/chat/completions"
 REPLIES = '.message[data-role="assistant"]'
@@ -55,10 +56,10 @@ def test_a_reply_shows_who_drafted_it_and_what_it_cost_and_is_there_after_a_relo
     expect(chat.locator(f"{REPLIES} mark[data-method=dflash]").first).to_be_visible()
     expect(chat.locator(".legend")).to_contain_text("DFlash")
     told = figures.text_content()
-    chat.wait_for_function("() => location.hash.length > 1")
-    stored = server.call("GET", f"/admin/api/conversations/{chat.url.partition('#')[2]}")
-    assert [message["role"] for message in stored["turns"]] == ["user", "assistant"]
-    assert stored["turns"][1]["spans"]
+    is_saved(chat)
+    question, reply = kept(server, number_of(chat))
+    assert (question["role"], reply["role"]) == ("user", "assistant")
+    assert reply["spans"]
     chat.reload()
     expect(chat.locator(f"{REPLIES} mark[data-method=dflash]").first).to_be_visible()
     assert chat.locator(f"{REPLIES} dl").text_content() == told

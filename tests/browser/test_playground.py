@@ -10,6 +10,7 @@ from playwright.sync_api import Page, Route, expect
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving
 from tests.browser.test_chat import REPLIES, STREAM, ask
+from tests.browser.test_chat_keeping import is_saved, kept, number_of
 from tests.browser.test_pages import LAYOUT_CALLS, axe, check, look
 
 PERSON = "Return a JSON object with the keys name, age and city."
@@ -49,11 +50,6 @@ def answering(page: Page, *replies: str) -> list[Any]:
     return asked
 
 
-def number_of(page: Page) -> str:
-    page.wait_for_function("() => location.hash.length > 1")
-    return page.url.partition("#")[2]
-
-
 def test_a_call_gets_its_result_from_the_keyboard_and_both_are_there_after_a_reload(server: Server, chat: Page) -> None:
     chat.locator("#option-tools ~ button").click()
     chat.locator("#draft").fill("What is the weather in Oslo?")
@@ -69,10 +65,11 @@ def test_a_call_gets_its_result_from_the_keyboard_and_both_are_there_after_a_rel
     expect(chat.locator(f"{REPLIES} .body").last).to_contain_text("4 degrees")
     expect(chat.locator(f"{REPLIES} footer dl").last).to_be_visible()
     expect(chat.locator("#result")).to_be_hidden()
-    turns = server.call("GET", f"/admin/api/conversations/{number_of(chat)}")["turns"]
+    is_saved(chat)
+    turns = kept(server, number_of(chat))
     assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "assistant"]
-    [kept] = turns[1]["calls"]
-    assert (kept["name"], json.loads(kept["arguments"]), turns[2]["content"]) == (
+    [call_kept] = turns[1]["calls"]
+    assert (call_kept["name"], json.loads(call_kept["arguments"]), turns[2]["content"]) == (
         "get_weather",
         {"city": "Oslo"},
         "rain, 4 degrees",
@@ -130,7 +127,8 @@ def test_a_schema_holds_the_answer_and_the_json_is_readable_and_copied_as_it_is(
     expect(block.locator(".code-head")).to_contain_text("JSON")
     said = json.loads(block.locator("code").text_content() or "")
     assert set(said) == {"name", "age", "city"}
-    turns = server.call("GET", f"/admin/api/conversations/{number_of(chat)}")["turns"]
+    is_saved(chat)
+    turns = kept(server, number_of(chat))
     assert json.loads(turns[1]["content"]) == said
     chat.get_by_role("button", name="Accepted tokens", exact=True).click()
     expect(chat.locator(f"{REPLIES} .raw")).to_have_text(turns[1]["content"])
