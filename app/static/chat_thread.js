@@ -264,13 +264,9 @@ export const thread = {
       if (run.id) api("POST", `/admin/api/requests/${run.id}/cancel`).catch(() => null); // else it would go on for a while
     }
   },
-  // For a page that goes away. A reply that nothing came of can be asked for again.
+  // For a page that goes away. A reply that nothing came of yet can be asked for again.
   keepUnfinished(conversation) {
-    for (const message of conversation.turns.filter((each) => each.status === "writing")) {
-      if (!runs.get(message.id).id) {
-        remove(conversation, message.id);
-        continue;
-      }
+    for (const message of conversation.turns.filter((each) => runs.get(each.id)?.id)) {
       Object.assign(message, { status: "stopped", figures: { ...message.figures, stopped: true } });
       this.keepAndSend(conversation, message);
     }
