@@ -76,9 +76,9 @@ def accept(
 def fit_vocabulary(logits: mx.array, vocabulary: int) -> mx.array:
     """`logits` [rows, slots, any] with the width of the target's: tokens that the drafter does not know get -inf."""
     missing = vocabulary - logits.shape[-1]
-    if missing <= 0:
-        return logits[..., :vocabulary]
-    return mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=mx.array(-mx.inf))
+    if missing > 0:
+        return mx.pad(logits, [(0, 0), (0, 0), (0, missing)], constant_values=mx.array(-mx.inf))
+    return logits[..., :vocabulary] if missing else logits
 
 
 def doubtful(logits: mx.array, drawn: mx.array, row: SampledRow, tolerance: float) -> mx.array:

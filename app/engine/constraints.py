@@ -98,7 +98,7 @@ class Constraints:
         allowed = mx.array(bits.view(np.bool_))
         for index, (place, (held, output)) in enumerate(binding.items()):
             if (opening := held.opening(output)) is not None:
-                own = draw(logits[place : place + 1, :1], [replace(sampled[place], salt=OPENING_SALT)]) == opening
+                own = draw(logits[place : place + 1, :1], [sampled[place]._replace(salt=OPENING_SALT)]) == opening
                 allowed[index, 0] = mx.where(own[0], mx.arange(vocabulary) == opening, allowed[index, 0])
         if len(binding) == len(rows):
             return mx.where(allowed, logits, -mx.inf), standing

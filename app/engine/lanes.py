@@ -4,9 +4,8 @@ All of it is arithmetic on host integers; the buffers are in `rollback`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -21,8 +20,7 @@ def reservation(prompt_tokens: int, answer_tokens: int) -> int:
     return prompt_tokens + min(answer_tokens, prompt_tokens // 32)
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """The slots `first:stop` of one forward of `width` tokens a row, their cached lengths before it, and which of them
     take part."""
 
@@ -30,16 +28,15 @@ class Selection:
     stop: int
     width: int
     lengths: tuple[int, ...]
-    live: tuple[bool, ...] = ()
+    live: tuple[bool, ...]
+    offset: int | mx.array
+    """Position of the first fed token: an int when all rows agree, else int32 [rows]."""
 
-    @cached_property
-    def uniform(self) -> bool:
-        return len(set(self.lengths)) == 1
 
-    @cached_property
-    def offset(self) -> int | mx.array:
-        """Position of the first fed token: an int when all rows agree, else int32 [rows]."""
-        return self.lengths[0] if self.uniform else mx.array(self.lengths, dtype=mx.int32)
+def select(first: int, width: int, lengths: tuple[int, ...], live: tuple[bool, ...]) -> Selection:
+    """The slots from `first` on."""
+    offset = lengths[0] if len(set(lengths)) == 1 else mx.array(lengths, dtype=mx.int32)
+    return Selection(first, first + len(lengths), width, lengths, live, offset)
 
 
 class SlotTable:
@@ -68,7 +65,7 @@ class SlotTable:
         """Of each number of keys and values, by the names of quantised rows."""
         self.packed_queries = 0
         """How many of them may meet packed keys."""
-        self.selection = Selection(0, 1, 1, (0,))
+        self.selection = select(0, 1, (0,), (True,))
 
     def claim(self, sequence_id: str, reserve_tokens: int = 0, bits: int = 0) -> list[int]:
         """Take a slot; the answer is, for each slot, the one that its row had. Occupied slots are always 0 … n-1.
@@ -125,6 +122,10 @@ class SlotTable:
     def length(self, sequence_id: str) -> int:
         return self.lengths[self.slots[sequence_id]]
 
+    def slots_of(self, name: str) -> Sequence[int]:
+        """Whose rows lie in the buffer of a sequence, or in the shared one."""
+        return [self.slots[name]] if name else range(self.shared)
+
     def check(self, sequence_id: str, computed: int) -> None:
         """The one invariant: cached length == `computed`. Raises RuntimeError."""
         if (length := self.length(sequence_id)) != computed:
@@ -134,48 +135,34 @@ class SlotTable:
         """Aim the next forward at these sequences."""
         slots = {self.slots[name] for name in sequence_ids}
         first, stop = min(slots), max(slots) + 1
-        live = tuple(slot in slots for slot in range(first, stop))
-        self.selection = Selection(first, stop, width, tuple(self.lengths[first:stop]), live)
+        live = tuple([slot in slots for slot in range(first, stop)])
+        self.selection = select(first, width, tuple(self.lengths[first:stop]), live)
         return self.selection
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where the rows of one buffer lie in a forward and in it: the shared one, or that of one row by itself."""
+class Placement(NamedTuple):
+    """Where the rows of one buffer lie in a forward and in it: all that its layers ask for, computed once."""
 
     name: str
     """The sequence whose buffer it is; empty: the shared one."""
+    bits: int
+    """Of each number that is kept; 0: it is not quantised."""
     rows: slice
     """In the forward."""
-    first: int
-    """The first of them in the buffer."""
+    in_buffer: slice
     starts: tuple[int, ...]
     """Buffer index at which each of them writes."""
+    uniform: bool
+    """Whether all rows write at the same buffer index."""
     width: int
-    lengths: tuple[int, ...] = ()
-    """Of the shared buffer: how much each of all its rows holds."""
-    moves: tuple[tuple[int, int, int], ...] = ()
+    extent: int
+    """Number of buffer positions that the forward reads."""
+    room: int
+    """Number of buffer positions that a write may touch: a ragged one touches every row of the buffer."""
+    reserved: int
+    """Number of them that the longest row of the buffer was expected to take, where one begins; else 0."""
+    moves: tuple[tuple[int, int, int], ...]
     """(row of the buffer, begin, end) of what goes to the front of its row first."""
-
-    @property
-    def uniform(self) -> bool:
-        """Whether all rows write at the same buffer index."""
-        return len(set(self.starts)) == 1
-
-    @property
-    def extent(self) -> int:
-        """Number of buffer positions that the forward reads."""
-        return max(self.starts) + self.width
-
-    @property
-    def room(self) -> int:
-        """Number of buffer positions that a write may touch: a ragged one touches every row of the buffer."""
-        return self.extent if self.uniform else max(self.starts + self.lengths) + self.width
-
-    @property
-    def in_buffer(self) -> slice:
-        """Its rows in the buffer."""
-        return slice(self.first, self.first + len(self.starts))
 
 
 class Lane:
@@ -209,9 +196,14 @@ class Lane:
         """Buffer positions that the row takes."""
         return self.table.lengths[slot] - self.base(slot)
 
-    def reserved(self, slot: int) -> int:
-        """Buffer positions that it was expected to take at most."""
-        tokens = self.table.reserved[self.table.names[slot]] - self.base(slot)
+    def longest(self, name: str) -> int:
+        """Buffer positions that the longest row of a buffer takes."""
+        return max(map(self.held, self.table.slots_of(name)), default=0)
+
+    def reserved(self, name: str) -> int:
+        """Buffer positions that it was expected to take."""
+        table = self.table
+        tokens = max((table.reserved[table.names[slot]] - self.base(slot) for slot in table.slots_of(name)), default=0)
         return tokens if self.capacity is None else min(tokens, self.capacity)
 
     def reorder(self, order: Sequence[int]) -> None:
@@ -225,40 +217,48 @@ class Lane:
             self._begun = selection
             self._masks.clear()
             self._indices.clear()
-            moves = self._plan_moves(selection)
+            moves = {} if self.capacity is None else self._plan_moves(selection, self.capacity)
             rows = enumerate(zip(selection.lengths, selection.live, strict=True), selection.first)
-            self._starts = tuple(  # a row by itself that takes no part is not there
+            starts = [  # a row by itself that takes no part is not there
                 length - self.base(slot) if live or slot < self.table.shared else 0 for slot, (length, live) in rows
-            )
+            ]
+            self._starts = tuple(starts)
             self.places = tuple(self._places(selection, moves))
         return self.places
 
     def _places(self, selection: Selection, moves: Mapping[int, tuple[int, int]]) -> Iterator[Placement]:
         shared = min(max(self.table.shared - selection.first, 0), len(selection.lengths))
         if shared:
-            yield Placement(
-                "",
-                slice(0, shared),
-                selection.first,
-                self._starts[:shared],
-                selection.width,
-                tuple(self.held(slot) for slot in range(self.table.shared)),
-                tuple((slot, *span) for slot, span in moves.items() if slot < self.table.shared),
-            )
+            moved = tuple((slot, *span) for slot, span in moves.items() if slot < self.table.shared)
+            yield self._place("", slice(0, shared), selection.first, moved)
         for row in range(shared, len(selection.lengths)):
             slot = selection.first + row
             if selection.live[row]:
                 own = ((0, *moves[slot]),) if slot in moves else ()
-                starts = self._starts[row : row + 1]
-                yield Placement(self.table.names[slot], slice(row, row + 1), 0, starts, selection.width, (), own)
+                yield self._place(self.table.names[slot], slice(row, row + 1), 0, own)
 
-    def _plan_moves(self, selection: Selection) -> dict[int, tuple[int, int]]:
+    def _place(self, name: str, rows: slice, first: int, moves: tuple[tuple[int, int, int], ...]) -> Placement:
+        starts, width = self._starts[rows], self.table.selection.width
+        extent, uniform = max(starts) + width, len(set(starts)) == 1
+        return Placement(
+            name=name,
+            bits=self.table.bits.get(name, 0) if self.window is None else 0,  # windows are short
+            rows=rows,
+            in_buffer=slice(first, first + len(starts)),
+            starts=starts,
+            uniform=uniform,
+            width=width,
+            extent=extent,
+            room=extent if uniform else self.longest(name) + width,
+            reserved=self.reserved(name) if 0 in starts else 0,  # a row's first write makes room for all of it
+            moves=moves,
+        )
+
+    def _plan_moves(self, selection: Selection, capacity: int) -> dict[int, tuple[int, int]]:
         moves: dict[int, tuple[int, int]] = {}
-        if self.capacity is None:
-            return moves
         for slot, length in enumerate(selection.lengths, selection.first):
             index = length - self.base(slot)
-            if index + selection.width > self.capacity and index > self.keep_tokens:
+            if index + selection.width > capacity and index > self.keep_tokens:
                 moves[slot] = index - self.keep_tokens, index
                 self.set_base(slot, self.base(slot) + index - self.keep_tokens)
         return moves
@@ -268,7 +268,7 @@ class Lane:
         behind their own length."""
         key = place.name, rows
         if key not in self._indices:
-            starts = [place.lengths[row] if row < len(place.lengths) else 0 for row in range(rows)]
+            starts = [self.held(row) if row < self.table.shared else 0 for row in range(rows)]
             index = mx.array(starts, dtype=mx.int32)[:, None] + mx.arange(place.width, dtype=mx.int32)
             self._indices[key] = index[:, None, :, None]
         return self._indices[key]

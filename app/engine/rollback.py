@@ -38,6 +38,7 @@ class Buffer:
 
     def __init__(self) -> None:
         self.parts: list[mx.array] = [mx.zeros((0, 0, 0, 0))] * 2
+        self.rows = self.positions = 0
 
     def write(self, lane: Lane, place: Placement, fresh: Parts) -> None:
         """Write [rows, heads, width, any] behind each row's length."""
@@ -60,33 +61,26 @@ class Buffer:
         if size != (self.rows, self.positions):
             held = [None] * len(like) if self.empty else self.parts
             self.parts = [_lengthened(part, new, size) for part, new in zip(held, like, strict=True)]
+            self.rows, self.positions = size
 
     def read(self, row: slice, span: slice) -> Parts:
         """Views of some positions of some rows."""
-        return tuple(part[row, :, span] for part in self.parts)
+        return [part[row, :, span] for part in self.parts]
 
     def copy(self, source: int, destination: int, begin: int, end: int) -> None:
         """What lies at these positions of one row goes to the front of another."""
         self.put(slice(destination, destination + 1), 0, self.read(slice(source, source + 1), slice(begin, end)))
 
     @property
-    def rows(self) -> int:
-        return self.parts[0].shape[0]
-
-    @property
-    def positions(self) -> int:
-        return self.parts[0].shape[2]
-
-    @property
     def empty(self) -> bool:
-        return self.parts[0].size == 0
+        return not self.rows * self.positions
 
 
 def _scatter(buffer: mx.array, fresh: mx.array, place: Placement, index: mx.array) -> mx.array:
     """One indexed write for all rows; the buffer is donated, so its size costs nothing."""
-    rows, last = buffer.shape[0], place.in_buffer.stop
-    if place.first > 0 or last < rows:
-        before = mx.zeros((place.first, *fresh.shape[1:]), fresh.dtype)
+    rows, first, last = buffer.shape[0], place.in_buffer.start, place.in_buffer.stop
+    if first > 0 or last < rows:
+        before = mx.zeros((first, *fresh.shape[1:]), fresh.dtype)
         after = mx.zeros((rows - last, *fresh.shape[1:]), fresh.dtype)
         fresh = mx.concatenate([before, fresh, after])
     return mx.put_along_axis(buffer, mx.broadcast_to(index, fresh.shape), fresh, axis=2)
@@ -143,23 +137,20 @@ class SlotKV:
         places = self.lane.begin()
         for place in places:
             mine = (keys, values) if len(places) == 1 else (keys[place.rows], values[place.rows])
-            kept = quantised(*mine, self._bits(place.name))
-            self._reserved(place.name, kept, place.in_buffer.stop, place.room).write(self.lane, place, kept)
+            kept = quantised(*mine, place.bits)
+            buffer = self._enlarged(place.name, kept, place.in_buffer.stop, place.room, place.reserved)
+            buffer.write(self.lane, place, kept)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """What the forward under way reads; layers that share the keys of this one ask for them."""
         places, table = self.lane.begin(), self.lane.table
+        if len(places) == 1:
+            return self._shown(places[0])
         shown = [self._shown(place) for place in places]
-        rows = len(table.selection.lengths)
-        if len(shown) == 1:
-            return shown[0]
         keys, values = (Pieces(tuple(place.rows for place in places), each) for each in zip(*shown, strict=True))
+        rows = len(table.selection.lengths)
         return (keys, values) if table.in_pieces else (keys.padded(rows), values.padded(rows))
-
-    def _bits(self, name: str) -> int:
-        """Of each number that is kept of a row; 0: it is not quantised. Windows are short, and never are."""
-        return self.lane.table.bits.get(name, 0) if self.lane.window is None else 0
 
     def _shown(self, place: Placement) -> tuple[Any, Any]:
         """Keys and values of one buffer for attention: packed ones as they are where it can read them so."""
@@ -167,21 +158,19 @@ class SlotKV:
         parts = (self.own[place.name] if place.name else self.shared).read(place.in_buffer, slice(place.extent))
         if len(parts) == 2:
             return parts[0], parts[1]
-        keys, values = (Packed(tuple(each), self._bits(place.name)) for each in (parts[:3], parts[3:]))
+        keys, values = (Packed(tuple(each), place.bits) for each in (parts[:3], parts[3:]))
         if table.in_pieces and place.width <= table.packed_queries:
             return keys, values
         return keys.whole(), values.whole()
 
-    def _reserved(self, name: str, like: Parts, rows: int, positions: int) -> Buffer:
+    def _enlarged(self, name: str, like: Parts, rows: int, positions: int, reserved: int) -> Buffer:
         """The buffer, large enough: by rows up to a power of two, by positions as was reserved, so that no prompt is
         copied while it is read; beyond that `grown`."""
-        table, buffer = self.lane.table, self.own.setdefault(name, Buffer()) if name else self.shared
-        slots = [table.slots[name]] if name else range(table.shared)
-        known = max(map(self.lane.reserved, slots))
-        if rows > buffer.rows or max(positions, known) > buffer.positions:
-            rows = 1 << (max(rows, len(slots)) - 1).bit_length()
-            longest = max(positions, *map(self.lane.held, slots))
-            buffer.resize(like, rows, known if longest <= known else grown(longest))
+        buffer = self.own.setdefault(name, Buffer()) if name else self.shared
+        if rows > buffer.rows or positions > buffer.positions or reserved > buffer.positions:
+            rows = 1 << (max(rows, len(self.lane.table.slots_of(name))) - 1).bit_length()
+            longest = max(positions, self.lane.longest(name))
+            buffer.resize(like, rows, reserved if longest <= reserved else grown(longest))
         return buffer
 
     def part(self, sequence_id: str, slot: int) -> None:
@@ -189,7 +178,7 @@ class SlotKV:
         held = self.lane.held(slot)
         if held > 0 and not self.shared.empty:
             mine = self.shared.read(slice(slot, slot + 1), slice(held))
-            self._reserved(sequence_id, mine, 1, held + 1).put(slice(1), 0, mine)
+            self._enlarged(sequence_id, mine, 1, held + 1, self.lane.reserved(sequence_id)).put(slice(1), 0, mine)
 
     def reorder(self, order: Sequence[int]) -> None:
         """Rows of the rectangle come from where `order` says; without rows it is freed."""
@@ -201,9 +190,8 @@ class SlotKV:
 
     def shrink(self) -> None:
         """Give back what is more than half of the rectangle and nobody's."""
-        slots = range(self.lane.table.shared)
-        longest = max([*map(self.lane.held, slots), *map(self.lane.reserved, slots)], default=0)
-        rows, positions = 1 << max(0, len(slots) - 1).bit_length(), grown(longest)
+        longest = max(self.lane.longest(""), self.lane.reserved(""))
+        rows, positions = 1 << max(0, self.lane.table.shared - 1).bit_length(), grown(longest)
         if 2 * rows * max(positions, GROWTH_STEP_TOKENS) <= self.shared.rows * self.shared.positions:
             self.shared.resize(self.shared.parts, rows, positions)
 
@@ -211,7 +199,8 @@ class SlotKV:
         """Put [1, heads, n, any] at the buffer positions of the row from `first` on."""
         if size := parts[0].shape[2]:
             name, row = self._seat(slot)
-            self._reserved(name, parts, row + 1, first + size).put(slice(row, row + 1), first, parts)
+            buffer = self._enlarged(name, parts, row + 1, first + size, self.lane.reserved(name))
+            buffer.put(slice(row, row + 1), first, parts)
 
     def read_span(self, slot: int, start: int, stop: int) -> Parts:
         """Views [1, heads, n, any] of what is left of the positions `start` to `stop`: the last n of them."""

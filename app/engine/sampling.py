@@ -8,7 +8,7 @@ drafts and its acceptances with them, and whether a held answer begins with reas
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -44,8 +44,7 @@ class TokenCounts:
         return self._counts[0], self._counts[1]
 
 
-@dataclass(frozen=True)
-class SampledRow:
+class SampledRow(NamedTuple):
     """What drawing for one row needs: its parameters, its prompt and output so far, and where its output stands."""
 
     parameters: SamplingParameters

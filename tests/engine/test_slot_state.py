@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from app.engine.lanes import Selection
+from app.engine.lanes import select
 from app.engine.rollback import SlotState
 
 
@@ -32,7 +32,7 @@ def test_the_last_row_moves_into_the_hole_and_nothing_is_left_behind() -> None:
     assert held(state) == [[3.0, 2.0]] * 2
     state.reorder([0])
     assert held(state) == [[3.0]] * 2
-    state.begin(Selection(0, 2, 1, (5, 0)), [1, 1])
+    state.begin(select(0, 1, (5, 0), (True, True)), [1, 1])
     assert held(state) == [[3.0, 0.0]] * 2, "a newcomer starts from nothing"
 
 
@@ -47,17 +47,17 @@ def test_an_inert_row_keeps_what_it_had_and_a_snapshot_stays() -> None:
     state = SlotState(2)
     state.write_row(0, row(1.0, 4))
     before = state.store
-    state.begin(Selection(1, 4, 1, (3, 3, 3)), [1, 0, 1])
-    state.commit(Selection(1, 4, 1, (3, 3, 3)), [True, False, True], row(9.0, 3))
+    state.begin(select(1, 1, (3, 3, 3), (True, False, True)), [1, 0, 1])
+    state.commit(select(1, 1, (3, 3, 3), (True, False, True)), [True, False, True], row(9.0, 3))
     assert held(state) == [[1.0, 9.0, 1.0, 9.0]] * 2
     assert [rows[:, 0].tolist() for rows in before][1] == [1.0] * 4
 
 
 def test_the_first_forward_may_skip_rows() -> None:
     state = SlotState(2)
-    state.begin(Selection(1, 4, 1, (0, 0, 0)), [1, 0, 1])
+    state.begin(select(1, 1, (0, 0, 0), (True, False, True)), [1, 0, 1])
     assert state.cache == [None, None]
-    state.commit(Selection(1, 4, 1, (0, 0, 0)), [True, False, True], row(9.0, 3))
+    state.commit(select(1, 1, (0, 0, 0), (True, False, True)), [True, False, True], row(9.0, 3))
     assert held(state) == [[0.0, 9.0, 0.0, 9.0]] * 2
     for last in (3, 2, 1, 0):
         state.reorder(range(last))
@@ -74,5 +74,5 @@ def test_a_state_that_is_still_growing_stands_beside_a_whole_one() -> None:
 def test_rows_that_all_begin_are_shown_nothing_rather_than_zeros() -> None:
     state = SlotState(2)
     state.write_row(0, row(7.0))
-    state.begin(Selection(1, 2, 3, (0,)), [3])
+    state.begin(select(1, 3, (0,), (True,)), [3])
     assert state.cache == [None, None]

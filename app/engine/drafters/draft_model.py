@@ -6,7 +6,6 @@ missed, and after full acceptance the next first forward is two tokens wide.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import mlx.core as mx
 
@@ -33,7 +32,7 @@ def drawn_behind(
 
     The noise is that of the target at the same position (Gumbel coupling, arXiv 2408.07978), unless a salt is asked.
     """
-    ahead = [replace(row, pending=row.pending + len(drafts)) for row in sampled]
+    ahead = [row._replace(pending=row.pending + len(drafts)) for row in sampled]
     logits = fit_vocabulary(logits, vocabulary).astype(mx.float32)
     logits = adjust(logits, ahead, mx.concatenate(list(drafts), axis=1) if drafts else None)
     return draw(logits, ahead), logits
@@ -52,6 +51,7 @@ class DraftModel(Drafter):
         self.runner = runner
         self._target_vocabulary = target_vocabulary
         self._max_context_tokens = max_context_tokens
+        self._extend = getattr(runner.model, "extend", None)
         self._states: list[list[tuple[mx.array, ...]]] = []
         """Recurrent states of the last chain, without its drafts and after each of them."""
 
@@ -132,7 +132,7 @@ class DraftModel(Drafter):
 
     def _feed(self, names: Sequence[str], inputs: mx.array, widths: Sequence[int]) -> mx.array:
         """Run the model over `inputs` [rows, width, …] and keep all that is real of them; its last output of each."""
-        output, forward = self.runner.forward(names, inputs, widths, call=getattr(self.runner.model, "extend", None))
+        output, forward = self.runner.forward(names, inputs, widths, call=self._extend)
         self.runner.commit(forward, widths)
         return last_of(output, widths)
 
