@@ -151,8 +151,6 @@ def attention(
         return _of_packed(queries, keys, values, scale, mask, sinks)
     store = _store(cache)
     cut, reader = getattr(store, "cut", None), getattr(store, "latent_reader", None)
-    if cut is reader is None and type(keys) is not Pieces:
-        return _whole(queries, keys, values, cache, scale, mask, sinks)
     if reader is not None and queries.shape[2] <= LATENT_QUERIES:
         if queries.shape[2] > 1:
             return absorbed(reader, queries, *store.keys_and_values(), scale=scale, mask=mask)
