@@ -2,7 +2,8 @@
 started it.
 
 There is one for each home: who starts it holds `start.lock` meanwhile, so that many starts at once make one server, and
-the lock of `app/core/server_file.py` says whether it runs and which process it is.
+the lock of `app/core/server_file.py` says whether it runs and which process it is. A new server has `start.lock` as its
+input until it holds that one, so that nobody starts another after a start that was left.
 """
 
 import contextlib
@@ -23,10 +24,18 @@ import msgspec
 from app.command import autostart
 from app.command.server import Server, running_server
 from app.core.errors import CommandError
-from app.core.server_file import LOG, LOG_FOLDER, START_LOG, RunningServer, holder, is_served, read_server
+from app.core.server_file import (
+    LOG,
+    LOG_FOLDER,
+    START_LOCK,
+    START_LOG,
+    RunningServer,
+    holder,
+    is_served,
+    read_server,
+)
 from app.settings import Settings
 
-START_LOCK = "start.lock"
 LOOK_SECONDS = 0.05
 ANSWER_SECONDS = 3.0
 """What a server gets to answer: one that hangs keeps nobody waiting."""
@@ -66,7 +75,7 @@ def words_of(options: Mapping[str, Any]) -> tuple[str, ...]:
 def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[RunningServer, bool]:
     """The server of the home, and whether it was started now. Raises `CommandError` with why it does not start."""
     tell("Looking for a server")
-    with _starting(settings.home):
+    with _starting(settings.home) as lock:
         found = _already(settings, tell)
         if found is not None:
             return found, False
@@ -79,7 +88,7 @@ def start(settings: Settings, words: Sequence[str], tell: Tell) -> tuple[Running
                 return _when_it_answers(settings, tell, _why_silent(agent)), True
             child = subprocess.Popen(  # noqa: S603 - ourselves
                 [*autostart.program(), "serve", *words],
-                stdin=subprocess.DEVNULL,
+                stdin=lock,
                 stdout=subprocess.DEVNULL,  # its greeting may hold the code of the set-up
                 stderr=log,
                 start_new_session=True,
@@ -108,8 +117,8 @@ def _already(settings: Settings, tell: Tell) -> RunningServer | None:
 
 
 @contextlib.contextmanager
-def _starting(home: Path) -> Iterator[None]:
-    """Nobody else starts a server of this home meanwhile."""
+def _starting(home: Path) -> Iterator[int]:
+    """Nobody else starts a server of this home meanwhile, nor while another process has the descriptor."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(home / START_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -123,7 +132,7 @@ def _starting(home: Path) -> Iterator[None]:
                 f"set PACELINE_HOME to a folder on a disk of this computer, or use `paceline serve` ({error.strerror})"
             )
             raise CommandError(f"the file system of {home} knows no locks: {advice}") from None
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -220,7 +229,7 @@ def stop(settings: Settings, tell: Tell, *, force: bool = False) -> RunningServe
         _send(found, signal.SIGTERM)  # the second one does not wait for requests
     deadline = time.monotonic() + KILL_SECONDS if force else float("inf")
     with _left("Paceline goes on stopping: `paceline stop --force` ends it at once"):
-        while is_served(settings.home):
+        while is_served(settings.home) and holder(settings.home) in (0, found.pid):  # not one that comes after it
             if time.monotonic() > deadline:
                 _kill(found, autostart.installed(settings))
             count = int(_told(settings).get("open_requests", 0))

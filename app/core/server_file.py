@@ -19,7 +19,8 @@ from app.core.errors import ServerRuns
 from app.core.setting_texts import local_url
 
 FILE_NAME = "server.json"
-LOCK_NAME = "server.lock"
+LOCK_NAME, START_LOCK = "server.lock", "start.lock"
+"""Held by the server while it runs, and by whoever starts one in the background until it has its own."""
 LOG_FOLDER, LOG, START_LOG = "logs", "paceline.log", "start.log"
 """The logs of a home; the last one has what a server in the background says before it writes its own."""
 TRIES, TRY_SECONDS = 25, 0.02
@@ -92,6 +93,7 @@ def held_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
         return
     try:
         _lock(descriptor, home)
+        _let_others_start(home)
         with contextlib.suppress(OSError):  # a full disk
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -100,6 +102,7 @@ def held_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
         yield lambda server: _write(home, server)
         with contextlib.suppress(OSError):
             (home / FILE_NAME).unlink(missing_ok=True)
+            os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
 
@@ -113,6 +116,13 @@ def _lock(descriptor: int, home: Path) -> None:
         except OSError:
             return None
     raise ServerRuns(_running(read_server(home)))
+
+
+def _let_others_start(home: Path) -> None:
+    """Let go of the lock of `paceline start`, which is the input of the server that it starts."""
+    with contextlib.suppress(OSError), Path(os.devnull).open("rb") as nothing:
+        if os.path.samestat(os.fstat(0), (home / START_LOCK).stat()):
+            os.dup2(nothing.fileno(), 0)
 
 
 def _write(home: Path, server: RunningServer) -> None:

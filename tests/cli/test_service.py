@@ -21,7 +21,17 @@ from app.command import service
 from app.command.service import log_lines, readable, start, status, status_lines, stop, words_of
 from app.core.errors import CommandError
 from app.core.installation import this_installation
-from app.core.server_file import FILE_NAME, LOG, LOG_FOLDER, RunningServer, held_home, is_served, read_server
+from app.core.server_file import (
+    FILE_NAME,
+    LOG,
+    LOG_FOLDER,
+    START_LOCK,
+    RunningServer,
+    held_home,
+    holder,
+    is_served,
+    read_server,
+)
 from app.settings import read_settings
 from app.store.database import back_up
 from app.store.glance import FILE_NAME as STORE
@@ -135,6 +145,20 @@ def test_a_start_while_it_stops_waits_for_the_end_and_starts_another(
     assert f"Paceline runs at {running(home).address}" in out
 
 
+def test_a_stop_is_over_although_another_server_comes_at_once(environment: Mapping[str, str], home: Path) -> None:
+    said(environment, "start", "--port", "0")
+    program = (
+        "import contextlib, sys, time, pathlib; from app.core.server_file import ServerRuns, held_home\n"
+        "while True:\n"
+        "    with contextlib.suppress(ServerRuns), held_home(pathlib.Path(sys.argv[1])): time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(home)], env=environment) as next_one:
+        assert said(environment, "stop").endswith("is stopped.")
+        while holder(home) != next_one.pid:
+            pass
+        assert "is stopped." in said(environment, "stop", "--force")
+
+
 def test_a_server_that_hangs_is_told_and_ended_by_force(
     environment: Mapping[str, str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +231,7 @@ def test_a_browser_that_comes_back_when_it_is_closed_holds_nobody_up(
 def test_a_start_beside_a_server_that_does_not_come_up_starts_one(environment: Mapping[str, str], home: Path) -> None:
     with held_home(home):
         starting = begin(environment, "start", "--port", "0")
-        while not (home / service.START_LOCK).exists():
+        while not (home / START_LOCK).exists():
             pass
     assert "Paceline runs at" in starting.communicate(timeout=60)[0]
     assert is_served(home)
@@ -226,7 +250,8 @@ def test_ctrl_c_leaves_what_goes_on_and_says_so(
         pressed.setattr("app.command.service.time.sleep", press)
         with pytest.raises(CommandError, match="goes on starting"):
             start(settings, ("--port=0",), lambda _text: None)
-    said(environment, "start", "--port", "0")
+    told = said(environment, "start", "--port", "0")
+    assert "Paceline runs already at" in told, "the start that was left is waited for, not repeated"
     with monkeypatch.context() as pressed:
         pressed.setattr("app.command.service.time.sleep", press)
         with pytest.raises(CommandError, match="goes on stopping"):
