@@ -50,6 +50,7 @@ def ask(folder: Path, request_id: str = "r", **changes: object) -> Generate:
     return Generate(id=request_id, model=model, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.timeout(400)  # three times over where the machine is busy
 @pytest.mark.parametrize("kind", ["long prompts", "hostile folders"])
 def test_a_stream_goes_on_beside(kind: str, tmp_path: Path) -> None:
     async def scenario() -> None:
