@@ -150,7 +150,7 @@ def test_a_stop_is_over_although_another_server_comes_at_once(environment: Mappi
     program = (
         "import contextlib, sys, time, pathlib; from app.core.server_file import ServerRuns, held_home\n"
         "while True:\n"
-        "    with contextlib.suppress(ServerRuns), held_home(pathlib.Path(sys.argv[1])): time.sleep(60)"
+        "    with contextlib.suppress(ServerRuns), held_home(pathlib.Path(sys.argv[1])): time.sleep(60); break"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(home)], env=environment) as next_one:
         assert said(environment, "stop").endswith("is stopped.")
