@@ -20,6 +20,7 @@ from app.api.commands import GenerationBody
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Accepted, Delta, Finished, Generate, TokenText, ToolCallDelta
 from app.core.prompt_size import check_prompt
+from app.core.request import Notice
 from app.core.statistics import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
@@ -47,6 +48,7 @@ class FinishedChoice:
     stop: str = ""
     embedding: Sequence[float] = ()
     usage: Statistics = field(default_factory=Statistics)
+    notices: Sequence[Notice] = ()
 
     @property
     def text(self) -> str:
@@ -73,7 +75,7 @@ class FinishedChoice:
         """Add what one event told."""
         if isinstance(event, Finished):
             self.finish_reason, self.usage, self.stop = event.finish_reason, event.usage, event.stop
-            self.embedding = event.embedding
+            self.embedding, self.notices = event.embedding, event.notices
             return
         self.texts.append(event.text)
         self.reasonings.append(event.reasoning)
@@ -145,7 +147,8 @@ class OpenAIRenderer(Renderer):
     def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
         """One chunk; the last one of a choice brings its numbers. None when there is nothing to tell."""
         if isinstance(event, Finished):
-            return [self._chunk(self.piece(choice, event.finish_reason)) | self._numbers(event.usage)]
+            ended = self._chunk(self.piece(choice, event.finish_reason)) | self._numbers(event.usage)
+            return [ended | warnings_object(event.notices)]
         if not (event.text or event.reasoning or event.tool_calls or event.logprobs):
             return ()
         piece = self.piece(choice, event)
@@ -167,7 +170,7 @@ class OpenAIRenderer(Renderer):
         total = Statistics.side_by_side([each.usage for each in finished], choices_per_prompt=self.n)
         choices = [self.whole_choice(index, each) for index, each in enumerate(finished)]
         named = self._base | {"object": self.whole_name, "choices": choices, "usage": usage_object(total)}
-        return named | self._numbers(total)
+        return named | self._numbers(total) | warnings_object(finished[0].notices)
 
     def piece(self, index: int, told: Delta | str) -> dict[str, Any]:
         """One choice of a chunk: what is told of it, or why it ended."""
@@ -201,6 +204,11 @@ def usage_object(usage: Statistics) -> dict[str, Any]:
             "rejected_prediction_tokens": usage.drafted - usage.accepted,
         },
     }
+
+
+def warnings_object(notices: Sequence[Notice]) -> dict[str, Any]:
+    """`warnings` of a response: repairs that a request needed, and fields that are not honoured; empty without any."""
+    return {"warnings": [msgspec.to_builtins(notice) for notice in notices]} if notices else {}
 
 
 async def answer(request: Request, commands: Sequence[Generate], renderer: Renderer, *, stream: bool) -> Response:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves
+from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves, warnings_object
 from app.api.chat import MAX_MESSAGES, MAX_TOOLS, ChatBody, Thinking, chat_command
 from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBody
 from app.api.shapes import AnthropicMessage, TokenCount
@@ -207,7 +207,7 @@ async def count_tokens(request: Request, body: Sent[CountBody]) -> Response:
     command = await chat_command(request, checked(body.as_chat(), ChatBody), f"count_{secrets.token_hex(12)}")
     check_prompt(command)
     told = await unless_client_leaves(request, context_of(request).worker.read_prompt(command))
-    return JSONResponse({"input_tokens": len(told.tokens)})
+    return JSONResponse({"input_tokens": len(told.tokens)} | warnings_object(told.notices))
 
 
 class MessageRenderer(Renderer):
@@ -238,7 +238,8 @@ class MessageRenderer(Renderer):
         if isinstance(event, Finished):
             yield from self._close()
             delta = {"stop_reason": _stop_reason(event.finish_reason, event.stop), "stop_sequence": event.stop or None}
-            yield {"type": "message_delta", "delta": delta, "usage": _usage(event.usage)} | self._numbers(event.usage)
+            ended: dict[str, Any] = {"type": "message_delta", "delta": delta, "usage": _usage(event.usage)}
+            yield ended | self._numbers(event.usage) | warnings_object(event.notices)
             yield {"type": "message_stop"}
             return
         if event.reasoning:
@@ -268,7 +269,8 @@ class MessageRenderer(Renderer):
             for call in one.tool_calls
         ]
         ended = {"stop_reason": _stop_reason(one.finish_reason, one.stop), "stop_sequence": one.stop or None}
-        return self._base | {"content": content} | ended | {"usage": _usage(one.usage)} | self._numbers(one.usage)
+        told = self._base | {"content": content} | ended | {"usage": _usage(one.usage)} | self._numbers(one.usage)
+        return told | warnings_object(one.notices)
 
     def _open(self, kind: str, block: dict[str, Any]) -> Iterable[dict[str, Any]]:
         if self._block == kind:

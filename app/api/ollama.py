@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves
+from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves, warnings_object
 from app.api.chat import MAX_MESSAGES, MAX_TOOLS, ChatBody, chat_command
 from app.api.commands import NO_LIMIT, GenerationBody, ModelName, StayBody, keep_model, max_tokens, shared_command
 from app.api.completions import prompts
@@ -25,6 +25,7 @@ from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, s
 from app.api.shapes import OllamaChatAnswer, OllamaModel, OllamaModels, OllamaText, OllamaVector, OllamaVectors
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
+from app.core.request import Notice
 from app.core.statistics import Statistics
 from app.hub.catalog import CatalogModel
 from app.i18n import Words
@@ -326,7 +327,11 @@ class OllamaRenderer(Renderer):
             return
         if calls := self._calls.tool_calls:
             yield _base(self._model_id) | self._tells("", "", calls) | {"done": False}
-        yield _base(self._model_id) | self._tells("", "", ()) | self._ended(event.finish_reason, event.usage)
+        yield (
+            _base(self._model_id)
+            | self._tells("", "", ())
+            | self._ended(event.finish_reason, event.usage, event.notices)
+        )
 
     def failed(self, error: PacelineError, words: Words | None) -> dict[str, Any]:
         return error_object(error, words, "/api/chat")
@@ -334,14 +339,15 @@ class OllamaRenderer(Renderer):
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         [one] = finished
         told: dict[str, Any] = self._tells(one.text, one.reasoning, one.tool_calls)
-        return _base(self._model_id) | told | self._ended(one.finish_reason, one.usage)
+        return _base(self._model_id) | told | self._ended(one.finish_reason, one.usage, one.notices)
 
-    def _ended(self, finish_reason: str, usage: Statistics) -> dict[str, Any]:
+    def _ended(self, finish_reason: str, usage: Statistics, notices: Sequence[Notice]) -> dict[str, Any]:
         return {
             "done": True,
             "done_reason": "length" if finish_reason == "length" else "stop",
             **durations(usage),
             "speculation": usage.speculation(self._no_drafter),
+            **warnings_object(notices),
         }
 
 

@@ -16,12 +16,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from app.api.answer import FinishedChoice, Renderer, answer
+from app.api.answer import FinishedChoice, Renderer, answer, warnings_object
 from app.api.chat import MAX_TOOLS, ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBody
 from app.api.shapes import Deleted, ResponseItems, ResponseObject
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import Delta, Finished, Generate
+from app.core.request import Notice
 from app.core.statistics import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
@@ -294,7 +295,7 @@ class ResponseRenderer(Renderer):
     def tell(self, choice: int, event: Delta | Finished) -> Iterable[Item]:  # noqa: ARG002 - there is one
         if isinstance(event, Finished):
             yield from self._close()
-            response = self._ended(event.finish_reason, event.usage)
+            response = self._ended(event.finish_reason, event.usage, event.notices)
             yield {"type": f"response.{response['status']}", "response": response}
             return
         if event.reasoning:
@@ -322,9 +323,9 @@ class ResponseRenderer(Renderer):
         told = Delta(id="", index=0, text=one.text, tokens=0, reasoning=one.reasoning, tool_calls=calls)
         for _ in (*self.tell(0, told), *self._close()):
             pass
-        return self._ended(one.finish_reason, one.usage)
+        return self._ended(one.finish_reason, one.usage, one.notices)
 
-    def _ended(self, finish_reason: str, usage: Statistics) -> Item:
+    def _ended(self, finish_reason: str, usage: Statistics, notices: Sequence[Notice]) -> Item:
         is_cut = finish_reason == "length"
         response = self._base | {
             "status": "incomplete" if is_cut else "completed",
@@ -333,6 +334,7 @@ class ResponseRenderer(Renderer):
             "usage": _usage(usage),
             "timings": usage.timings(),
             "speculation": usage.speculation(self._no_drafter),
+            **warnings_object(notices),
         }
         self._keep(response)
         return response

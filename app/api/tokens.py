@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter, model
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from app.api.answer import unless_client_leaves
+from app.api.answer import unless_client_leaves, warnings_object
 from app.api.chat import ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, GenerationBody, shared_command
 from app.api.shapes import RenderedPrompt, Tokens, TokensText
@@ -68,6 +68,7 @@ async def tokenize(request: Request, body: Sent[AnyBody]) -> JSONResponse:
     told = await _read(request, command)
     return JSONResponse(
         {"tokens": told.tokens, "count": len(told.tokens), "max_model_len": command.model.context_tokens}
+        | warnings_object(told.notices)
     )
 
 
@@ -82,7 +83,7 @@ async def detokenize(request: Request, body: Sent[DetokenizeBody]) -> JSONRespon
 async def apply_template(request: Request, body: Sent[ChatBody]) -> JSONResponse:
     """The prompt that the chat template makes of a conversation."""
     told = await _read(request, await chat_command(request, body, _id()))
-    return JSONResponse({"prompt": told.text})
+    return JSONResponse({"prompt": told.text} | warnings_object(told.notices))
 
 
 def _id() -> str:

@@ -1,4 +1,4 @@
-"""What crosses a process or a thread: frames between server and worker, and what the worker's threads tell each other.
+"""What crosses a process: frames between server and worker.
 
 Frames are tagged msgpack structs, no pickle, no tensors.
 
@@ -6,7 +6,6 @@ Server → worker: commands. Worker → server: events. A request id comes back 
 a request (`n` > 1) is one `index`. Exactly one `Finished` per index, or one `Failed` for the whole request.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ import msgspec
 from app.core.errors import PacelineError, error_class
 from app.core.host import Pressure
 from app.core.reason import NO_REASON, Reason
-from app.core.request import WHOLE, Grammar, Quantisation, Request, SamplingParameters, SpeculationRequest
+from app.core.request import WHOLE, Grammar, Notice, Quantisation, SamplingParameters, SpeculationRequest
 from app.core.statistics import Statistics
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -108,6 +107,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """`auto`, `required` (some call), or `function:NAME` (a call of that tool); enforced by grammar."""
     parallel_tool_calls: bool = True
     """Whether one answer may hold several calls."""
+    continues: bool = False
+    """The answer goes on with the last message, which is the assistant's."""
     grammar: Grammar | None = None
     """What the text of the answer, behind its reasoning, must match."""
     reasoning_tokens: int | None = None
@@ -126,6 +127,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Go on behind the end that the model writes, up to `max_tokens`: what is measured should be of one length."""
     sampling: SamplingParameters = SamplingParameters()
     speculation: SpeculationRequest = SpeculationRequest()
+    notices: tuple[Notice, ...] = ()
+    """Fields of the request that cannot be honoured; its answer repeats them as `warnings`."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -254,6 +257,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The stop string that ended it."""
     embedding: tuple[float, ...] = ()
     """Of the prompt, of length 1, where that was wanted."""
+    notices: tuple[Notice, ...] = ()
+    """Repairs that its prompt needed, and fields of the request that could not be honoured."""
 
 
 class PromptTold(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -262,6 +267,7 @@ class PromptTold(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     tokens: list[int]
     text: str
+    notices: tuple[Notice, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -378,6 +384,8 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
     error: Failed | None = None
     seconds: dict[str, float] = {}
     """What it took, by stage, and the load when it is the first."""
+    notices: tuple[Notice, ...] = ()
+    """Repairs that the template needed."""
 
 
 # --- an error as a frame and back: the class by its name, nothing of the traceback ----------------------------
@@ -415,36 +423,3 @@ def short_text(error: BaseException) -> str:
 
 def _encodable(text: str) -> str:
     return text[:_LONGEST_MESSAGE].encode("utf-8", "replace").decode("utf-8")
-
-
-# --- between the threads of the worker: commands for the MLX thread --------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """All choices of one Generate: queued together or refused together."""
-
-    id: str
-    model: ModelSpecification
-    requests: tuple[Request, ...]
-    leaves: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Halt:
-    """Leave the loop: everything that is to be said has been said."""
-
-
-LoopCommand = Submission | Cancel | LoadModel | KeepModel | UnloadModel | ClearPrefixes | Halt
-"""What the MLX thread is told; it knows choices by their ids."""
-
-
-def choice_id(request_id: str, index: int) -> str:
-    """The id of one choice, as scheduler and engine see it."""
-    return f"{request_id}#{index}"
-
-
-def choice_of(choice: str) -> tuple[str, int]:
-    """Request id and index of a choice id."""
-    request_id, _, index = choice.rpartition("#")
-    return request_id, int(index)

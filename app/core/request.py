@@ -92,6 +92,16 @@ class Constraint(Protocol):
         """
 
 
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """A repair that a request needed, or a part of it that cannot be honoured; its response says so in `warnings`."""
+
+    code: str
+    """The kind, for programs and for the log, which has each kind once."""
+    message: str
+    parameter: str = ""
+    """The field of the request that it is about."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate, as the scheduler and the engine see it."""
 

@@ -7,21 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import (
-    MEASUREMENT,
-    Accepted,
-    Cancel,
-    Delta,
-    Event,
-    Finished,
-    Generate,
-    LoopCommand,
-    Submission,
-    TokenText,
-    choice_id,
-    choice_of,
-    failed_frame,
-)
+from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Event, Finished, Generate, TokenText, failed_frame
 from app.core.reason import NO_REASON
 from app.core.request import Request
 from app.core.statistics import MethodStatistics, Statistics
@@ -32,6 +18,7 @@ from app.text.dialect import NO_DIALECT
 from app.text.grammar import calls_by_grammar, thinks
 from app.text.splitter import AnswerPart, AnswerSplitter, ReasoningCount
 from app.worker.texts import Prompt, Reading, Unread
+from app.worker.thread_commands import LoopCommand, Submission, choice_id, choice_of
 
 _SEEDS = 1 << 64
 _NO_LIMIT = (1 << 31) - 1
@@ -55,6 +42,7 @@ class Choice:
         self._index = index
         self._send = send
         self._prompt = prompt.tokens
+        self._notices = command.notices + prompt.notices
         self._table = prompt.table
         self._stream = prompt.table.open_stream(command.stop, continued=command.messages is None)
         dialect = prompt.table.dialect if command.messages is not None else NO_DIALECT
@@ -153,6 +141,7 @@ class Choice:
             usage=usage,
             stop=self._stream.met,
             embedding=self._embedding,
+            notices=self._notices,
         )
         _log(self._command, "%s", describe(self._command.model.id, finished))
         self._send(finished)

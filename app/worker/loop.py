@@ -19,16 +19,13 @@ from app.core.messages import (
     Cancel,
     ClearPrefixes,
     Event,
-    Halt,
     Heartbeat,
     KeepModel,
     LoadModel,
     LoadProgress,
-    LoopCommand,
     ModelLoaded,
     ModelUnloaded,
     Snapshot,
-    Submission,
     UnloadModel,
     failed_frame,
     short_text,
@@ -37,6 +34,7 @@ from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, PoolEvent
 from app.worker.channel import CrashNote
 from app.worker.served_model import KeepCosts, OpenScheduler, ServedModel
 from app.worker.text_thread import TextThread
+from app.worker.thread_commands import Halt, LoopCommand, Submission
 
 HEARTBEAT_SECONDS = 1.0
 STEPS_TOLD_SECONDS = 0.1

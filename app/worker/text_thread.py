@@ -20,22 +20,20 @@ from app.core.messages import (
     Command,
     Event,
     Generate,
-    Halt,
     KeepModel,
     LoadModel,
-    LoopCommand,
     PromptTold,
     ReadPrompt,
     Shutdown,
     TextWork,
     UnloadModel,
-    choice_of,
     failed_frame,
     short_text,
 )
 from app.core.step import TokenEvent
 from app.worker.answer import Answer, check_command, check_tokens
 from app.worker.texts import Reading, Unread
+from app.worker.thread_commands import Halt, LoopCommand, choice_of
 
 BACKLOG_LIMIT = 1024
 """Prompts that are not read yet; above it new requests are refused."""
@@ -153,7 +151,8 @@ class TextThread:
                 self._send(failed_frame(command.id, error))
                 return
             text = b"".join(prompt.table.token_text(token)[1] for token in prompt.tokens).decode("utf-8", "replace")
-            self._send(PromptTold(id=command.id, tokens=list(prompt.tokens), text=text))
+            notices = command.prompt.notices + prompt.notices
+            self._send(PromptTold(id=command.id, tokens=list(prompt.tokens), text=text, notices=notices))
 
         try:
             reading = self._read(command.prompt)

@@ -24,7 +24,7 @@ import psutil
 
 from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
 from app.core.messages import MAX_FRAME_BYTES, Failed, Generate, PromptRead, error_of
-from app.core.request import Constraint
+from app.core.request import Constraint, Notice
 from app.core.safe_files import printable
 from app.text.constraint import AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
@@ -57,6 +57,8 @@ class Prompt:
     """The last characters that the model reads."""
     checkpoints: tuple[int, ...] = ()
     """Places in it, rising, where later prompts will probably part from it."""
+    notices: tuple[Notice, ...] = ()
+    """Repairs that the template needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class TextReader:
         tokens = tuple(answer.tokens if command.tokens is None else command.tokens)
         end = b"".join(process.table.token_text(token)[1] for token in tokens[-END_TOKENS:]).decode("utf-8", "replace")
         constraint = process.constraint(command, answer.grammar, end)
-        return Prompt(tokens, process.table, answer.seconds, constraint, end, answer.checkpoints)
+        return Prompt(tokens, process.table, answer.seconds, constraint, end, answer.checkpoints, answer.notices)
 
     def _running(self) -> "TextProcess":
         """The process, started when there is none. Raises ModelUnavailable."""

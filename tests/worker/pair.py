@@ -4,21 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from app.core.messages import (
-    Command,
-    Delta,
-    Event,
-    Failed,
-    Finished,
-    Generate,
-    Heartbeat,
-    LoopCommand,
-    ModelSpecification,
-)
+from app.core.messages import Command, Delta, Event, Failed, Finished, Generate, Heartbeat, ModelSpecification
 from app.core.step import EnginePort
 from app.worker.channel import CrashNote
 from app.worker.loop import Loop
 from app.worker.text_thread import TextThread
+from app.worker.thread_commands import LoopCommand
 from tests.worker.fakes import BreakableScheduler, FakeEngine, FakePool, fake_read
 
 

@@ -13,13 +13,14 @@ import pytest
 
 from app.core.errors import PacelineError
 from app.core.footprint import Footprint, RowSize, unit_footprint
-from app.core.messages import ModelSpecification, Submission
+from app.core.messages import ModelSpecification
 from app.core.request import Request, SamplingParameters
 from app.core.step import EnginePort, FinishReason, TokenEvent
 from app.engine import memory
 from app.engine.pool import EnginePool, open_pool
 from app.scheduler.scheduler import Scheduler
 from app.worker.served_model import ServedModel
+from app.worker.thread_commands import Submission
 from tests.tiny import write_tiny_model
 
 CONTEXT_TOKENS = 700

@@ -12,7 +12,6 @@ from app.core.messages import (
     Cancel,
     Failed,
     Generate,
-    Halt,
     KeepModel,
     LoadModel,
     LoadProgress,
@@ -22,6 +21,7 @@ from app.core.messages import (
     UnloadModel,
 )
 from app.core.step import StepPlan, StepResult
+from app.worker.thread_commands import Halt
 from tests.worker.fakes import FakeEngine
 from tests.worker.pair import Pair
 

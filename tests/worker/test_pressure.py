@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from app.core.host import Pressure
-from app.core.messages import Event, Heartbeat, KeepModel, ModelSpecification, Submission
+from app.core.messages import Event, Heartbeat, KeepModel, ModelSpecification
 from app.core.request import Request, SamplingParameters
 from app.engine import memory
 from app.engine.engine import Engine, open_engine
@@ -20,6 +20,7 @@ from app.engine.pool import EnginePool
 from app.engine.prefix_disk import Disk
 from app.worker.channel import CrashNote
 from app.worker.loop import RELIEF_SECONDS, Loop, is_relief_due
+from app.worker.thread_commands import Submission
 from tests.tiny import write_tiny_model
 from tests.worker.test_ceiling import Told, open_scheduler
 

@@ -8,22 +8,12 @@ import msgspec
 import pytest
 
 from app.core.errors import error_class
-from app.core.messages import (
-    MEASUREMENT,
-    Accepted,
-    Cancel,
-    Delta,
-    Failed,
-    Generate,
-    LoopCommand,
-    Shutdown,
-    Submission,
-    TextWork,
-)
+from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Failed, Generate, Shutdown, TextWork
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.text.dialect import Dialect
 from app.worker.answer import Answer, describe
 from app.worker.texts import Reading
+from app.worker.thread_commands import LoopCommand, Submission
 from tests.worker.fakes import FakeEngine, fake_read
 from tests.worker.pair import Pair
 
