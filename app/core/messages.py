@@ -255,6 +255,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     usage: Statistics
     stop: str = ""
     """The stop string that ended it."""
+    unfinished_call: int | None = None
+    """The `ToolCallDelta.index` of a call whose arguments were cut off, always the last; None: every call is whole."""
     embedding: tuple[float, ...] = ()
     """Of the prompt, of length 1, where that was wanted."""
     notices: tuple[Notice, ...] = ()
