@@ -1,7 +1,7 @@
 """Each coding agent mends one word of a file through `paceline launch`: `make agents` installs and runs them."""
 
-import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.agents.installed import FOLDERS
-from tests.agents.scripted_server import MODEL, scripted_server
-from tests.agents.scripted_worker import RIGHT, TASK, WRONG
+from tests.agents.task import RIGHT, TASK, WRONG
+from tests.scripted.server import scripted_server
 
-pytestmark = [pytest.mark.agents, pytest.mark.anyio]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+pytestmark = pytest.mark.agents
 
 
 def words_of(agent: str, task: str, file: str) -> Sequence[str]:
@@ -31,7 +26,7 @@ def words_of(agent: str, task: str, file: str) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("agent", FOLDERS)
-async def test_an_agent_mends_a_word(agent: str, tmp_path: Path) -> None:
+def test_an_agent_mends_a_word(agent: str, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     file = project / "greeting.txt"
@@ -41,16 +36,18 @@ async def test_an_agent_mends_a_word(agent: str, tmp_path: Path) -> None:
         "PACELINE_HOME": str(tmp_path / "home"),
         "PATH": os.pathsep.join([str(FOLDERS[agent]), os.environ["PATH"]]),
     }
-    async with scripted_server(tmp_path / "home"):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "app.cli", "launch", agent, "--model", MODEL, "--"),
-            *words_of(agent, f"{TASK} {file}", str(file)),
+    with scripted_server(tmp_path / "home", worker="tests.agents.scripted_worker") as server:
+        launch = [sys.executable, "-m", "app.cli", "launch", agent, "--model", server.model(), "--"]
+        words = words_of(agent, f"{TASK} {file}", str(file))
+        said = subprocess.run(
+            [*launch, *words],
+            check=False,
             cwd=project,
             env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-        said, _ = await process.communicate()
-    assert file.read_text() == f"Hello, {RIGHT}\n", said.decode()
-    assert process.returncode == 0, said.decode()
+    assert file.read_text() == f"Hello, {RIGHT}\n", said.stdout
+    assert said.returncode == 0, said.stdout

@@ -1,0 +1,100 @@
+"""The real worker around models that play a part: templates, tokens, scheduler and frames are real, the choice of each
+token is not. `python -m tests.scripted.worker` plays what `plays.json`, beside the models' folders, says.
+"""
+
+from app.worker import process  # it prepares mlx, before anything else imports that
+
+# isort: split
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from app.core.prefix_files import PrefixState
+from app.core.request import Request
+from app.core.step import DecodeRow, EngineLimits, PrefillStep, RowOutcome, StepCost, StepPlan, StepResult
+from app.engine import memory
+from app.engine.drafters import LoadedUnit
+from app.engine.loader import load_unit
+from app.engine.pool import EnginePool
+from app.engine.warm_up import CostFiles
+from tests.scripted.folders import PLAYS
+
+Speak = Callable[[str, Path], str]
+"""What a model says to a prompt, by its folder."""
+
+
+def play(prompt: str, folder: Path) -> str:
+    """The play that the prompt names last; without one the model has nothing to say."""
+    named = re.findall(r"PLAY:(\w+)", prompt)
+    plays = json.loads((folder.parent / PLAYS).read_text(encoding="utf-8"))
+    return str(plays[named[-1]]) if named else ""
+
+
+class ScriptedEngine:
+    """`EnginePort` that says what `speak` does, as tokens of the model's own tokenizer; every draft is accepted.
+
+    A text that holds a mark that ends answers ends there; any other one is ended.
+    """
+
+    cache_bytes = prefix_cache_bytes = 0
+    prefix_state = PrefixState()
+    cache_families = ("attention",)
+
+    def __init__(self, unit: LoadedUnit, speak: Speak) -> None:
+        self.measured: Sequence[StepCost] = ()
+        self.limits = EngineLimits(unit.max_context_tokens, max_rows=8, drafters=("ngram",))
+        self._folder = Path(unit.spec.path)
+        self._speak = speak
+        self._tokenizer = Tokenizer.from_file(f"{unit.spec.path}/tokenizer.json")
+        self._ends: Sequence[int] = unit.config["eos_token_id"]
+        self._scripts: dict[str, Sequence[int]] = {}
+
+    def admit(self, request: Request) -> int:
+        prompt = self._tokenizer.decode(list(request.prompt_tokens), skip_special_tokens=False)
+        text = self._speak(prompt, self._folder)
+        self._scripts[request.id] = [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._ends[0]]
+        return len(request.prompt_tokens) - 1
+
+    def step(self, plan: StepPlan) -> StepResult:
+        if isinstance(plan, PrefillStep):
+            return StepResult(prefilled=tuple((row.sequence_id, row.end) for row in plan.rows))
+        return StepResult(tuple(self._decode(row) for row in plan.rows), seconds=0.001)
+
+    def _decode(self, row: DecodeRow) -> RowOutcome:
+        told = len(row.tokens) - row.prompt_length
+        emitted = tuple(self._scripts[row.sequence_id][told : told + 1 + row.num_draft_tokens])
+        drafts = len(emitted) - 1
+        return RowOutcome(row.sequence_id, emitted, len(row.tokens) + drafts, drafts, drafts, method=row.method)
+
+    def release(self, request_id: str, tokens: Sequence[int]) -> None:
+        self._scripts.pop(request_id, None)
+
+    def clear_prefix_cache(self) -> None: ...
+
+    def drop_prefix_cache(self, kept_share: float = 0.0) -> None: ...
+
+    def bound_prefix_cache(self, limit_bytes: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def main(speak: Speak) -> int:
+    """Run a worker whose models say what `speak` does."""
+
+    def make_pool(ceiling_bytes: int, _costs: CostFiles) -> EnginePool:
+        return EnginePool(
+            ceiling_bytes=ceiling_bytes,
+            load=load_unit,
+            open_engine=lambda unit: ScriptedEngine(unit, speak),
+            estimate=memory.footprint,
+        )
+
+    return process.main(make_pool=make_pool)
+
+
+if __name__ == "__main__":
+    sys.exit(main(play))
