@@ -1,4 +1,4 @@
-"""One choice of one request as text: tokens in, told text out, stop strings honoured, accepted drafts marked.
+"""One choice of one request as text: tokens in, text out.
 
 Tokens are looked at one by one, so the text and the place where it stops do not depend on how many tokens a step
 brought: speculation on or off, alone or in a batch, the client reads the same. Nothing here runs anything of a model
@@ -10,7 +10,6 @@ The text process makes the table of those bytes, so that nobody but it ever asks
 import codecs
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,6 @@ import msgspec
 
 from app.text.dialect import NO_DIALECT, Dialect
 from app.text.spelling import WORDS, best_way
-from app.text.splitter import spans_of
-from app.text.stops import StopMatcher
 
 
 class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -38,9 +35,9 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     spelling: str = WORDS
     """Which way of `Speller` is most like the tokenizer's own."""
 
-    def open_stream(self, stop: Sequence[str] = (), *, continued: bool = False) -> "TextStream":
+    def open_stream(self, *, continued: bool = False) -> "TextStream":
         """The text of one choice; `continued`: it goes on behind a prompt and keeps its leading space."""
-        return TextStream(self, stop, continued=continued)
+        return TextStream(self, continued=continued)
 
     def token_text(self, token: int) -> tuple[str, bytes]:
         """One token alone as `logprobs` show it: text (U+FFFD for part of a character) and its bytes."""
@@ -50,51 +47,24 @@ class TokenTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of an answer; exactly what its stream tells piece by piece."""
         stream = self.open_stream()
-        return stream.feed(tokens).text + stream.finish().text
-
-
-@dataclass(frozen=True, slots=True)
-class TextChunk:
-    """What one call released. `accepted_spans` are (start, end) in `text`, in order, made by accepted drafts."""
-
-    text: str = ""
-    tokens_used: int = 0
-    """How many of the fed tokens count: all, or up to and including the one that completed a stop string."""
-    accepted_spans: tuple[tuple[int, int], ...] = ()
-    stopped: bool = False
-    """A stop string was met: the text is complete and later tokens are ignored."""
+        return "".join(map(stream.feed, tokens)) + stream.finish()
 
 
 class TextStream:
     """Detokenizes one stream; see `TokenTable.open_stream`."""
 
-    def __init__(self, table: TokenTable, stop: Sequence[str], *, continued: bool) -> None:
+    def __init__(self, table: TokenTable, *, continued: bool) -> None:
         self._table = table
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._trim = table.trims and not continued
-        self._stops = StopMatcher(stop)
-        self._held = ""
-        self._marks = bytearray()
-        self._stopped = False
-        self.met = ""
-        """The stop string that ended it."""
 
-    def feed(self, tokens: Sequence[int], accepted: int = 0) -> TextChunk:
-        """Add the tokens of one step, the first `accepted` of which came from the drafter."""
-        if self._stopped:
-            return TextChunk(stopped=True)
-        for index, token in enumerate(tokens):
-            piece = "" if token in self._table.hidden_token_ids else self._decode(self._table.token_text(token)[1])
-            if piece and self._hold(piece, accepted=index < accepted):
-                return self._release(len(self._held), tokens_used=index + 1)
-        return self._release(self._stops.safe_length(self._held), tokens_used=len(tokens))
+    def feed(self, token: int) -> str:
+        """The text that one more token makes certain."""
+        return "" if token in self._table.hidden_token_ids else self._decode(self._table.token_text(token)[1])
 
-    def finish(self) -> TextChunk:
-        """Release everything: the stream ended by itself. An incomplete character becomes U+FFFD."""
-        if self._stopped:
-            return TextChunk(stopped=True)
-        self._hold(self._decode(b"", final=True), accepted=False)
-        return self._release(len(self._held), tokens_used=0)
+    def finish(self) -> str:
+        """The rest: an incomplete character becomes U+FFFD."""
+        return self._decode(b"", final=True)
 
     def _decode(self, data: bytes, *, final: bool = False) -> str:
         text = self._decoder.decode(data, final)
@@ -102,20 +72,6 @@ class TextStream:
             self._trim = False
             return text.removeprefix(" ")
         return text
-
-    def _hold(self, piece: str, *, accepted: bool) -> bool:
-        """Append `piece`; at a stop string cut it and what follows away, and say so."""
-        self._held += piece
-        self._marks += bytes([accepted]) * len(piece)
-        if (found := self._stops.find(self._held)) is not None:
-            self._stopped = True
-            self._held, self.met = self._held[: found[0]], found[1]
-        return self._stopped
-
-    def _release(self, length: int, *, tokens_used: int) -> TextChunk:
-        text, marks = self._held[:length], self._marks[:length]
-        self._held, self._marks = self._held[length:], self._marks[length:]
-        return TextChunk(text, tokens_used, spans_of(marks), self._stopped)
 
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"

@@ -1,47 +1,67 @@
 """The stream of an answer taken apart by the dialect of its model: what it says, what it thinks, what it calls.
 
-Nothing here depends on how a text was cut: the same pieces come of it, token by token or at once.
+It believes only what was offered: a call is a call when it names a tool of the request, and everything else is text as
+it was written. Nothing here depends on how a text was cut: the same pieces come of it, token by token or at once.
 """
 
-import logging
-import re
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
+import regex
 
 from app.core.messages import ToolCallDelta
+from app.text.call_reader import CallReader, CallsEnded, ToldCalls
+from app.text.calls import Call, listed_calls, offered, python_calls
+from app.text.detokenizer import TextStream
 from app.text.dialect import (
-    BARE_JSON,
+    FORMS,
     HARMONY,
     HARMONY_ENDS,
     HARMONY_LAST,
-    JSON_CALLS,
-    NO_DIALECT,
-    PYTHON_TAG,
+    MAX_SPACE,
     Dialect,
-    parse_calls,
+    compiled,
+    patterns,
     with_json_calls,
 )
-from app.text.stops import StopMatcher
+from app.text.stops import MarkedText, ToldText, spans_of
+from app.text.written import Written
 
-_HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
-_CLOSING = re.compile(r"\s*\}?\s*")
-"""Between the arguments and the mark that ends a call."""
-_CHANNEL = re.compile(r"(?:<\|start\|>assistant)?(?:<\|channel\|>(\w+))?(?:[^<]*?to=(?:functions\.)?([\w.:/-]+))?")
+_HEADER = compiled(
+    r"(?=\s*(?:<\||to=))\s*(?:<\|(?:end|call|return)\|>\s*)*(?:<\|start\|>\s*assistant)?"
+    r"\s*(?:to=(?:functions\.)?(?P<to>[^\s<]+)\s*)?(?:<\|channel\|>\s*(?P<channel>\w+))?"
+    r"\s*(?:to=(?:functions\.)?(?P<name>[^\s<]+))?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+)
+"""Of a message of harmony."""
+_ENDS = "|".join(map(regex.escape, HARMONY_ENDS))
+_MARK = compiled(rf"\s*(?:{_ENDS}|<\|message\|>)")
+_EMPTY = compiled(rf"\s*(?:{_ENDS})")
+_BARE = (
+    compiled(
+        r'\s*(?:<\|python_tag\|>|<tools>|```\w*)?\s*\[?\s*\{\s*"(?:(?:name|tool_name|function)"\s*:\s*"(?P<name>[^"]*)"'
+        r'|(?:arguments|parameters|function)"\s*:\s*\{|type"\s*:\s*"function")'
+    ),
+    compiled(r"\s*(?:<\|python_tag\|>|```\w*)?\s*\[\s*(?P<name>[\w.:/-]+)\s*\("),
+)
+"""Begins an answer that may be nothing but calls without marks."""
+_WRAPPED = regex.compile(r"(?s)\s*(?:<\|python_tag\|>|<tools>|```\w*)?(?P<body>.*?)(?:</tools>|</tool_call>|```)?\s*")
+_LINES = "\n\n"
+"""Between two messages of harmony that both are text."""
 
-_logger = logging.getLogger("paceline.dialect")
+Reading = Generator[None, None, bool]
+"""Each `yield` asks for more text."""
+Tell = Callable[[MarkedText], None]
 
 
 class AnswerPart(msgspec.Struct, kw_only=True):
-    """What came of a piece of text; `spans` are (start, end) in `text`."""
+    """What came of a piece of text: first reasoning, then text, then calls."""
 
+    reasoning: str = ""
     text: str = ""
     marks: bytearray = msgspec.field(default_factory=bytearray)
     """Of each character of `text`: whether a draft made it."""
-    reasoning: str = ""
     calls: list[ToolCallDelta] = []
 
     @property
@@ -53,21 +73,15 @@ class AnswerPart(msgspec.Struct, kw_only=True):
         return bool(self.text or self.reasoning or self.calls)
 
 
-def spans_of(marks: bytes | bytearray) -> tuple[tuple[int, int], ...]:
-    """Where runs of 1 begin and end."""
-    spans, position = [], 0
-    for marked, run in groupby(marks):
-        end = position + len(tuple(run))
-        if marked:
-            spans.append((position, end))
-        position = end
-    return tuple(spans)
+class _Stopped(Exception):
+    """A stop string was met."""
 
 
 class AnswerSplitter:
     """Takes one answer apart. `inside`: it goes on with reasoning that the prompt opened; `tools`: what it may call.
 
-    `by_grammar`: calls are JSON between marks, whatever the model writes by itself.
+    `by_grammar`: calls are JSON between marks, whatever the model writes by itself. `stop`: what ends the text, and
+    neither reasoning nor arguments. `one_call`: the first call ends it.
     """
 
     def __init__(
@@ -77,242 +91,257 @@ class AnswerSplitter:
         inside: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
         by_grammar: bool = False,
+        stop: Sequence[str] = (),
+        one_call: bool = False,
     ) -> None:
-        self._final: AnswerSplitter | None = None
-        """Of harmony's last channel, where a grammar holds the calls in it."""
-        if by_grammar and dialect.parser == HARMONY:
-            self._final, tools = AnswerSplitter(with_json_calls(NO_DIALECT), tools=tools), ()
-        elif by_grammar or not dialect.parser:
+        is_harmony = dialect.parser == HARMONY
+        if by_grammar or is_harmony or not dialect.parser:
             dialect = with_json_calls(dialect)
-        self._dialect = dialect
-        self._tools = list(tools)
-        self._held = ""
-        self._marks = bytearray()
-        self._opening = dialect.opening
-        self._begun = False
-        """Whether anything but white space came as content."""
-        self._trims = False
-        """Whether white space at the beginning of what follows is none of it."""
-        self._call: _JsonCall | None = None
-        self._read = self._content
-        self.calls = 0
-        """That began."""
-        self.is_calling = False
-        """Whether the last one is still being written."""
-        if dialect.parser == HARMONY:
-            self._read = self._harmony
-        elif inside and self._opening:
-            self._read, self._trims = self._reasoning, True
+        self._opening, self._closing = dialect.opening, dialect.closing
+        self._form, self._patterns = FORMS[dialect.parser], patterns(dialect.parser)
+        self._open_inner = partial(
+            AnswerSplitter, msgspec.structs.replace(dialect, opening="", closing=""), tools=tools
+        )
+        """Reads what may be calls at the end of reasoning."""
+        self._by_grammar = by_grammar
+        self._tools = offered(tools)
+        self._written = Written()
+        self._said = ToldText(stop, calls=bool(tools))
+        self._thought: str | None = None
+        """White space behind what it thought; None: nothing yet."""
+        self._cut = False
+        self._parts: list[AnswerPart] = []
+        self._calls = ToldCalls(self._begin_call, self._call, one_call=one_call)
+        self._reader = CallReader(self._written, self._tools, self._patterns, self._calls)
+        self.ended = False
+        """Nothing more of it counts."""
+        if is_harmony:
+            self._reading = self._messages()
+        else:
+            self._written.add(MarkedText(self._form.begun, bytes(len(self._form.begun))))
+            self._reading = self._answer(inside and bool(dialect.opening))
 
-    def feed(self, text: str, spans: Sequence[tuple[int, int]] = (), *, final: bool = False) -> AnswerPart:
-        """More text, of which `spans` came from drafts; `final`: there is no more."""
-        self._held += text
-        marks = bytearray(len(text))
-        for start, end in spans:
-            marks[start:end] = b"\1" * (end - start)
-        self._marks += marks
-        part = AnswerPart()
-        while self._read(part, final):
-            pass
-        return part
+    @property
+    def met(self) -> str:
+        """The stop string that ended it."""
+        return self._said.met
 
-    def _take(self, count: int) -> tuple[str, bytearray]:
-        text, marks = self._held[:count], self._marks[:count]
-        self._held, self._marks = self._held[count:], self._marks[count:]
-        return text, marks
+    @property
+    def says_something(self) -> bool:
+        """Whether there was any text but white space."""
+        return self._said.began
 
-    def _tell(self, part: AnswerPart, count: int) -> None:
-        text, marks = self._take(count)
-        part.text += text
-        part.marks += marks
-        self._begun |= bool(text.strip())
+    @property
+    def whole_calls(self) -> int:
+        """How many calls have all their arguments."""
+        return self._calls.count - (self._calls.unfinished is not None)
 
-    def _drop_space(self, final: bool) -> bool:  # noqa: FBT001
-        """Whether what follows begins here: white space that is none of it is gone."""
-        if self._trims:
-            self._take(len(self._held) - len(self._held.lstrip()))
-            self._trims = not self._held
-        return not self._trims or final
+    @property
+    def unfinished_call(self) -> int | None:
+        """The last call, while its arguments are not whole."""
+        return self._calls.unfinished
 
-    # --- each reads what is held as far as it is certain; True: there may be more to read ------------------------
+    def feed(self, text: str, *, drafted: bool = False, final: bool = False, cut: bool = False) -> None:
+        """More text, which drafts made or not; `final`: there is no more, `cut`: because it was cut off."""
+        if self.ended:
+            return
+        self._written.add(MarkedText(text, bytes([drafted]) * len(text)))
+        self._written.final, self._cut = final, cut
+        try:
+            next(self._reading, None)
+        except (_Stopped, CallsEnded):
+            self.ended = True
 
-    def _content(self, part: AnswerPart, final: bool) -> bool:  # noqa: FBT001
-        if not self._drop_space(final):
+    def take(self) -> list[AnswerPart]:
+        """What came of it since the last time, in order."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    # --- what comes of it ------------------------------------------------------------------------------------------
+
+    def _part(self, *, fits: Callable[[AnswerPart], bool]) -> AnswerPart:
+        """The last one, if what follows fits behind it."""
+        if not self._parts or not fits(self._parts[-1]):
+            self._parts.append(AnswerPart())
+        return self._parts[-1]
+
+    def _tell(self, told: MarkedText) -> None:
+        if told:
+            part = self._part(fits=lambda last: not last.calls)
+            part.text += told.text
+            part.marks += told.marks
+
+    def _say(self, text: MarkedText) -> None:
+        self._tell(self._said.add(text))
+        if self._said.met:
+            raise _Stopped
+
+    def _think(self, text: MarkedText) -> None:
+        more = text.text.lstrip() if self._thought is None else self._thought + text.text
+        bare = more[: max(len(more.rstrip()), len(more) - MAX_SPACE)]
+        if bare:
+            self._part(fits=lambda last: not last.text and not last.calls).reasoning += bare
+        if bare or self._thought is not None:
+            self._thought = more[len(bare) :]
+
+    def _begin_call(self) -> None:
+        self._tell(self._said.begin_call())
+
+    def _call(self, piece: ToolCallDelta) -> None:
+        self._part(fits=lambda _: True).calls.append(piece)
+
+    # --- readers: each waits for more text where it cannot tell ----------------------------------------------------
+
+    def _answer(self, inside: bool) -> Generator[None, None, None]:  # noqa: FBT001
+        if inside or (yield from self._opens()):
+            yield from self._reasoning()
+        if not (yield from self._is_all_calls()):
+            yield from self._content()
+        self._tell(self._said.end())
+
+    def _until(self, marks: "regex.Pattern[str]", tell: Tell) -> Generator[None, None, str]:
+        """Tell what is before the first of these marks, and which it is, by its group; empty: there is none."""
+        while True:
+            found = marks.search(self._written.text, partial=True)
+            if before := self._written.take(found.start() if found else len(self._written.text)):
+                tell(before)
+            if found and not found.partial:
+                return str(found.lastgroup)
+            if not (yield from self._written.more()):
+                tell(self._written.take(len(self._written.text)))
+                return ""
+
+    def _opens(self) -> Reading:
+        """Whether it begins with reasoning; a mark that only ends one is passed over."""
+        if not self._opening:
             return False
-        if not self._begun and (decided := self._beginning(final)) is not None:
-            return decided
-        start = self._dialect.call_start if self._tools else ""
-        place = self._held.find(start) if start else -1
-        if place >= 0:
-            self._tell(part, len(self._held[:place].rstrip()))
-            self._take(len(self._held) - len(self._held.lstrip()) if self._held.lstrip().startswith(start) else 0)
-            self._take(len(start))
-            self._read, self._call = self._call_text, None
-            return True
-        safe = StopMatcher([start]).safe_length(self._held)
-        self._tell(part, len(self._held) if final else len(self._held[:safe].rstrip()) if start else safe)
-        return False
-
-    def _beginning(self, final: bool) -> bool | None:  # noqa: FBT001
-        """What an answer may begin with: reasoning, or calls that have no marks. None: with neither."""
-        text = self._held.lstrip()
-        if self._opening and text.startswith(self._opening):
-            self._take(len(self._held) - len(text) + len(self._opening))
-            self._read, self._trims = self._reasoning, True
-            return True
-        if self._opening and not final and self._opening.startswith(text):
+        found = yield from self._written.match(_marks(opening=self._opening, closing=self._closing))
+        if found is None:
             return False
-        bare = self._tools and self._dialect.parser == BARE_JSON
-        if bare and text.startswith(("{", "[", PYTHON_TAG)):
-            self._read = self._bare_calls
-            return True
-        return False if bare and not final and PYTHON_TAG.startswith(text) else None
+        self._written.take(found.end())
+        self._said.trims = True
+        return str(found.lastgroup) == "opening"
 
-    def _reasoning(self, part: AnswerPart, final: bool) -> bool:  # noqa: FBT001
-        if not self._drop_space(final):
+    def _reasoning(self) -> Generator[None, None, None]:
+        may_call = self._tools and not self._by_grammar
+        marks = _compiled({"closing": regex.escape(self._closing), "call": self._patterns.marks if may_call else ""})
+        while mark := (yield from self._until(marks, self._think)):
+            if mark == "closing":
+                self._written.take(len(self._closing))
+                self._said.trims = True
+                return
+            if (yield from self._ends_with_calls()):
+                return
+            self._think(self._written.take(1))
+
+    def _ends_with_calls(self) -> Reading:
+        """Whether the answer ends here, inside its reasoning, with nothing but whole calls."""
+        if (yield from self._reader.first()) is None:
             return False
-        closing = self._dialect.closing
-        place = self._held.find(closing)
-        if place >= 0:
-            part.reasoning += self._take(place)[0].rstrip()
-            self._take(len(closing))
-            self._read, self._trims, self._opening = self._content, True, ""
-            return True
-        safe = len(self._held) if final else StopMatcher([closing]).safe_length(self._held)
-        part.reasoning += self._take(len(self._held[:safe].rstrip()))[0]
-        return False
-
-    def _call_text(self, part: AnswerPart, final: bool) -> bool:  # noqa: FBT001
-        """Behind the mark that begins a call."""
-        if self._call is not None:
-            return self._json_call(part, final)
-        end = self._dialect.call_end
-        place = self._held.find(end) if end else -1
-        if self._dialect.parser == JSON_CALLS and (header := _HEADER.match(self._held)):
-            if header.end() == len(self._held) and not final:
-                return False
-            if self._held[header.end() : header.end() + 1] == "{":
-                self._begin_call(part, header.group(1))
-                self._take(header.end())
+        inner, read = self._open_inner(), 0
+        while True:
+            text, final = self._written.text, self._written.final
+            inner.feed(text[read:], final=final, cut=self._cut)
+            if inner.says_something or self._closing in text[max(0, read - len(self._closing)) :]:
+                break
+            if final and inner.whole_calls and inner.unfinished_call is None:
+                self._written.take(len(text))
+                self._calls.tell(_put_together([piece for part in inner.take() for piece in part.calls]))
                 return True
-        if place < 0 and not final:
-            return False
-        body = self._take(len(self._held) if place < 0 else place)[0]
-        if place >= 0:
-            self._take(len(end))
-        self._whole(part, body, self._dialect.call_start + body + (end if place >= 0 else ""))
-        self._read, self._trims = self._content, True
-        return True
-
-    def _begin_call(self, part: AnswerPart, name: str) -> None:
-        part.calls.append(ToolCallDelta(index=self.calls, id=f"call_{secrets.token_hex(12)}", name=name))
-        self._call, self.calls, self.is_calling = _JsonCall(), self.calls + 1, True
-
-    def _json_call(self, part: AnswerPart, final: bool) -> bool:  # noqa: FBT001
-        """Arguments as they are written, then what closes the call."""
-        call = self._call or _JsonCall()
-        if not call.complete:
-            arguments, _ = self._take(call.scan(self._held))
-            if arguments:
-                part.calls.append(ToolCallDelta(index=self.calls - 1, arguments=arguments))
-            if not call.complete:
-                return False
-            self.is_calling = False
-        if self._dialect.parser == HARMONY:
-            return self._after_harmony(part, final)
-        end = self._dialect.call_end
-        behind = _CLOSING.match(self._held)
-        rest = self._held[behind.end() if behind else 0 :]
-        if end.startswith(rest) and rest != end and not final:
-            return False
-        self._take(len(self._held) - len(rest) + (len(end) if rest.startswith(end) else 0))
-        self._read, self._trims, self._call = self._content, True, None
-        return True
-
-    def _bare_calls(self, part: AnswerPart, final: bool) -> bool:  # noqa: FBT001
-        if not final:
-            return False
-        text = self._take(len(self._held))[0]
-        self._whole(part, text.strip().removeprefix(PYTHON_TAG), text)
+            if final:
+                break
+            read = len(text)
+            yield
+        self._reader.failed += 1
         return False
 
-    def _whole(self, part: AnswerPart, body: str, written: str) -> None:
-        """A call that is parsed at once; what is none is told as it was written."""
-        calls = parse_calls(self._dialect.parser, body, self._tools)
+    def _is_all_calls(self) -> Reading:
+        """Whether it is calls without marks, and nothing else."""
+        if not self._tools or self._by_grammar:
+            return False
+        for pattern in _BARE:
+            found = yield from self._written.match(pattern)
+            if found and (found["name"] is None or found["name"] in self._tools):
+                break
+        else:
+            return False
+        while (yield from self._written.more()):
+            pass
+        if not self._written.final:  # it is too long for one
+            return False
+        body = _WRAPPED.fullmatch(self._written.text)["body"]
+        calls = listed_calls(body, self._tools) or python_calls(body, self._tools)
         if not calls:
-            _logger.warning("what looks like a tool call is none, and told as text: %.200r", written)
-            part.text += written
-            part.marks += bytearray(len(written))
-            self._begun = True
-        for name, arguments in calls:
-            identifier = f"call_{secrets.token_hex(12)}"
-            part.calls.append(ToolCallDelta(index=self.calls, id=identifier, name=name, arguments=arguments))
-            self.calls += 1
+            return False
+        self._written.take(len(self._written.text))
+        self._calls.tell(calls)
+        return True
+
+    def _content(self, until: str = "") -> Generator[None, None, None]:
+        """Text and calls, up to one of these marks."""
+        calls = self._patterns.marks if self._tools else ""
+        silent = _compiled({"silent": self._form.silent})
+        marks = _compiled({"until": until, "silent": self._form.silent, "call": calls})
+        while mark := (yield from self._until(marks, self._say)):
+            if mark == "until":
+                return
+            if mark == "call" and (yield from self._reader.read()):
+                continue
+            found = yield from self._written.match(silent)
+            if found is not None:
+                self._written.take(found.end())
+            else:
+                self._say(self._written.take(1))
 
     # --- harmony: messages of channels -----------------------------------------------------------------------------
 
-    def _harmony(self, part: AnswerPart, final: bool) -> bool:  # noqa: FBT001
-        """The header of a message."""
-        for mark in HARMONY_LAST:
-            if self._held.startswith(mark):
-                self._take(len(mark))
-                return True
-        mark = "<|message|>"
-        place = self._held.find(mark)
-        if not self._held.lstrip().startswith("<|") and not "<|".startswith(self._held.lstrip()):
-            self._tell(part, len(self._held))  # no message at all
-            return False
-        if place < 0:
-            if final:
-                self._tell(part, len(self._held))
-            return False
-        header, _ = self._take(place)
-        self._take(len(mark))
-        found = _CHANNEL.match(header.strip())
-        channel, recipient = found.groups() if found else (None, None)
-        if recipient and self._tools:
-            self._begin_call(part, recipient)
-            self._read = self._call_text
+    def _messages(self) -> Generator[None, None, None]:
+        while True:
+            header = yield from self._written.match(_HEADER)
+            if header is not None:
+                self._written.take(header.end())
+                yield from self._message(header["channel"], (header["name"] or header["to"] or "").strip())
+            elif mark := (yield from self._written.match(_MARK)):
+                self._written.take(mark.end())
+            elif self._written.text:  # no message at all
+                yield from self._content(_ENDS)
+            elif not (yield from self._written.more()):
+                break
+        self._tell(self._said.end())
+
+    def _message(self, channel: str | None, recipient: str) -> Generator[None, None, None]:
+        """The body of one: arguments of a tool that was offered, reasoning, or text."""
+        ends = _compiled({"until": _ENDS})
+        if recipient in self._tools and not self._by_grammar and (yield from self._harmony_call(recipient)):
+            yield from self._until(ends, lambda _: None)
         elif channel == "analysis":
-            self._read = self._harmony_reasoning
+            if self._thought is not None:
+                self._thought += _LINES
+            yield from self._until(ends, self._think)
         else:
-            self._read = self._harmony_content
-        return True
+            self._said.begin_part(_LINES)
+            yield from self._content(_ENDS)
 
-    def _harmony_reasoning(self, part: AnswerPart, final: bool) -> bool:  # noqa: FBT001
-        count, ended = self._message_end(final)
-        part.reasoning += self._take(count)[0]
-        return ended and self._after_harmony(part, final)
+    def _harmony_call(self, name: str) -> Reading:
+        empty = yield from self._written.match(_EMPTY)
+        if empty is None and (yield from self._reader.stream(name, "", _EMPTY)):
+            return True
+        nothing = empty is not None or (not self._written.text.strip() and not self._cut)
+        if nothing:
+            self._calls.tell([Call(name, "{}")])
+        return nothing
 
-    def _harmony_content(self, part: AnswerPart, final: bool) -> bool:  # noqa: FBT001
-        count, ended = self._message_end(final)
-        if self._final is None:
-            self._tell(part, count)
-        else:
-            text, marks = self._take(count)
-            inner = self._final.feed(text, spans_of(marks), final=final or ended)
-            part.text, part.marks, part.calls = (
-                part.text + inner.text,
-                part.marks + inner.marks,
-                part.calls + inner.calls,
-            )
-            self.calls = self._final.calls
-        return ended and self._after_harmony(part, final)
 
-    def _message_end(self, final: bool) -> tuple[int, bool]:  # noqa: FBT001
-        """How much belongs to the message, and whether its end is there."""
-        places = [place for mark in HARMONY_ENDS if (place := self._held.find(mark)) >= 0]
-        if places:
-            return min(places), True
-        return len(self._held) if final else StopMatcher(HARMONY_ENDS).safe_length(self._held), False
+def feed_step(stream: TextStream, splitter: AnswerSplitter, tokens: Sequence[int], accepted: int) -> int:
+    """Feed the tokens of one step, and say how many count: all, or those up to the one that ends the answer.
 
-    def _after_harmony(self, part: AnswerPart, final: bool) -> bool:  # noqa: ARG002, FBT001
-        """Behind a message: what is written up to the next one is nothing."""
-        count, ended = self._message_end(final)
-        self._take(count)
-        self._call = None
-        self._read = self._harmony if ended else self._after_harmony
-        return ended
+    One by one, so that the end does not depend on the step. The first `accepted` came from the drafter.
+    """
+    for place, token in enumerate(tokens):
+        splitter.feed(stream.feed(token), drafted=place < accepted)
+        if splitter.ended:
+            return place + 1
+    return len(tokens)
 
 
 class ReasoningCount:
@@ -334,31 +363,18 @@ class ReasoningCount:
             self._ended = self._closing in self._tail
 
 
-class _JsonCall:
-    """One JSON object that is being written: where it ends."""
+def _put_together(pieces: Sequence[ToolCallDelta]) -> list[Call]:
+    """Whole calls of their pieces."""
+    heads = [piece for piece in pieces if piece.name]
+    arguments = {head.index: "".join(each.arguments for each in pieces if each.index == head.index) for head in heads}
+    return [Call(head.name, arguments[head.index], head.id) for head in heads]
 
-    def __init__(self) -> None:
-        self.complete = False
-        self._depth = 0
-        self._in_string = self._escaped = False
 
-    def scan(self, text: str) -> int:
-        """How many characters of `text` belong to it."""
-        for place, letter in enumerate(text):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif letter == "\\":
-                    self._escaped = True
-                elif letter == '"':
-                    self._in_string = False
-            elif letter == '"':
-                self._in_string = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.complete = True
-                    return place + 1
-        return len(text)
+def _marks(**marks: str) -> "regex.Pattern[str]":
+    return _compiled({name: regex.escape(mark) for name, mark in marks.items()}, space=True)
+
+
+def _compiled(marks: Mapping[str, str], *, space: bool = False) -> "regex.Pattern[str]":
+    """One expression for these marks, a group each; without any it is found nowhere."""
+    parts = "|".join(f"(?P<{name}>{mark})" for name, mark in marks.items() if mark)
+    return compiled((r"\s*" if space else "") + f"(?:{parts or '(?!)'})")

@@ -1,6 +1,9 @@
-"""Words in a stream of text: where one stands, and what may still become one."""
+"""Text on its way to the client: up to a stop string, and without white space that stands only beside calls."""
 
 from collections.abc import Sequence
+from itertools import groupby
+
+from app.text.dialect import MAX_SPACE
 
 
 class StopMatcher:
@@ -25,3 +28,102 @@ class StopMatcher:
             if any(word.startswith(text[start:]) for word in self._stop):
                 return start
         return len(text)
+
+
+class MarkedText:
+    """Text, and of each character whether a draft made it."""
+
+    def __init__(self, text: str = "", marks: bytes | bytearray = b"") -> None:
+        self.text = text
+        self.marks = bytearray(marks)
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+    def add(self, other: "MarkedText") -> None:
+        """Append what came behind it."""
+        self.text += other.text
+        self.marks += other.marks
+
+    def take(self, count: int) -> "MarkedText":
+        """Cut off the first `count` characters."""
+        taken = MarkedText(self.text[:count], self.marks[:count])
+        self.text, self.marks = self.text[count:], self.marks[count:]
+        return taken
+
+
+def spans_of(marks: bytes | bytearray) -> tuple[tuple[int, int], ...]:
+    """Where runs of 1 begin and end."""
+    spans, position = [], 0
+    for marked, run in groupby(marks):
+        end = position + len(tuple(run))
+        if marked:
+            spans.append((position, end))
+        position = end
+    return tuple(spans)
+
+
+class ToldText:
+    """What an answer says, up to a stop string. Beside calls, white space is told only when text follows it."""
+
+    def __init__(self, stop: Sequence[str], *, calls: bool) -> None:
+        self._stops = StopMatcher(stop)
+        self._calls = calls
+        """Whether there may be any."""
+        self._unsure = MarkedText()
+        """What may become a stop string."""
+        self._space = MarkedText()
+        self._beside_call = False
+        self.began = False
+        """Whether there was any but white space."""
+        self.trims = False
+        """Whether white space before the next text is none of it."""
+        self.met = ""
+        """The stop string that ended it."""
+
+    def add(self, more: MarkedText) -> MarkedText:
+        """What can be told, now that `more` came."""
+        if self.trims:
+            more.take(len(more.text) - len(more.text.lstrip()))
+            self.trims = not more
+        self._unsure.add(more)
+        found = self._stops.find(self._unsure.text)
+        if found is None:
+            return self._sure(self._stops.safe_length(self._unsure.text))
+        told = self._sure(found[0])
+        self.met = found[1]
+        told.add(self._space)
+        return told
+
+    def end(self) -> MarkedText:
+        """What else is told where nothing more comes."""
+        told = self._sure(len(self._unsure.text))
+        if not self._beside_call:
+            told.add(self._space)
+        return told
+
+    def begin_call(self) -> MarkedText:
+        """What else is told before a call."""
+        told = self._sure(len(self._unsure.text))
+        self._beside_call = True
+        if not self.began:
+            self._space, self.trims = MarkedText(), True
+        return told
+
+    def begin_part(self, between: str) -> None:
+        """What follows is another text: `between` the two, if there are two."""
+        if self.began:
+            self._space.add(MarkedText(between, bytes(len(between))))
+
+    def _sure(self, count: int) -> MarkedText:
+        """The next characters, with the white space before them; not that behind them where a call may follow."""
+        text = self._unsure.take(count)
+        if not self._calls and not self._space:
+            self.began |= bool(text.text.strip())
+            return text
+        self._space.add(text)
+        held = min(MAX_SPACE, len(self._space.text) - len(self._space.text.rstrip()))
+        told = self._space.take(len(self._space.text) - held)
+        if told:
+            self.began, self._beside_call = True, False
+        return told

@@ -13,10 +13,9 @@ from app.core.request import Request
 from app.core.statistics import MethodStatistics, Statistics
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
 from app.scheduler.sequence import Counters
-from app.text.detokenizer import TextChunk
 from app.text.dialect import NO_DIALECT
 from app.text.grammar import calls_by_grammar, thinks
-from app.text.splitter import AnswerPart, AnswerSplitter, ReasoningCount
+from app.text.splitter import AnswerPart, AnswerSplitter, ReasoningCount, feed_step
 from app.worker.texts import Prompt, Reading, Unread
 from app.worker.thread_commands import LoopCommand, Submission, choice_id, choice_of
 
@@ -44,7 +43,7 @@ class Choice:
         self._prompt = prompt.tokens
         self._notices = command.notices + prompt.notices
         self._table = prompt.table
-        self._stream = prompt.table.open_stream(command.stop, continued=command.messages is None)
+        self._stream = prompt.table.open_stream(continued=command.messages is None)
         dialect = prompt.table.dialect if command.messages is not None else NO_DIALECT
         self._reasoning = ReasoningCount(dialect)
         self._reasons = False
@@ -54,6 +53,8 @@ class Choice:
             inside=thinks(prompt.table.dialect, prompt.end),
             tools=command.tools or (),
             by_grammar=calls_by_grammar(command),
+            stop=command.stop,
+            one_call=not command.parallel_tool_calls,
         )
         self._scored = 1
         """Tokens of the prompt whose scores were told, if they are wanted; the first has none."""
@@ -92,27 +93,28 @@ class Choice:
         """Tell what one event brings; a FAILED one only after `close`."""
         self._embedding = event.embedding or self._embedding
         if not self.closing:
-            chunk = self._take(event, at)
-            self._emit(self._splitter.feed(chunk.text, chunk.accepted_spans, final=chunk.stopped))
-            whole_calls = self._splitter.calls and not self._splitter.is_calling
-            if whole_calls and (chunk.stopped or not self._command.parallel_tool_calls):
-                self.closing = "tool_calls"
+            self._take(event, at)
         if event.finish_reason is None:
             return
         if self.closing:
             self._finish(self.closing, self._usage_as_told(event.statistics, at))
             return
-        tail = self._stream.finish()
-        self._emit(self._splitter.feed(tail.text, tail.accepted_spans, final=True))
-        reason = "stop" if tail.stopped else event.finish_reason.value
-        self._finish(
-            "tool_calls" if reason == "stop" and self._splitter.calls else reason, self._usage(event.statistics)
-        )
+        reason = event.finish_reason.value
+        self._splitter.feed(self._stream.finish(), final=True, cut=reason != "stop")
+        self._emit()
+        if self._splitter.met or reason == "stop":
+            reason = self._natural_end
+        self._finish(reason, self._usage(event.statistics))
 
-    def _take(self, event: TokenEvent, at: float) -> TextChunk:
-        """Count the tokens of one step up to the stop string, and make text of them."""
-        chunk = self._stream.feed(event.tokens, event.accepted)
-        used = chunk.tokens_used
+    @property
+    def _natural_end(self) -> str:
+        return "tool_calls" if self._splitter.whole_calls else "stop"
+
+    def _take(self, event: TokenEvent, at: float) -> None:
+        """Count the tokens of one step up to the one that ends the answer, and tell what comes of them."""
+        used = feed_step(self._stream, self._splitter, event.tokens, event.accepted)
+        if self._splitter.ended:
+            self.close(self._natural_end)
         if event.tokens:
             drafted = event.drafted if used == len(event.tokens) else min(event.drafted, used)
             accepted = min(event.accepted, used) if drafted else 0
@@ -126,9 +128,7 @@ class Choice:
             self._next.logprobs += self._token_texts(event.tokens[:used], event.logprobs)
         self._next.method = event.method
         self._why = event.why_not_drafted
-        if chunk.stopped:
-            self.close("stop")
-        return chunk
+        self._emit()
 
     def _finish(self, finish_reason: str, usage: Statistics) -> None:
         self.ended = True
@@ -139,18 +139,17 @@ class Choice:
             index=self._index,
             finish_reason=finish_reason,
             usage=usage,
-            stop=self._stream.met,
+            stop=self._splitter.met,
+            unfinished_call=self._splitter.unfinished_call,
             embedding=self._embedding,
             notices=self._notices,
         )
         _log(self._command, "%s", describe(self._command.model.id, finished))
         self._send(finished)
 
-    def _emit(self, part: AnswerPart) -> None:
-        self._reasons |= bool(part.reasoning)
-        if not self._command.parallel_tool_calls:
-            part.calls = [call for call in part.calls if call.index == 0]
-        if part:
+    def _emit(self) -> None:
+        for part in self._splitter.take():
+            self._reasons |= bool(part.reasoning)
             self._send_next(part)
 
     def _send_next(self, part: AnswerPart) -> None:

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.text.detokenizer import TextChunk
+from app.text.dialect import NO_DIALECT
+from app.text.splitter import AnswerPart, AnswerSplitter, feed_step
 from app.text.template import TextModel
 
 NAMES = ("bytes", "fallback", "unstripped", "window")
@@ -26,11 +27,38 @@ def split(tokens: Sequence[int], cuts: Sequence[int]) -> Iterator[Sequence[int]]
     yield tokens[start:]
 
 
-def run(model: TextModel, steps: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> tuple[list[TextChunk], str]:
-    stream = model.table.open_stream(stop)
-    chunks = [stream.feed(step, len(step) - 1) for step in steps]
-    chunks.append(stream.finish())
-    return chunks, "".join(chunk.text for chunk in chunks)
+class Told:
+    """A plain text told step by step, as a choice does it."""
+
+    def __init__(self, model: TextModel, stop: Sequence[str] = (), *, continued: bool = False) -> None:
+        self._stream = model.table.open_stream(continued=continued)
+        self._splitter = AnswerSplitter(NO_DIALECT, stop=stop)
+        self.used = 0
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self._splitter.met)
+
+    def feed(self, tokens: Sequence[int], accepted: int = 0) -> AnswerPart:
+        if not self.stopped:
+            self.used += feed_step(self._stream, self._splitter, tokens, accepted)
+        return self._told()
+
+    def finish(self) -> AnswerPart:
+        self._splitter.feed(self._stream.finish(), final=True)
+        return self._told()
+
+    def _told(self) -> AnswerPart:
+        parts = self._splitter.take()
+        assert len(parts) <= 1
+        return parts[0] if parts else AnswerPart()
+
+
+def run(model: TextModel, steps: Sequence[Sequence[int]], stop: Sequence[str] = ()) -> tuple[list[AnswerPart], str]:
+    told = Told(model, stop)
+    parts = [told.feed(step, len(step) - 1) for step in steps]
+    parts.append(told.finish())
+    return parts, "".join(part.text for part in parts)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +92,6 @@ def test_every_single_token_step_shows_whole_characters_only(models: dict[str, T
     tokens = model.tokenizer.encode(TRICKY, add_special_tokens=False)
     chunks, told = run(model, [[token] for token in tokens])
     assert told == TRICKY
-    assert sum(chunk.tokens_used for chunk in chunks) == len(tokens)
     assert any(not chunk.text for chunk in chunks[:-1])
 
 
@@ -91,8 +118,8 @@ def test_a_continued_prompt_keeps_its_leading_space(models: dict[str, TextModel]
     for name in ("fallback", "window"):
         model = models[name]
         answer = model.tokenizer.encode("the", add_special_tokens=False)
-        assert model.table.open_stream().feed(answer).text == "the"
-        assert model.table.open_stream(continued=True).feed(answer).text == " the"
+        assert Told(model).feed(answer).text == "the"
+        assert Told(model, continued=True).feed(answer).text == " the"
 
 
 def cut_at(text: str, stop: Sequence[str]) -> tuple[str, bool]:
@@ -114,20 +141,16 @@ def test_the_first_complete_stop_string_ends_the_text(
     chat: TextModel, text: str, stop: list[str], cuts: list[int]
 ) -> None:
     tokens = chat.tokenizer.encode(text, add_special_tokens=False)
-    stream = chat.table.open_stream(tuple(stop))
-    told, used = "", 0
+    stream, told = Told(chat, stop), ""
     expected, stops = cut_at(text, stop)
     for step in split(tokens, cuts):
-        chunk = stream.feed(step, len(step))
-        told += chunk.text
-        used += chunk.tokens_used
+        told += stream.feed(step, len(step)).text
         assert expected.startswith(told)
-    last = stream.finish()
-    assert told + last.text == expected
-    assert last.stopped == stops
-    assert stops or used == len(tokens)
+    assert told + stream.finish().text == expected
+    assert stream.stopped == stops
+    assert stops or stream.used == len(tokens)
     if stops:
-        before, counted = (chat.table.decode(tokens[:count]) for count in (used - 1, used))
+        before, counted = (chat.table.decode(tokens[:count]) for count in (stream.used - 1, stream.used))
         assert cut_at(counted.rstrip("\N{REPLACEMENT CHARACTER}"), stop)[1]
         assert not cut_at(before.rstrip("\N{REPLACEMENT CHARACTER}"), stop)[1]
 
@@ -145,28 +168,28 @@ def test_twenty_thousand_streams_tell_their_text_up_to_its_stop_string(chat: Tex
         ]
         tokens = chat.tokenizer.encode(text, add_special_tokens=False)
         cuts = [chance.randint(1, 4) for _ in range(8)]
-        chunks, told = run(chat, list(split(tokens, cuts)), tuple(stop))
-        assert (told, chunks[-1].stopped) == cut_at(chat.table.decode(tokens), stop)
+        stream = Told(chat, stop)
+        told = "".join(stream.feed(step).text for step in split(tokens, cuts)) + stream.finish().text
+        assert (told, stream.stopped) == cut_at(chat.table.decode(tokens), stop)
 
 
 def test_tokens_after_a_stop_string_do_not_count(chat: TextModel) -> None:
     tokens = chat.tokenizer.encode("one END two END three", add_special_tokens=False)
-    stream = chat.table.open_stream(("END", "three"))
-    chunk = stream.feed(tokens)
-    assert chunk.text == "one "
-    assert chunk.stopped
-    assert "END" in chat.table.decode(tokens[: chunk.tokens_used])
-    assert "END" not in chat.table.decode(tokens[: chunk.tokens_used - 1])
-    assert stream.feed(tokens) == TextChunk(stopped=True)
-    assert stream.finish() == TextChunk(stopped=True)
+    stream = Told(chat, ("END", "three"))
+    assert stream.feed(tokens).text == "one "
+    assert stream.stopped
+    assert "END" in chat.table.decode(tokens[: stream.used])
+    assert "END" not in chat.table.decode(tokens[: stream.used - 1])
+    assert not stream.feed(tokens)
+    assert not stream.finish()
 
 
 def test_the_beginning_of_a_stop_string_is_held_and_told_when_it_was_none(chat: TextModel) -> None:
-    stream = chat.table.open_stream(("###",))
+    stream = Told(chat, ("###",))
     assert stream.feed(chat.encode("a ##")).text == "a "
     assert stream.feed(chat.encode("b")).text == "##b"
     assert stream.feed(chat.encode("#")).text == ""
-    assert stream.finish() == TextChunk("#")
+    assert stream.finish().text == "#"
 
 
 @FAST
@@ -175,17 +198,17 @@ def test_accepted_spans_lie_in_the_text_in_order(chat: TextModel, text: str, cut
     tokens = chat.tokenizer.encode(text, add_special_tokens=False)
     chunks, _ = run(chat, list(split(tokens, cuts)), stop)
     for chunk in chunks:
-        ends = [0, *(bound for span in chunk.accepted_spans for bound in span), len(chunk.text)]
+        ends = [0, *(bound for span in chunk.spans for bound in span), len(chunk.text)]
         assert ends == sorted(ends)
-        assert all(start < end for start, end in chunk.accepted_spans)
+        assert all(start < end for start, end in chunk.spans)
 
 
 def test_accepted_spans_mark_what_the_drafter_brought(chat: TextModel) -> None:
     first, second = chat.encode("quick"), chat.encode(" fox")
-    stream = chat.table.open_stream()
-    assert stream.feed([*first, *second], len(first)).accepted_spans == ((0, 5),)
-    assert stream.feed(first, 0).accepted_spans == ()
-    held = chat.table.open_stream(("quick fox jumps",))
+    stream = Told(chat)
+    assert stream.feed([*first, *second], len(first)).spans == ((0, 5),)
+    assert stream.feed(first, 0).spans == ()
+    held = Told(chat, ("quick fox jumps",))
     assert held.feed(first, len(first)).text == ""
     assert held.feed(second, 0).text == ""
-    assert held.finish().accepted_spans == ((0, 5),)
+    assert held.finish().spans == ((0, 5),)

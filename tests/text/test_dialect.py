@@ -1,5 +1,6 @@
 """Reasoning and tool calls out of an answer: the same at every cut, in every family's syntax, nothing ever lost."""
 
+import importlib
 import json
 import pkgutil
 import random
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from mlx_lm import tool_parsers
+from mlx_lm import tokenizer_utils, tool_parsers
 
 from app.core.messages import Generate, ModelSpecification
-from app.text.dialect import BARE_JSON, HARMONY, NO_DIALECT, Dialect, read_dialect, with_json_calls
+from app.text.dialect import BARE_JSON, HARMONY, JSON_CALLS, NO_DIALECT, Dialect, read_dialect
 from app.text.grammar import reasoning_of
 from app.text.splitter import AnswerSplitter, ReasoningCount
+from tests.published import chat_templates
 
 PARAMETERS = {
     "type": "object",
@@ -26,11 +28,11 @@ CALL = [("get_weather", ARGUMENTS)]
 PLAIN = [("get_weather", {"city": "Zürich", "days": 3})]
 
 
-def of(parser: str, start: str, end: str) -> Dialect:
-    return Dialect(opening="<think>", closing="</think>", parser=parser, call_start=start, call_end=end)
+def of(parser: str) -> Dialect:
+    return Dialect(opening="<think>", closing="</think>", parser=parser)
 
 
-JSON_DIALECT = with_json_calls(of("", "", ""))
+JSON_DIALECT = of(JSON_CALLS)
 JSON_CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {json.dumps(ARGUMENTS)}}}\n</tool_call>'
 SYNTAX: list[tuple[Dialect, str, list[tuple[str, Any]]]] = [
     (JSON_DIALECT, JSON_CALL, CALL),
@@ -41,64 +43,64 @@ SYNTAX: list[tuple[Dialect, str, list[tuple[str, Any]]]] = [
         [("get_weather", {"days": 1})],
     ),
     (
-        of("qwen3_coder", "<tool_call>", "</tool_call>"),
+        of("qwen3_coder"),
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
         "</function>\n</tool_call>",
         PLAIN,
     ),
     (
-        of("glm47", "<tool_call>", "</tool_call>"),
+        of("glm47"),
         "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Zürich</arg_value><arg_key>days</arg_key>"
         "<arg_value>3</arg_value></tool_call>",
         PLAIN,
     ),
     (
-        of("kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        of("kimi_k2"),
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
         '{"city": "Zürich", "days": 3}<|tool_call_end|><|tool_calls_section_end|>',
         PLAIN,
     ),
-    (of("mistral", "[TOOL_CALLS]", ""), '[TOOL_CALLS]get_weather[ARGS]{"city": "Zürich", "days": 3}', PLAIN),
+    (of("mistral"), '[TOOL_CALLS]get_weather[ARGS]{"city": "Zürich", "days": 3}', PLAIN),
     (
-        of("mistral", "[TOOL_CALLS]", ""),
+        of("mistral"),
         '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3}}]',
         PLAIN,
     ),
     (
-        of("pythonic", "<|tool_call_start|>", "<|tool_call_end|>"),
+        of("pythonic"),
         '<|tool_call_start|>[get_weather(city="Zürich", days=3)]<|tool_call_end|>',
         PLAIN,
     ),
     (
-        of("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>"),
+        of("minimax_m2"),
         '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich</parameter>\n'
         '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
         PLAIN,
     ),
     (
-        of("gemma4", "<|tool_call>", "<tool_call|>"),
+        of("gemma4"),
         '<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>,days:3}<tool_call|>',
         PLAIN,
     ),
     (
-        of("longcat", "<longcat_tool_call>", "</longcat_tool_call>"),
+        of("longcat"),
         "<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>\n"
         "<longcat_arg_value>Zürich</longcat_arg_value>\n<longcat_arg_key>days</longcat_arg_key>\n"
         "<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>",
         PLAIN,
     ),
     (
-        of("minicpm5", "<function name=", "</function>"),
+        of("minicpm5"),
         '<function name="get_weather"><param name="city">Zürich</param><param name="days">3</param></function>',
         PLAIN,
     ),
     (
-        of("function_gemma", "<start_function_call>", "<end_function_call>"),
+        of("function_gemma"),
         "<start_function_call>call:get_weather{city:<escape>Zürich<escape>,days:3}<end_function_call>",
         PLAIN,
     ),
     (
-        of("kimi_k3", "<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        of("kimi_k3"),
         '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
         '<|open|>argument key="city" type="string"<|sep|>Zürich<|close|>argument<|sep|>'
         '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>'
@@ -107,25 +109,25 @@ SYNTAX: list[tuple[Dialect, str, list[tuple[str, Any]]]] = [
         [*PLAIN, ("get_weather", {"days": 1})],
     ),
     (
-        of("laguna", "<tool_call>", "</tool_call>"),
+        of("laguna"),
         "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Zürich</arg_value><arg_key>days</arg_key>"
         "<arg_value>3</arg_value></tool_call>",
         PLAIN,
     ),
     (
-        of("muse_spark", "<atem:function_calls>", "</atem:function_calls>"),
+        of("muse_spark"),
         '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Zürich</atem:parameter>\n'
         '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
         PLAIN,
     ),
     (
-        of("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        of("deepseek"),
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
         '{"city": "Zürich", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
         PLAIN,
     ),
     (
-        of("deepseek", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        of("deepseek"),
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
         '{"city": "Zürich", "days": 3}<｜tool▁call▁end｜>'
         '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"days": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
@@ -150,10 +152,12 @@ def split(dialect: Dialect, pieces: Sequence[str], **options: Any) -> dict[str, 
     splitter, text, reasoning, calls = AnswerSplitter(dialect, **options), "", "", {}
     for place in range(len(pieces) + 1):
         final = place == len(pieces)
-        part = splitter.feed("" if final else pieces[place], final=final)
-        text, reasoning = text + part.text, reasoning + part.reasoning
-        assert len(part.marks) == len(part.text)
-        for piece in part.calls:
+        splitter.feed("" if final else pieces[place], final=final)
+        parts = splitter.take()
+        text += "".join(part.text for part in parts)
+        reasoning += "".join(part.reasoning for part in parts)
+        assert all(len(part.marks) == len(part.text) for part in parts)
+        for piece in (piece for part in parts for piece in part.calls):
             assert bool(piece.name) == (piece.index not in calls)
             name, arguments = calls.get(piece.index, (piece.name, ""))
             calls[piece.index] = name, arguments + piece.arguments
@@ -165,9 +169,30 @@ def cuts(text: str, chance: random.Random) -> list[str]:
     return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
 
 
+MLX_LM = {module.name for module in pkgutil.iter_modules(tool_parsers.__path__)}
+
+
 def test_no_parser_of_mlx_lm_is_left_out() -> None:
-    ours = {dialect.parser for dialect, *_ in SYNTAX}
-    assert {module.name for module in pkgutil.iter_modules(tool_parsers.__path__)} <= ours
+    assert {dialect.parser for dialect, *_ in SYNTAX} >= MLX_LM
+
+
+@pytest.mark.parametrize(("dialect", "written", "calls"), [each for each in SYNTAX if each[0].parser in MLX_LM])
+def test_calls_are_those_that_mlx_lm_reads(dialect: Dialect, written: str, calls: Any) -> None:
+    module = importlib.import_module(f"{tool_parsers.__name__}.{dialect.parser}")
+    bodies = written.split(module.tool_call_start)[1:]
+    found = [module.parse_tool_call(body.partition(module.tool_call_end or "\0")[0], TOOLS) for body in bodies]
+    theirs = [call for each in found for call in (each if isinstance(each, list) else [each])]
+    assert [(call["name"], call["arguments"]) for call in theirs] == calls
+
+
+def test_the_form_of_a_published_template_is_the_one_that_mlx_lm_infers() -> None:
+    differing = {}
+    for name, path in chat_templates().items():
+        tokenizer = Told(path.read_text(encoding="utf-8"))
+        theirs, ours = tokenizer_utils._infer_tool_parser(tokenizer), read_dialect(tokenizer).parser
+        if theirs is not None and theirs != ours:
+            differing[name] = theirs, ours
+    assert differing == {"MiniMax-M3": ("json_tools", "minimax_m3")}, "which writes no JSON"
 
 
 @pytest.mark.parametrize(("dialect", "written", "calls"), SYNTAX)
@@ -179,7 +204,9 @@ def test_the_calls_of_every_family_are_found_at_every_cut(dialect: Dialect, writ
         assert split(dialect, [written[:place], written[place:]]) == whole
 
 
-@pytest.mark.parametrize(("dialect", "written", "calls"), [each for each in SYNTAX if each[0].parser != BARE_JSON])
+@pytest.mark.parametrize(
+    ("dialect", "written", "calls"), [each for each in SYNTAX if each[0].parser not in {BARE_JSON, "muse_spark"}]
+)
 def test_reasoning_text_and_calls_come_apart(dialect: Dialect, written: str, calls: Any) -> None:
     answer = f"<think>\nWhat is it?\n</think>\n\nI look.\n\n{written}"
     whole = split(dialect, [answer])
@@ -245,9 +272,22 @@ def test_what_is_no_call_is_told_as_text(malformed: str) -> None:
 def test_without_tools_a_call_is_text_and_arguments_come_as_they_are_written() -> None:
     assert split(JSON_DIALECT, [JSON_CALL], tools=())["text"] == JSON_CALL
     splitter = AnswerSplitter(JSON_DIALECT, tools=TOOLS)
-    splitter.feed('<tool_call>\n{"name": "get_weather", "arguments": ')
-    assert [each.name for each in splitter.feed('{"ci').calls] == ["get_weather", ""]
-    assert [each.arguments for each in splitter.feed('ty": "Z').calls] == ['ty": "Z']
+    for text, name, arguments in (
+        ('<tool_call>\n{"name": "get_weather", "arguments": ', "", ""),
+        ('{"ci', "get_weather", '{"ci'),
+        ('ty": "Z', "", 'ty": "Z'),
+    ):
+        splitter.feed(text)
+        pieces = [piece for part in splitter.take() for piece in part.calls]
+        assert "".join(piece.name for piece in pieces) == name
+        assert "".join(piece.arguments for piece in pieces) == arguments
+
+
+def test_text_behind_a_call_is_told_behind_it() -> None:
+    splitter = AnswerSplitter(JSON_DIALECT, tools=TOOLS)
+    splitter.feed(f"I look. {JSON_CALL} And then. {JSON_CALL}", final=True)
+    told = [(part.text, [piece.index for piece in part.calls if piece.name]) for part in splitter.take()]
+    assert told == [("I look.", [0]), ("  And then.", [1])]
 
 
 @settings(max_examples=300, deadline=None)
@@ -259,20 +299,29 @@ def test_without_tools_a_call_is_text_and_arguments_come_as_they_are_written() -
 )
 def test_any_text_says_the_same_at_any_cut(text: str, inside: bool, seed: int, bare: bool) -> None:
     dialect = Dialect(parser=BARE_JSON) if bare else JSON_DIALECT
-    whole = AnswerSplitter(dialect, inside=inside, tools=TOOLS).feed(text, final=True)
-    pieces = cuts(text, random.Random(seed))
-    splitter = AnswerSplitter(dialect, inside=inside, tools=TOOLS)
-    parts = [splitter.feed(piece) for piece in pieces] + [splitter.feed("", final=True)]
-    assert "".join(part.text for part in parts) == whole.text
-    assert "".join(part.reasoning for part in parts) == whole.reasoning
-    assert "".join(call.arguments for part in parts for call in part.calls) == "".join(c.arguments for c in whole.calls)
+    told = []
+    for pieces in ([text], cuts(text, random.Random(seed))):
+        splitter = AnswerSplitter(dialect, inside=inside, tools=TOOLS)
+        for piece in pieces:
+            splitter.feed(piece)
+        splitter.feed("", final=True)
+        parts = splitter.take()
+        texts = "".join(part.text for part in parts), "".join(part.reasoning for part in parts)
+        told.append((*texts, "".join(call.arguments for part in parts for call in part.calls)))
+    assert told[0] == told[1]
 
 
 def test_a_text_without_marks_is_untouched_with_the_spans_of_its_drafts() -> None:
-    part = AnswerSplitter(NO_DIALECT).feed("  Hello, world \n", [(2, 5), (8, 10)])
+    splitter = AnswerSplitter(NO_DIALECT)
+    for text, drafted in (("  ", False), ("Hel", True), ("lo,", False), (" w", True), ("orld \n", False)):
+        splitter.feed(text, drafted=drafted)
+    (part,) = splitter.take()
     assert (part.text, part.spans) == ("  Hello, world \n", ((2, 5), (8, 10)))
-    part = AnswerSplitter(JSON_DIALECT, tools=TOOLS).feed("<think>no</think> yes", [(18, 21)], final=True)
-    assert (part.text, part.spans) == ("yes", ((0, 3),))
+    splitter = AnswerSplitter(JSON_DIALECT, tools=TOOLS)
+    splitter.feed("<think>no</think> ")
+    splitter.feed("yes", drafted=True, final=True)
+    (part,) = splitter.take()
+    assert (part.reasoning, part.text, part.spans) == ("no", "yes", ((0, 3),))
 
 
 class Told:
@@ -289,7 +338,7 @@ class Told:
 
 def test_the_template_says_the_dialect() -> None:
     qwen = read_dialect(Told("<tool_call>{{ tool_call.name }} <think> {{ tools }}", "<think>", "</think>"))
-    assert (qwen.parser, qwen.opening, qwen.call_end) == ("json_tools", "<think>", "</tool_call>")
+    assert (qwen.parser, qwen.opening) == ("json_tools", "<think>")
     assert read_dialect(Told("{% if tools %}")).parser == BARE_JSON
     assert read_dialect(Told("{{ messages }}")).parser == ""
     assert read_dialect(Told("<|channel|>final<|message|>")).parser == HARMONY

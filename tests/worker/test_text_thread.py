@@ -1,16 +1,13 @@
 """What a client is told: text, stops, statistics, ends. The loop is real, engine and scheduler are fakes."""
 
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from app.core.errors import error_class
 from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Failed, Generate, Shutdown, TextWork
 from app.core.request import SamplingParameters, SpeculationRequest
-from app.text.dialect import Dialect
 from app.worker.answer import Answer, describe
 from app.worker.texts import Reading
 from app.worker.thread_commands import LoopCommand, Submission
@@ -67,31 +64,6 @@ def test_a_stop_string_ends_the_text_and_counts_to_the_last_told_token(pair: Pai
     assert usage.methods == ("ngram",)
     assert pair.leases == 0
     assert not pair.schedulers[0].has_work
-
-
-def test_one_call_is_told_where_one_was_asked_for_and_reasoning_is_counted(tmp_path: Path) -> None:
-    """Pythonic calls are read as a block, which may hold several."""
-    start, end = "<|tool_call_start|>", "<|tool_call_end|>"
-    said = f"hm</think>{start}[weather(city='Oslo'), weather(city='Rome')]{end}"
-
-    def read(command: Generate) -> Reading:
-        found = fake_read(command).result()
-        dialect = Dialect(opening="<think>", closing="</think>", parser="pythonic", call_start=start, call_end=end)
-        table = msgspec.structs.replace(found.table, dialect=dialect)
-        reading: Reading = Future()
-        reading.set_result(replace(found, table=table, end="<think>"))
-        return reading
-
-    for parallel, calls in ((True, 2), (False, 1)):
-        pair = Pair(tmp_path, make_engine=lambda: FakeEngine(said.encode()), read=read)
-        tools = [{"type": "function", "function": {"name": "weather"}}]
-        asked = {"text": None, "messages": [{"role": "user", "content": "x"}], "tools": tools, "max_tokens": len(said)}
-        pair.say(pair.ask(**asked, parallel_tool_calls=parallel))
-        pair.settle()
-        deltas = [event for event in pair.of("r") if isinstance(event, Delta)]
-        assert [call.index for delta in deltas for call in delta.tool_calls] == list(range(calls))
-        (finished,) = pair.finished()
-        assert finished.usage.reasoning_tokens == len("hm</think>")
 
 
 def test_a_stop_inside_a_block_cuts_its_drafts(pair: Pair) -> None:

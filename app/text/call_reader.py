@@ -1,0 +1,246 @@
+"""Calls read out of what a model writes, in any form: the names that were offered, the arguments as they come."""
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import regex
+
+from app.core.messages import ToolCallDelta
+from app.text.calls import (
+    Call,
+    Tools,
+    gemma_arguments,
+    id_of,
+    listed_calls,
+    nested_value,
+    parameter_value,
+    python_calls,
+)
+from app.text.dialect import CallPatterns, compiled
+from app.text.json_text import JsonText, as_json
+from app.text.written import Written
+
+MAX_ENDS = 64
+"""Marks that may end a call, tried one after another."""
+MAX_FAILED = 16
+"""Beginnings of calls in one answer that turn out to be none; beyond them nothing begins one."""
+_OBJECT = compiled(r'\s*\{\s*["}]')
+_BEHIND_MEMBER = compiled(r"\s*\}")
+_FENCE = compiled(r"\s*```")
+
+_logger = logging.getLogger("paceline.dialect")
+
+Match = Any
+"""One of `regex`."""
+Begun = tuple[Match, str]
+"""Where a call of a tool that was offered begins, and how its arguments are written."""
+
+
+class CallsEnded(Exception):
+    """Nothing more of the answer counts: it may hold one call only, or a call that was told cannot be read."""
+
+
+class ToldCalls:
+    """The calls of one answer as they are told. `begins` is called before each; `one_call`: there is no second."""
+
+    def __init__(self, begins: Callable[[], None], tell: Callable[[ToolCallDelta], None], *, one_call: bool) -> None:
+        self._begins = begins
+        self._tell = tell
+        self._one_call = one_call
+        self.count = 0
+        """That began."""
+        self.unfinished: int | None = None
+        """The last one, while its arguments are not whole."""
+
+    def begin(self, name: str, written_id: str | None) -> None:
+        """Tell a name; arguments follow."""
+        self._begins()
+        self._tell(ToolCallDelta(index=self.count, id=id_of(written_id), name=name))
+        self.unfinished = self.count
+        self.count += 1
+
+    def add(self, arguments: str) -> None:
+        """Tell more arguments."""
+        if arguments:
+            self._tell(ToolCallDelta(index=self.count - 1, arguments=arguments))
+
+    def end(self) -> None:
+        """The arguments are whole. Raises CallsEnded where there may be no more calls."""
+        self.unfinished = None
+        if self._one_call:
+            raise CallsEnded
+
+    def tell(self, calls: Sequence[Call]) -> None:
+        """Tell calls that are whole."""
+        for call in calls:
+            self._begins()
+            self._tell(ToolCallDelta(index=self.count, id=id_of(call.id), name=call.name, arguments=call.arguments))
+            self.count += 1
+            self.end()
+
+
+class CallReader:
+    """Reads calls in one form. Each generator waits for more text where it cannot tell."""
+
+    def __init__(self, written: Written, tools: Tools, patterns: CallPatterns, told: ToldCalls) -> None:
+        self._written = written
+        self._tools = tools
+        self._patterns = patterns
+        self._told = told
+        self._marked = False
+        """Whether the calls stand behind the mark of their form, so that the other one is to come."""
+        self.failed = 0
+        """Beginnings of calls that were none."""
+
+    def first(self) -> Generator[None, None, Begun | None]:
+        """The call that begins here, where text was before."""
+        return self._begun(self._patterns.first)
+
+    def read(self) -> Generator[None, None, bool]:
+        """Calls one after another and the mark that ends them; False: there is none, and nothing was taken."""
+        begun = yield from self.first()
+        self._marked = begun is not None and not self._patterns.unmarked(begun[0].group())
+        told = False
+        while begun is not None and (yield from self._call(*begun)):
+            told = True
+            end = (yield from self._written.match(self._patterns.end)) if self._patterns.end else None
+            if end is not None:
+                self._written.take(end.end())
+                break
+            begun = yield from self._begun(self._patterns.again)
+        return told
+
+    def stream(
+        self, name: str, written_id: str | None, end: "regex.Pattern[str] | None"
+    ) -> Generator[None, None, bool]:
+        """Arguments as JSON, told as they are written; `end`: what ends them. False: what stands here is no object.
+
+        Raises CallsEnded where they turn out to be none.
+        """
+        if (yield from self._written.match(_OBJECT)) is None:
+            return False
+        self._written.take(len(self._written.text) - len(self._written.text.lstrip()))
+        self._told.begin(name, written_id)
+        reader = JsonText()
+        while not reader.complete:
+            count, arguments = reader.read(self._written.text)
+            self._written.take(count)
+            self._told.add(arguments)
+            if reader.complete:
+                break
+            if reader.broken:
+                if not reader.missing or end is None or (yield from self._written.match(end)) is None:
+                    _logger.warning("the arguments of a call of %s are no JSON at %.80r", name, self._written.text)
+                    raise CallsEnded
+                self._told.add(reader.missing)
+                break
+            if not (yield from self._written.more()):
+                raise CallsEnded
+        self._told.end()
+        return True
+
+    def _begun(self, heads: Sequence[tuple["regex.Pattern[str]", str]]) -> Generator[None, None, Begun | None]:
+        for pattern, kind in heads if self.failed < MAX_FAILED else ():
+            found = yield from self._written.match(pattern)
+            if found is not None and (kind == "value" or found["name"] in self._tools):
+                return found, kind
+        return None
+
+    def _call(self, found: Match, kind: str) -> Generator[None, None, bool]:
+        """One call, told; False: it is none, and nothing was taken."""
+        if kind in {"json", "member"}:
+            return (yield from self._streamed(found, kind))
+        if kind == "value":
+            read = self._value(found)
+        elif self._patterns.form.opens:
+            read = self._parameters(found)
+        else:
+            read = self._closed(found)
+        end, calls = yield from read
+        if not calls:
+            _logger.warning("what looks like a call is none, and told as text: %.200r", self._written.text)
+            self.failed += 1
+            return False
+        self._written.take(end)
+        self._told.tell(calls)
+        return True
+
+    def _streamed(self, found: Match, kind: str) -> Generator[None, None, bool]:
+        """Behind a head. What stands around the arguments goes with them."""
+        if (yield from self._written.match(_OBJECT, found.end())) is None:
+            return False
+        self._written.take(found.end())
+        tail = _BEHIND_MEMBER if kind == "member" else self._patterns.tail
+        end = self._patterns.end if kind == "member" else self._patterns.tail or self._patterns.end
+        yield from self.stream(found["name"], found.groupdict().get("id"), end)
+        behind = (yield from self._written.match(tail)) if tail else None
+        self._written.take(behind.end() if behind else 0)
+        return True
+
+    # --- each: where the calls end, and which they are; none where they cannot be read ------------------------------
+
+    def _value(self, found: Match) -> Generator[None, None, tuple[int, list[Call]]]:
+        """An object or a list of them, with the names in it."""
+        reader, place = JsonText(), found.end()
+        while True:
+            place += reader.read(self._written.text[place:])[0]
+            if reader.complete or reader.broken or not (yield from self._written.more()):
+                break
+        calls = listed_calls(self._written.text[found.end() : place], self._tools) if reader.complete else []
+        fence = (yield from self._written.match(_FENCE, place)) if calls and "```" in found.group() else None
+        return fence.end() if fence else place, calls
+
+    def _parameters(self, found: Match) -> Generator[None, None, tuple[int, list[Call]]]:
+        """One text a parameter."""
+        form, name, place = self._patterns.form, found["name"], found.end()
+        values: dict[str, Any] = {}
+        while True:
+            finished = yield from self._written.match(self._patterns.finishes, place)
+            if finished is not None:
+                return finished.end(), [Call(name, as_json(values))]
+            opened = yield from self._written.match(self._patterns.opens, place)
+            closed = (yield from self._close(opened)) if opened is not None else None
+            if opened is None or closed is None:
+                return 0, []
+            text = self._written.text[opened.end() : closed.start()]
+            key, schema = opened["key"].strip(), self._tools[name].get(opened["key"].strip())
+            if form.padded:
+                text = text.removeprefix("\n").removesuffix("\n")
+            values[key] = (
+                nested_value(text, form.nested, schema)
+                if form.nested
+                else parameter_value(text, schema, opened.groupdict().get("kind"))
+            )
+            place = closed.end()
+
+    def _close(self, opened: Match) -> Generator[None, None, Match | None]:
+        """Where the parameter ends: not at the same mark inside its text."""
+        closes = self._patterns.closes(opened["key"], marked=self._marked, final=False)
+        if opened.groupdict().get("quoted"):
+            closes = self._patterns.closes_quoted
+        found = yield from self._written.search(closes, opened.end())
+        if found is None and self._written.final:
+            closes = self._patterns.closes(opened["key"], marked=self._marked, final=True)
+            found = closes.search(self._written.text, opened.end())
+        return found
+
+    def _closed(self, found: Match) -> Generator[None, None, tuple[int, list[Call]]]:
+        """Up to the first mark that ends a whole call."""
+        start = place = found.end()
+        for _ in range(MAX_ENDS):
+            end = yield from self._written.search(self._patterns.end, place)
+            calls = self._literal(found["name"], self._written.text[start : end.start() if end else None])
+            if calls or end is None:
+                return end.end() if end else len(self._written.text), calls
+            place = end.end()
+        return 0, []
+
+    def _literal(self, name: str, text: str) -> list[Call]:
+        quote = self._patterns.form.quote
+        if not quote:
+            return python_calls(text, self._tools)
+        try:
+            return [Call(name, as_json(gemma_arguments(text, quote)))]
+        except (ValueError, RecursionError):
+            return []

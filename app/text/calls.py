@@ -1,0 +1,270 @@
+"""What stands between the marks of calls, read: names that were offered, and arguments as an object.
+
+What cannot be read is no call. A parameter that does not fit its type stays the text that it is: the tool says more
+about it than anybody here could.
+"""
+
+import ast
+import re
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from app.text.json_text import JsonText, as_json, read_literal
+
+ID_LETTERS = string.ascii_letters + string.digits
+ID_LENGTH = 9
+"""Letters and digits of an id that we make: Mistral's templates take no other, and all others take these."""
+_OWN_ID = re.compile(r"[A-Za-z0-9]{9}|[\w.:-]+:\d+")
+"""Ids that a model writes for itself and finds again: Mistral's and Kimi's."""
+
+Tools = Mapping[str, Mapping[str, Any]]
+"""The schema of each parameter, by the name of the tool that was offered."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One that is whole."""
+
+    name: str
+    arguments: str
+    """An object, as JSON."""
+    id: str = ""
+    """As the model wrote it."""
+
+
+def offered(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Name and parameters of each tool of a request."""
+    found = {}
+    for tool in tools:
+        function = tool.get("function") or tool
+        properties = (function.get("parameters") or {}).get("properties")
+        found[str(function.get("name"))] = properties if isinstance(properties, Mapping) else {}
+    return found
+
+
+def id_of(written: str | None) -> str:
+    """The id of a call: the one that its model wrote, where it is one, or a new one."""
+    if written and _OWN_ID.fullmatch(written):
+        return written
+    return "".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH))
+
+
+# --- JSON with the names in it -------------------------------------------------------------------------------------
+
+
+def listed_calls(text: str, tools: Tools) -> list[Call]:
+    """Objects one after another, or lists of them: calls, if each is one of a tool that was offered."""
+    found: list[Call | None] = []
+    while text := text.strip(" \t\r\n;,"):
+        reader = JsonText()
+        count, _ = reader.read(text)
+        try:
+            value = read_literal(text[:count])
+        except ValueError:
+            return []
+        found += [_named(each, tools) for each in (value if isinstance(value, list) else [value])]
+        text = text[count:]
+    return [call for call in found if call] if all(found) else []
+
+
+def _named(value: Any, tools: Tools) -> Call | None:
+    if not isinstance(value, dict):
+        return None
+    if len(value) == 1 and (name := next(iter(value))) in tools:
+        return _call(name, value[name])
+    inner = value.get("function")
+    if isinstance(inner, dict):
+        return _named({"id": value.get("id")} | inner, tools)
+    name = next((value[key] for key in ("name", "tool_name", "function") if isinstance(value.get(key), str)), "")
+    arguments = next((value[key] for key in ("arguments", "parameters") if key in value), None)
+    return _call(name, arguments, value.get("id")) if name in tools else None
+
+
+def _call(name: str, arguments: Any, written_id: Any = "") -> Call | None:
+    """None of what is no object; no arguments are an empty one."""
+    if isinstance(arguments, str):
+        try:
+            arguments = read_literal(arguments) if arguments.strip() else None
+        except ValueError:
+            return None
+    arguments = {} if arguments is None else arguments
+    identifier = written_id if isinstance(written_id, str) else ""
+    return Call(name, as_json(arguments), identifier) if isinstance(arguments, dict) else None
+
+
+# --- one text a parameter ------------------------------------------------------------------------------------------
+
+_KINDS: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    dict: "object",
+    list: "array",
+    type(None): "null",
+}
+_SPACE = re.compile(r"\s*")
+_SEPARATOR = re.compile(r"[,\s]*")
+
+
+def parameter_value(text: str, schema: Any, kind: str | None = None) -> Any:
+    """What `text` stands for by the schema of its parameter; `kind`: the type that the model wrote beside it.
+
+    It stays text where it cannot be of any of its types, so that nothing is lost and the tool can complain.
+    """
+    if kind in {"string", "true"}:
+        return text
+    kinds = set() if kind else kinds_of(schema)
+    if kinds == {"string"}:
+        return text
+    try:
+        value = read_literal(text.strip().lower() if text.strip().lower() in {"true", "false", "null"} else text)
+    except ValueError:
+        return text
+    own = _KINDS[type(value)]
+    if not kinds or own in kinds or (own == "null" and "string" not in kinds):
+        return value
+    if own == "integer" and "number" in kinds:
+        return value
+    return int(value) if own == "number" and "integer" in kinds and value.is_integer() else text
+
+
+def kinds_of(schema: Any) -> set[str]:
+    """The types that a JSON schema allows; none where it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type")
+    kinds = {named} if isinstance(named, str) else {each for each in named or () if isinstance(each, str)}
+    if not kinds and isinstance(schema.get("enum"), list):
+        kinds = {_KINDS[type(each)] for each in schema["enum"] if type(each) in _KINDS}
+    for key in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(key) or ():
+            kinds |= kinds_of(part)
+    return kinds | ({"null"} if schema.get("nullable") is True else set())
+
+
+def nested_value(text: str, mark: str, schema: Any) -> Any:
+    """As MiniMax-M3 writes values: members and items are parameters again, each tag behind a mark."""
+    schema = schema if isinstance(schema, Mapping) else {}
+    children, depth, start = list[tuple[str, str]](), 0, 0
+    for tag in re.finditer(rf"{re.escape(mark)}<(/?)([^>]*)>", text):
+        depth += -1 if tag[1] else 1
+        if depth == 1 and not tag[1]:
+            start = tag.end()
+        elif depth == 0:
+            children.append((tag[2], text[start : tag.start()]))
+    if not children or depth:
+        return parameter_value(text, schema)
+    if all(name == "item" for name, _ in children) and "object" not in kinds_of(schema):
+        return [nested_value(child, mark, schema.get("items")) for _, child in children]
+    members = schema.get("properties")
+    members = members if isinstance(members, Mapping) else {}
+    return {name: nested_value(child, mark, members.get(name)) for name, child in children}
+
+
+# --- as Python writes calls ----------------------------------------------------------------------------------------
+
+_PYTHON_CALL = re.compile(r"\s*(?P<name>[\w.:/-]+)\s*\(\s*")
+_PYTHON_KEY = re.compile(r"\s*(?P<key>[\w-]+)\s*=\s*")
+_VALUE_END = re.compile(r"\s*(?:,\s*[\w-]+\s*=(?!=)|\)\s*(?:,\s*[\w.:/-]+\s*\(|\]?\s*\Z))")
+
+
+def python_calls(text: str, tools: Tools) -> list[Call]:
+    """`[name(key=value, …), …]`; strings may hold what Python would escape, as templates write them."""
+    text = text.strip().removeprefix("[").removesuffix("]")
+    found, place = [], 0
+    while begun := _PYTHON_CALL.match(text, place):
+        place, values = begun.end(), {}
+        while key := _PYTHON_KEY.match(text, place):
+            value = _python_value(text, key.end())
+            if value is None:
+                return []
+            values[key["key"]], place = value
+            place = _behind(_SEPARATOR, text, place)
+        if begun["name"] not in tools or text[place : place + 1] != ")":
+            return []
+        found.append(Call(begun["name"], as_json(values)))
+        place = _behind(_SEPARATOR, text, place + 1)
+    return found if place == len(text) else []
+
+
+def _python_value(text: str, place: int) -> tuple[Any, int] | None:
+    """The shortest that is a value, and where it ends."""
+    for end in _VALUE_END.finditer(text, place):
+        written = text[place : end.start()].strip()
+        if written[:1] in {"'", '"'}:
+            if len(written) > 1 and written[-1] == written[0]:
+                return _python_string(written), end.start()
+            continue
+        try:
+            return read_literal(written), end.start()
+        except ValueError:
+            continue
+    return None
+
+
+def _python_string(written: str) -> str:
+    escaped = "".join(rf"\x{ord(letter):02x}" if letter < " " else letter for letter in written)
+    try:
+        return str(ast.literal_eval(escaped))
+    except (SyntaxError, ValueError):
+        return written[1:-1]
+
+
+# --- as Gemma writes arguments -------------------------------------------------------------------------------------
+
+_BARE = re.compile(r"[^,\]}]*")
+
+
+def gemma_arguments(text: str, quote: str) -> dict[str, Any]:
+    """`{key:value,…}` with strings between quotes of their own. Raises ValueError for anything else."""
+    value, place = _gemma_value(text, 0, quote)
+    if not isinstance(value, dict) or text[place:].strip():
+        raise ValueError("no object")
+    return value
+
+
+def _gemma_value(text: str, place: int, quote: str) -> tuple[Any, int]:
+    place = _behind(_SPACE, text, place)
+    if text.startswith(quote, place):
+        end = text.index(quote, place + len(quote))
+        return text[place + len(quote) : end], end + len(quote)
+    if text[place : place + 1] in {"{", "["}:
+        return _gemma_container(text, place, quote)
+    found = _BARE.match(text, place)
+    written = found.group() if found else ""
+    try:
+        return read_literal(written), place + len(written)
+    except ValueError:
+        return written, place + len(written)
+
+
+def _gemma_container(text: str, place: int, quote: str) -> tuple[Any, int]:
+    closer, items, members = "}" if text[place] == "{" else "]", list[Any](), dict[str, Any]()
+    place = _behind(_SPACE, text, place + 1)
+    while not text.startswith(closer, place):
+        if closer == "}":
+            if text.startswith(quote, place):
+                key, place = _gemma_value(text, place, quote)
+                end = text.index(":", place)
+            else:
+                end = text.index(":", place)
+                key = text[place:end].strip()
+            members[key], place = _gemma_value(text, end + 1, quote)
+        else:
+            item, place = _gemma_value(text, place, quote)
+            items.append(item)
+        place = _behind(_SPACE, text, place)
+        if text.startswith(",", place):
+            place = _behind(_SPACE, text, place + 1)
+        elif not text.startswith(closer, place):
+            raise ValueError("neither a comma nor the end")
+    return (members if closer == "}" else items), place + 1
+
+
+def _behind(what: "re.Pattern[str]", text: str, place: int) -> int:
+    found = what.match(text, place)
+    return found.end() if found else place

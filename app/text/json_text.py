@@ -1,0 +1,152 @@
+"""JSON as models write it: read while it is written, and mended where nobody can doubt what is meant.
+
+Control characters and stray backslashes in strings are escaped, a comma before a closing bracket goes, Python's words
+for constants become JSON's, and half of a surrogate pair becomes U+FFFD. Everything else that is no JSON stays unread.
+"""
+
+import ast
+import json
+import re
+from typing import Any
+
+import regex
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_SPACE = re.compile(r"\s+")
+_WORD = regex.compile(r"(?:-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null|True|False|None)(?=[\s,\]}])")
+_PAIR = regex.compile(r"\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}")
+_ESCAPE = regex.compile(r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})')
+_SURROGATE = re.compile(r"\\u[Dd][89A-Fa-f]")
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_JSON_WORDS = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(true|false|null)\b""", re.DOTALL)
+_WORDS_OF_PYTHON = {"true": "True", "false": "False", "null": "None"}
+MAX_DEPTH = 200
+"""Brackets inside one another; beyond it nothing is read."""
+
+KEY, COLON, MEMBER, ITEM, NEXT = "key", "colon", "member", "item", "next"
+"""What may come: a key or `}`, the colon, a value, a value or `]`, a comma or the closing bracket."""
+
+
+class JsonText:
+    """One object or list that is being written: where it ends, and what it is as JSON."""
+
+    def __init__(self) -> None:
+        self.complete = self.broken = False
+        self._closers: list[str] = []
+        self._expects = MEMBER
+        self._in_string = False
+        self._comma = ""
+        """One that is told when something follows it, with the white space behind it."""
+
+    def read(self, text: str) -> tuple[int, str]:
+        """How many characters could be read, and what they are as JSON; the rest is to come again with more."""
+        place, told = 0, list[str]()
+        while place < len(text) and not (self.complete or self.broken):
+            step = self._string(text, place) if self._in_string else self._structure(text, place)
+            if step is None:
+                break
+            told.append(step[1])
+            place += step[0]
+        return place, "".join(told)
+
+    @property
+    def missing(self) -> str | None:
+        """The closing brackets that it lacks, where it lacks nothing else."""
+        return "".join(reversed(self._closers)) if self._expects == NEXT and not self._in_string else None
+
+    # --- each: characters read and what they are; None: more is needed, or it is broken -------------------------
+
+    def _string(self, text: str, place: int) -> tuple[int, str] | None:
+        if plain := _PLAIN.match(text, place):
+            return len(plain.group()), plain.group()
+        if text[place] == '"':
+            self._in_string = False
+            return 1, '"'
+        if text[place] != "\\":
+            return 1, json.dumps(text[place])[1:-1]
+        for pattern in (_PAIR, _ESCAPE):
+            found = pattern.match(text, place, partial=True)
+            if found is not None and found.partial:
+                return None
+            if found is not None:
+                return len(found.group()), "\\ufffd" if self._is_half(found.group()) else found.group()
+        return (2, "'") if text[place + 1] == "'" else (1, "\\\\")
+
+    def _is_half(self, escape: str) -> bool:
+        return len(escape) == 6 and _SURROGATE.match(escape) is not None
+
+    def _structure(self, text: str, place: int) -> tuple[int, str] | None:
+        if space := _SPACE.match(text, place):
+            if self._comma:
+                self._comma += space.group()
+                return len(space.group()), ""
+            return len(space.group()), space.group()
+        letter = text[place]
+        if letter in "}]":
+            return self._close(letter)
+        if letter == "," and self._expects == NEXT:
+            self._comma, self._expects = ",", KEY if self._closers[-1] == "}" else ITEM
+            return 1, ""
+        if letter == ":" and self._expects == COLON:
+            self._expects = MEMBER
+            return 1, ":"
+        return self._begin(text, place)
+
+    def _close(self, letter: str) -> tuple[int, str] | None:
+        if not self._closers or self._closers[-1] != letter or self._expects not in {KEY, ITEM, NEXT}:
+            self.broken = True
+            return None
+        self._closers.pop()
+        space, self._comma, self._expects = self._comma[1:], "", NEXT
+        self.complete = not self._closers
+        return 1, space + letter
+
+    def _begin(self, text: str, place: int) -> tuple[int, str] | None:
+        """A key or a value."""
+        letter, comma = text[place], self._comma
+        if letter == '"' and self._expects in {KEY, MEMBER, ITEM} and self._closers:
+            self._expects, self._in_string, self._comma = COLON if self._expects == KEY else NEXT, True, ""
+            return 1, f'{comma}"'
+        if self._expects in {MEMBER, ITEM}:
+            if letter in "{[" and len(self._closers) < MAX_DEPTH:
+                self._closers.append("}" if letter == "{" else "]")
+                self._expects, self._comma = KEY if letter == "{" else ITEM, ""
+                return 1, comma + letter
+            found = _WORD.match(text, place, partial=True) if self._closers else None
+            if found is not None and found.partial:
+                return None
+            if found is not None:
+                self._expects, self._comma = NEXT, ""
+                return len(found.group()), comma + _PYTHON_WORDS.get(found.group(), found.group())
+        self.broken = True
+        return None
+
+
+def read_literal(text: str) -> Any:
+    """The value that is written as JSON, or as Python writes it. Raises ValueError where it is neither."""
+    text = text.strip()
+    value = _read_container(text) if text[:1] in {"{", "["} else json.loads(_PYTHON_WORDS.get(text, text))
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+def _read_container(text: str) -> Any:
+    json_text = JsonText()
+    count, mended = json_text.read(text)
+    try:
+        if json_text.complete and count == len(text):
+            return json.loads(mended)
+        as_python = _JSON_WORDS.sub(lambda found: found.group(1) or _WORDS_OF_PYTHON[found.group(2)], text)
+        return json.loads(json.dumps(ast.literal_eval(as_python), allow_nan=False))
+    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"no value: {error}") from error
+
+
+def as_json(value: Any) -> str:
+    """The text of a value, readable where that is possible."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json.dumps(value)
+    return text

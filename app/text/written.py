@@ -1,0 +1,51 @@
+"""What a model wrote and nobody has read yet, for readers that wait for more of it where they cannot tell."""
+
+from collections.abc import Generator
+from typing import Any
+
+import regex
+
+from app.text.stops import MarkedText
+
+MAX_CALL_CHARACTERS = 256 * 1024
+"""Characters of a call that is read as a whole; beyond it is text."""
+
+Match = Any
+"""One of `regex`, which has no types."""
+Reading = Generator[None, None, Match | None]
+"""Each `yield` asks for more text."""
+
+
+class Written(MarkedText):
+    """It grows at its end while it is read from its beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.final = False
+        """There is no more."""
+
+    def more(self) -> Generator[None, None, bool]:
+        """Wait for more; whether any may have come."""
+        if self.final or len(self.text) > MAX_CALL_CHARACTERS:
+            return False
+        yield
+        return True
+
+    def match(self, pattern: "regex.Pattern[str]", place: int = 0) -> Reading:
+        """What begins at `place`, as soon as that is certain."""
+        while True:
+            found = pattern.match(self.text, place, partial=True)
+            if found is None or not found.partial:
+                return found
+            if not (yield from self.more()):
+                return pattern.match(self.text, place)
+
+    def search(self, pattern: "regex.Pattern[str]", place: int = 0) -> Reading:
+        """The first place from `place` on."""
+        while True:
+            found = pattern.search(self.text, place, partial=True)
+            if found is not None and not found.partial:
+                return found
+            place = found.start() if found is not None else len(self.text)
+            if not (yield from self.more()):
+                return None

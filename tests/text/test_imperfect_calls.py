@@ -1,0 +1,502 @@
+"""What models really write: calls that are not quite right, examples that are none, and what is cut off.
+
+Each test is named after what its user sees; the outputs are those of public bug reports and others of their kinds.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from app.text.call_reader import MAX_FAILED
+from app.text.calls import id_of
+from app.text.dialect import BARE_JSON, HARMONY, JSON_CALLS, NO_DIALECT, Dialect
+from app.text.json_text import JsonText
+from app.text.splitter import AnswerSplitter
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+    for name, properties in (
+        ("get_weather", {"city": {"type": "string"}, "days": {"type": "integer"}}),
+        ("log_event", {"day": {"type": "integer"}, "sure": {"type": "boolean"}, "rate": {"type": "number"}}),
+        ("write_file", {"code": {"type": "string"}, "tags": {"type": "array"}, "where": {"type": "object"}}),
+    )
+]
+
+
+def speaking(parser: str) -> Dialect:
+    return Dialect(opening="<think>", closing="</think>", parser=parser)
+
+
+JSON, CODER, MISTRAL, KIMI = (speaking(name) for name in (JSON_CALLS, "qwen3_coder", "mistral", "kimi_k2"))
+MINIMAX, DEEPSEEK, LLAMA, GLM = (speaking(name) for name in ("minimax_m2", "deepseek", BARE_JSON, "glm47"))
+GPT_OSS = Dialect(opening="<|channel|>analysis", closing="<|channel|>final<|message|>", parser=HARMONY)
+PARIS = ("get_weather", {"city": "Paris"})
+PARIS_JSON = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+PARIS_CALL = f"<tool_call>\n{PARIS_JSON}\n</tool_call>"
+PARIS_CODER = "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>"
+
+
+class Told:
+    """All that an answer says; calls as a client puts them together."""
+
+    def __init__(self, dialect: Dialect, pieces: Sequence[str], **options: Any) -> None:
+        self.splitter = AnswerSplitter(dialect, **{"tools": TOOLS} | options)
+        self.text = self.reasoning = ""
+        self._calls: dict[int, list[str]] = {}
+        for place in range(len(pieces) + 1):
+            self.splitter.feed(pieces[place] if place < len(pieces) else "", final=place == len(pieces), cut=True)
+            for part in self.splitter.take():
+                self.text, self.reasoning = self.text + part.text, self.reasoning + part.reasoning
+                for piece in part.calls:
+                    call = self._calls.setdefault(piece.index, [piece.name, piece.id, ""])
+                    call[2] += piece.arguments
+
+    @property
+    def calls(self) -> list[tuple[str, Any]]:
+        """The whole ones."""
+        unfinished = self.splitter.unfinished_call
+        return [(name, json.loads(text)) for index, (name, _, text) in self._calls.items() if index != unfinished]
+
+    @property
+    def ids(self) -> list[str]:
+        return [identifier for _, identifier, _ in self._calls.values()]
+
+    @property
+    def unfinished(self) -> str | None:
+        index = self.splitter.unfinished_call
+        return None if index is None else self._calls[index][2]
+
+
+def told(dialect: Dialect, written: str, **options: Any) -> Told:
+    """At once, letter by letter and in two at every place: the same."""
+    whole = Told(dialect, [written], **options)
+    for pieces in (list(written), *([written[:place], written[place:]] for place in range(0, len(written), 3))):
+        other = Told(dialect, pieces, **options)
+        assert (other.text, other.reasoning, other.calls) == (whole.text, whole.reasoning, whole.calls)
+        assert (other.unfinished, other.splitter.met) == (whole.unfinished, whole.splitter.met)
+    return whole
+
+
+# --- stop strings ------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_string_inside_reasoning_does_not_end_the_answer() -> None:
+    written = "<think>\nLet me see. Question: what?\n</think>\n\nThe answer is 42. Question: next"
+    answer = told(JSON, written, stop=["Question:"])
+    assert (answer.reasoning, answer.text) == ("Let me see. Question: what?", "The answer is 42. ")
+    assert answer.splitter.met == "Question:"
+    inside = told(JSON, "so Question: it\n</think>Yes", stop=["Question:"], inside=True)
+    assert (inside.reasoning, inside.text, inside.splitter.met) == ("so Question: it", "Yes", "")
+
+
+def test_a_stop_string_in_the_analysis_of_gpt_oss_does_not_end_the_answer() -> None:
+    written = "<|channel|>analysis<|message|>END of it<|end|><|start|>assistant<|channel|>final<|message|>Hello END no"
+    answer = told(GPT_OSS, written, stop=["END"])
+    assert (answer.reasoning, answer.text, answer.splitter.met) == ("END of it", "Hello ", "END")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "written"),
+    [
+        (JSON, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "New\\n\\nYork STOP"}}\n</tool_call>'),
+        (CODER, "<tool_call>\n<function=get_weather>\n<parameter=city>\nNew\n\nYork STOP\n</parameter>\n</function>"),
+        (MISTRAL, '[TOOL_CALLS]get_weather[ARGS]{"city": "New\n\nYork STOP"}'),
+    ],
+)
+def test_a_stop_string_inside_arguments_does_not_cut_the_call(dialect: Dialect, written: str) -> None:
+    answer = told(dialect, written, stop=["\n\n", "STOP", "York"])
+    assert answer.calls == [("get_weather", {"city": "New\n\nYork STOP"})]
+    assert not answer.splitter.met
+
+
+def test_a_stop_string_that_would_span_reasoning_and_text_does_not_match() -> None:
+    answer = told(JSON, "<think>so ST</think>OP it", stop=["STOP"])
+    assert (answer.reasoning, answer.text) == ("so ST", "OP it")
+    around = told(JSON, f"a ST{PARIS_CALL}OP b", stop=["STOP"])
+    assert (around.text, around.calls) == ("a STOP b", [PARIS])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=some.text(alphabet="ab <tol_c>\n", max_size=40),
+    stop=some.lists(some.text(alphabet="ab \n", min_size=1, max_size=3), max_size=3),
+)
+def test_text_ends_at_the_first_stop_string_with_tools_and_without(text: str, stop: list[str]) -> None:
+    ends = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
+    expected = text[: min(ends)[1]] if ends else text
+    for tools in ((), TOOLS):
+        for pieces in ([text], list(text)):
+            assert Told(Dialect(parser=JSON_CALLS), pieces, tools=tools, stop=stop).text == expected
+
+
+# --- arguments that are not quite JSON -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dialect", "before", "behind"),
+    [
+        (JSON, '<tool_call>\n{"name": "write_file", "arguments": ', "}\n</tool_call>"),
+        (JSON, '<tool_call>\n[{"arguments": ', ', "name": "write_file"}]\n</tool_call>'),
+        (MISTRAL, "[TOOL_CALLS]write_file[ARGS]", ""),
+        (DEEPSEEK, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>write_file<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+        (GPT_OSS, "<|channel|>commentary to=functions.write_file <|constrain|>json<|message|>", "<|call|>"),
+        (LLAMA, '{"name": "write_file", "parameters": ', "}"),
+        (KIMI, "<|tool_calls_section_begin|><|tool_call_begin|>functions.write_file:0<|tool_call_argument_begin|>", ""),
+    ],
+)
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('{"code": "a\tb\nc"}', {"code": "a\tb\nc"}),
+        ('{"code": "\\d+ it\\\'s \x00",}', {"code": "\\d+ it's \x00"}),
+        (
+            '{"tags": [1, 2, ], "where": {"sure": True, "rest": None,}}',
+            {"tags": [1, 2], "where": {"sure": True, "rest": None}},
+        ),
+        ('{"code": "\\ud83d\\ude42 \\ud83d"}', {"code": "🙂 \ufffd"}),
+    ],
+)
+def test_arguments_with_control_characters_and_trailing_commas_arrive(
+    dialect: Dialect, before: str, behind: str, written: str, meant: Any
+) -> None:
+    answer = told(dialect, before + written + behind)
+    assert (answer.calls, answer.text) == ([("write_file", meant)], "")
+
+
+@pytest.mark.parametrize("body", ["not json", "print(1)", "[1, 2]", '"Paris"', "{'city': 'Paris'}"])
+def test_arguments_that_are_no_object_are_text_and_never_empty_ones(body: str) -> None:
+    for dialect, written in (
+        (GPT_OSS, f"<|channel|>commentary to=functions.get_weather<|message|>{body}<|call|>"),
+        (JSON, f'<tool_call>\n{{"name": "get_weather", "arguments": {body}}}\n</tool_call>'),
+        (MISTRAL, f"[TOOL_CALLS]get_weather[ARGS]{body}"),
+    ):
+        answer = told(dialect, written)
+        assert (answer.calls, answer.ids) == ([], [])
+        assert body in answer.text
+
+
+@pytest.mark.parametrize("broken", ['{"city": Paris}', '{"city": "Paris" "days": 3}', '{"city": "He said "hi" to me"}'])
+def test_a_call_whose_arguments_break_off_is_never_whole(broken: str) -> None:
+    for dialect, written in (
+        (JSON, f'<tool_call>\n{{"name": "get_weather", "arguments": {broken}}}\n</tool_call>\n{PARIS_CALL}'),
+        (MISTRAL, f"[TOOL_CALLS]get_weather[ARGS]{broken}"),
+        (GPT_OSS, f"<|channel|>commentary to=functions.get_weather<|message|>{broken}<|call|>"),
+    ):
+        answer = told(dialect, written)
+        assert answer.calls == []
+        assert answer.unfinished is not None
+        assert answer.splitter.ended, "nothing is told behind it"
+
+
+def test_a_bracket_that_is_missing_before_the_mark_is_added() -> None:
+    answer = told(JSON, '<tool_call>\n{"name": "write_file", "arguments": {"tags": ["a", "b"\n</tool_call>')
+    assert answer.calls == [("write_file", {"tags": ["a", "b"]})]
+    cut = told(JSON, '<tool_call>\n{"name": "write_file", "arguments": {"tags": ["a", "b"')
+    assert (cut.calls, cut.unfinished) == ([], '{"tags": ["a", "b"')
+
+
+def test_a_call_of_gpt_oss_without_a_body_has_no_arguments() -> None:
+    assert told(GPT_OSS, "<|channel|>commentary to=functions.get_weather<|message|><|call|>").calls == [
+        ("get_weather", {})
+    ]
+    cut = told(GPT_OSS, "<|channel|>commentary to=functions.get_weather<|message|>")
+    assert (cut.calls, cut.ids, cut.text) == ([], [], "")
+
+
+# --- one parameter of many ---------------------------------------------------------------------------------------
+
+
+def coder(name: str, **parameters: str) -> str:
+    written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
+    return f"<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>"
+
+
+def glm(name: str, **parameters: str) -> str:
+    written = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in parameters.items()
+    )
+    return f"<tool_call>{name}\n{written}</tool_call>"
+
+
+def minimax(name: str, **parameters: str) -> str:
+    written = "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in parameters.items())
+    return f'<minimax:tool_call>\n<invoke name="{name}">\n{written}</invoke>\n</minimax:tool_call>'
+
+
+TAGGED = [(CODER, coder), (GLM, glm), (MINIMAX, minimax)]
+
+
+@pytest.mark.parametrize(("dialect", "write"), TAGGED)
+@pytest.mark.parametrize(
+    ("key", "written", "meant"),
+    [
+        ("day", "2026-01-15", "2026-01-15"),
+        ("day", "3.5", "3.5"),
+        ("day", "4.0", 4),
+        ("day", "null", None),
+        ("sure", "yes", "yes"),
+        ("sure", "True", True),
+        ("rate", "much", "much"),
+        ("rate", "1e400", "1e400"),
+        ("rate", "7", 7),
+    ],
+)
+def test_a_parameter_that_does_not_fit_its_type_stays_text(
+    dialect: Dialect, write: Any, key: str, written: str, meant: Any
+) -> None:
+    answer = told(dialect, write("log_event", **{key: written}))
+    assert (answer.calls, answer.text) == ([("log_event", {key: meant})], "")
+
+
+@pytest.mark.parametrize(("dialect", "write"), TAGGED)
+def test_lists_and_objects_that_do_not_parse_stay_text(dialect: Dialect, write: Any) -> None:
+    answer = told(dialect, write("write_file", tags="[a, b", where="{'x': None}"))
+    assert answer.calls == [("write_file", {"tags": "[a, b", "where": {"x": None}})]
+
+
+@pytest.mark.parametrize(("dialect", "write"), TAGGED)
+@pytest.mark.parametrize(
+    "code",
+    [
+        'print("</parameter>")',
+        "</function>",
+        "<tool_call>\n</tool_call>",
+        "a </arg_value> b",
+        "</invoke></minimax:tool_call>",
+        "  kept\n",
+        "null",
+        "3",
+        "",
+    ],
+)
+def test_marks_inside_a_parameter_do_not_end_it(dialect: Dialect, write: Any, code: str) -> None:
+    answer = told(dialect, write("write_file", code=code, tags="[]"))
+    assert (answer.calls, answer.text) == ([("write_file", {"code": code, "tags": []})], "")
+
+
+# --- calls that are not where they belong --------------------------------------------------------------------------
+
+
+UNMARKED = [
+    (CODER, PARIS_CODER, "</tool_call>"),
+    (speaking("seed"), "<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>", "</seed:tool_call>"),
+    (LLAMA, '<function=get_weather>{"city": "Paris"}</function>', ""),
+    (
+        MINIMAX,
+        '<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n</invoke>',
+        "</minimax:tool_call>",
+    ),
+    (
+        DEEPSEEK,
+        '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>',
+        "<｜tool▁calls▁end｜>",
+    ),
+    (
+        KIMI,
+        '<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>',
+        "<|tool_calls_section_end|>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "call", "end"), UNMARKED)
+def test_a_call_without_its_opening_mark_is_a_call(dialect: Dialect, call: str, end: str) -> None:
+    for written in (call, f"{call}\n{end}"):
+        answer = told(dialect, f"I will look.\n\n{written}")
+        assert (answer.text, answer.calls) == ("I will look.", [PARIS])
+    assert told(dialect, f"{call}\n{call}").calls == [PARIS] * 2
+    assert told(dialect, f"plan\n{call}", inside=True).calls == [PARIS]
+    nobody = call.replace("get_weather", "no_such_tool")
+    assert (told(dialect, nobody).text, told(dialect, nobody).calls) == (nobody, [])
+
+
+@pytest.mark.parametrize(
+    "written", [PARIS_JSON, f"```json\n{PARIS_JSON}\n```", f"<tools>\n{PARIS_JSON}\n</tools>", f"[{PARIS_JSON}]"]
+)
+def test_json_that_is_the_whole_answer_is_a_call(written: str) -> None:
+    for dialect in (JSON, CODER, MISTRAL, LLAMA):
+        assert told(dialect, written).calls == [PARIS]
+        assert told(dialect, f"<think>hm</think>\n\n{written}").calls == [PARIS]
+        for text in (f"Like so: {written}", f"{written}\nThat is it."):
+            assert (told(dialect, text).calls, told(dialect, text).text) == ([], text)
+        assert told(dialect, written, by_grammar=True).text == written
+
+
+def test_json_that_names_no_tool_is_streamed_as_text() -> None:
+    splitter = AnswerSplitter(JSON, tools=TOOLS)
+    splitter.feed('{"name": "Bob", ')
+    assert [part.text for part in splitter.take()] == ['{"name": "Bob",']
+
+
+@pytest.mark.parametrize(
+    ("dialect", "call"),
+    [
+        (CODER, f"<tool_call>\n{PARIS_CODER}\n</tool_call>"),
+        (JSON, PARIS_CALL),
+        (MINIMAX, minimax("get_weather", city="Paris")),
+        (
+            KIMI,
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+            '{"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>',
+        ),
+    ],
+)
+def test_a_call_at_the_end_of_reasoning_is_a_call(dialect: Dialect, call: str) -> None:
+    answer = told(dialect, f"plan: call it\n{call}", inside=True)
+    assert (answer.reasoning, answer.calls, answer.text) == ("plan: call it", [PARIS], "")
+    assert told(dialect, f"<think>plan {call}\n{call}").calls == [PARIS] * 2
+    for thought in (f"plan {call} or not", call[:-30], call[:12], f"{call}\nor {call[:20]}"):
+        answer = told(dialect, f"plan {thought}", inside=True)
+        assert (answer.reasoning, answer.calls, answer.text) == (f"plan {thought}".rstrip(), [], "")
+    closed = told(dialect, f"plan {call}</think>\n\nHello", inside=True)
+    assert (closed.reasoning, closed.calls, closed.text) == (f"plan {call}", [], "Hello")
+
+
+# --- what nobody offered -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dialect", "written"),
+    [
+        (JSON, 'Example:\n```xml\n<tool_call>\n{"name": "x", "arguments": {}}\n</tool_call>\n```\nThat was it.'),
+        (JSON, '<tool_call>\n[{"name": "x", "arguments": {}}]\n</tool_call> no'),
+        (CODER, "<tool_call>\n<function=no_such_tool>\n</function>\n</tool_call>"),
+        (MISTRAL, '[TOOL_CALLS]abc123DEF[ARGS]{"city": "Paris"}'),
+        (MISTRAL, '[TOOL_CALLS][{"name": "no_such_tool", "arguments": {}}]'),
+        (GLM, "<tool_call>no_such_tool\n</tool_call>"),
+        (MINIMAX, '<minimax:tool_call>\n<invoke name="no_such_tool">\n</invoke>\n</minimax:tool_call>'),
+        (
+            KIMI,
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.none:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        ),
+        (
+            DEEPSEEK,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>none<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (LLAMA, '{"name": "no_such_tool", "parameters": {}}'),
+        (speaking("pythonic"), "<|tool_call_start|>[none(city='Paris')]<|tool_call_end|>"),
+        (speaking("gemma4"), "<|tool_call>call:none{}<tool_call|>"),
+    ],
+)
+def test_a_call_of_a_tool_that_nobody_offered_is_text(dialect: Dialect, written: str) -> None:
+    answer = told(dialect, written)
+    assert (answer.text, answer.calls) == (written, [])
+
+
+def test_a_call_behind_an_example_is_still_found() -> None:
+    example = '<tool_call>\n{"name": "x", "arguments": {}}\n</tool_call>'
+    answer = told(JSON, f"Like\n{example}\n\n{PARIS_CALL}")
+    assert (answer.text, answer.calls) == (f"Like\n{example}", [PARIS])
+
+
+def test_messages_of_gpt_oss_to_nobody_are_text() -> None:
+    final = "<|start|>assistant<|channel|>final<|message|>Hello<|return|>"
+    for recipient, body in (
+        ("assistant", "note to self"),
+        ("python code", "print(1)"),
+        ("browser.search", '{"query": "x"}'),
+    ):
+        answer = told(GPT_OSS, f"<|channel|>commentary to={recipient}<|message|>{body}<|end|>{final}")
+        assert (answer.text, answer.calls) == (f"{body}\n\nHello", [])
+        thought = told(GPT_OSS, f"<|channel|>analysis to={recipient}<|message|>{body}<|call|>{final}")
+        assert (thought.reasoning, thought.text, thought.calls) == (body, "Hello", [])
+
+
+def test_the_recipient_of_gpt_oss_may_stand_before_its_channel() -> None:
+    written = ' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "<|end|>"}<|call|>'
+    assert told(GPT_OSS, written).calls == [("get_weather", {"city": "<|end|>"})]
+
+
+# --- ids -----------------------------------------------------------------------------------------------------------
+
+
+def test_ids_fit_every_template_and_those_of_the_model_are_kept() -> None:
+    made = {id_of("") for _ in range(1000)}
+    assert len(made) == 1000
+    assert all(len(each) == 9 and each.isascii() and each.isalnum() for each in made)
+    written = '[TOOL_CALLS]get_weather[CALL_ID]abc123DEF[ARGS]{"city": "Paris"}'
+    answer = told(MISTRAL, written)
+    assert (answer.calls, answer.ids) == ([PARIS], ["abc123DEF"])
+    listed = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "XYZ987abc"}]'
+    assert told(MISTRAL, listed).ids == ["XYZ987abc"]
+    kimi = "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:4<|tool_call_argument_begin|>{}"
+    assert told(KIMI, kimi).ids == ["functions.get_weather:4"]
+
+
+# --- what is cut off -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [PARIS_CALL, f"[TOOL_CALLS]get_weather[ARGS]{json.dumps(PARIS[1])}"])
+def test_a_call_that_is_cut_anywhere_is_never_told_as_whole(call: str) -> None:
+    dialect = JSON if call == PARIS_CALL else MISTRAL
+    whole = call.index('"Paris"}') + len('"Paris"}')
+    for end in range(len(call)):
+        answer = told(dialect, call[:end])
+        assert (answer.calls == [PARIS]) == (end >= whole)
+        assert answer.calls or answer.unfinished is not None or answer.text == call[:end]
+
+
+@pytest.mark.parametrize(("dialect", "write"), TAGGED)
+def test_a_call_of_parameters_that_is_cut_is_text(dialect: Dialect, write: Any) -> None:
+    call = write("get_weather", city="Paris", days="3")
+    for end in range(0, len(call) - 30, 5):
+        answer = told(dialect, call[:end])
+        assert (answer.calls, answer.unfinished, answer.text) == ([], None, call[:end])
+
+
+# --- white space ---------------------------------------------------------------------------------------------------
+
+
+def test_white_space_around_calls_is_as_it_was_written() -> None:
+    assert told(JSON, f"I will check.\n\n{PARIS_CALL}\n\nNow I wait.").text == "I will check.\n\n\n\nNow I wait."
+    assert told(JSON, f"I will check.\n\n{PARIS_CALL}\n").text == "I will check."
+    assert told(JSON, f"I will check.{PARIS_CALL} Now I wait.").text == "I will check. Now I wait."
+    assert told(JSON, f"{PARIS_CALL}\n\nNow I wait.\n").text == "Now I wait.\n"
+    for text in ("Let me look.\n<tool_call>", "Let me look.\n\n<tool_call> it is \n", " \n x \n"):
+        assert told(JSON, text).text == text
+    two = f"{coder('get_weather', city='Paris')}\n{coder('get_weather')}"
+    assert told(CODER, f"Look\n\n{two} !").text == "Look\n\n\n !"
+
+
+# --- costs ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_of_beginnings_costs_no_more_than_its_length() -> None:
+    begun = "<tool_call>\n<function=write_file>\n<parameter=code>\n"
+    answer = Told(CODER, [begun] * 2000)
+    assert (answer.text, answer.calls) == (begun * 2000, [])
+    assert answer.splitter._reader.failed == MAX_FAILED
+    blank = Told(JSON, [" \n"] * 5000)
+    assert blank.text == " \n" * 5000
+
+
+VALUES = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats(allow_nan=False, allow_infinity=False) | some.text(),
+    lambda inner: some.lists(inner) | some.dictionaries(some.text(max_size=4), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    value=some.dictionaries(some.text(max_size=4), VALUES) | some.lists(VALUES),
+    ascii_only=some.booleans(),
+    data=some.data(),
+)
+def test_json_is_read_letter_by_letter_as_it_is(value: Any, ascii_only: bool, data: some.DataObject) -> None:
+    written = json.dumps(value, ensure_ascii=ascii_only, indent=data.draw(some.sampled_from([None, 1])))
+    reader, told_text, held = JsonText(), "", ""
+    for letter in f"{written} rest":
+        held += letter
+        count, text = reader.read(held)
+        told_text, held = told_text + text, held[count:]
+    assert (told_text, held, reader.complete) == (written, " rest", True)
+
+
+def test_a_plain_text_is_untouched() -> None:
+    text = f"  {PARIS_CALL} {PARIS_JSON}\n"
+    assert told(NO_DIALECT, text, tools=()).text == text
