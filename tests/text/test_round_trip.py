@@ -45,7 +45,7 @@ TOOLS = [
 END_OF_TURN = re.compile(
     r"<\|im_end\|>|</s>|<\|eot_id\|>|<\|eom_id\|>|<｜end▁of▁sentence｜>|<\|END_OF_TURN_TOKEN\|>|\[e~\[|<seed:eos>|\n\n<sep>"
     r"|<\|end_of_text\|>|<end_of_sentence>|<SPECIAL_12>|<\|role_end\|>|\n?</assistant>|<turn\|>|<\|tool_response>|<\|eot\|>$"
-    r"|<｜hy_eos:opensource｜>|<\|end_of_msg\|>|<\|message_sep\|>\n\n$|<\|call\|>$|\n<\|end\|>\n"
+    r"|<｜hy_eos:opensource｜>|<\|end_of_msg\|>|<\|message_sep\|>\n\n$|<\|call\|>$|\n<\|end\|>\n(?=</s>)"
 )
 SHOWS_NO_CALLS = {
     "HuggingFaceTB-SmolLM3-3B": "calls of the history are not written",
