@@ -108,5 +108,5 @@ def test_what_cannot_be_read_is_refused_by_name(client: openai.OpenAI) -> None:
         client.responses.create(model=MODEL, input=picture)
     with pytest.raises(openai.BadRequestError, match="background"):
         client.responses.create(model=MODEL, input="x", background=True)
-    with pytest.raises(openai.BadRequestError, match="no items of type"):
+    with pytest.raises(openai.BadRequestError, match="items of type computer_call are left out"):
         client.responses.create(model=MODEL, input=[{"type": "computer_call"}])  # type: ignore[list-item]
