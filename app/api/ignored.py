@@ -53,19 +53,24 @@ REASONS: Mapping[str, str] = {
 }
 UNKNOWN = "there is no such field here"
 USUAL: Mapping[str, Sequence[Any]] = {
-    "include": (["reasoning.encrypted_content"],),
+    "include": ([], ["reasoning.encrypted_content"]),
+    "include_reasoning": (True,),
     "modalities": (["text"],),
     "text.verbosity": ("medium",),
     "truncation": ("disabled",),
     "verbosity": ("medium",),
 }
-"""Values that ask for what is done anyway."""
+"""Values that ask for what is done anyway; of other fields, those that ask for nothing."""
 
 
 def ignored_fields(body: BaseModel) -> list[Notice]:
     """A notice for each field that was sent and is not read."""
-    names = (name for name, value in _unread(body) if value and name not in SILENT and value not in USUAL.get(name, ()))
+    names = (name for name, value in _unread(body) if name not in SILENT and not _is_usual(name, value))
     return [ignored(name, REASONS.get(name, UNKNOWN)) for name, _ in zip(names, range(MAX_NOTICES), strict=False)]
+
+
+def _is_usual(name: str, value: Any) -> bool:
+    return value is None or (value in USUAL[name] if name in USUAL else not value)
 
 
 def ignored(name: str, why: str) -> Notice:
