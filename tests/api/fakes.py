@@ -150,9 +150,8 @@ class FakeWorker:
         await self.tell()
         try:
             async for event in self.script(command):
-                if isinstance(event, Finished):
-                    event = msgspec.structs.replace(event, notices=command.notices + event.notices)
-                stream.put(event)
+                is_end = isinstance(event, Finished)
+                stream.put(msgspec.structs.replace(event, notices=command.notices) if is_end else event)
                 await asyncio.sleep(0)
         except PacelineError as error:
             self._saying.pop(command.id, None)

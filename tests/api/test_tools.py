@@ -1,4 +1,4 @@
-"""Tools of every kind: those that take one text are told back as such, those that run elsewhere are named (F11, F23)."""
+"""Tools of every kind: those that take a text are told back as such, those that run elsewhere are named (F11, F23)."""
 
 import json
 from typing import Any
