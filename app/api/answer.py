@@ -266,10 +266,14 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         close()
         raise
     close()
-    if len(choices) < MANY_CHOICES:
-        return Response(msgspec.json.encode(renderer.whole(choices)), media_type="application/json")
-    encoded = await asyncio.to_thread(lambda: msgspec.json.encode(renderer.whole(choices)))
-    return Response(encoded, media_type="application/json")
+    return Response(await _whole(renderer, choices), media_type="application/json")
+
+
+async def _whole(renderer: Renderer, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode() -> bytes:
+        return msgspec.json.encode(renderer.whole(choices))
+
+    return encode() if len(choices) < MANY_CHOICES else await asyncio.to_thread(encode)
 
 
 def _streamed(
