@@ -16,7 +16,12 @@ EFFORTS: dict[str, Any] = {
 }
 """Where each surface says how much to think."""
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
-LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}
+LOOK = {
+    "type": "function",
+    "name": "look",
+    "description": "Looks.",
+    "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+}
 MCP = {"type": "namespace", "name": "mcp__files__", "tools": [LOOK]}
 
 
