@@ -36,6 +36,7 @@ from app.admin.model_view import ModelView
 from app.admin.templating import Pages, read_assets
 from app.admin.updates import Updates
 from app.api import chat, completions, control, embeddings, messages, ollama, rerank, responses, tokens
+from app.api.kept_responses import KeptResponses
 from app.core import descriptors, setting_texts
 from app.core.errors import ServerRuns, StoreUnavailable
 from app.core.messages import Accepted, Delta, Finished, Heartbeat, LoadProgress, TextWork
@@ -204,7 +205,7 @@ def build(admin: AdminContext) -> FastAPI:
         lifespan=lambda _app: listening(admin),
     )
     app.state.context, app.state.admin, app.state.pages = context, admin, admin.pages
-    app.state.responses = responses.KeptResponses()
+    app.state.responses = KeptResponses()
     app.state.door = Door(
         accounts=admin.accounts,
         secret=settings.api_key.get_secret_value() if settings.api_key is not None else None,

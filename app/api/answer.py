@@ -6,7 +6,9 @@ time to come again.
 """
 
 import asyncio
+import json
 import time
+from array import array
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -30,6 +32,8 @@ from app.serving.journal import Record
 from app.serving.sse import DONE, EventStream, KeptFrames, comment, frame
 from app.worker.client import RequestStream
 
+MANY_CHOICES = 64
+"""Choices from which on an answer is put together in a thread, so that other streams are not held up."""
 DASHBOARD = "/admin/"
 """Whose streams go on for a while without a reader."""
 
@@ -46,6 +50,7 @@ class FinishedChoice:
     logprobs: list[TokenText] = field(default_factory=list)
     finish_reason: str = ""
     stop: str = ""
+    unfinished_call: int | None = None
     embedding: Sequence[float] = ()
     usage: Statistics = field(default_factory=Statistics)
     notices: Sequence[Notice] = ()
@@ -62,25 +67,38 @@ class FinishedChoice:
 
     @property
     def tool_calls(self) -> list[ToolCallDelta]:
-        """Each call whole, in order."""
+        """Each call, in order, without the one that was cut off."""
         calls: dict[int, ToolCallDelta] = {}
         for piece in self.calls:
             begun = calls.get(piece.index)
             calls[piece.index] = (
                 piece if begun is None else msgspec.structs.replace(begun, arguments=begun.arguments + piece.arguments)
             )
-        return list(calls.values())
+        return [call for index, call in calls.items() if index != self.unfinished_call]
 
     def take(self, event: Delta | Finished) -> None:
         """Add what one event told."""
         if isinstance(event, Finished):
             self.finish_reason, self.usage, self.stop = event.finish_reason, event.usage, event.stop
-            self.embedding, self.notices = event.embedding, event.notices
+            self.unfinished_call, self.notices = event.unfinished_call, event.notices
+            self.embedding = array("f", event.embedding)
             return
         self.texts.append(event.text)
         self.reasonings.append(event.reasoning)
         self.calls.extend(event.tool_calls)
         self.logprobs.extend(event.logprobs)
+
+
+def call_arguments(call: ToolCallDelta) -> dict[str, Any]:
+    """The arguments of a whole call, read. Raises PacelineError for what is no object: nothing is made up for it."""
+    try:
+        arguments = json.loads(call.arguments or "{}", strict=False)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        message = f"The model called {call.name} with arguments that cannot be read: send the request again."
+        raise PacelineError(message, code="unreadable_call")
+    return arguments
 
 
 class Renderer:
@@ -213,7 +231,7 @@ def warnings_object(notices: Sequence[Notice]) -> dict[str, Any]:
 
 async def answer(request: Request, commands: Sequence[Generate], renderer: Renderer, *, stream: bool) -> Response:
     """Run `commands` and answer with what `renderer` makes of them. Raises what the worker refused."""
-    _check_choices(commands)
+    _check_choices(commands[0])
     context = context_of(request)
     record = Record(
         context.journal,
@@ -248,7 +266,14 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         close()
         raise
     close()
-    return Response(msgspec.json.encode(renderer.whole(choices)), media_type="application/json")
+    return Response(await _whole(renderer, choices), media_type="application/json")
+
+
+async def _whole(renderer: Renderer, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode() -> bytes:
+        return msgspec.json.encode(renderer.whole(choices))
+
+    return encode() if len(choices) < MANY_CHOICES else await asyncio.to_thread(encode)
 
 
 def _streamed(
@@ -273,9 +298,9 @@ def _streamed(
     return kept.response(context.write_timeout_seconds)
 
 
-def _check_choices(commands: Sequence[Generate]) -> None:
-    """Raise for more choices than may ever wait: coming back later would not help."""
-    choices, limit = sum(command.n for command in commands), commands[0].model.queue_limit
+def _check_choices(command: Generate) -> None:
+    """Raise for more choices of one prompt than may ever wait: coming back later would not help."""
+    choices, limit = command.n, command.model.queue_limit
     if choices > limit:
         message = f"{choices} choices are asked for, but only {limit} may wait for a model: ask for fewer at a time."
         raise InvalidRequest(message, code="too_many_choices", parameter="n")
@@ -315,16 +340,18 @@ async def _frames(
     try:
         for told in renderer.opening():
             yield renderer.frame(told)
+        told_at = context.clock()
         while events.running:
             event = await events.next(context.keep_alive_seconds)
-            if event is None:
+            if isinstance(event, Finished):
+                usages[events.choice(event)] = event.usage
+            frames = [] if event is None else [renderer.frame(told) for told in _told(renderer, events, event)]
+            if event is None or (not frames and context.clock() - told_at >= context.keep_alive_seconds):
                 progress = context.worker.progress.get(events.model_id)
-                yield renderer.beat("waiting" if progress is None else f"loading {progress.fraction:.0%}")
-            else:
-                if isinstance(event, Finished):
-                    usages[events.choice(event)] = event.usage
-                for told in _told(renderer, events, event):
-                    yield renderer.frame(told)
+                frames = [renderer.beat("waiting" if progress is None else f"loading {progress.fraction:.0%}")]
+            for each in frames:
+                yield each
+                told_at = context.clock()
         for told in renderer.closing([usages[choice] for choice in sorted(usages)]):
             yield renderer.frame(told)
         yield renderer.end

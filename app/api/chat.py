@@ -4,19 +4,17 @@ Beyond OpenAI: `seed` is always told; the finish chunk and the whole answer carr
 of a chunk may carry `method` and `accepted_spans`, the parts of its text that a drafter proposed.
 """
 
-import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from app.api.answer import FinishedChoice, OpenAIRenderer, answer
 from app.api.commands import (
-    MAX_TOKEN_ID,
     MAX_TOP_LOGPROBS,
     GenerationBody,
     MaxTokens,
@@ -25,25 +23,25 @@ from app.api.commands import (
     shared_command,
     told_as,
 )
+from app.api.ignored import ignored
 from app.api.shapes import ChatCompletion
-from app.api.structured import check_schema
-from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES, Delta, Generate, TokenText, ToolCallDelta
+from app.api.thinking import ThinkingBody
+from app.api.tools import CUSTOM, FUNCTION, CustomInput, ToolsBody, custom_arguments, custom_input
+from app.core.messages import Delta, Finished, Generate, TokenText, ToolCallDelta
+from app.core.request import Notice
 from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, told
 from app.serving.gate import Body, Sent
 
-MAX_MESSAGES = 2000
-MAX_TOOLS = 128
-ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-
-EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
-"""Of what clients ask, the nearest that templates know."""
+MAX_MESSAGES = 2048
+TEXT_ONLY = "this model reads text only, no images, sound or files"
+PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Where the text of a part is, by the part's type."""
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 PART = object_of(type={"const": "text"}, text={"type": "string"})
-NAMED = object_of(type={"const": "function"}, function=object_of(name={"type": "string"}))
 
 
 class Message(Body):
@@ -55,21 +53,33 @@ class Message(Body):
     reasoning: str | None = None
     """The same, by its other name."""
     name: Name | None = None
-    tool_calls: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Name | None = None
+    prefix: bool | None = None
+    """Of the last one: the answer goes on with it; as DeepSeek and Mistral say it."""
+    partial: bool | None = None
+    """The same, as Moonshot and Qwen say it."""
+    images: Annotated[Any, told_as({"type": "array", "maxItems": 0})] = None
 
     @field_validator("content", mode="before")
     @classmethod
     def _join_parts(cls, content: Any) -> Any:
         if not isinstance(content, list):
             return content
-        if any(isinstance(part, dict) and part.get("type") not in (None, "text") for part in content):
-            raise ValueError("this model reads text only: send parts of type text, no images, sound or files")
-        texts = [part.get("text") if isinstance(part, dict) and "type" in part else None for part in content]
+        kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+        if any(kind is not None and not (isinstance(kind, str) and kind in PART_TEXTS) for kind in kinds):
+            raise ValueError(f"{TEXT_ONLY}: send parts of type text")
+        texts = [part.get(PART_TEXTS[kind]) if kind else None for part, kind in zip(content, kinds, strict=True)]
         strings = [text for text in texts if isinstance(text, str)]
         if len(strings) < len(content):
             raise ValueError("give a string, or parts of type text with their text")
         return "".join(strings)
+
+    @field_validator("images")
+    @classmethod
+    def _check_images(cls, images: Any) -> None:
+        if images:
+            raise ValueError(TEXT_ONLY)
 
     @model_validator(mode="after")
     def _check_content(self) -> "Message":
@@ -77,114 +87,66 @@ class Message(Body):
             raise ValueError("content is required")
         return self
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether an answer can begin where it ends."""
+        return self.role == "assistant" and bool(self.content) and not self.tool_calls
+
     def render(self) -> dict[str, Any]:
         """The message as chat templates expect it; `developer` is what older templates call `system`."""
         role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": self.content}
-        optional = self.model_dump(include={"name", "tool_calls", "tool_call_id"})
+        optional = self.model_dump(include={"name", "tool_call_id"})
         optional["reasoning_content"] = self.reasoning_content or self.reasoning
+        optional["tool_calls"] = None if self.tool_calls is None else [_plain_call(call) for call in self.tool_calls]
+        message: dict[str, Any] = {"role": role, "content": self.content}
         return message | {name: value for name, value in optional.items() if value is not None}
 
 
-class FunctionDefinition(Body):
-    """A function that the model may call; `parameters` is a JSON schema, shown to the model as it is."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    @field_validator("parameters")
-    @classmethod
-    def _check_schema(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
-        if parameters is not None:
-            check_schema(parameters)
-        return parameters
+def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of a tool that takes one text, as that of a function."""
+    custom = call.get(CUSTOM)
+    if not isinstance(custom, dict):
+        return call
+    function = {"name": custom.get("name"), "arguments": custom_arguments(str(custom.get("input") or ""))}
+    return {"id": call.get("id"), "type": FUNCTION, FUNCTION: function}
 
 
-class Tool(Body):
-    """One tool."""
-
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
-class Thinking(Body):
-    """Whether to think before the answer, and for how many tokens at most."""
-
-    type: Literal["enabled", "disabled", "adaptive"] | None = None
-    budget_tokens: int | None = Field(None, ge=0, le=MAX_TOKEN_ID)
-
-
-class ChatBody(GenerationBody):
+class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
     """`POST /v1/chat/completions`."""
+
+    model_config = ConfigDict(extra="allow")
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Annotated[Any, told_as({"enum": ["none", "auto", "required"]}, NAMED)] = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    thinking: Thinking | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(
-        None, max_length=MAX_TEMPLATE_ARGUMENTS
-    )
-
-    @field_validator("messages")
-    @classmethod
-    def _check_tail(cls, messages: list[Message]) -> list[Message]:
-        if [message.role for message in messages[-2:]] == ["assistant", "assistant"]:
-            raise ValueError("the last two messages are both from the assistant")
-        return messages
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _check_tool_choice(cls, choice: Any) -> str:
-        function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            return f"function:{function['name']}"
-        if choice not in (None, "none", "auto", "required"):
-            raise ValueError('give none, auto, required, or {"type": "function", "function": {"name": …}}')
-        return choice or "auto"
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _check_arguments(cls, arguments: dict[str, Any] | None) -> dict[str, Any] | None:
-        for name in arguments or ():
-            if ARGUMENT_NAME.fullmatch(name) is None or name in SERVER_NAMES:
-                raise ValueError("a name is not allowed: it is malformed or set by the server")
-        return arguments
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is only allowed with logprobs: true")
-        names = {tool.function.name for tool in self.tools or ()}
-        if self.tool_choice not in {None, "auto", "none"} and not names:
-            raise ValueError("tool_choice asks for a call, but there are no tools")
-        if (self.tool_choice or "").startswith("function:") and self.tool_choice[9:] not in names:
-            raise ValueError("tool_choice names a function that is not among the tools")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt exclude one another")
+        if self.continue_final_message and not self.messages[-1].can_go_on:
+            raise ValueError("continue_final_message: the last message is no text of the assistant's")
         return self
 
-    def template_arguments(self) -> dict[str, Any]:
-        """What the template is told; templates know thinking by one of three names."""
-        arguments: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            effort = EFFORTS.get(self.reasoning_effort, self.reasoning_effort)
-            arguments |= {"reasoning_effort": effort, "enable_thinking": self.reasoning_effort != "none"}
-        if self.thinking is not None and self.thinking.type is not None:
-            arguments["enable_thinking"] = self.thinking.type != "disabled"
-        if "enable_thinking" in arguments:
-            arguments["thinking"] = arguments["enable_thinking"]
-        return arguments | dict(self.chat_template_kwargs or {})
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message: if it can, unless another turn is asked for."""
+        last = self.messages[-1]
+        said = self.continue_final_message or last.prefix or last.partial
+        another = self.add_generation_prompt or self.continue_final_message is False
+        return last.can_go_on and bool(said or not another)
 
-    def shown_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the template shows, after `tool_choice`; None when there are none."""
-        if self.tool_choice == "none" or not self.tools:
-            return None
-        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+    def notices(self) -> list[Notice]:
+        """What of it cannot be honoured, besides the fields that nobody reads."""
+        found = self.tool_notices()
+        if self.add_generation_prompt is False and not self.continues:
+            found.append(ignored("add_generation_prompt", "an answer begins a turn of its own"))
+        return found
 
 
 router = APIRouter()
@@ -197,8 +159,9 @@ async def create_chat_completion(request: Request, body: Sent[ChatBody]) -> Resp
     return await answer(request, [command], ChatRenderer(command.id, command, body), stream=bool(body.stream))
 
 
-async def chat_command(request: Request, body: ChatBody, request_id: str) -> Generate:
-    """What the worker is asked for a conversation, whatever wire format it came in. Raises what the resolver raises."""
+async def chat_command(request: Request, body: ChatBody, request_id: str, notices: Sequence[Notice] = ()) -> Generate:
+    """What the worker is asked for a conversation, whatever wire format it came in; `notices` are what its own format
+    could not say in the words of this one. Raises what the resolver raises."""
     shared = await shared_command(request, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     usual = context_of(request).live.usual(body.model, shared.model.id)
     return msgspec.structs.replace(
@@ -206,17 +169,22 @@ async def chat_command(request: Request, body: ChatBody, request_id: str) -> Gen
         id=request_id,
         messages=messages_of(body, usual.system_prompt),
         tools=body.shown_tools(),
-        tool_choice=body.tool_choice if body.shown_tools() and body.tool_choice else "auto",
+        tool_choice=body.call_mode,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        reasoning_tokens=body.thinking.budget_tokens if body.thinking else None,
+        continues=body.continues,
+        reasoning_tokens=body.budget_tokens,
         template_arguments=body.template_arguments(),
         max_tokens=max_tokens(body.max_completion_tokens or body.max_tokens, usual.max_tokens),
+        notices=(*notices, *shared.notices, *body.notices()),
     )
 
 
 def messages_of(body: ChatBody, system_prompt: str | None) -> list[dict[str, Any]]:
-    """The messages as templates expect them; the model's system prompt goes first unless the request brings one."""
-    messages = [message.render() for message in body.messages]
+    """The messages as templates expect them, without an empty one that an answer would fill; the model's system prompt
+    goes first unless the request brings one."""
+    *before, last = body.messages
+    is_empty = last.role == "assistant" and not (last.content or last.tool_calls or last.reasoning_content)
+    messages = [message.render() for message in (before if before and is_empty else body.messages)]
     if system_prompt is None or any(message["role"] == "system" for message in messages):
         return messages
     return [{"role": "system", "content": system_prompt}, *messages]
@@ -228,10 +196,21 @@ class ChatRenderer(OpenAIRenderer):
     whole_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
+    def __init__(self, request_id: str, command: Generate, body: ChatBody) -> None:
+        super().__init__(request_id, command, body)
+        self._custom_names = body.custom_names
+        self._inputs: dict[tuple[int, int], CustomInput] = {}
+        """Of calls of custom tools, by choice and call."""
+
     def opening(self) -> list[dict[str, Any]]:
         """The role, once for each choice."""
         role = {"role": "assistant", "content": ""}
         return [self._chunk(_choice(index, role)) for index in range(self.n)]
+
+    def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:
+        if isinstance(event, Finished):
+            yield from self._rest_of_inputs(choice, event.unfinished_call)
+        yield from super().tell(choice, event)
 
     def piece(self, index: int, told: Delta | str) -> dict[str, Any]:
         if isinstance(told, str):
@@ -240,16 +219,33 @@ class ChatRenderer(OpenAIRenderer):
         if told.reasoning:
             delta |= _reasoning(told.reasoning)
         if told.tool_calls:
-            delta["tool_calls"] = [_call_piece(call) for call in told.tool_calls]
+            delta["tool_calls"] = [self._call_piece(index, call) for call in told.tool_calls]
         if told.text or not delta:
             delta["content"] = told.text
         return _choice(index, delta)
+
+    def _call_piece(self, choice: int, call: ToolCallDelta) -> dict[str, Any]:
+        if call.name in self._custom_names:
+            self._inputs[choice, call.index] = CustomInput()
+        text = self._inputs.get((choice, call.index))
+        if text is None:
+            kind, more = FUNCTION, {"arguments": call.arguments}
+        else:
+            kind, more = CUSTOM, {"input": text.feed(call.arguments)}
+        if call.name:
+            return {"index": call.index, "id": call.id, "type": kind, kind: {"name": call.name} | more}
+        return {"index": call.index, kind: more}
+
+    def _rest_of_inputs(self, choice: int, unfinished: int | None) -> Iterable[dict[str, Any]]:
+        for (of_choice, index), text in self._inputs.items():
+            if of_choice == choice and index != unfinished and (rest := text.finish()):
+                yield self._chunk(_choice(choice, {"tool_calls": [{"index": index, CUSTOM: {"input": rest}}]}))
 
     def logprobs(self, choice: int, tokens: Sequence[TokenText]) -> dict[str, Any]:  # noqa: ARG002 - all are alike
         return {"content": [_chat_token(token) for token in tokens], "refusal": None}
 
     def whole_choice(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
-        calls = [{"id": call.id, "type": "function", "function": _function(call)} for call in finished.tool_calls]
+        calls = [self._whole_call(call) for call in finished.tool_calls]
         message: dict[str, Any] = {"role": "assistant", "content": finished.text or (None if calls else "")}
         message["refusal"] = None
         if finished.reasoning:
@@ -263,6 +259,13 @@ class ChatRenderer(OpenAIRenderer):
             "finish_reason": finished.finish_reason,
         }
 
+    def _whole_call(self, call: ToolCallDelta) -> dict[str, Any]:
+        if call.name in self._custom_names:
+            custom = {"name": call.name, "input": custom_input(call.arguments)}
+            return {"id": call.id, "type": CUSTOM, CUSTOM: custom}
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": call.id, "type": FUNCTION, FUNCTION: function}
+
 
 def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -271,16 +274,6 @@ def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None)
 def _reasoning(text: str) -> dict[str, str]:
     """Under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text}
-
-
-def _function(call: ToolCallDelta) -> dict[str, str]:
-    return {"name": call.name, "arguments": call.arguments}
-
-
-def _call_piece(call: ToolCallDelta) -> dict[str, Any]:
-    if call.name:
-        return {"index": call.index, "id": call.id, "type": "function", "function": _function(call)}
-    return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
 def _chat_token(token: TokenText) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from app.api.ignored import ignored_fields
 from app.api.structured import GUIDED, format_grammar, wished_grammar
 from app.core.drafters import AUTO, DRAFT_METHODS, METHOD_NAMES, OFF
 from app.core.errors import InvalidRequest, SpeculationUnavailable
@@ -96,7 +97,9 @@ Stay = Annotated[
 
 class StayBody(Body):
     """How long the model stays in memory without requests, as Ollama (`keep_alive`) and LM Studio (`ttl`) name it; 0:
-    it leaves after the answer, below 0: never."""
+    it leaves after the answer, below 0: never. Of other fields the answer says that they are ignored."""
+
+    model_config = ConfigDict(extra="allow")
 
     keep_alive: Stay = None
     ttl: Stay = None
@@ -246,6 +249,7 @@ async def shared_command(request: Request, body: GenerationBody, *, top_logprobs
         sampling=sampling_parameters(body, context.live.usual(body.model, model.id), top_logprobs),
         speculation=speculation,
         grammar=body.grammar,
+        notices=tuple(ignored_fields(body)),
     )
 
 

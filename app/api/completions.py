@@ -30,7 +30,7 @@ from app.serving.context import context_of
 from app.serving.document import ANSWERED, EVENTS, told
 from app.serving.gate import Sent
 
-MAX_PROMPTS = 64
+MAX_PROMPTS = 2048
 DEFAULT_MAX_TOKENS = 16
 
 router = APIRouter()

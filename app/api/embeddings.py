@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator
 
-from app.api.answer import FinishedChoice, Renderer, answer
+from app.api.answer import FinishedChoice, Renderer, answer, warnings_object
 from app.api.commands import GenerationBody, shared_command
 from app.api.completions import Prompt, is_tokens, prompts
 from app.api.shapes import EmbeddingList
@@ -30,7 +30,7 @@ from app.serving.context import context_of
 from app.serving.document import ANSWERED, told
 from app.serving.gate import Sent
 
-MAX_INPUTS = 256
+MAX_INPUTS = 2048
 
 router = APIRouter()
 
@@ -93,10 +93,18 @@ async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_i
 
 
 def shortened(embedding: Sequence[float], dimensions: int | None) -> list[float]:
-    """Its first numbers, of length 1."""
+    """Its first numbers, of length 1. Raises InvalidRequest where it has fewer."""
+    if dimensions is not None and dimensions > len(embedding):
+        message = f"dimensions: {dimensions} are asked for, but vectors of this model have {len(embedding)}."
+        raise InvalidRequest(message, parameter="dimensions")
     vector = embedding[:dimensions]
     size = sqrt(sum(value * value for value in vector)) or 1.0
     return [value / size for value in vector]
+
+
+def written(vector: list[float]) -> msgspec.Raw:
+    """A vector as JSON: of thousands, numbers of Python's would fill memory."""
+    return msgspec.Raw(msgspec.json.encode(vector))
 
 
 class EmbeddingsRenderer(Renderer):
@@ -115,10 +123,11 @@ class EmbeddingsRenderer(Renderer):
         ]
         made = {"pooling": self._pooling, "normalized": True}
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": data, "model": self._model_id, "usage": usage} | made
+        told = {"object": "list", "data": data, "model": self._model_id, "usage": usage} | made
+        return told | warnings_object(finished[0].notices)
 
-    def _vector(self, embedding: Sequence[float]) -> list[float] | str:
+    def _vector(self, embedding: Sequence[float]) -> msgspec.Raw | str:
         vector = shortened(embedding, self._body.dimensions)
         if self._body.encoding_format == "base64":
             return base64.b64encode(array("f", vector).tobytes()).decode()
-        return vector
+        return written(vector)

@@ -1,6 +1,7 @@
 """Anthropic's `/v1/messages` and `/v1/messages/count_tokens`: a conversation in its words, answered by the same core.
 
-Fields that only steer Anthropic's own service (`cache_control`, `metadata`, `service_tier`) are ignored.
+Blocks and tools of what only Anthropic runs are left out, and the answer names them. A call of a tool is told when it
+is whole: clients run what they are told of one.
 """
 
 import json
@@ -10,15 +11,18 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
-from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves, warnings_object
-from app.api.chat import MAX_MESSAGES, MAX_TOOLS, ChatBody, Thinking, chat_command
+from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, unless_client_leaves, warnings_object
+from app.api.chat import MAX_MESSAGES, TEXT_ONLY, ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBody
+from app.api.ignored import ignored_fields
 from app.api.shapes import AnthropicMessage, TokenCount
+from app.api.thinking import Effort, ThinkingBody
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import Delta, Finished, Generate
+from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.prompt_size import check_prompt
+from app.core.request import Notice
 from app.core.statistics import Statistics
 from app.i18n import Words
 from app.serving.context import context_of
@@ -34,10 +38,11 @@ router = APIRouter()
 
 
 class Source(Body):
-    """Of a document."""
+    """Of a document: its text, or blocks of it."""
 
     type: str | None = None
     data: str | None = None
+    content: "str | list[Block] | None" = None
 
 
 class Block(Body):
@@ -50,11 +55,14 @@ class Block(Body):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: "str | list[Block] | None" = None
-    source: Source | None = None
+    content: "str | list[Block] | Block | None" = None
+    source: Source | str | None = None
+    title: str | None = None
 
 
 Blocks = str | list[Block]
+UNREADABLE = frozenset({"image", "document"})
+"""Kinds of blocks that a person sent to be looked at: they are refused, never passed over."""
 
 
 class Turn(Body):
@@ -65,12 +73,32 @@ class Turn(Body):
 
 
 class AnthropicTool(Body):
-    """A tool that the client runs itself."""
+    """A tool that the client runs itself, or with another `type` one that it does not describe."""
 
-    name: str
+    type: str | None = None
+    name: str | None = None
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_described(self) -> "AnthropicTool":
+        if self.is_own and (self.name is None or self.input_schema is None):
+            raise ValueError("a tool has a name and an input_schema")
+        return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the client describes it."""
+        return self.type in (None, "custom")
+
+    def as_chat(self) -> dict[str, Any]:
+        """The same in OpenAI's words."""
+        if not self.is_own:
+            return {"type": self.type, "name": self.name}
+        described = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        function = {name: value for name, value in described.items() if value is not None} | {"strict": self.strict}
+        return {"type": "function", "function": function}
 
 
 class AnthropicChoice(Body):
@@ -91,19 +119,22 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     """How the answer should look."""
 
+    model_config = ConfigDict(extra="allow")
+
     format: OutputFormat | None = None
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
 
 
-class CountBody(Body):
+class CountBody(ThinkingBody):
     """`POST /v1/messages/count_tokens`."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: ModelName | None = None
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: Blocks | None = None
-    tools: list[AnthropicTool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicChoice | None = None
-    thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
     def as_chat(self) -> dict[str, Any]:
@@ -111,19 +142,28 @@ class CountBody(Body):
         messages = [] if self.system is None else [{"role": "system", "content": _text(self.system)}]
         for turn in self.messages:
             messages += list(_messages(turn))
-        chat: dict[str, Any] = {"model": self.model, "messages": messages}
+        chat: dict[str, Any] = {"model": self.model, "messages": messages} | self.thinking_fields()
         if self.tools:
-            chat["tools"] = [{"type": "function", "function": _function(tool)} for tool in self.tools]
+            chat["tools"] = [tool.as_chat() for tool in self.tools]
         if self.tool_choice is not None:
             name = {"type": "function", "function": {"name": self.tool_choice.name or ""}}
             chat["tool_choice"] = CHOICES.get(self.tool_choice.type, name)
             chat["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
-        if self.thinking is not None:
-            chat["thinking"] = self.thinking.model_dump()
-        if self.output_config is not None and self.output_config.format is not None:
-            schema = {"name": "answer", "schema": self.output_config.format.json_schema}
+        output = self.output_config or OutputConfig()
+        if output.effort is not None:
+            chat.setdefault("reasoning_effort", output.effort)
+        if output.format is not None:
+            schema = {"name": "answer", "schema": output.format.json_schema}
             chat["response_format"] = {"type": "json_schema", "json_schema": schema}
         return chat
+
+    def notices(self) -> list[Notice]:
+        """What of it is left out."""
+        blocks = [block for turn in self.messages if not isinstance(turn.content, str) for block in turn.content]
+        kinds = ", ".join(dict.fromkeys(block.type[:60] for block in blocks if _is_left_out(block)))
+        message = f"blocks of type {kinds} are left out: they tell of tools that do not run here"
+        left_out = [Notice(code="left_out_block", message=message, parameter="messages")] if kinds else []
+        return [*left_out, *ignored_fields(self)]
 
 
 class MessagesBody(CountBody, StayBody):
@@ -144,27 +184,31 @@ class MessagesBody(CountBody, StayBody):
         return chat | ({} if self.speculation is None else {"speculation": self.speculation.model_dump()})
 
 
-def _function(tool: AnthropicTool) -> dict[str, Any]:
-    described = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {name: value for name, value in described.items() if value is not None} | {"strict": tool.strict}
+def _is_left_out(block: Block) -> bool:
+    known = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", "search_result"}
+    return block.type not in known | UNREADABLE
 
 
 def _text(blocks: Blocks) -> str:
-    """Text blocks, joined. Raises InvalidRequest for others."""
+    """The text of blocks, joined. Raises InvalidRequest for pictures and what else would have to be looked at."""
     if isinstance(blocks, str):
         return blocks
-    texts = [block.text if block.type == "text" else _document(block) for block in blocks]
-    if not all(isinstance(text, str) for text in texts):
-        kinds = ", ".join(sorted({block.type[:60] for block in blocks} - {"text"}))
-        raise InvalidRequest(
-            f"messages: this model reads text only, no {kinds or 'other blocks'}", parameter="messages"
+    return "\n\n".join(_block_text(block) for block in blocks if not _is_left_out(block))
+
+
+def _block_text(block: Block) -> str:
+    source = block.source
+    if block.type == "text" and block.text is not None:
+        return block.text
+    if block.type == "search_result" and isinstance(block.content, list):
+        return "\n".join(
+            [*filter(None, (block.title, source if isinstance(source, str) else None)), _text(block.content)]
         )
-    return "\n\n".join(str(text) for text in texts)
-
-
-def _document(block: Block) -> str | None:
-    is_text = block.type == "document" and block.source is not None and block.source.type == "text"
-    return block.source.data if is_text and block.source is not None else None
+    if block.type == "document" and isinstance(source, Source):
+        found = source.data if source.type == "text" else source.content if source.type == "content" else None
+        if found is not None:
+            return _text(found)
+    raise InvalidRequest(f"messages: {TEXT_ONLY}: leave out {block.type[:60]}", parameter="messages")
 
 
 def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
@@ -174,9 +218,10 @@ def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
     for block in blocks:
         match block.type:
             case "tool_result":
-                yield {"role": "tool", "tool_call_id": block.tool_use_id or "-", "content": _text(block.content or "")}
+                found = [block.content] if isinstance(block.content, Block) else block.content or ""
+                yield {"role": "tool", "tool_call_id": block.tool_use_id or "-", "content": _text(found)}
             case "tool_use":
-                function = {"name": block.name or "", "arguments": json.dumps(block.input or {})}
+                function = {"name": block.name or "", "arguments": json.dumps(block.input or {}, ensure_ascii=False)}
                 calls.append({"id": block.id or "-", "type": "function", "function": function})
             case "thinking":
                 thoughts.append(block.thinking or "")
@@ -184,7 +229,7 @@ def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
                 continue
             case _:
                 rest.append(block)
-    if not (rest or calls):
+    if all(map(_is_left_out, rest)) and not calls:
         return
     message: dict[str, Any] = {"role": turn.role, "content": _text(rest) if rest else None}
     if calls:
@@ -197,14 +242,16 @@ def _messages(turn: Turn) -> Iterable[dict[str, Any]]:
 @router.post("/v1/messages", responses=told(AnthropicMessage, EVENTS) | ANSWERED)
 async def create_message(request: Request, body: Sent[MessagesBody]) -> Response:
     """Answer a conversation in Anthropic's format."""
-    command = await chat_command(request, checked(body.as_chat(), ChatBody), f"msg_{secrets.token_hex(12)}")
+    chat, message_id = checked(body.as_chat(), ChatBody), f"msg_{secrets.token_hex(12)}"
+    command = await chat_command(request, chat, message_id, body.notices())
     return await answer(request, [command], MessageRenderer(command), stream=bool(body.stream))
 
 
 @router.post("/v1/messages/count_tokens", responses=told(TokenCount) | problems(429))
 async def count_tokens(request: Request, body: Sent[CountBody]) -> Response:
     """How many tokens a conversation has; no model is loaded for it."""
-    command = await chat_command(request, checked(body.as_chat(), ChatBody), f"count_{secrets.token_hex(12)}")
+    chat, count_id = checked(body.as_chat(), ChatBody), f"count_{secrets.token_hex(12)}"
+    command = await chat_command(request, chat, count_id, body.notices())
     check_prompt(command)
     told = await unless_client_leaves(request, context_of(request).worker.read_prompt(command))
     return JSONResponse({"input_tokens": len(told.tokens)} | warnings_object(told.notices))
@@ -220,8 +267,10 @@ class MessageRenderer(Renderer):
         self._no_drafter = command.model.no_drafter
         self._base = {"id": command.id, "type": "message", "role": "assistant", "model": command.model.id}
         self._block = ""
-        """The kind of the one that is open, and of a call its number."""
+        """The kind of the one that is open."""
         self._index = -1
+        self._said = FinishedChoice()
+        """Whose calls are told at the end."""
 
     def frame(self, told: dict[str, Any]) -> bytes:
         return f"event: {told['type']}\n".encode() + super().frame(told)
@@ -235,7 +284,10 @@ class MessageRenderer(Renderer):
         return [{"type": "message_start", "message": self._base | empty}]
 
     def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - there is one
+        self._said.take(event)
         if isinstance(event, Finished):
+            for call in self._said.tool_calls:
+                yield from self._tell_call(call)
             yield from self._close()
             delta = {"stop_reason": _stop_reason(event.finish_reason, event.stop), "stop_sequence": event.stop or None}
             ended: dict[str, Any] = {"type": "message_delta", "delta": delta, "usage": _usage(event.usage)}
@@ -248,11 +300,13 @@ class MessageRenderer(Renderer):
         if event.text:
             yield from self._open("text", {"type": "text", "text": ""})
             yield self._delta({"type": "text_delta", "text": event.text})
-        for call in event.tool_calls:
-            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-            yield from self._open(f"tool_use {call.index}", block)
-            if call.arguments:
-                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def _tell_call(self, call: ToolCallDelta) -> Iterable[dict[str, Any]]:
+        arguments = json.dumps(call_arguments(call), ensure_ascii=False)
+        yield from self._open(
+            f"tool_use {call.index}", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        )
+        yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def failed(self, error: PacelineError, words: Words | None) -> dict[str, Any]:
         return error_object(error, words, ANTHROPIC)
@@ -265,7 +319,7 @@ class MessageRenderer(Renderer):
         if one.text or not (content or one.tool_calls):
             content.append({"type": "text", "text": one.text})
         content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": call_arguments(call)}
             for call in one.tool_calls
         ]
         ended = {"stop_reason": _stop_reason(one.finish_reason, one.stop), "stop_sequence": one.stop or None}
@@ -303,11 +357,3 @@ def _usage(usage: Statistics) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "output_tokens": usage.completion_tokens,
     }
-
-
-def _input(arguments: str) -> Any:
-    """An answer that was cut off may hold half an object."""
-    try:
-        return json.loads(arguments or "{}")
-    except ValueError:
-        return {}

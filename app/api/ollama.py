@@ -2,7 +2,8 @@
 else. (`/api/ps` is in `app/api/control.py`.)
 
 Lines of JSON in place of events; a tool call is told when it is whole. `num_ctx` and what else steers Ollama's own
-engine is ignored. A request without a prompt or messages loads the model, as there; with `keep_alive` 0 it lets it go.
+engine is passed over. A request without a prompt or messages loads the model, as there; with `keep_alive` 0 it lets it
+go.
 """
 
 import asyncio
@@ -10,20 +11,31 @@ import json
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from app.api.answer import FinishedChoice, Renderer, answer, unless_client_leaves, warnings_object
-from app.api.chat import MAX_MESSAGES, MAX_TOOLS, ChatBody, chat_command
-from app.api.commands import NO_LIMIT, GenerationBody, ModelName, StayBody, keep_model, max_tokens, shared_command
+from app.api.answer import FinishedChoice, Renderer, answer, call_arguments, unless_client_leaves, warnings_object
+from app.api.chat import MAX_MESSAGES, TEXT_ONLY, ChatBody, chat_command
+from app.api.commands import (
+    NO_LIMIT,
+    GenerationBody,
+    ModelName,
+    StayBody,
+    keep_model,
+    max_tokens,
+    shared_command,
+    told_as,
+)
 from app.api.completions import prompts
-from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, shortened
+from app.api.embeddings import MAX_INPUTS, EmbeddingsBody, embedding_commands, shortened, written
+from app.api.ignored import ignored_fields
 from app.api.shapes import OllamaChatAnswer, OllamaModel, OllamaModels, OllamaText, OllamaVector, OllamaVectors
-from app.core.errors import InvalidRequest, PacelineError
+from app.api.thinking import ThinkingBody
+from app.core.errors import PacelineError
 from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
@@ -38,36 +50,61 @@ from app.serving.gate import Body, Sent, checked
 API_VERSION = "0.12.6"
 """Of Ollama, whose API this is like; clients refuse to talk to an older one."""
 LINES = "application/x-ndjson"
-OPTIONS = {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"}
 OLLAMA_WORDS = {"tools": "tools", "reasoning": "thinking"}
 LOADED = {"done": True, "done_reason": "load"}
 
 router = APIRouter()
 
 
-class OllamaBody(StayBody):
+class OllamaOptions(Body):
+    """Those of a model that mean something here; their bounds are OpenAI's."""
+
+    model_config = ConfigDict(extra="allow")
+
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    min_p: Any = None
+    seed: Any = None
+    stop: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repeat_penalty: Any = None
+    num_predict: Any = None
+
+    def as_openai(self) -> dict[str, Any]:
+        """The fields of OpenAI's that mean the same."""
+        fields = self.model_dump(include={*OllamaOptions.model_fields} - {"repeat_penalty", "num_predict"})
+        most = self.num_predict or None
+        # Below 0 there is no limit, or (-2) that of the context, which always holds.
+        fields["max_tokens"] = NO_LIMIT if type(most) is int and most < 0 else most
+        return fields | {"repetition_penalty": self.repeat_penalty}
+
+
+def _no_images(images: Any) -> None:
+    if images:
+        raise ValueError(TEXT_ONLY)
+
+
+Images = Annotated[Any, AfterValidator(_no_images), told_as({"type": "array", "maxItems": 0})]
+"""Refused, unless there are none."""
+
+
+class OllamaBody(ThinkingBody, StayBody):
     """What chat and generate share; both stream unless they are asked not to."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: ModelName
     stream: bool = True
     format: str | dict[str, Any] | None = None
-    options: dict[str, Any] | None = None
-    think: bool | Literal["low", "medium", "high"] | None = None
+    options: OllamaOptions | None = None
     speculation: dict[str, Any] | None = None
 
     def as_openai(self) -> dict[str, Any]:
         """The fields of OpenAI's that mean the same."""
-        options = self.options or {}
-        fields = {name: value for name, value in options.items() if name in OPTIONS}
-        most = options.get("num_predict") or None
-        # Below 0 there is no limit, or (-2) that of the context, which always holds.
-        fields |= {"model": plain_name(self.model), "max_tokens": NO_LIMIT if type(most) is int and most < 0 else most}
-        fields["keep_alive"] = self.stay_seconds
-        fields |= {"repetition_penalty": options.get("repeat_penalty"), "speculation": self.speculation}
-        if isinstance(self.think, bool):
-            fields["thinking"] = {"type": "enabled" if self.think else "disabled"}
-        elif self.think:
-            fields["reasoning_effort"] = self.think
+        fields = (self.options or OllamaOptions()).as_openai() | self.thinking_fields()
+        fields |= {"model": plain_name(self.model), "keep_alive": self.stay_seconds, "speculation": self.speculation}
         if self.format == "json":
             fields["response_format"] = {"type": "json_object"}
         elif self.format:
@@ -85,24 +122,27 @@ class OllamaFunction(Body):
 class OllamaCall(Body):
     """One call."""
 
+    id: str | None = None
     function: OllamaFunction
 
 
 class OllamaMessage(Body):
-    """One message; images are refused."""
+    """One message."""
 
     role: str
     content: str | None = None
-    images: list[Any] | None = None
+    images: Images = None
     thinking: str | None = None
-    tool_calls: list[OllamaCall] | None = Field(None, max_length=MAX_TOOLS)
+    tool_calls: list[OllamaCall] | None = None
+    tool_call_id: str | None = None
+    tool_name: str | None = None
 
 
 class OllamaChat(OllamaBody):
     """`POST /api/chat`."""
 
     messages: list[OllamaMessage] = Field([], max_length=MAX_MESSAGES)
-    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[dict[str, Any]] | None = None
 
 
 class OllamaGenerate(OllamaBody):
@@ -112,6 +152,7 @@ class OllamaGenerate(OllamaBody):
     system: str | None = None
     suffix: str | None = None
     raw: bool = False
+    images: Images = None
 
 
 class OllamaEmbed(StayBody):
@@ -136,30 +177,31 @@ def plain_name(name: str) -> str:
 
 
 def _messages(body: OllamaChat) -> list[dict[str, Any]]:
-    """Messages in OpenAI's words: calls get ids, in order, that their results name."""
+    """Messages in OpenAI's words: calls without an id get one, which their results name by the tool or in order."""
     messages: list[dict[str, Any]] = []
-    called: list[str] = []
+    open_calls: dict[str, str] = {}
     for message in body.messages:
-        if message.images:
-            raise InvalidRequest("messages: this model reads text only, no images", parameter="messages")
         plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.thinking:
             plain["reasoning_content"] = message.thinking
         if message.tool_calls:
-            functions = [call.function for call in message.tool_calls]
-            called = [f"call_{len(messages)}_{place}" for place in range(len(functions))]
-            plain["tool_calls"] = [
-                {
-                    "id": call_id,
-                    "type": "function",
-                    "function": {"name": each.name, "arguments": json.dumps(each.arguments or {})},
-                }
-                for call_id, each in zip(called, functions, strict=True)
-            ]
+            named = {
+                call.id or f"call_{len(messages)}_{place}": call.function
+                for place, call in enumerate(message.tool_calls)
+            }
+            open_calls = {call_id: function.name for call_id, function in named.items()}
+            plain["tool_calls"] = [_openai_call(*each) for each in named.items()]
         if plain["role"] == "tool":
-            plain["tool_call_id"] = called.pop(0) if called else "call_0"
+            answered = [call_id for call_id, name in open_calls.items() if name == message.tool_name]
+            plain["tool_call_id"] = message.tool_call_id or next(iter([*answered, *open_calls]), "call_0")
+            open_calls.pop(plain["tool_call_id"], None)
         messages.append(plain)
     return messages
+
+
+def _openai_call(call_id: str, function: OllamaFunction) -> dict[str, Any]:
+    arguments = json.dumps(function.arguments or {}, ensure_ascii=False)
+    return {"id": call_id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
 @router.post("/api/chat", responses=told(OllamaChatAnswer, LINES) | ANSWERED)
@@ -168,7 +210,7 @@ async def ollama_chat(request: Request, body: Sent[OllamaChat]) -> Response:
     if not body.messages:
         return await _load(request, body, {"message": {"role": "assistant", "content": ""}})
     chat = checked(body.as_openai() | {"messages": _messages(body), "tools": body.tools}, ChatBody)
-    command = await chat_command(request, chat, f"ollama-{secrets.token_hex(12)}")
+    command = await chat_command(request, chat, f"ollama-{secrets.token_hex(12)}", ignored_fields(body))
     return await _answer(request, body, command, OllamaRenderer(command, _said))
 
 
@@ -183,11 +225,13 @@ async def ollama_generate(request: Request, body: Sent[OllamaGenerate]) -> Respo
         shared = await shared_command(request, plain, top_logprobs=None)
         most = max_tokens(plain.max_tokens, context_of(request).live.usual(plain.model, shared.model.id).max_tokens)
         middle = {"text": body.prompt, "suffix": body.suffix or None}
-        command = msgspec.structs.replace(shared, id=request_id, max_tokens=most, **middle)
+        notices = (*shared.notices, *ignored_fields(body))
+        command = msgspec.structs.replace(shared, id=request_id, max_tokens=most, notices=notices, **middle)
     else:
         system = [{"role": "system", "content": body.system}] if body.system else []
         messages = [*system, {"role": "user", "content": body.prompt}]
-        command = await chat_command(request, checked(body.as_openai() | {"messages": messages}, ChatBody), request_id)
+        chat = checked(body.as_openai() | {"messages": messages}, ChatBody)
+        command = await chat_command(request, chat, request_id, ignored_fields(body))
     return await _answer(request, body, command, OllamaRenderer(command, _responded))
 
 
@@ -226,7 +270,9 @@ async def _embed(request: Request, body: OllamaEmbed, given: Any, told: Any) -> 
     wanted["keep_alive"] = body.stay_seconds
     embeddings = checked(wanted, EmbeddingsBody)
     commands = await embedding_commands(request, embeddings, f"ollama-{secrets.token_hex(12)}")
-    return await answer(request, commands, OllamaEmbeddings(commands[0], embeddings, told), stream=False)
+    first = msgspec.structs.replace(commands[0], notices=(*commands[0].notices, *ignored_fields(body)))
+    renderer = OllamaEmbeddings(first, embeddings, told)
+    return await answer(request, [first, *commands[1:]], renderer, stream=False)
 
 
 @router.get("/api/version")
@@ -283,20 +329,13 @@ def _said(text: str, thinking: str, calls: Sequence[ToolCallDelta]) -> dict[str,
         message["thinking"] = thinking
     if calls:
         message["tool_calls"] = [
-            {"id": call.id, "function": {"name": call.name, "arguments": _object(call.arguments)}} for call in calls
+            {"id": call.id, "function": {"name": call.name, "arguments": call_arguments(call)}} for call in calls
         ]
     return {"message": message}
 
 
 def _responded(text: str, thinking: str, calls: Sequence[ToolCallDelta]) -> dict[str, Any]:  # noqa: ARG001 - no tools
     return {"response": text} | ({"thinking": thinking} if thinking else {})
-
-
-def _object(arguments: str) -> Any:
-    try:
-        return json.loads(arguments or "{}")
-    except ValueError:  # cut off by the limit
-        return {}
 
 
 class OllamaRenderer(Renderer):
@@ -310,8 +349,8 @@ class OllamaRenderer(Renderer):
         self._model_id = command.model.id
         self._no_drafter = command.model.no_drafter
         self._tells = tells
-        self._calls = FinishedChoice()
-        """Whose pieces come one by one."""
+        self._said = FinishedChoice()
+        """Whose calls are told at the end."""
 
     def frame(self, told: dict[str, Any]) -> bytes:
         return msgspec.json.encode(told) + b"\n"
@@ -320,12 +359,12 @@ class OllamaRenderer(Renderer):
         return b""
 
     def tell(self, choice: int, event: Delta | Finished) -> Iterable[dict[str, Any]]:  # noqa: ARG002 - there is one
+        self._said.take(event)
         if isinstance(event, Delta):
-            self._calls.calls.extend(event.tool_calls)
             if event.text or event.reasoning:
                 yield _base(self._model_id) | self._tells(event.text, event.reasoning, ()) | {"done": False}
             return
-        if calls := self._calls.tool_calls:
+        if calls := self._said.tool_calls:
             yield _base(self._model_id) | self._tells("", "", calls) | {"done": False}
         yield (
             _base(self._model_id)
@@ -360,8 +399,9 @@ class OllamaEmbeddings(Renderer):
 
     def whole(self, finished: Sequence[FinishedChoice]) -> dict[str, Any]:
         usage = Statistics.side_by_side([each.usage for each in finished])
-        vectors = [shortened(each.embedding, self._body.dimensions) for each in finished]
-        return {"model": self._model_id, **self._told(vectors), **durations(usage)}
+        vectors = [written(shortened(each.embedding, self._body.dimensions)) for each in finished]
+        told = {"model": self._model_id, **self._told(vectors), **durations(usage)}
+        return told | warnings_object(finished[0].notices)
 
 
 def durations(usage: Statistics) -> dict[str, int]:

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, field_validator
 
-from app.api.answer import FinishedChoice, Renderer, answer
+from app.api.answer import FinishedChoice, Renderer, answer, warnings_object
 from app.api.commands import TEXT, GenerationBody, object_of, shared_command, told_as
 from app.api.shapes import Reranking
 from app.core.errors import InvalidRequest
@@ -26,7 +26,7 @@ from app.serving.context import context_of
 from app.serving.document import ANSWERED, told
 from app.serving.gate import Sent
 
-MAX_DOCUMENTS = 256
+MAX_DOCUMENTS = 2048
 LIKELIEST = 64
 """Tokens among which `yes` and `no` have to be; what is not there weighs nothing."""
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -106,7 +106,8 @@ class RerankRenderer(Renderer):
         results.sort(key=lambda result: -result["relevance_score"])
         tokens = Statistics.side_by_side([each.usage for each in finished]).prompt_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"id": self.id, "model": self._model_id, "results": results[: self._body.top_n], "usage": usage}
+        told = {"id": self.id, "model": self._model_id, "results": results[: self._body.top_n], "usage": usage}
+        return told | warnings_object(finished[0].notices)
 
     def _result(self, index: int, finished: FinishedChoice) -> dict[str, Any]:
         [token] = finished.logprobs

@@ -1,58 +1,53 @@
 """OpenAI's `/v1/responses`: items in, items out, every streamed event in order; conversations are kept for a while.
 
-Items become the messages of a chat, so that the core is the same. What is kept lies in memory, bounded in time and
-bytes, each owner's apart. Tools that OpenAI runs itself (web search, files, code) are left out of the list of tools.
+Items become the messages of a chat (`app/api/response_items.py`), so that the core is the same.
 """
 
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from app.api.answer import FinishedChoice, Renderer, answer, warnings_object
-from app.api.chat import MAX_TOOLS, ChatBody, chat_command
+from app.api.chat import ChatBody, chat_command
 from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBody
+from app.api.ignored import ignored_fields
+from app.api.kept_responses import Item, KeptResponses
+from app.api.response_items import NAMESPACE, ItemReader, chat_choice, chat_tool, flat_name, flat_tools
 from app.api.shapes import Deleted, ResponseItems, ResponseObject
+from app.api.thinking import ThinkingBody
+from app.api.tools import CUSTOM, CustomInput
 from app.core.errors import InvalidRequest, PacelineError
-from app.core.messages import Delta, Finished, Generate
+from app.core.messages import Delta, Finished, Generate, ToolCallDelta
 from app.core.request import Notice
 from app.core.statistics import Statistics
 from app.i18n import Words
 from app.serving.auth import identity_of
 from app.serving.document import ANSWERED, EVENTS, told
-from app.serving.errors import Rejected, error_object
+from app.serving.errors import error_object
 from app.serving.gate import Body, Sent, checked
 
-KEPT_SECONDS = 24 * 3600.0
-KEPT_BYTES = 64 * 1024 * 1024
-TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-
-Item = dict[str, Any]
+ID_PREFIXES = {"message": "msg", "reasoning": "rs", "custom_tool_call": "ctc"}
 
 router = APIRouter()
-
-
-class ReasoningOptions(Body):
-    """How much to think."""
-
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class TextOptions(Body):
     """What the text must match."""
 
+    model_config = ConfigDict(extra="allow")
+
     format: dict[str, Any] | None = None
 
 
-class ResponsesBody(StayBody):
+class ResponsesBody(ThinkingBody, StayBody):
     """`POST /v1/responses`."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: ModelName | None = None
     input: str | list[Item] = Field(max_length=64 * 1024 * 1024)
@@ -64,36 +59,26 @@ class ResponsesBody(StayBody):
     background: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     seed: int | None = None
     speculation: SpeculationOptions | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
-    @property
-    def functions(self) -> list[Item]:
-        """The tools that a client runs itself."""
-        return [tool for tool in self.tools or () if tool.get("type") == "function"]
-
-    def as_chat(self, before: Sequence[Item]) -> dict[str, Any]:
-        """The conversation in the words of chat, behind the messages `before`."""
-        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        messages += [*before, *messages_of_items(self.input_items)]
-        same = ("model", "temperature", "top_p", "parallel_tool_calls", "seed", "keep_alive", "ttl")
-        chat: dict[str, Any] = {name: getattr(self, name) for name in same}
-        chat |= {"messages": messages, "max_tokens": self.max_output_tokens}
-        if self.functions:
-            named = ("name", "description", "parameters", "strict")
-            functions = [{name: tool[name] for name in named if tool.get(name) is not None} for tool in self.functions]
-            chat["tools"] = [{"type": "function", "function": function} for function in functions]
-            choice = self.tool_choice
-            is_named = isinstance(choice, dict) and choice.get("type") == "function"
-            chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if is_named else choice
-        if self.reasoning is not None:
-            chat["reasoning_effort"] = self.reasoning.effort
+    def as_chat(self, messages: Sequence[Item], tools: Sequence[Item]) -> dict[str, Any]:
+        """The conversation in the words of chat, with messages and flat tools as its items say them."""
+        same = ["model", "temperature", "top_p", "parallel_tool_calls", "seed", "keep_alive", "ttl"]
+        same += ["continue_final_message", "add_generation_prompt"]
+        chat: dict[str, Any] = {name: getattr(self, name) for name in same} | self.thinking_fields()
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        chat |= {"messages": [*system, *messages], "max_tokens": self.max_output_tokens}
+        if tools:
+            chat["tools"] = [chat_tool(tool) for tool in tools]
+            chat["tool_choice"] = chat_choice(self.tool_choice, tools)
         if self.text is not None and self.text.format is not None:
             wanted = self.text.format
             chat["response_format"] = {"type": wanted.get("type"), "json_schema": wanted}
@@ -109,96 +94,6 @@ class ResponsesBody(StayBody):
         )
 
 
-def messages_of_items(items: Sequence[Item]) -> list[Item]:
-    """Chat messages of items; calls and reasoning join the assistant's message that they belong to.
-
-    Raises InvalidRequest for items that mean nothing here.
-    """
-    messages: list[Item] = []
-
-    def assistant() -> Item:
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": None})
-        return messages[-1]
-
-    for item in items:
-        match item.get("type", "message"):
-            case "message" if item.get("role") == "assistant":
-                message = assistant()
-                message["content"] = (message["content"] or "") + _text(item.get("content"))
-            case "message":
-                messages.append({"role": item.get("role"), "content": _text(item.get("content"))})
-            case "function_call":
-                function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-                call = {"id": item.get("call_id") or item.get("id"), "type": "function", "function": function}
-                message = assistant()
-                message["tool_calls"] = [*message.get("tool_calls", ()), call]
-            case "function_call_output":
-                content, call_id = _text(item.get("output")), item.get("call_id")
-                messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-            case "reasoning":
-                parts = item.get("content") or item.get("summary")
-                if parts:
-                    assistant()["reasoning_content"] = _text(parts)
-            case other:
-                raise InvalidRequest(f"input: there are no items of type {str(other)[:60]!r} here", parameter="input")
-    return [each for each in messages if each["content"] is not None or each.get("tool_calls")]
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    if not all(isinstance(part, dict) and part.get("type") in TEXT_PARTS for part in parts):
-        raise InvalidRequest("input: this model reads text only: send parts of type input_text", parameter="input")
-    return "".join(str(part.get("text") or "") for part in parts)
-
-
-@dataclass(frozen=True, slots=True)
-class KeptResponse:
-    """One response, and what a conversation goes on with."""
-
-    response: Item
-    input_items: list[Item]
-    messages: list[Item]
-    size_bytes: int
-    kept_at: float
-
-
-class KeptResponses:
-    """By owner and id; the oldest go when they are too old, or too many."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._kept: OrderedDict[tuple[str, str], KeptResponse] = OrderedDict()
-        self._size_bytes = 0
-        self._clock = clock
-
-    def keep(self, owner: str, response: Item, input_items: list[Item], messages: list[Item]) -> None:
-        """Keep a response that has ended."""
-        size = len(msgspec.json.encode([response, input_items, messages]))
-        kept = KeptResponse(response, input_items, messages, size, self._clock())
-        self._kept[owner, response["id"]] = kept
-        self._size_bytes += size
-        while self._kept and (
-            self._size_bytes > KEPT_BYTES or next(iter(self._kept.values())).kept_at < self._clock() - KEPT_SECONDS
-        ):
-            self._size_bytes -= self._kept.popitem(last=False)[1].size_bytes
-
-    def find(self, owner: str, response_id: str) -> KeptResponse:
-        """Raises Rejected (404) for one that is not kept, or another owner's."""
-        kept = self._kept.get((owner, response_id))
-        if kept is None or kept.kept_at < self._clock() - KEPT_SECONDS:
-            hours = int(KEPT_SECONDS // 3600)
-            message = f"There is no response of this id: they are kept for {hours} hours, until the server stops."
-            raise Rejected(404, message, "response_not_found")
-        return kept
-
-    def forget(self, owner: str, response_id: str) -> None:
-        """Raises Rejected (404) as `find` does."""
-        self._size_bytes -= self.find(owner, response_id).size_bytes
-        del self._kept[owner, response_id]
-
-
 def kept_responses(request: Request) -> KeptResponses:
     """Those of this server."""
     kept: KeptResponses = request.app.state.responses
@@ -212,15 +107,26 @@ async def create_response(request: Request, body: Sent[ResponsesBody]) -> Respon
         raise InvalidRequest("background responses are not available: leave `background` out", parameter="background")
     owner, kept = identity_of(request).owner, kept_responses(request)
     before = kept.find(owner, body.previous_response_id).messages if body.previous_response_id else []
-    chat = checked(body.as_chat(before), ChatBody)
-    command = await chat_command(request, chat, f"resp_{secrets.token_hex(24)}")
+
+    def read(items: Iterable[Item]) -> ItemReader:
+        return ItemReader(lambda item_id: kept.item(owner, item_id)).read(items)
+
+    given = read(body.input_items)
+    notices = [*given.notices(), *ignored_fields(body)]
+    if not (before or given.messages):
+        why = "; ".join(notice.message for notice in given.notices()) or "there is no message in it"
+        raise InvalidRequest(f"input: {why}", parameter="input")
+    tools = flat_tools(body.tools or (), given.tools)
+    chat = checked(body.as_chat([*before, *given.messages], tools), ChatBody)
+    command = await chat_command(request, chat, f"resp_{secrets.token_hex(24)}", notices)
 
     def keep(response: Item) -> None:
         if body.store is not False:
-            own = messages_of_items([*body.input_items, *response["output"]])
+            own = read([*body.input_items, *response["output"]]).messages
             kept.keep(owner, response, body.input_items, [*before, *own])
 
-    return await answer(request, [command], ResponseRenderer(command, body, keep), stream=bool(body.stream))
+    renderer = ResponseRenderer(command, body, tools, keep)
+    return await answer(request, [command], renderer, stream=bool(body.stream))
 
 
 @router.get("/v1/responses/{response_id}", responses=told(ResponseObject))
@@ -252,14 +158,19 @@ class ResponseRenderer(Renderer):
 
     end = b""
 
-    def __init__(self, command: Generate, body: ResponsesBody, keep: Callable[[Item], None]) -> None:
+    def __init__(
+        self, command: Generate, body: ResponsesBody, tools: Sequence[Item], keep: Callable[[Item], None]
+    ) -> None:
         super().__init__(command.id)
         self._no_drafter = command.model.no_drafter
+        self._tools = {flat_name(tool): tool for tool in tools}
         self._keep = keep
         self._number = 0
         self._output: list[Item] = []
         self._open = ""
         """What the last item is, while it is open; of a call, its number too."""
+        self._input = CustomInput()
+        """Of the last call of a custom tool."""
         self._base: Item = {
             "id": command.id,
             "object": "response",
@@ -272,12 +183,12 @@ class ResponseRenderer(Renderer):
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            "reasoning": {"effort": body.effort, "summary": None},
             "store": body.store is not False,
             "temperature": command.sampling.temperature,
             "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
-            "tools": body.functions,
+            "tools": body.tools or [],
             "top_p": command.sampling.top_p,
             "truncation": "disabled",
             "background": False,
@@ -294,7 +205,7 @@ class ResponseRenderer(Renderer):
 
     def tell(self, choice: int, event: Delta | Finished) -> Iterable[Item]:  # noqa: ARG002 - there is one
         if isinstance(event, Finished):
-            yield from self._close()
+            yield from self._close(is_cut=self._is_cut(event.finish_reason, event.unfinished_call))
             response = self._ended(event.finish_reason, event.usage, event.notices)
             yield {"type": f"response.{response['status']}", "response": response}
             return
@@ -305,25 +216,31 @@ class ResponseRenderer(Renderer):
             yield from self._begin("message", {"type": "message", "role": "assistant", "content": []})
             yield from self._write("output_text", event.text, logprobs=[])
         for call in event.tool_calls:
-            item = {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""}
-            yield from self._begin(f"call {call.index}", item)
-            if call.arguments:
-                self._output[-1]["arguments"] += call.arguments
-                yield self._event("function_call_arguments.delta", delta=call.arguments)
+            yield from self._begin(f"call {call.index}", self._call_item(call))
+            yield from self._write_call(call.arguments)
 
     def failed(self, error: PacelineError, words: Words | None) -> Item:
         told = error_object(error, words)["error"]
         failure = {"code": error.code if error.status < 500 else "server_error", "message": told["message"]}
+        if self._open:
+            self._output[-1]["status"] = "incomplete"
         response = self._base | {"status": "failed", "output": self._output, "error": failure, "usage": None}
         return {"type": "response.failed", "response": response}
 
     def whole(self, finished: Sequence[FinishedChoice]) -> Item:
         [one] = finished
-        calls = tuple(one.tool_calls)
-        told = Delta(id="", index=0, text=one.text, tokens=0, reasoning=one.reasoning, tool_calls=calls)
-        for _ in (*self.tell(0, told), *self._close()):
+        told = Delta(id="", index=0, text=one.text, tokens=0, reasoning=one.reasoning, tool_calls=tuple(one.calls))
+        for _ in self.tell(0, told):
+            pass
+        for _ in self._close(is_cut=self._is_cut(one.finish_reason, one.unfinished_call)):
             pass
         return self._ended(one.finish_reason, one.usage, one.notices)
+
+    def _is_cut(self, finish_reason: str, unfinished_call: int | None) -> bool:
+        """Whether the open item lacks something at the end."""
+        if self._open.startswith("call "):
+            return self._open == f"call {unfinished_call}"
+        return finish_reason == "length"
 
     def _ended(self, finish_reason: str, usage: Statistics, notices: Sequence[Notice]) -> Item:
         is_cut = finish_reason == "length"
@@ -339,12 +256,20 @@ class ResponseRenderer(Renderer):
         self._keep(response)
         return response
 
+    def _call_item(self, call: ToolCallDelta) -> Item:
+        """As the client offered the tool."""
+        tool = self._tools.get(call.name, {"name": call.name})
+        named = {name: tool[name] for name in ("name", NAMESPACE) if name in tool}
+        if tool.get("type") == CUSTOM:
+            return {"type": "custom_tool_call", "call_id": call.id, **named, "input": ""}
+        return {"type": "function_call", "call_id": call.id, **named, "arguments": ""}
+
     def _begin(self, kind: str, item: Item) -> Iterable[Item]:
         if self._open == kind:
             return
         yield from self._close()
-        self._open = kind
-        prefix = {"message": "msg", "reasoning": "rs"}.get(kind, "fc")
+        self._open, self._input = kind, CustomInput()
+        prefix = ID_PREFIXES.get(item["type"], "fc")
         self._output.append(item | {"id": f"{prefix}_{secrets.token_hex(12)}", "status": "in_progress"})
         yield self._event("output_item.added", item=dict(self._output[-1]))
 
@@ -359,18 +284,36 @@ class ResponseRenderer(Renderer):
         content[0]["text"] += text
         yield self._event(f"{part}.delta", content_index=0, delta=text, **more)
 
-    def _close(self) -> Iterable[Item]:
+    def _write_call(self, arguments: str) -> Iterable[Item]:
+        """More of a call: of its arguments, or of the one text of a custom tool."""
+        item = self._output[-1]
+        if item["type"] == "custom_tool_call":
+            yield from self._write_input(self._input.feed(arguments))
+        elif arguments:
+            item["arguments"] += arguments
+            yield self._event("function_call_arguments.delta", delta=arguments)
+
+    def _write_input(self, text: str) -> Iterable[Item]:
+        if text:
+            self._output[-1]["input"] += text
+            yield self._event("custom_tool_call_input.delta", delta=text)
+
+    def _close(self, *, is_cut: bool = False) -> Iterable[Item]:
+        """End the open item; of a call that was cut off nothing says that it is done."""
         if not self._open:
             return
         item, self._open = self._output[-1], ""
-        if item["type"] == "function_call":
-            yield self._event("function_call_arguments.done", arguments=item["arguments"], name=item["name"])
-        else:
+        if "content" in item:
             for part in item["content"]:
                 more: Item = {"logprobs": []} if part["type"] == "output_text" else {}
                 yield self._event(f"{part['type']}.done", content_index=0, text=part["text"], **more)
                 yield self._event("content_part.done", content_index=0, part=dict(part))
-        item["status"] = "completed"
+        elif not is_cut and item["type"] == "custom_tool_call":
+            yield from self._write_input(self._input.finish())
+            yield self._event("custom_tool_call_input.done", input=item["input"])
+        elif not is_cut:
+            yield self._event("function_call_arguments.done", arguments=item["arguments"], name=item["name"])
+        item["status"] = "incomplete" if is_cut else "completed"
         yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": dict(item)}
 
     def _event(self, event: str, **values: Any) -> Item:

@@ -14,11 +14,17 @@ Drafts = shape(
     {"method": str, "reason": str, "reason_code": str, **DRAFTED, "tokens_per_cycle": float},
     "Which method ran, what came of its drafts, and why nothing was drafted, or not all the time.",
 )
+Warned = shape(
+    "Warning",
+    {"code": str, "message": str, "parameter": str},
+    "A repair that the request needed, or what of it is not honoured; `parameter` names the field, where there is one.",
+)
+WARNED: Fields = {"warnings": list[Warned] | None}  # type: ignore[valid-type]
 NUMBERS: Fields = {"timings": dict[str, float], "speculation": Drafts}
 """How fast an answer came (llama.cpp's `timings`), and how its drafts fared."""
 DETAILS: Fields = {"prompt_tokens_details": Counts, "completion_tokens_details": Counts}
 Usage = shape("Usage", {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int, **DETAILS})
-ANSWER: Fields = {"id": str, "created": int, "model": str, "usage": Usage, "seed": int, **NUMBERS}
+ANSWER: Fields = {"id": str, "created": int, "model": str, "usage": Usage, "seed": int, **NUMBERS, **WARNED}
 REASONS = Literal["stop", "length", "tool_calls", "cancelled"]
 CHOICE: Fields = {"index": int, "finish_reason": REASONS, "logprobs": Object | None}
 TEXTS: Fields = dict.fromkeys(("content", "reasoning_content", "reasoning"), str | None)
@@ -40,7 +46,7 @@ TextCompletion = shape(
     "As a stream: the same, piece by piece.",
 )
 RESPONSE: Fields = {"id": str, "object": Literal["response"]}
-ENDED: Fields = {"status": Literal["completed", "incomplete"], "output": list[Object], "usage": Object}
+ENDED: Fields = {"status": Literal["completed", "incomplete"], "output": list[Object], "usage": Object, **WARNED}
 ResponseObject = shape(
     "Response",
     {**RESPONSE, "created_at": int, "model": str, **ENDED},
@@ -57,30 +63,30 @@ STOPPED: Fields = {
 SAID: Fields = {"id": str, "type": Literal["message"], "role": Literal["assistant"], "content": list[Object]}
 AnthropicMessage = shape(
     "AnthropicMessage",
-    {**SAID, "model": str, **STOPPED, "usage": Counts, **NUMBERS},
+    {**SAID, "model": str, **STOPPED, "usage": Counts, **NUMBERS, **WARNED},
     "As a stream: `message_start`, blocks one after another, `message_delta` and `message_stop`.",
 )
-TokenCount = shape("TokenCount", {"input_tokens": int})
+TokenCount = shape("TokenCount", {"input_tokens": int, **WARNED})
 VECTOR: Fields = {"index": int, "embedding": list[float] | str}
 Embedding = shape("Embedding", VECTOR, "Numbers, or 32-bit floats in base64.")
-VECTORS: Fields = {"data": list[Embedding], "usage": Counts}  # type: ignore[valid-type]
+VECTORS: Fields = {"data": list[Embedding], "usage": Counts, **WARNED}  # type: ignore[valid-type]
 EmbeddingList = shape("EmbeddingList", {**LIST, **VECTORS, "model": str, "pooling": str})
 SCORED: Fields = {"index": int, "relevance_score": float}
 Scored = shape("RerankResult", SCORED, "`document` with its `text` where it was asked for.")
-Reranking = shape("Reranking", {"id": str, "model": str, "results": list[Scored], "usage": Counts})  # type: ignore[valid-type]
+Reranking = shape("Reranking", {"id": str, "model": str, "results": list[Scored], "usage": Counts, **WARNED})  # type: ignore[valid-type]
 PROFILED: Fields = {"alias": str | None, "profile_of": str | None}
 KNOWN: Fields = {"state": str, **PROFILED, "context_length": int | None, "capabilities": list[str]}
 Model = shape("Model", {"id": str, "object": Literal["model"], "created": int, "owned_by": str, **KNOWN})
 ModelList = shape("ModelList", {**LIST, "data": list[Model]})  # type: ignore[valid-type]
-Tokens = shape("Tokens", {"tokens": list[int], "count": int, "max_model_len": int})
+Tokens = shape("Tokens", {"tokens": list[int], "count": int, "max_model_len": int, **WARNED})
 TokensText = shape("TokensText", {"content": str, "prompt": str}, "Both are the same.")
-RenderedPrompt = shape("RenderedPrompt", {"prompt": str})
-DONE: Fields = {"done": bool, "done_reason": Literal["stop", "length", "load", "unload"]}
+RenderedPrompt = shape("RenderedPrompt", {"prompt": str, **WARNED})
+DONE: Fields = {"done": bool, "done_reason": Literal["stop", "length", "load", "unload"], **WARNED}
 PIECE: Fields = {"model": str, "created_at": str, **DONE}
 LINES = "As a stream (the default there): a line of JSON for each piece, the last with `done`."
 OllamaChatAnswer = shape("OllamaChatAnswer", {"message": Object, **PIECE}, LINES)
 OllamaText = shape("OllamaText", {"response": str, **PIECE}, LINES)
-OllamaVectors = shape("OllamaVectors", {"model": str, "embeddings": list[list[float]]})
-OllamaVector = shape("OllamaVector", {"model": str, "embedding": list[float]})
+OllamaVectors = shape("OllamaVectors", {"model": str, "embeddings": list[list[float]], **WARNED})
+OllamaVector = shape("OllamaVector", {"model": str, "embedding": list[float], **WARNED})
 OllamaModels = shape("OllamaModels", {"models": list[Object]}, "What there is, or what is loaded.")
 OllamaModel = shape("OllamaModel", {"details": Object, "model_info": Object, "capabilities": list[str]})

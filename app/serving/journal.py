@@ -18,7 +18,7 @@ import msgspec
 from app.core.clock import Clock
 from app.core.errors import CONTEXT_OVERFLOW, PacelineError
 from app.core.messages import Accepted, Delta, Event, Finished, Generate, LoadProgress
-from app.core.request import Past
+from app.core.request import Notice, Past
 from app.core.statistics import MethodStatistics, Statistics
 from app.serving.measurements import Measurements
 from app.worker.client import StreamEvent
@@ -35,6 +35,8 @@ PENDING = 2_000
 """Ended requests that wait to be written; while nothing can be written, the oldest are forgotten."""
 PERIOD_SECONDS = 1.0
 TRIES = 10
+MAX_KINDS = 256
+"""Kinds of notices that the log has had; no client can fill it with more."""
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class Record:
             case Finished():
                 cached_tokens = event.usage.cached_tokens if event.index == 0 else 0
                 self._measurements.finished(self.model_id, event.usage, cached_tokens)
+                self._journal.note(event.notices)
                 self.account(event)
             case Accepted():
                 self._measurements.accepted(self.model_id, event.prompt_tokens)
@@ -308,6 +311,7 @@ class Journal:
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
         self._failures = 0
+        self._noted: set[tuple[str, str]] = set()
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -343,6 +347,14 @@ class Journal:
     def recent(self) -> Sequence[Past]:
         """The last requests that ended, the latest first, without texts."""
         return list(self._recent)[: max(0, self._limit())]
+
+    def note(self, notices: Iterable[Notice]) -> None:
+        """Log what requests are told of themselves, each kind once."""
+        for notice in notices:
+            kind = (notice.code, notice.parameter)
+            if kind not in self._noted and len(self._noted) < MAX_KINDS:
+                self._noted.add(kind)
+                logger.info("%s (%s); the log says this once", notice.message, notice.code)
 
     def begun(self, record: Record) -> None:
         """A request runs from now on."""

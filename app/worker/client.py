@@ -46,6 +46,8 @@ from app.worker.supervisor import Supervisor
 StreamEvent = Accepted | Delta | Finished
 
 BUFFER_EVENTS = 4096
+MOST_IN_FLIGHT = 64
+"""Choices of one request that the worker has at once: two batches of an encoder; others of its owner go in between."""
 INTERNAL_ERROR = "Internal error: see the log of the server."
 READY_SECONDS = 20.0
 LOAD_ENDED = frozenset({"ready", "failed"})
@@ -57,6 +59,7 @@ _logger = logging.getLogger("paceline.client")
 class RequestStream:
     """The events of one request, of all its prompts, in one queue of at most `limit` for one reader.
 
+    Of many prompts the worker has a few at a time, so that neither its queue is full nor others wait for all of them.
     `on_event` is told each event when it comes, and the error that ends the request; `cancel` ends one prompt in the
     worker. Choices are numbered over prompts: prompt × n + index.
     """
@@ -80,6 +83,11 @@ class RequestStream:
         self._events: deque[StreamEvent] = deque()
         self._error: PacelineError | None = None
         self._changed = asyncio.Event()
+        self._in_flight = 0
+        """Choices that the worker has."""
+        self._most_in_flight = min(MOST_IN_FLIGHT, max(1, commands[0].model.queue_limit // 2))
+        self._left = asyncio.Event()
+        """Set when the worker has less of it, or when nothing more is to be sent."""
         self._alarm = Alarm(self._wake_late)
         self._late = False
         self._closed = False
@@ -120,6 +128,8 @@ class RequestStream:
             self._unaccepted.discard(event.id)
         elif isinstance(event, Finished):
             self._open_choices[event.id] -= 1
+            self._in_flight -= 1
+            self._left.set()
             if not self._open_choices[event.id]:
                 del self._open_choices[event.id]
         self._events.append(event)
@@ -132,6 +142,7 @@ class RequestStream:
             self._on_event(error)
             self._cancel_open()
             self._changed.set()
+            self._left.set()
 
     async def next(self, seconds: float | None = None) -> StreamEvent | None:
         """The next event; None after the last one, or when none came in time. Raises the error that ended it."""
@@ -142,6 +153,14 @@ class RequestStream:
         if self._error is not None:
             raise self._error
         return None
+
+    async def wait_turn(self, choices: int) -> bool:
+        """Wait until the worker may have so many more, which count from then on; False: nothing is to be sent."""
+        while not self.ended and self._in_flight and self._in_flight + choices > self._most_in_flight:
+            self._left.clear()
+            await self._left.wait()
+        self._in_flight += choices
+        return not self.ended
 
     async def wait_accepted(self, seconds: float) -> None:
         """Return when the worker took every prompt, or after so long. Raises the error that came before."""
@@ -154,6 +173,7 @@ class RequestStream:
         if not self.ended:
             self._cancel_open()
         self._closed = True
+        self._left.set()
         self._alarm.close()
 
     async def _wait(self, condition: Callable[[], bool], seconds: float | None) -> None:
@@ -253,9 +273,10 @@ class WorkerClient(Supervisor):
         try:
             await self._prepare(stream.model_id)
             for command in commands:
-                if not stream.ended:
-                    self.send(command)
-                    self._streams[command.id] = stream
+                if not await stream.wait_turn(command.n):
+                    return
+                self.send(command)
+                self._streams[command.id] = stream
         except PacelineError as error:
             stream.fail(error)
         except Exception:

@@ -25,9 +25,11 @@ import msgspec
 
 from app.core.errors import PacelineError
 from app.core.messages import Generate, PromptRead, failed_frame, short_text
+from app.core.request import Notice
 from app.text.constraint import Vocabulary
 from app.text.grammar import answer_grammar, check_grammar
 from app.text.template import TextModel
+from app.text.thinking import TemplateWords, fitted, template_words
 
 LOAD_SECONDS = 20.0
 STAGE_SECONDS = 1.0
@@ -95,13 +97,37 @@ class Reader:
     def read(self, command: Generate) -> PromptRead:
         """The tokens of one prompt and what its answer is held to, or why it has none."""
         try:
+            command, notices = self._in_its_words(command)
             tokens, checkpoints = self._tokens(command)
-            return PromptRead(tokens=tokens, checkpoints=checkpoints, grammar=self._grammar(command))
+            return PromptRead(tokens=tokens, checkpoints=checkpoints, grammar=self._grammar(command), notices=notices)
         except PacelineError as error:
             failed = failed_frame(command.id, error)
         except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is no Exception
             failed = failed_frame(command.id, PacelineError(f"The prompt could not be read: {short_text(error)}"))
         return PromptRead(error=failed)
+
+    def _in_its_words(self, command: Generate) -> tuple[Generate, tuple[Notice, ...]]:
+        """The command with what its template should hear about thinking, and what that has no words for."""
+        if not command.template_arguments:
+            return command, ()
+        self._stages.begin("render")
+        words = self._words["tool_use" if command.tools else "default"]
+        if words is None:
+            return command, ()
+        thinks = bool(self._model.table.dialect.opening)
+        arguments, notices = fitted(command.template_arguments, words, thinks=thinks)
+        return msgspec.structs.replace(command, template_arguments=arguments), notices
+
+    @cached_property
+    def _words(self) -> dict[str, TemplateWords | None]:
+        """What each template of the model reads; None: whatever it is given."""
+        tokenizer = self._model.tokenizer
+        found = tokenizer.chat_template
+        default = found.get("default") if isinstance(found, dict) else found
+        with_tools = found.get("tool_use", default) if isinstance(found, dict) else found
+        is_known = not tokenizer.init_kwargs.get("chat_template_type")
+        sources = {"default": default, "tool_use": with_tools}
+        return {name: template_words(str(source or "")) if is_known else None for name, source in sources.items()}
 
     def _tokens(self, command: Generate) -> tuple[list[int], tuple[int, ...]]:
         """With the checkpoints of a chat."""

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx2
+import msgspec
 from fastapi import FastAPI
 
 from app.core.errors import InvalidRequest, ModelNotFound, PacelineError
@@ -149,7 +150,8 @@ class FakeWorker:
         await self.tell()
         try:
             async for event in self.script(command):
-                stream.put(event)
+                is_end = isinstance(event, Finished)
+                stream.put(msgspec.structs.replace(event, notices=command.notices) if is_end else event)
                 await asyncio.sleep(0)
         except PacelineError as error:
             self._saying.pop(command.id, None)
@@ -187,7 +189,7 @@ class FakeWorker:
         return ModelLoaded(id="load", model_id=model.id, seconds=1.5)
 
     async def read_prompt(self, prompt: Generate) -> PromptTold:
-        return PromptTold(id=prompt.id, tokens=[1, 2, 3], text=prompt.text or "Hi")
+        return PromptTold(id=prompt.id, tokens=[1, 2, 3], text=prompt.text or "Hi", notices=prompt.notices)
 
     def release_quarantine(self, model_id: str) -> None:
         if self.quarantined.pop(model_id, None) is None:

@@ -93,13 +93,14 @@ async def test_one_bad_prompt_refuses_all_and_cancels_the_others(site: Site, str
     assert len(site.context.activity) == 0
 
 
-async def test_more_choices_than_may_ever_wait_are_refused_for_good() -> None:
+async def test_more_choices_of_a_prompt_than_may_ever_wait_are_refused_for_good() -> None:
     site = make_site(queue_limit=4)
-    refused = await site.complete(prompt=["a", "b", "c"], n=2)
+    refused = await site.complete(prompt=["a", "b", "c"], n=5)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "too_many_choices")
     assert "only 4 may wait" in refused.json()["error"]["message"]
     assert site.worker.commands == []
-    assert (await site.complete(prompt=["a", "b"], n=2)).status_code == 200
+    answered = await site.complete(prompt=["a", "b", "c"], n=4)
+    assert len(answered.json()["choices"]) == 12, "they wait in turns"
 
 
 async def score_prompt(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:

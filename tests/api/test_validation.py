@@ -155,8 +155,8 @@ MESSAGES: list[Any] = [
     [{"role": "user", "content": ["x"]}],
     [{"role": "user", "content": "x", "name": 5}],
     [USER, {}],
-    [USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}],
-    [USER] * 2001,
+    [{"role": "user", "content": "x", "images": ["AAAA"]}],
+    [USER] * 2049,
 ]
 
 
@@ -197,7 +197,11 @@ CHAT_ONLY: list[dict[str, Any]] = [
     {"tools": [tool(pattern="(" * 3000)]},
     {"tools": [tool(description="x" * 70_000)]},
     {"tools": [tool(**nested(40))]},
-    {"tools": [tool()] * 129},
+    {"tools": [{"type": "custom", "custom": {}}]},
+    {"tools": [tool()], "tool_choice": {"type": "allowed_tools"}},
+    {"tools": [tool()], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": []}}},
+    {"continue_final_message": True},
+    {"continue_final_message": True, "add_generation_prompt": True},
     {"tools": [tool()], "tool_choice": "maybe"},
     {"tool_choice": "required"},
     {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}},
@@ -222,7 +226,7 @@ PROMPTS: list[Any] = [
     ["a", [1]],
     [[1], ["a"]],
     [[[1]]],
-    ["a"] * 65,
+    ["a"] * 2049,
     {"a": 1},
 ]
 TEXT_ONLY: list[dict[str, Any]] = [

@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import mlx.core as mx
 import numpy as np
 import openai
@@ -50,6 +51,23 @@ def test_formats_and_dimensions(client: openai.OpenAI) -> None:
     short = client.embeddings.create(model="attention", input="Hello", dimensions=8).data[0].embedding
     assert len(short) == 8
     assert np.linalg.norm(short) == pytest.approx(1)
-    for bad in ("", [], [""], [1, -1], ["x"] * 300):
+    for bad in ("", [], [""], [1, -1], ["x"] * 2049):
         with pytest.raises(openai.BadRequestError):
             client.embeddings.create(model="attention", input=bad)
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(2048, marks=pytest.mark.soak)])
+def test_more_inputs_than_may_wait_for_a_model_come_back_in_order(client: openai.OpenAI, count: int) -> None:
+    texts = [f"text number {number}" for number in range(count)]
+    answer = client.embeddings.create(model="attention", input=texts, encoding_format="float")
+    assert [each.index for each in answer.data] == list(range(count))
+    alone = client.embeddings.create(model="attention", input=texts[-1], encoding_format="float")
+    assert np.abs(np.array(alone.data[0].embedding) - answer.data[-1].embedding).max() < 1e-5
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
+def test_more_dimensions_than_there_are_is_refused(server: Server, path: str) -> None:
+    body = {"model": "attention", "input": "Hello", "dimensions": 100_000}
+    answer = httpx.post(f"{server.url}{path}", json=body)
+    assert (answer.status_code, "dimensions: 100000 are asked for" in answer.text) == (400, True)
+    assert httpx.post(f"{server.url}{path}", json=body | {"dimensions": 8}).status_code == 200

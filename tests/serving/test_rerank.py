@@ -81,7 +81,7 @@ def test_models_say_whether_they_can(server: Server, judge: Any) -> None:
     refused = ask(server, model="attention", documents=DOCUMENTS)
     assert refused.status_code == 400
     assert "no reranker" in refused.json()["error"]["message"]
-    for wrong in ([], "one", [""], [1], [{"title": "x"}], ["x"] * 257):
+    for wrong in ([], "one", [""], [1], [{"title": "x"}], ["x"] * 2049):
         assert ask(server, documents=wrong).status_code == 400, wrong
 
 

@@ -108,5 +108,25 @@ def test_what_cannot_be_read_is_refused_by_name(client: openai.OpenAI) -> None:
         client.responses.create(model=MODEL, input=picture)
     with pytest.raises(openai.BadRequestError, match="background"):
         client.responses.create(model=MODEL, input="x", background=True)
-    with pytest.raises(openai.BadRequestError, match="no items of type"):
+    with pytest.raises(openai.BadRequestError, match="items of type computer_call are left out"):
         client.responses.create(model=MODEL, input=[{"type": "computer_call"}])  # type: ignore[list-item]
+
+
+def test_a_custom_tool_is_called_with_its_text(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "custom", "name": "shout", "description": "Says one short word."}
+    asked: Any = {"model": MODEL, "tools": [tool], "input": "Say hello.", "temperature": 0, "max_output_tokens": 200}
+    with client.responses.stream(**asked, tool_choice={"type": "custom", "name": "shout"}) as stream:
+        events = list(stream)
+        called = stream.get_final_response()
+    [call] = called.output
+    assert (call.type, call.status) == ("custom_tool_call", "completed")  # type: ignore[union-attr]
+    assert call.name == "shout"
+    told = [event for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert "".join(event.delta for event in told) == call.input
+    result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "said"}
+    assert client.responses.create(**asked | {"input": [result]}, previous_response_id=called.id).output
+
+
+def test_what_is_ignored_is_told_to_its_client(client: openai.OpenAI) -> None:
+    told = client.responses.create(model=MODEL, input="Hi", top_logprobs=3, truncation="auto", max_output_tokens=3)
+    assert [each["parameter"] for each in told.model_dump()["warnings"]] == ["top_logprobs", "truncation"]

@@ -2,11 +2,12 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from app.core.errors import InvalidRequest, PacelineError, QueueFull, WorkerGone
 from app.core.messages import Accepted, Delta, Finished, Generate, Heartbeat, LoadProgress, ModelSpecification
-from app.worker.client import RequestStream
+from app.worker.client import MOST_IN_FLIGHT, RequestStream
 from tests.worker.serving import ask, collect, serving, until
 
 SLOW = ModelSpecification(id="slow", path="/models/slow")
@@ -195,5 +196,63 @@ def test_a_failing_listener_disturbs_nobody_and_a_used_id_is_refused() -> None:
             with pytest.raises(ValueError, match="in use"):
                 await collect(client, Generate(id="r", model=FAST, text="words 1"))
             await stream.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_of_thousands_of_prompts_the_worker_has_a_few_and_others_go_in_between() -> None:
+    async def scenario() -> None:
+        async with serving() as client:
+            running: list[int] = [0]
+
+            def count(event: object) -> None:
+                running.append(running[-1] + isinstance(event, Accepted) - isinstance(event, Finished))
+
+            asked = [msgspec.structs.replace(ask("words 1"), id=f"many-{place}") for place in range(2048)]
+            stream = client.open(asked, on_event=count)
+            texts, other = 0, asyncio.create_task(collect(client, ask("words 2")))
+            while (event := await stream.next()) is not None:
+                texts += isinstance(event, Delta)
+            assert (texts, len(await other)) == (2048, 4)
+            assert max(running) <= MOST_IN_FLIGHT
+            assert not client.in_flight
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("limit", "most"), [(128, MOST_IN_FLIGHT), (8, 4), (1, 1)])
+def test_a_request_of_many_prompts_leaves_half_of_the_queue_to_others(limit: int, most: int) -> None:
+    async def scenario() -> None:
+        async with serving() as client:
+            model = ModelSpecification(id="fake", path="/models/fake", queue_limit=limit)
+            asked = [msgspec.structs.replace(ask("forever"), id=f"many-{place}", model=model) for place in range(300)]
+            accepted: list[object] = []
+            all_in = asyncio.Event()
+
+            def note(event: object) -> None:
+                accepted.extend([event] if isinstance(event, Accepted) else [])
+                if len(accepted) == most:
+                    all_in.set()
+
+            stream = client.open(asked, on_event=note)
+            await all_in.wait()
+            assert len(await collect(client, ask("words 2"))) == 4
+            assert len(accepted) == most
+            stream.close()
+            await until(client, cancelled)
+            assert not client.in_flight
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_dies_ends_the_prompts_that_were_not_sent_yet() -> None:
+    async def scenario() -> None:
+        async with serving() as client:
+            texts = ["forever"] * 200
+            texts[MOST_IN_FLIGHT - 1] = "kill"
+            asked = [msgspec.structs.replace(ask(text), id=f"many-{place}") for place, text in enumerate(texts)]
+            with pytest.raises(WorkerGone):
+                await exhaust(client.open(asked))
+            assert not client.in_flight
 
     asyncio.run(scenario())

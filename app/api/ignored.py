@@ -1,0 +1,89 @@
+"""Fields of a request that nobody reads: an answer names each one in `warnings`, and says why where that is known.
+
+Silent are only those that steer somebody else's service and would change no answer here, and what asks for nothing:
+null, false, zero, and what is empty.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from app.core.request import Notice
+
+MAX_NOTICES = 32
+MAX_NAME_CHARACTERS = 64
+
+# fmt: off
+SILENT = frozenset({
+    "betas", "client_metadata", "inference_geo", "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention",
+    "provider", "safety_identifier", "service_tier", "store", "stream_options", "user",
+    "cache_control", "cache_salt", "options.f16_kv", "options.low_vram", "options.main_gpu", "options.num_batch",
+    "options.num_ctx", "options.num_gpu", "options.num_gqa", "options.num_keep", "options.num_thread", "options.numa",
+    "options.use_mlock", "options.use_mmap", "options.vocab_only",
+    "reasoning.summary", "reasoning.generate_summary", "shift", "truncate",
+})
+# fmt: on
+"""Fields that steer a service of others, or an engine that is not this one."""
+
+NO_LOGPROBS = "log probabilities are told by /v1/chat/completions and /v1/completions"
+SEND_WHOLE = "send the whole conversation, or previous_response_id"
+RAN_ELSEWHERE = "nothing is searched or run on this server"
+REASONS: Mapping[str, str] = {
+    "audio": "answers are text",
+    "chat_template": "the model's own template is used",
+    "container": RAN_ELSEWHERE,
+    "context": "send the whole conversation to /api/chat",
+    "context_management": "nothing of a conversation is taken out",
+    "conversation": SEND_WHOLE,
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "include": "there is nothing of it to tell",
+    "include_reasoning": "reasoning is always told, apart from the answer",
+    "logprobs": NO_LOGPROBS,
+    "max_tool_calls": "the client runs the tools, and may stop",
+    "mcp_servers": RAN_ELSEWHERE,
+    "modalities": "answers are text",
+    "prompt": "prompts are not kept here: send their text",
+    "reasoning.exclude": "reasoning is always told, apart from the answer",
+    "template": "the model's own template is used",
+    "top_logprobs": NO_LOGPROBS,
+    "truncation": "what is too long is refused, and never cut",
+    "web_search_options": RAN_ELSEWHERE,
+}
+UNKNOWN = "there is no such field here"
+USUAL: Mapping[str, Sequence[Any]] = {
+    "include": ([], ["reasoning.encrypted_content"]),
+    "include_reasoning": (True,),
+    "modalities": (["text"],),
+    "text.verbosity": ("medium",),
+    "truncation": ("disabled",),
+    "verbosity": ("medium",),
+}
+"""Values that ask for what is done anyway; of other fields, those that ask for nothing."""
+
+
+def ignored_fields(body: BaseModel) -> list[Notice]:
+    """A notice for each field that was sent and is not read."""
+    names = (name for name, value in _unread(body) if name not in SILENT and not _is_usual(name, value))
+    return [ignored(name, REASONS.get(name, UNKNOWN)) for name, _ in zip(names, range(MAX_NOTICES), strict=False)]
+
+
+def _is_usual(name: str, value: Any) -> bool:
+    return value is None or (value in USUAL[name] if name in USUAL else not value)
+
+
+def ignored(name: str, why: str) -> Notice:
+    """The notice of one field."""
+    return Notice(code="ignored_field", message=f"{name[:MAX_NAME_CHARACTERS]} is ignored: {why}",
+                  parameter=name[:MAX_NAME_CHARACTERS])  # fmt: skip
+
+
+def _unread(body: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The names and values of fields that a body, or one inside it, does not have."""
+    extra: Iterable[tuple[str, Any]] = (body.model_extra or {}).items()
+    yield from ((prefix + name, value) for name, value in extra)
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        if isinstance(value, BaseModel):
+            yield from _unread(value, f"{prefix}{name}.")

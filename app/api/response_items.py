@@ -1,0 +1,278 @@
+"""OpenAI's items as the messages of a chat, and the tools that go with them.
+
+Items tell of tools that a client runs, that OpenAI runs, or that nobody here knows. What a model can use becomes
+messages, the rest is left out and named: a session that began elsewhere goes on. Pictures and files are refused.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from app.api.chat import PART_TEXTS, TEXT_ONLY
+from app.api.tools import CUSTOM, FUNCTION, custom_arguments
+from app.core.errors import InvalidRequest
+from app.core.request import Notice
+
+Item = dict[str, Any]
+
+NAMESPACE = "namespace"
+DEFAULT_NAMESPACE = "functions"
+"""Whose tools are called by their names alone."""
+TEXTS: Mapping[str, str] = PART_TEXTS | {"reasoning_text": "text", "summary_text": "text"}
+ENCRYPTED = "encrypted_content"
+"""A part that only its sender can read."""
+GIVEN: Mapping[str, tuple[str, str]] = {
+    "apply_patch_call": ("apply_patch", "operation"),
+    "code_interpreter_call": ("code_interpreter", "code"),
+    "file_search_call": ("file_search", "queries"),
+    "local_shell_call": ("local_shell", "action"),
+    "shell_call": ("shell", "action"),
+    "tool_search_call": ("tool_search", "arguments"),
+}
+"""What the tool of such a call is named, and where the call says what it is given."""
+RESULTS: Mapping[str, Sequence[str]] = {
+    "code_interpreter_call": ("outputs",),
+    "file_search_call": ("results",),
+    "mcp_call": ("output", "error"),
+}
+"""Where calls that somebody else ran say themselves what came of them; without that they are left out."""
+OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
+           "apply_patch_call_output", "mcp_tool_call_output", "tool_search_output")  # fmt: skip
+
+
+def flat_name(item: Mapping[str, Any]) -> str:
+    """The name that a model knows a tool by, of one or of a call of it: that of its namespace goes before its own."""
+    name, namespace = str(item.get("name") or ""), item.get(NAMESPACE)
+    if not isinstance(namespace, str) or namespace in {"", DEFAULT_NAMESPACE}:
+        return name
+    return f"{namespace.rstrip('_')}__{name.lstrip('_')}"
+
+
+class ItemReader:
+    """Items one after another; calls and reasoning join the assistant's message that they belong to.
+
+    `find` knows items by their ids.
+    """
+
+    def __init__(self, find: Callable[[str], Item | None]) -> None:
+        self.messages: list[Item] = []
+        self.tools: list[Item] = []
+        """Those that items bring."""
+        self._find = find
+        self._left_out: dict[str, None] = {}
+
+    def read(self, items: Iterable[Item]) -> "ItemReader":
+        """Add items. Raises InvalidRequest for pictures, files and what is no item."""
+        found = [self._meant(item) for item in items]
+        answered = {_call_id(item) for item in found if item is not None and item.get("type") in OUTPUTS}
+        for item in found:
+            if item is not None and not self._take(item, _call_id(item) in answered):
+                self._leave(item)
+        self.messages = [each for each in self.messages if each["content"] is not None or each.get("tool_calls")]
+        return self
+
+    def notices(self) -> list[Notice]:
+        """What was left out."""
+        if not self._left_out:
+            return []
+        message = f"items of type {', '.join(self._left_out)} are left out: this model can make nothing of them"
+        return [Notice(code="left_out_item", message=message, parameter="input")]
+
+    def _meant(self, item: Item) -> Item | None:
+        """The item itself, or the one that it names, where that is known."""
+        is_reference = item.get("type") == "item_reference" or ("id" in item and not {"type", "role"} & item.keys())
+        if not is_reference:
+            return item
+        found = self._find(str(item.get("id")))
+        if found is None:
+            self._leave({"type": "item_reference"})
+        return found
+
+    def _leave(self, item: Item) -> None:
+        self._left_out[str(item.get("type"))[:60]] = None
+
+    def _assistant(self) -> Item:
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": None})
+        return self.messages[-1]
+
+    def _take(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001 - whether a result of it follows
+        """Whether something can be made of it."""
+        kind = item.get("type", "message")
+        if not isinstance(kind, str):
+            raise InvalidRequest("input: the type of an item is a text", parameter="input")
+        if kind == "message":
+            self._take_message(item)
+        elif kind == "agent_message":
+            text = self._text(item.get("content"))
+            self.messages += [{"role": "user", "content": text}] if text else []
+            return bool(text)
+        elif kind == "reasoning":
+            return self._take_reasoning(item)
+        elif kind in OUTPUTS:
+            self._take_output(item)
+        elif kind == "additional_tools":
+            self.tools += _objects(item.get("tools"))
+        else:
+            return self._take_call(item, is_answered)
+        return True
+
+    def _take_message(self, item: Item) -> None:
+        role, content = item.get("role"), item.get("content")
+        if role == "assistant":
+            message = self._assistant()
+            message["content"] = (message["content"] or "") + self._text(content or "")
+        else:
+            self.messages.append({"role": role, "content": self._text(content)})
+
+    def _take_reasoning(self, item: Item) -> bool:
+        text = self._text(item.get("content") or item.get("summary") or "")
+        if not text:
+            return not item.get(ENCRYPTED)
+        message = self._assistant()
+        message["reasoning_content"] = "\n".join(filter(None, (message.get("reasoning_content"), text)))
+        return True
+
+    def _take_output(self, item: Item) -> None:
+        if item["type"] == "tool_search_output":
+            self.tools += _objects(item.get("tools"))
+        names = ("output", "result", "tools", "status")
+        output = next((item[name] for name in names if item.get(name) is not None), "")
+        self.messages.append({"role": "tool", "tool_call_id": _call_id(item), "content": self._output_text(output)})
+
+    def _take_call(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001
+        """One that was cut off is none, unless it was run all the same."""
+        kind = item["type"]
+        results = [item[name] for name in RESULTS.get(kind, ()) if item.get(name)]
+        if (item.get("status") == "incomplete" and not is_answered) or (kind in RESULTS and not results):
+            return False
+        called = _called(item)
+        if called is None:
+            return False
+        name, arguments = called
+        function = {"name": name, "arguments": arguments}
+        message = self._assistant()
+        call = {"id": _call_id(item), "type": FUNCTION, FUNCTION: function}
+        message["tool_calls"] = [*message.get("tool_calls", ()), call]
+        for result in results[:1]:
+            content = self._output_text(result)
+            self.messages.append({"role": "tool", "tool_call_id": _call_id(item), "content": content})
+        return True
+
+    def _output_text(self, output: Any) -> str:
+        """Of a tool: text, or parts of it; whatever else a tool tells is JSON."""
+        if isinstance(output, str):
+            return output
+        if isinstance(output, dict) and isinstance(output.get("content"), str):
+            return str(output["content"])
+        known = (*TEXTS, ENCRYPTED)
+        has_parts = isinstance(output, list) and all(isinstance(part, dict) for part in output)
+        if has_parts and any(part.get("type") in known or _is_to_be_seen(part) for part in output):
+            return self._text(output)
+        return _json(output)
+
+    def _text(self, content: Any) -> str:
+        if isinstance(content, str):
+            return content
+        texts = []
+        for part in content if isinstance(content, list) else [content]:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind == ENCRYPTED:
+                self._leave(part)
+            elif isinstance(kind, str) and kind in TEXTS:
+                texts.append(str(part.get(TEXTS[kind]) or ""))
+            else:
+                raise InvalidRequest(f"input: {TEXT_ONLY}: send parts of type input_text", parameter="input")
+        return "".join(texts)
+
+
+def _is_to_be_seen(part: Mapping[str, Any]) -> bool:
+    return str(part.get("type")).startswith(("input_", "image", "computer_screenshot"))
+
+
+def _call_id(item: Mapping[str, Any]) -> str:
+    return str(item.get("call_id") or item.get("id") or "-")
+
+
+def _called(item: Item) -> tuple[str, str] | None:
+    """The name of the tool and its arguments; None for what is no call of one."""
+    match item["type"]:
+        case "function_call":
+            return flat_name(item), str(item.get("arguments") or "{}")
+        case "mcp_call":
+            return flat_name(item | {NAMESPACE: item.get("server_label")}), str(item.get("arguments") or "{}")
+        case "custom_tool_call":
+            return flat_name(item), custom_arguments(str(item.get("input") or ""))
+        case kind if kind in GIVEN:
+            name, place = GIVEN[kind]
+            given = item.get(place)
+            return name, _json(given if isinstance(given, dict) else {place: given})
+    return None
+
+
+def _objects(found: Any) -> list[Item]:
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# --- tools ------------------------------------------------------------------------------------------------------
+
+
+def flat_tools(tools: Iterable[Item], further: Iterable[Item] = ()) -> list[Item]:
+    """Tools without namespaces, each with the name of its own; `further` ones only where their names are new."""
+    flat = [each for tool in tools for each in _unfolded(tool)]
+    names = {flat_name(tool) for tool in flat}
+    for each in (each for tool in further for each in _unfolded(tool)):
+        if flat_name(each) not in names:
+            names.add(flat_name(each))
+            flat.append(each)
+    return flat
+
+
+def _unfolded(tool: Item) -> list[Item]:
+    """What a namespace is for is said by the first of its tools."""
+    if tool.get("type") != NAMESPACE:
+        return [tool]
+    found = [each | {NAMESPACE: tool.get("name")} for each in _objects(tool.get("tools"))]
+    about = tool.get("description")
+    if found and isinstance(about, str) and about.strip():
+        found[0] |= {"description": "\n\n".join(filter(None, (about, found[0].get("description"))))}
+    return found
+
+
+def chat_tool(tool: Item) -> Item:
+    """A tool in the words of chat."""
+    kind = tool.get("type")
+    described = {"name": flat_name(tool)}
+    if kind == FUNCTION:
+        given = {name: tool.get(name) for name in ("description", "parameters", "strict")}
+    elif kind == CUSTOM:
+        given = {name: tool.get(name) for name in ("description", "format")}
+    else:
+        return {"type": kind, "name": tool.get("name") or tool.get("server_label")}
+    return {"type": kind, kind: described | {name: value for name, value in given.items() if value is not None}}
+
+
+def chat_choice(choice: Any, tools: Sequence[Item]) -> Any:
+    """A choice among flat tools in the words of chat."""
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "allowed_tools":
+        wanted = _objects(choice.get("tools"))
+        named = [chat_tool(tool) for tool in tools if any(_means(each, tool) for each in wanted)]
+        return {"type": kind, kind: {"mode": choice.get("mode"), "tools": named}}
+    if kind not in (FUNCTION, CUSTOM):
+        return choice
+    name = next((flat_name(tool) for tool in tools if _means(choice, tool)), choice.get("name"))
+    return {"type": kind, kind: {"name": name}}
+
+
+def _means(choice: Mapping[str, Any], tool: Item) -> bool:
+    """Whether a choice is of this tool, by its name with or without its namespace, or of its whole namespace."""
+    if choice.get("type") == NAMESPACE:
+        return choice.get("name") == tool.get(NAMESPACE)
+    if choice.get(NAMESPACE):
+        return flat_name(choice) == flat_name(tool)
+    return choice.get("name") in (tool.get("name"), flat_name(tool))

@@ -1,0 +1,283 @@
+"""The tools that a client offers: functions, custom tools, which take one text, and those that somebody else runs.
+
+Models see functions only: a custom tool is one with a single string, `input`, and is told back as it was offered.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
+
+from app.api.structured import check_schema
+from app.core.request import Notice
+from app.serving.gate import Body
+
+FUNCTION, CUSTOM = "function", "custom"
+INPUT = "input"
+MODES = ("none", "auto", "required")
+
+INPUT_BEGINS = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+CHARACTERS = re.compile(
+    r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4})+'
+)
+"""Whole characters inside a JSON string: two escapes of a pair belong together."""
+
+
+class FunctionDefinition(Body):
+    """A function that the model may call; `parameters` is a JSON schema, shown to the model as it is."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,300}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_schema(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+        if parameters is not None:
+            check_schema(parameters)
+        return parameters
+
+
+class FunctionTool(Body):
+    """A function."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    @property
+    def name(self) -> str:
+        """By which it is called."""
+        return self.function.name
+
+    def shown(self) -> dict[str, Any]:
+        """As models see it."""
+        return self.model_dump(exclude_unset=True)
+
+
+class CustomDefinition(Body):
+    """What a custom tool is for; `format` may hold a grammar of its input, in OpenAI's way of chat or of responses."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,300}$")
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class CustomTool(Body):
+    """A tool that takes one text."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    @property
+    def name(self) -> str:
+        """By which it is called."""
+        return self.custom.name
+
+    def shown(self) -> dict[str, Any]:
+        """As models see it: a function with one string."""
+        custom = self.custom
+        told = "\n\n".join(filter(None, (custom.description, _format_in_words(custom.format or {}))))
+        text = {"type": "string", "description": "The whole input, as plain text."}
+        parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+        return {"type": FUNCTION, FUNCTION: {"name": custom.name, "description": told, "parameters": parameters}}
+
+
+class OtherTool(Body):
+    """One that OpenAI, Anthropic or somebody else runs."""
+
+    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"enum": [FUNCTION, CUSTOM]}})]
+    name: str | None = None
+
+
+def _format_in_words(format: Mapping[str, Any]) -> str:  # noqa: A002 - the name it has everywhere
+    nested = format.get("grammar")
+    grammar = nested if isinstance(nested, dict) else format
+    definition = grammar.get("definition")
+    if not isinstance(definition, str):
+        return ""
+    return f"Its input matches this grammar ({grammar.get('syntax', 'lark')}):\n{definition}"
+
+
+def _kind_of(tool: Any) -> str | None:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return None if not isinstance(kind, str) else kind if kind in {FUNCTION, CUSTOM} else "other"
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag(FUNCTION)] | Annotated[CustomTool, Tag(CUSTOM)] | Annotated[OtherTool, Tag("other")],
+    Discriminator(_kind_of, custom_error_type="tool", custom_error_message="a tool is an object with a type"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether a tool must be called, and which ones may be."""
+
+    mode: str = "auto"
+    """`none`, `auto`, `required`, or `function:NAME`."""
+    allowed: frozenset[str] | None = None
+    """None: all."""
+    other: str = ""
+    """A kind of tool that is asked for and that nobody runs here."""
+
+
+def _read_choice(choice: Any) -> ToolChoice:
+    if choice is None or (isinstance(choice, str) and choice in MODES):
+        return ToolChoice(choice or "auto")
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "allowed_tools":
+        return _allowed_tools(choice.get("allowed_tools"))
+    if isinstance(kind, str) and kind not in (FUNCTION, CUSTOM):
+        return ToolChoice(other=kind)
+    if name := _name_of(choice):
+        return ToolChoice(f"function:{name}")
+    raise ValueError('give none, auto, required, or {"type": "function", "function": {"name": …}}')
+
+
+def _allowed_tools(wanted: Any) -> ToolChoice:
+    tools = wanted.get("tools") if isinstance(wanted, dict) else None
+    mode = wanted.get("mode") or "auto" if isinstance(wanted, dict) else None
+    if mode not in ("auto", "required") or not isinstance(tools, list):
+        raise ValueError("allowed_tools has a mode, auto or required, and tools")
+    return ToolChoice(mode, frozenset(filter(None, map(_name_of, tools))))
+
+
+def _name_of(tool: Any) -> str:
+    """The name in a tool that a choice means; empty for one of other kinds."""
+    nested = tool.get(str(tool.get("type"))) if isinstance(tool, dict) else None
+    name = nested.get("name") if isinstance(nested, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+NAMED = {
+    "type": "object",
+    "properties": {
+        "type": {"const": FUNCTION},
+        FUNCTION: {"type": "object", "properties": {"name": {"type": "string"}}},
+    },
+    "required": ["type", FUNCTION],
+}
+CHOICES = WithJsonSchema({"anyOf": [{"enum": [*MODES]}, NAMED, {"type": "null"}]})
+
+
+class ToolsBody(Body):
+    """The fields about tools."""
+
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[Any, BeforeValidator(_read_choice), CHOICES] = ToolChoice()
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> "ToolsBody":
+        choice, others = self.tool_choice, {*map(_label, self.other_tools), self.tool_choice.other}
+        names = {tool.name for tool in self.offered}
+        if choice.mode == "required" and not names and not any(others):
+            raise ValueError("tool_choice asks for a call, but there are no tools")
+        named = choice.mode.removeprefix("function:")
+        if named != choice.mode and named not in names | others:
+            raise ValueError("tool_choice names a function that is not among the tools")
+        return self
+
+    @property
+    def offered(self) -> "list[FunctionTool | CustomTool]":
+        """Those that the model may call."""
+        mine = [tool for tool in self.tools or () if not isinstance(tool, OtherTool)]
+        allowed = self.tool_choice.allowed
+        return [tool for tool in mine if allowed is None or tool.name in allowed]
+
+    @property
+    def other_tools(self) -> list[OtherTool]:
+        """Those that nobody runs here."""
+        return [tool for tool in self.tools or () if isinstance(tool, OtherTool)]
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        """Of the tools that take one text."""
+        return frozenset(tool.name for tool in self.offered if isinstance(tool, CustomTool))
+
+    @property
+    def call_mode(self) -> str:
+        """`auto`, `required` or `function:NAME`; a tool that is not there cannot be demanded."""
+        names = {tool.name for tool in self.offered}
+        mode: str = self.tool_choice.mode
+        may = (mode == "required" and names) or mode.removeprefix("function:") in names
+        return mode if may else "auto"
+
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the template shows; None when there are none."""
+        return None if self.tool_choice.mode == "none" else [tool.shown() for tool in self.offered] or None
+
+    def tool_notices(self) -> list[Notice]:
+        """What of the tools and of the choice among them cannot be honoured."""
+        found, choice = [], self.tool_choice
+        if self.other_tools:
+            kinds = ", ".join(dict.fromkeys(tool.type[:60] for tool in self.other_tools))
+            message = f"tools of type {kinds} are left out: none of them runs here, so the model is not shown them"
+            found.append(Notice(code="left_out_tool", message=message, parameter="tools"))
+        if choice.other or choice.mode not in {"none", self.call_mode}:
+            message = "tool_choice is taken as auto: it asks for a tool that does not run here"
+            found.append(Notice(code="ignored_tool_choice", message=message, parameter="tool_choice"))
+        return found
+
+
+def _label(tool: OtherTool) -> str:
+    return tool.name or tool.type
+
+
+# --- calls of custom tools --------------------------------------------------------------------------------------
+
+
+def custom_arguments(text: str) -> str:
+    """The arguments of a function whose only one is `text`, as JSON."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """The text in the arguments of a custom tool's call; where a model wrote another object, that one as it is."""
+    try:
+        value = json.loads(arguments, strict=False)
+    except ValueError:
+        return arguments
+    texts = value if isinstance(value, dict) else {}
+    only = next(iter(texts.values())) if len(texts) == 1 else "" if texts == value else None
+    text = texts.get(INPUT, only)
+    return text if isinstance(text, str) else arguments
+
+
+class CustomInput:
+    """The text of one call while its arguments are written."""
+
+    def __init__(self) -> None:
+        self.told = ""
+        self._arguments: list[str] = []
+        self._rest = ""
+        """Arguments that are not text yet."""
+        self._is_inside = False
+
+    def feed(self, more: str) -> str:
+        """More of its text, as far as that is known."""
+        self._arguments.append(more)
+        self._rest += more
+        if not self._is_inside:
+            begins = INPUT_BEGINS.match(self._rest)
+            if begins is None:
+                return ""
+            self._rest, self._is_inside = self._rest[begins.end() :], True
+        found = CHARACTERS.match(self._rest)
+        if found is None:
+            return ""
+        self._rest = self._rest[found.end() :]
+        text: str = json.loads(f'"{found[0]}"', strict=False)
+        self.told += text
+        return text
+
+    def finish(self) -> str:
+        """The rest of the text of a call that is whole."""
+        whole = custom_input("".join(self._arguments))
+        rest = whole.removeprefix(self.told) if whole.startswith(self.told) else ""
+        self.told += rest
+        return rest

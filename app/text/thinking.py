@@ -1,0 +1,135 @@
+"""How a client's wish about thinking is said in the words of a template; what it has no words for becomes a notice.
+
+Templates switch thinking by one of several names, or take an effort, of which each knows a few. What a template does
+not read changes nothing in the prompt, and nobody would know.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError, meta
+from jinja2.ext import LoopControlExtension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from app.core.request import Notice
+
+ENABLED, EFFORT, BUDGET = "enable_thinking", "reasoning_effort", "thinking_budget"
+"""What the server calls them."""
+SWITCHES: Mapping[str, tuple[Any, Any]] = {
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "thinking_mode": ("enabled", "disabled"),
+    "thinking_option": ("on", "off"),
+    "reasoning": (True, False),
+}
+"""Names by which templates switch thinking on and off, and what each wants to hear."""
+EFFORT_NAMES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+USUAL_EFFORTS = frozenset({"low", "medium", "high"})
+"""Those that a template is taken to know which names less than two."""
+NO_THINKING = "no_think"
+"""Another word for none."""
+QUOTED = re.compile(rf"""["']({"|".join(EFFORTS)}|{NO_THINKING})["']""")
+GENERATION_TAGS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateWords:
+    """What a template reads of its arguments."""
+
+    names: frozenset[str]
+    efforts: tuple[str, ...]
+    """Those that it knows, from the least."""
+    none: str = "none"
+    """How it calls the least of them."""
+
+    @property
+    def switches(self) -> list[str]:
+        """The names by which it switches thinking."""
+        return [name for name in SWITCHES if name in self.names]
+
+    @property
+    def effort_name(self) -> str | None:
+        """The name of the effort; None: it takes none."""
+        return next((name for name in EFFORT_NAMES if name in self.names), None)
+
+
+def template_words(source: str) -> TemplateWords | None:
+    """What a template reads; None for one that cannot be compiled."""
+    environment = ImmutableSandboxedEnvironment(extensions=[LoopControlExtension])
+    try:
+        names = meta.find_undeclared_variables(environment.parse(GENERATION_TAGS.sub("", source)))
+    except (TemplateError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    quoted = set(QUOTED.findall(source))
+    none = NO_THINKING if NO_THINKING in quoted else EFFORTS[0]
+    known = {EFFORTS[0] if word == NO_THINKING else word for word in quoted}
+    if len(known - {EFFORTS[0]}) < 2:
+        known |= USUAL_EFFORTS
+    return TemplateWords(frozenset(names), tuple(effort for effort in EFFORTS if effort in known), none)
+
+
+def fitted(
+    arguments: Mapping[str, Any], words: TemplateWords, *, thinks: bool
+) -> tuple[dict[str, Any], tuple[Notice, ...]]:
+    """The arguments in the template's words, and what of them cannot be honoured.
+
+    `thinks`: the model writes its thoughts apart from its answer.
+    """
+    wants, effort = arguments.get(ENABLED, arguments.get("thinking")), arguments.get(EFFORT)
+    told = {name: value for name, value in arguments.items() if name not in (ENABLED, EFFORT, BUDGET)}
+    unread = sorted(name for name in told if name not in words.names and name not in SWITCHES)
+    notices = [_unread(name) for name in unread]
+    if isinstance(wants, bool):
+        told |= {name: SWITCHES[name][0 if wants else 1] for name in words.switches if name not in told}
+    elif ENABLED in arguments:
+        told[ENABLED] = wants
+    if BUDGET in words.names and (BUDGET in arguments or wants is False):
+        told[BUDGET] = 0 if wants is False else arguments[BUDGET]
+    can_switch = bool(words.switches) or BUDGET in words.names
+    if wants is False and not can_switch:
+        effort = EFFORTS[0]
+    if wants is False and can_switch:
+        effort = None
+    if wants is True and effort is None and not (can_switch or words.effort_name or thinks):
+        notices.append(_notice("no_thinking", "this model does not think before it answers", ENABLED))
+    more, further = _with_effort(effort, words, thinks=thinks)
+    return told | more, (*notices, *further)
+
+
+def _with_effort(effort: Any, words: TemplateWords, *, thinks: bool) -> tuple[dict[str, Any], list[Notice]]:
+    """The effort by the name that the template has for it, or the nearest that it knows."""
+    name = words.effort_name
+    if effort is None:
+        return {}, []
+    if name is None:
+        if effort == EFFORTS[0]:
+            always = "thinking cannot be switched off: the template of this model has no switch for it"
+            return {}, [_notice("no_thinking_switch", always, ENABLED)] if thinks else []
+        return {}, [_notice("no_effort", f"the template of this model takes no reasoning effort: {effort}", EFFORT)]
+    if effort not in EFFORTS:
+        return {name: effort}, []
+    nearest = _nearest(effort, words.efforts)
+    spelled = words.none if nearest == EFFORTS[0] else nearest
+    if nearest == effort:
+        return {name: spelled}, []
+    known = ", ".join(words.efforts)
+    message = f"a reasoning effort of {effort} is taken as {nearest}: the template of this model knows {known}"
+    return {name: spelled}, [_notice("other_effort", message, EFFORT)]
+
+
+def _nearest(effort: str, known: tuple[str, ...]) -> str:
+    """The known one that is nearest; of two, the greater."""
+    place = EFFORTS.index(effort)
+    return min(known, key=lambda each: (abs(EFFORTS.index(each) - place), -EFFORTS.index(each)))
+
+
+def _unread(name: str) -> Notice:
+    message = f"chat_template_kwargs: the template of this model does not read {name}"
+    return _notice("unread_template_argument", message, "chat_template_kwargs")
+
+
+def _notice(code: str, message: str, parameter: str) -> Notice:
+    return Notice(code=code, message=message, parameter=parameter)

@@ -1,0 +1,147 @@
+"""Half a call is never handed out as a whole one, and nothing is made up for what cannot be read (F04, F15)."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.api.calls import calling
+from tests.api.fakes import Site, frames
+
+pytestmark = pytest.mark.anyio
+
+USER = [{"role": "user", "content": "Hi"}]
+BODY = {"model": "demo-main", "max_tokens": 9, "messages": USER, "input": "Hi", "stream": False}
+WHOLE, HALF = ("look", ['{"city": ', '"Oslo"}']), ("look", ['{"city": "Pa'])
+
+
+async def whole(site: Site, path: str) -> dict[str, Any]:
+    answer = await site.client.post(path, json=BODY)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+async def events(site: Site, path: str) -> list[dict[str, Any]]:
+    text = (await site.client.post(path, json=BODY | {"stream": True})).text
+    lines = text.splitlines() if path.startswith("/api") else frames(text)
+    return [json.loads(line) for line in lines if line and line != "[DONE]"]
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+async def test_a_whole_chat_leaves_the_cut_call_out(site: Site, reason: str) -> None:
+    site.worker.script = calling(WHOLE, HALF, text="I look.", reason=reason, unfinished=1)
+    [choice] = (await whole(site, "/v1/chat/completions"))["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert (json.loads(call["function"]["arguments"]), choice["finish_reason"]) == ({"city": "Oslo"}, reason)
+    site.worker.script = calling(HALF, reason=reason, unfinished=0)
+    [choice] = (await whole(site, "/v1/chat/completions"))["choices"]
+    assert ("tool_calls" in choice["message"], choice["message"]["content"]) == (False, "")
+
+
+async def test_a_streamed_chat_says_that_it_was_cut(site: Site) -> None:
+    site.worker.script = calling(HALF, reason="length", unfinished=0)
+    assert (await events(site, "/v1/chat/completions"))[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_custom_call_that_was_cut_streams_no_more_than_was_written(site: Site) -> None:
+    site.worker.script = calling(("patch", ['{"te']), reason="length", unfinished=0)
+    tool = {"type": "custom", "custom": {"name": "patch"}}
+    told = (await site.chat(tools=[tool], stream=True)).text
+    assert '{\\"te' not in told
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_message_has_whole_calls_only(site: Site, stream: bool) -> None:
+    site.worker.script = calling(WHOLE, HALF, text="I look.", reason="length", unfinished=1)
+    if not stream:
+        told = await whole(site, "/v1/messages")
+        assert [block["type"] for block in told["content"]] == ["text", "tool_use"]
+        assert (told["content"][1]["input"], told["stop_reason"]) == ({"city": "Oslo"}, "max_tokens")
+        return
+    told_of = await events(site, "/v1/messages")
+    starts = [each["content_block"] for each in told_of if each["type"] == "content_block_start"]
+    assert [block["type"] for block in starts] == ["text", "tool_use"]
+    parts = [each["delta"].get("partial_json") for each in told_of if each["type"] == "content_block_delta"]
+    assert [json.loads(part) for part in parts if part] == [{"city": "Oslo"}]
+    assert told_of[-2]["delta"]["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_message_that_was_cut_in_its_only_call_calls_nothing(site: Site, stream: bool) -> None:
+    site.worker.script = calling(HALF, reason="length", unfinished=0)
+    if stream:
+        assert "tool_use" not in json.dumps(await events(site, "/v1/messages"))
+    else:
+        assert (await whole(site, "/v1/messages"))["content"] == [{"type": "text", "text": ""}]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_ollamas_chat_has_whole_calls_only(site: Site, stream: bool) -> None:
+    site.worker.script = calling(WHOLE, HALF, reason="length", unfinished=1)
+    lines = await events(site, "/api/chat") if stream else [await whole(site, "/api/chat")]
+    calls = [call["function"] for line in lines for call in line["message"].get("tool_calls", ())]
+    assert calls == [{"name": "look", "arguments": {"city": "Oslo"}}]
+    assert lines[-1]["done_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_item_that_was_cut_says_incomplete(site: Site, stream: bool) -> None:
+    site.worker.script = calling(WHOLE, HALF, reason="length", unfinished=1)
+    told_of = await events(site, "/v1/responses") if stream else []
+    response = told_of[-1]["response"] if stream else await whole(site, "/v1/responses")
+    assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
+    assert (response["status"], response["output"][1]["arguments"]) == ("incomplete", '{"city": "Pa')
+    done = [each for each in told_of if each["type"] == "response.function_call_arguments.done"]
+    assert [json.loads(each["arguments"]) for each in done] == [{"city": "Oslo"}] * stream
+    closed = [each["item"]["status"] for each in told_of if each["type"] == "response.output_item.done"]
+    assert closed == ["completed", "incomplete"] * stream
+
+
+async def test_a_call_that_is_whole_when_the_limit_comes_is_whole(site: Site) -> None:
+    site.worker.script = calling(WHOLE, reason="length")
+    assert [item["status"] for item in (await whole(site, "/v1/responses"))["output"]] == ["completed"]
+
+
+async def test_a_text_that_was_cut_says_incomplete(site: Site) -> None:
+    site.worker.script = calling(text="I look", reason="length")
+    [item] = (await whole(site, "/v1/responses"))["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("incomplete", "I look")
+
+
+async def test_a_conversation_goes_on_without_the_call_that_was_cut(site: Site) -> None:
+    site.worker.script = calling(WHOLE, HALF, reason="length", unfinished=1)
+    first = await whole(site, "/v1/responses")
+    result = {"type": "function_call_output", "call_id": "call0", "output": "rain"}
+    body = {"model": "demo-main", "input": [result], "previous_response_id": first["id"]}
+    assert (await site.client.post("/v1/responses", json=body)).status_code == 200
+    messages = site.worker.commands[-1].messages or []
+    assert [call["id"] for message in messages for call in message.get("tool_calls", ())] == ["call0"]
+
+
+UNREADABLE = ("look", ['{"city": "Paris",}'])
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Paris",}', "5", '"x"', "[1]"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+async def test_what_is_no_object_is_an_error_and_never_an_empty_one(site: Site, path: str, arguments: str) -> None:
+    site.worker.script = calling(("look", [arguments]))
+    answer = await site.client.post(path, json=BODY)
+    assert answer.status_code == 500
+    assert "cannot be read" in answer.text
+    told = json.dumps(await events(site, path))
+    assert ("cannot be read" in told, "tool_use" in told, '"done": true' in told) == (True, False, False)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+async def test_control_characters_in_arguments_are_read(site: Site, path: str) -> None:
+    site.worker.script = calling(("look", ['{"city": "a\tb\nc"}']))
+    told = json.dumps(await whole(site, path))
+    assert "a\\tb\\nc" in told
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+async def test_a_call_without_arguments_has_none(site: Site, path: str) -> None:
+    for pieces in ([], ["{}"]):
+        site.worker.script = calling(("look", pieces))
+        assert '": {}' in json.dumps(await whole(site, path))
