@@ -26,7 +26,7 @@ import msgspec
 from app.core.errors import PacelineError
 from app.core.messages import Generate, PromptRead, failed_frame, short_text
 from app.text.constraint import Vocabulary
-from app.text.grammar import answer_grammar, check_grammar
+from app.text.grammar import AnswerGrammar, answer_grammar, check_grammar
 from app.text.template import TextModel
 
 LOAD_SECONDS = 20.0
@@ -96,7 +96,10 @@ class Reader:
         """The tokens of one prompt and what its answer is held to, or why it has none."""
         try:
             tokens, checkpoints = self._tokens(command)
-            return PromptRead(tokens=tokens, checkpoints=checkpoints, grammar=self._grammar(command))
+            grammar = self._grammar(command)
+            notices = grammar.notices if grammar else ()
+            text = grammar.text if grammar else ""
+            return PromptRead(tokens=tokens, checkpoints=checkpoints, grammar=text, notices=notices)
         except PacelineError as error:
             failed = failed_frame(command.id, error)
         except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is no Exception
@@ -116,15 +119,16 @@ class Reader:
             return model.encode(text, max_context_tokens=limit), ()
         return model.render_chat(command.messages, command.tools, command.template_arguments, max_context_tokens=limit)
 
-    def _grammar(self, command: Generate) -> str:
-        text = answer_grammar(command, self._model.table.dialect)
-        if not text:
-            return ""
+    def _grammar(self, command: Generate) -> AnswerGrammar | None:
+        self._stages.begin("grammar", seconds=GRAMMAR_SECONDS)
+        grammar = answer_grammar(command, self._model.table.dialect)
+        if grammar is None:
+            return None
         self._stages.begin("vocabulary", seconds=VOCABULARY_SECONDS)
         vocabulary = self._vocabulary
         self._stages.begin("grammar", seconds=GRAMMAR_SECONDS)
-        check_grammar(text, vocabulary, command.grammar.parameter if command.grammar else "tools")
-        return text
+        check_grammar(grammar, vocabulary, command.grammar.parameter if command.grammar else "tools")
+        return grammar
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
