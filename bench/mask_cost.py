@@ -49,7 +49,8 @@ def mask_seconds(text: TextModel, slots: int) -> list[float]:
     wish = Grammar(kind="json_schema", text=json.dumps(SCHEMA))
     asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
     vocabulary = Vocabulary(text.table)
-    matcher = vocabulary.matcher(answer_grammar(asked, NO_DIALECT))
+    grammar = answer_grammar(asked, NO_DIALECT)
+    matcher = vocabulary.matcher(grammar.text) if grammar else None
     tokens = text.encode(json.dumps(ANSWER, ensure_ascii=False))
     constraints, spent = Constraints(), []
     held = AnswerConstraint(vocabulary, matcher, None)

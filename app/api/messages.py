@@ -31,6 +31,7 @@ from app.serving.errors import ANTHROPIC, error_object
 from app.serving.gate import Body, Sent, checked
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "end_turn"}
+BILLING_HEADER = "x-anthropic-billing-header:"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -139,7 +140,7 @@ class CountBody(ThinkingBody):
 
     def as_chat(self) -> dict[str, Any]:
         """The same in the words of OpenAI's chat. Raises InvalidRequest for what these models cannot read."""
-        messages = [] if self.system is None else [{"role": "system", "content": _text(self.system)}]
+        messages = system_messages(self.system)
         for turn in self.messages:
             messages += list(_messages(turn))
         chat: dict[str, Any] = {"model": self.model, "messages": messages} | self.thinking_fields()
@@ -187,6 +188,17 @@ class MessagesBody(CountBody, StayBody):
 def _is_left_out(block: Block) -> bool:
     known = {"text", "thinking", "redacted_thinking", "tool_use", "tool_result", "search_result"}
     return block.type not in known | UNREADABLE
+
+
+def system_messages(system: Blocks | None) -> list[dict[str, Any]]:
+    """The system part, without the line for Anthropic's billing that Claude Code begins it with: it differs in each
+    session, and nothing behind it would be found in the prefix cache again."""
+    blocks = [Block(text=system)] if isinstance(system, str) else system or []
+    texts = [_text([block]) for block in blocks]
+    if texts and texts[0].startswith(BILLING_HEADER):
+        rest = texts.pop(0).partition("\n")[2]
+        texts = [rest, *texts] if rest else texts
+    return [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
 
 
 def _text(blocks: Blocks) -> str:

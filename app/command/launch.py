@@ -53,7 +53,7 @@ def environment_of(agent: CodingAgent, place: Place, folder: Path) -> Mapping[st
     environment = dict(agent.environment(place))
     for name, content in agent.files(place).items():
         write_privately(folder / agent.program / name, json.dumps(content, indent=1).encode())
-        environment[agent.folder_name] = str(folder / agent.program)
+        environment[agent.files_variable] = str(folder / agent.program / agent.files_path)
     return environment
 
 

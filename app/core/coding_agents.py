@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+AIDER_FILE = ".aider.model.metadata.json"
 CLAUDE_MODELS = (
     "ANTHROPIC_MODEL",
     "ANTHROPIC_SMALL_FAST_MODEL",
@@ -17,6 +18,12 @@ CLAUDE_MODELS = (
 """Every one that Claude Code would choose by itself."""
 NO_KEY = "paceline"
 """What agents send where no key is asked for: they all insist on one."""
+OUTPUT_SHARE = 8
+"""Divisor of a context that gives the tokens of its longest answer: agents take that off before they compact."""
+MOST_OUTPUT_TOKENS = 32_000
+"""Tokens of an answer that agents never ask more than."""
+TOOL_OUTPUT_TOKENS = 10_000
+"""Tokens of one tool's output that Codex keeps by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,13 @@ class Place:
     address: str
     model_id: str
     context_tokens: int
+    """0: the model does not tell."""
     key: str
+
+    @property
+    def output_tokens(self) -> int:
+        """The longest answer that leaves the rest of the context to the conversation."""
+        return min(MOST_OUTPUT_TOKENS, self.context_tokens // OUTPUT_SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,34 +53,48 @@ class CodingAgent:
     environment: Callable[[Place], Mapping[str, str]]
     flags: Callable[[Place], Sequence[str]] = lambda _place: ()
     files: Callable[[Place], Mapping[str, Any]] = lambda _place: {}
-    """JSON that it reads from a folder of ours, which this name of its environment says."""
-    folder_name: str = ""
+    """JSON that it reads from a folder of ours."""
+    files_variable: str = ""
+    """The name in its environment that says where they are."""
+    files_path: str = ""
+    """What that is, below the folder; empty: the folder itself."""
 
 
 def _claude(place: Place) -> Mapping[str, str]:
+    """It believes in a million tokens, and begins each session with another header, unless it is told better."""
+    limits = {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(place.context_tokens),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(place.output_tokens),
+    }
     return {
         "ANTHROPIC_BASE_URL": place.address,
         "ANTHROPIC_AUTH_TOKEN": place.key,
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        **(limits if place.context_tokens else {}),
         **dict.fromkeys(CLAUDE_MODELS, place.model_id),
     }
 
 
 def _codex(place: Place) -> Sequence[str]:
-    values = {
+    values: dict[str, str | int] = {
         "model_provider": "paceline",
         "model_providers.paceline.name": "Paceline",
         "model_providers.paceline.base_url": f"{place.address}/v1",
         "model_providers.paceline.wire_api": "responses",
         "model_providers.paceline.env_key": "PACELINE_API_KEY",
-        "model_context_window": place.context_tokens,
+        "web_search": "disabled",  # OpenAI runs it
     }
+    if place.context_tokens:
+        values["model_context_window"] = place.context_tokens
+        values["model_auto_compact_token_limit"] = place.context_tokens - 2 * place.output_tokens
+        values["tool_output_token_limit"] = min(TOOL_OUTPUT_TOKENS, place.output_tokens)
     settings = (f"{name}={json.dumps(value)}" for name, value in values.items())
     return ["--model", place.model_id, *(word for setting in settings for word in ("-c", setting))]
 
 
 def _opencode(place: Place) -> Mapping[str, str]:
-    limit = {"context": place.context_tokens, "output": place.context_tokens // 4}
+    limit = {"context": place.context_tokens, "output": place.output_tokens}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Paceline",
@@ -84,11 +111,18 @@ def _crush(place: Place) -> Mapping[str, Any]:
         "type": "openai-compat",
         "base_url": f"{place.address}/v1",
         "api_key": "$PACELINE_API_KEY",
-        "models": [model | {"default_max_tokens": place.context_tokens // 4}],
+        "models": [model | {"default_max_tokens": place.output_tokens}],
     }
     chosen = {"provider": "paceline", "model": place.model_id}
     config = {"providers": {"paceline": provider}, "models": {"large": chosen, "small": chosen}}
     return {"crush.json": config}
+
+
+def _aider(place: Place) -> Mapping[str, Any]:
+    """With these it knows when a chat is too long, and does not look for the model in a list on the web."""
+    limits = {"max_input_tokens": place.context_tokens, "max_output_tokens": place.output_tokens}
+    costs = {"input_cost_per_token": 0, "output_cost_per_token": 0}
+    return {AIDER_FILE: {f"openai/{place.model_id}": {"litellm_provider": "openai", "mode": "chat"} | limits | costs}}
 
 
 AGENTS = {
@@ -96,7 +130,7 @@ AGENTS = {
         title="Claude Code",
         program="claude",
         install="npm install -g @anthropic-ai/claude-code",
-        context_tokens=32_768,
+        context_tokens=49_152,
         environment=_claude,
         flags=lambda place: ["--model", place.model_id],
     ),
@@ -104,7 +138,7 @@ AGENTS = {
         title="Codex",
         program="codex",
         install="npm install -g @openai/codex",
-        context_tokens=16_384,
+        context_tokens=32_768,
         environment=lambda place: {"PACELINE_API_KEY": place.key},
         flags=_codex,
     ),
@@ -112,7 +146,7 @@ AGENTS = {
         title="opencode",
         program="opencode",
         install="npm install -g opencode-ai",
-        context_tokens=16_384,
+        context_tokens=32_768,
         environment=_opencode,
     ),
     "aider": CodingAgent(
@@ -122,15 +156,18 @@ AGENTS = {
         context_tokens=8_192,
         environment=lambda place: {"OPENAI_API_BASE": f"{place.address}/v1", "OPENAI_API_KEY": place.key},
         flags=lambda place: ["--model", f"openai/{place.model_id}", "--no-show-model-warnings"],
+        files=_aider,
+        files_variable="AIDER_MODEL_METADATA_FILE",
+        files_path=AIDER_FILE,
     ),
     "crush": CodingAgent(
         title="Crush",
         program="crush",
         install="npm install -g @charmland/crush",
-        context_tokens=16_384,
+        context_tokens=32_768,
         environment=lambda place: {"PACELINE_API_KEY": place.key},
         files=_crush,
-        folder_name="CRUSH_GLOBAL_CONFIG",
+        files_variable="CRUSH_GLOBAL_CONFIG",
     ),
 }
 

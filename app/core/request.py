@@ -65,9 +65,6 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
 class Constraint(Protocol):
     """What the output of one request is held to. It follows the output by itself; who asks shows it all of it."""
 
-    error: str
-    """Why nothing can be allowed any more; empty while all is well."""
-
     def begin(self) -> "Constraint":
         """Another one at the beginning of an output."""
 
@@ -80,6 +77,9 @@ class Constraint(Protocol):
 
     def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """How many of `drafts` can stand, and the usual tokens of what must come behind these."""
+
+    def failure(self, output: Sequence[int]) -> str:
+        """Why nothing can follow `output`, or why it may not end so; empty while all is well."""
 
     def opening(self, output: Sequence[int]) -> int | None:
         """The token that may come next besides, though only where the model would draw it from all tokens."""

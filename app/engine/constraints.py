@@ -36,10 +36,10 @@ class Constraints:
         """Whether a token of the next `slots` may be forbidden to one of the rows."""
         return bool(self._binding(rows, slots))
 
-    def error(self, row: DecodeRow) -> str:
-        """Why a row cannot go on; empty while it can."""
+    def failure(self, row: DecodeRow, emitted: Sequence[int]) -> str:
+        """Why a row cannot go on with what it emitted, or not end so; empty while all is well."""
         held = self._held.get(row.sequence_id)
-        return held.error if held else ""
+        return held.failure([*row.tokens[row.prompt_length :], *emitted]) if held else ""
 
     def forced(
         self, sequence_id: str, tokens: Sequence[int], prompt_length: int, emitted: Sequence[int] = ()

@@ -354,7 +354,7 @@ class Engine:
         logprobs = () if top is None else scores.read(place, len(stays), top)
         computed, accepted, sure = row.computed + kept, len(stays) - 1, scores.confidences(place, len(stays))
         name, emitted = row.sequence_id, tuple(stays)
-        more = self._constraints.error(row), self._pooling.embedding(name)
+        more = self._constraints.failure(row, emitted), self._pooling.embedding(name)
         return RowOutcome(name, emitted, computed, drafted, accepted, logprobs, method, reason, sure, *more)
 
     def _verify(self, rows: Sequence[DecodeRow], proposal: Proposal, drafts: mx.array) -> tuple[RowOutcome, ...]:

@@ -15,10 +15,14 @@ from numpy import int32, uint32, zeros
 
 from app.core.request import Reasoning
 from app.text.detokenizer import TokenTable
+from app.text.schema import reason_of
 from app.text.spelling import Speller
 
 GAPS = (b"\n", b"\n\n")
 """What models write between their reasoning and the answer."""
+
+
+DEAD_END = "what the answer is held to lets nothing follow here: simplify the schema or the grammar"
 
 
 class Vocabulary:
@@ -63,7 +67,7 @@ class AnswerConstraint:
     def __init__(
         self, vocabulary: Vocabulary, matcher: llguidance.LLMatcher | None, reasoning: Reasoning | None
     ) -> None:
-        self.error = ""
+        self._error = ""
         self._vocabulary = vocabulary
         self._pristine = matcher
         self._matcher = matcher.deep_copy() if matcher else None
@@ -99,7 +103,7 @@ class AnswerConstraint:
         self._follow(output)
         if self._phase is Phase.REASONING:
             return tuple((token,) for token in self._must_close())
-        if self._phase is not Phase.ANSWER or self._matcher is None or self.error:
+        if self._phase is not Phase.ANSWER or self._matcher is None or self._error:
             return ()
         text, places = self._matcher.compute_ff_bytes(), list[tuple[int, ...]]()
         for token in self._vocabulary(text)[:-1]:  # the last one may be the beginning of a longer one
@@ -110,7 +114,7 @@ class AnswerConstraint:
 
     def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         self._follow(output)
-        if self._phase is not Phase.ANSWER or self._matcher is None or self.error:
+        if self._phase is not Phase.ANSWER or self._matcher is None or self._error:
             return len(drafts), ()
         known, ahead = self._known(drafts), self._matcher.deep_copy()
         try:
@@ -127,13 +131,19 @@ class AnswerConstraint:
     def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
         self._follow(output)
         start = self._phase, self._thought, self._tail
-        try:
-            return self._allow(drafts, masks)
-        except ValueError as error:  # its limits: nesting, time of the lexer
-            self.error = first_line(error)
-            return 0
-        finally:
-            self._phase, self._thought, self._tail = start
+        for tried in (drafts, ()):
+            try:
+                return self._allow(tried, masks)
+            except ValueError as error:  # its limits: nesting, time of the lexer
+                if not tried:
+                    self._error = reason_of(error)
+            finally:
+                self._phase, self._thought, self._tail = start
+        return 0
+
+    def failure(self, output: Sequence[int]) -> str:
+        self._follow(output)
+        return self._error
 
     def _allow(self, drafts: Sequence[int], masks: Any) -> int:
         slot = 0
@@ -162,20 +172,41 @@ class AnswerConstraint:
         """The grammar's masks from `slot` on, and the drafts that stand; `extra` may come in `slot` besides."""
         if self._matcher is None:
             return len(drafts)
-        size, rest = self._vocabulary.tokenizer.vocab_size, self._known(drafts[slot:])
-        valid = self._matcher.validate_tokens(rest) if rest else 0
-        words = (size + 31) // 32
-        own = zeros((valid + 1, words), int32)
-        if valid:
-            work = [(self._matcher, 0, rest[:valid])]
-            fill_next_token_bitmask_par_with_draft_tokens(self._vocabulary.executor, work, own)
-        else:
+        rest = self._known(drafts[slot:])
+        valid, own = self._filled(self._matcher, rest) if rest else (0, None)
+        if own is None:
+            own = zeros((1, self._words), int32)
             fill_next_token_bitmask(self._matcher, own)
+            if self._matcher.is_error():
+                self._error = DEAD_END
+        words = self._words
         part = masks[slot : slot + valid + 1]
         part[:] = 0
         part[:, : min(words, part.shape[1])] = own[:, : part.shape[1]]
         _set(masks[slot], extra)
         return slot + valid
+
+    @property
+    def _words(self) -> int:
+        """Of a mask."""
+        return (self._vocabulary.tokenizer.vocab_size + 31) // 32
+
+    def _filled(self, matcher: llguidance.LLMatcher, drafts: list[int]) -> tuple[int, Any]:
+        """How many drafts can stand, and the masks before and behind them; none where none can.
+
+        A draft behind which nothing could follow does not stand, whoever drafts: where the target draws that token
+        itself, the next step comes upon it. The matcher is a copy: that would end it.
+        """
+        ahead = matcher.deep_copy()
+        valid = ahead.validate_tokens(drafts)
+        while valid:
+            own = zeros((valid + 1, self._words), int32)
+            work = [(ahead, 0, drafts[:valid])]
+            fill_next_token_bitmask_par_with_draft_tokens(self._vocabulary.executor, work, own)
+            if not ahead.is_error():
+                return valid, own
+            valid, ahead = valid - 1, matcher.deep_copy()
+        return 0, None
 
     def _known(self, drafts: Sequence[int]) -> list[int]:
         """Those before an id beyond the tokens, which a padded vocabulary has: it would end the matcher."""
@@ -184,10 +215,10 @@ class AnswerConstraint:
     def _follow(self, output: Sequence[int]) -> None:
         for token in output[self._read :]:
             self._read += 1
-            if self._move(token) and self._matcher is not None and not self.error and not self._matcher.is_stopped():
+            if self._move(token) and self._matcher is not None and not self._error and not self._matcher.is_stopped():
                 self._matcher.consume_token(token)
-                if self._matcher.is_error():
-                    self.error = first_line(self._matcher.get_error())
+                if self._matcher.is_error():  # as when an answer ends before its grammar does
+                    self._error = reason_of(self._matcher.get_error())
 
     def _move(self, token: int) -> bool:
         """Go on behind `token`; whether it belongs to the answer."""
@@ -223,8 +254,3 @@ def _clear(mask: Any, tokens: Sequence[int]) -> None:
     bits = mask.view(uint32)
     for token in tokens:
         bits[token // 32] &= ~uint32(1 << token % 32)
-
-
-def first_line(error: object) -> str:
-    """What llguidance says, without the state of its parser behind it."""
-    return str(error).strip().partition("\n")[0][:300]

@@ -5,16 +5,17 @@ white space for ever. Calls that are enforced are JSON between marks, whatever t
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from app.core.errors import InvalidRequest
 from app.core.messages import Generate
-from app.core.request import Grammar, Reasoning
-from app.text.constraint import Vocabulary, first_line
+from app.core.request import Grammar, Notice, Reasoning
+from app.text.constraint import Vocabulary
 from app.text.dialect import HARMONY, JSON_CALLS, Dialect
+from app.text.schema import Schema, guided, misfit, reason_of, with_patterns_named, without_broken_patterns
 
-ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 MOST_CALLS = 16
 ANY_SPELLING = '%llguidance {"no_forcing": true}'
@@ -23,31 +24,58 @@ ANY_SPELLING = '%llguidance {"no_forcing": true}'
 Part = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerGrammar:
+    """What an answer is held to."""
+
+    text: str
+    """llguidance's grammar, as JSON."""
+    schemas: Mapping[str, Schema]
+    """Those in it by what they describe, as a request calls it."""
+    notices: tuple[Notice, ...] = ()
+    """What of them is not enforced."""
+
+
 def calls_by_grammar(command: Generate) -> bool:
     """Whether calls are written as JSON between marks because something is enforced."""
     return bool(command.tools) and (command.tool_choice != "auto" or command.grammar is not None)
 
 
-def answer_grammar(command: Generate, dialect: Dialect) -> str:
-    """llguidance's grammar, as JSON, of everything that a command enforces; empty: nothing."""
-    tools = [tool["function"] for tool in command.tools or ()]
+def answer_grammar(command: Generate, dialect: Dialect) -> AnswerGrammar | None:
+    """Everything that a command enforces; None: nothing."""
     wanted = command.tool_choice.removeprefix("function:")
+    tools = [tool["function"] for tool in command.tools or ()]
     if wanted not in {"auto", "required"}:
         tools = [tool for tool in tools if tool["name"] == wanted]
-    one, more = "call", f'("\\n" call){{0,{MOST_CALLS - 1}}}'
-    calls = one if wanted not in {"auto", "required"} or not command.parallel_tool_calls else f"{one} {more}"
-    if command.tools and wanted != "auto":
-        return _joined(f"start: {calls}", *_call_parts(tools))
-    if command.grammar is None:
-        if dialect.parser == JSON_CALLS and any(tool.get("strict") for tool in tools):
-            again = "*" if command.parallel_tool_calls else "?"
-            text = f'start: (before call_rest){again} TEXT\nbefore[lazy]: TEXT "<tool_call>"\nTEXT: /(.|\\n)*/'
-            return _joined(text, *_call_parts(tools))
-        return ""
-    answer = _wished(command.grammar)
-    if tools:
-        return _joined(f"start: {calls} | @answer", *_call_parts(tools), {"name": "answer", **answer})
-    return _joined("start: @answer", "", {"name": "answer", **answer})
+    start = _start(command, dialect, tools)
+    if not start:
+        return None
+    arguments = [_arguments(tool) for tool in tools]
+    schemas = {
+        f'the parameters of "{tool["name"]}"': schema for tool, (schema, _) in zip(tools, arguments, strict=True)
+    }
+    parts = [{"name": f"arguments_{n}", "json_schema": schema} for n, (schema, _) in enumerate(arguments)]
+    if "@answer" in start and command.grammar is not None:
+        answer = _wished(command.grammar)
+        parts.append({"name": "answer", **answer})
+        schemas |= {command.grammar.parameter: answer["json_schema"]} if "json_schema" in answer else {}
+    lark = f"{ANY_SPELLING}\n{start}\n{_call_rules(tools) if tools else ''}"
+    notices = tuple(notice for _, notices in arguments for notice in notices)
+    return AnswerGrammar(json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}), schemas, notices)
+
+
+def _start(command: Generate, dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> str:
+    """The first rule; empty where nothing is enforced."""
+    is_one = command.tool_choice not in {"auto", "required"} or not command.parallel_tool_calls
+    calls = "call" if is_one else f'call ("\\n" call){{0,{MOST_CALLS - 1}}}'
+    if tools and command.tool_choice != "auto":
+        return f"start: {calls}"
+    if command.grammar is not None:
+        return f"start: {calls} | @answer" if tools else "start: @answer"
+    if dialect.parser == JSON_CALLS and any(tool.get("strict") for tool in tools):
+        again = "*" if command.parallel_tool_calls else "?"
+        return f'start: (before call_rest){again} TEXT\nbefore[lazy]: TEXT "<tool_call>"\nTEXT: /(.|\\n)*/'
+    return ""
 
 
 def reasoning_of(command: Generate, dialect: Dialect, prompt_end: str) -> Reasoning | None:
@@ -64,32 +92,36 @@ def thinks(dialect: Dialect, prompt_end: str) -> bool:
     return bool(dialect.opening) and prompt_end.rstrip().endswith(dialect.opening)
 
 
-def _joined(start: str, rules: str, *parts: Part) -> str:
-    return json.dumps({"grammars": [{"lark_grammar": f"{ANY_SPELLING}\n{start}\n{rules}"}, *parts]})
-
-
-def _call_parts(tools: list[Mapping[str, Any]]) -> tuple[str, *tuple[Part, ...]]:
-    """The rules `call` and `call_rest` (behind its first mark), and the arguments of each tool."""
+def _call_rules(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The rules `call` and `call_rest` (behind its first mark)."""
     rules = ['call: "<tool_call>" call_rest', "call_rest: " + " | ".join(f"call_{n}" for n in range(len(tools)))]
-    parts = []
     for place, tool in enumerate(tools):
         head = f'\n{{"name": {json.dumps(tool["name"])}, "arguments": '
         rules.append(
             f"call_{place}: {json.dumps(head)} @arguments_{place} {json.dumps('}' + chr(10) + '</tool_call>')}"
         )
-        options = {} if tool.get("strict") else {"lenient": True}
-        parameters = tool.get("parameters") or NO_ARGUMENTS
-        named_only = {"additionalProperties": False} if "properties" in parameters else {}
-        part = _json_part(named_only | parameters, **options)
-        parts.append({"name": f"arguments_{place}", **part})
-    return "\n".join(rules), *parts
+    return "\n".join(rules)
+
+
+def _arguments(tool: Mapping[str, Any]) -> tuple[Schema, Sequence[Notice]]:
+    """The schema of a tool's arguments, and what of it is left to the model where the tool is not `strict`."""
+    parameters = tool.get("parameters") or NO_ARGUMENTS
+    named_only = {"additionalProperties": False} if "properties" in parameters else {}
+    schema = with_patterns_named(named_only | parameters)
+    if tool.get("strict"):
+        return guided(schema), ()
+    schema, dropped = without_broken_patterns(schema)
+    told = 'the parameters of "{}" at {}: the pattern is not enforced: {}'
+    messages = [told.format(tool["name"], pointer, reason) for pointer, reason in dropped]
+    notices = [Notice(code="pattern_not_enforced", message=message, parameter="tools") for message in messages]
+    return guided(schema, lenient=True), notices
 
 
 def _wished(wish: Grammar) -> Part:
     """What the text must match. The API checked it: JSON where JSON belongs."""
     match wish.kind:
         case "json_schema":
-            return _json_part(json.loads(wish.text))
+            return {"json_schema": guided(with_patterns_named(json.loads(wish.text)))}
         case "choice":
             return {"lark_grammar": "start: " + " | ".join(map(json.dumps, json.loads(wish.text)))}
         case "regex":
@@ -99,15 +131,17 @@ def _wished(wish: Grammar) -> Part:
             return {"lark_grammar": wish.text}
 
 
-def _json_part(schema: Mapping[str, Any], **options: bool) -> Part:
-    return {"json_schema": {**schema, "x-guidance": ONE_LINE | options}}
-
-
-def check_grammar(text: str, vocabulary: Vocabulary, parameter: str) -> None:
+def check_grammar(grammar: AnswerGrammar, vocabulary: Vocabulary, parameter: str) -> None:
     """Raises InvalidRequest that says what is wrong with a grammar, or why it can never be fulfilled."""
     if not vocabulary.stops:
         raise InvalidRequest("this model has no token that ends an answer: no grammar can hold it", parameter=parameter)
-    matcher = vocabulary.matcher(text)
-    if matcher.is_error():
-        message = f"{parameter} cannot be enforced: {first_line(matcher.get_error())}"
-        raise InvalidRequest(message, parameter=parameter, code="unsupported_grammar")
+    matcher = vocabulary.matcher(grammar.text)
+    if not matcher.is_error():
+        return
+    reason = reason_of(matcher.get_error())
+    for described, schema in grammar.schemas.items():
+        if found := misfit(schema):
+            place = " at ".join(word for word in ("" if described == parameter else described, found.pointer) if word)
+            reason = f"{place}: {found.reason}" if place else found.reason
+            break
+    raise InvalidRequest(f"{parameter} cannot be enforced: {reason}", parameter=parameter, code="unsupported_grammar")

@@ -27,7 +27,7 @@ from app.core.errors import PacelineError
 from app.core.messages import Generate, PromptRead, failed_frame, short_text
 from app.core.request import Notice
 from app.text.constraint import Vocabulary
-from app.text.grammar import answer_grammar, check_grammar
+from app.text.grammar import AnswerGrammar, answer_grammar, check_grammar
 from app.text.template import TextModel
 from app.text.thinking import TemplateWords, fitted, template_words
 
@@ -99,7 +99,9 @@ class Reader:
         try:
             command, notices = self._in_its_words(command)
             tokens, checkpoints = self._tokens(command)
-            return PromptRead(tokens=tokens, checkpoints=checkpoints, grammar=self._grammar(command), notices=notices)
+            grammar = self._grammar(command)
+            text, relaxed = (grammar.text, grammar.notices) if grammar else ("", ())
+            return PromptRead(tokens=tokens, checkpoints=checkpoints, grammar=text, notices=notices + relaxed)
         except PacelineError as error:
             failed = failed_frame(command.id, error)
         except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is no Exception
@@ -142,15 +144,16 @@ class Reader:
             return model.encode(text, max_context_tokens=limit), ()
         return model.render_chat(command.messages, command.tools, command.template_arguments, max_context_tokens=limit)
 
-    def _grammar(self, command: Generate) -> str:
-        text = answer_grammar(command, self._model.table.dialect)
-        if not text:
-            return ""
+    def _grammar(self, command: Generate) -> AnswerGrammar | None:
+        self._stages.begin("grammar", seconds=GRAMMAR_SECONDS)
+        grammar = answer_grammar(command, self._model.table.dialect)
+        if grammar is None:
+            return None
         self._stages.begin("vocabulary", seconds=VOCABULARY_SECONDS)
         vocabulary = self._vocabulary
         self._stages.begin("grammar", seconds=GRAMMAR_SECONDS)
-        check_grammar(text, vocabulary, command.grammar.parameter if command.grammar else "tools")
-        return text
+        check_grammar(grammar, vocabulary, command.grammar.parameter if command.grammar else "tools")
+        return grammar
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

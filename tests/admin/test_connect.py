@@ -130,7 +130,7 @@ async def test_the_page_shows_the_same_code_and_a_key_is_never_in_it() -> None:
 
 
 async def test_an_agent_that_needs_a_longer_context_says_so() -> None:
-    for context, count in ((4096, len(AGENT_SNIPPETS)), (16_384, 1), (1 << 17, 0)):
+    for context, count in ((4096, len(AGENT_SNIPPETS)), (32_768, 1), (1 << 17, 0)):
         site = make_site(api_key="k", models=(dataclasses.replace(model("a"), context=context),))
         assert (await get(site, "/admin/connect")).text.count("choose a model with a longer context") == count
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.coding_agents import AGENTS
+from app.core.coding_agents import AGENTS, Place
 
 STAND_IN = """#!/bin/sh
 printf '%s\\n' "$0 $*"
@@ -58,17 +58,54 @@ def test_each_agent_gets_what_it_needs(environment: Mapping[str, str]) -> None:
     assert json.loads(seen["OPENCODE_CONFIG_CONTENT"])["model"] == "paceline/demo-assistant"
     words, seen = launched(environment, "aider")
     assert (seen["OPENAI_API_BASE"], words[:2]) == (f"{address}/v1", ["--model", "openai/demo-assistant"])
+    metadata = json.loads(Path(seen["AIDER_MODEL_METADATA_FILE"]).read_text())
+    assert metadata["openai/demo-assistant"]["max_input_tokens"] == 4096
     _, seen = launched(environment, "crush")
     config = json.loads((Path(seen["CRUSH_GLOBAL_CONFIG"]) / "crush.json").read_text())
     assert config["providers"]["paceline"]["base_url"] == f"{address}/v1"
     assert Path(environment["PACELINE_HOME"]) in Path(seen["CRUSH_GLOBAL_CONFIG"]).parents
 
 
+@pytest.mark.parametrize(("context", "output"), [(4096, 512), (65_536, 8192), (131_072, 16_384), (1 << 20, 32_000)])
+def test_each_agent_knows_what_the_model_holds(context: int, output: int) -> None:
+    place = Place("http://127.0.0.1:1", "m", context, "key")
+    claude = AGENTS["claude"].environment(place)
+    assert claude["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
+    assert claude["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(output)
+    assert claude["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    codex = AGENTS["codex"].flags(place)
+    assert f"model_context_window={context}" in codex
+    assert f"model_auto_compact_token_limit={context - 2 * output}" in codex
+    config = json.loads(AGENTS["opencode"].environment(place)["OPENCODE_CONFIG_CONTENT"])
+    assert config["provider"]["paceline"]["models"]["m"]["limit"] == {"context": context, "output": output}
+    [metadata] = AGENTS["aider"].files(place).values()
+    assert (metadata["openai/m"]["max_input_tokens"], metadata["openai/m"]["max_output_tokens"]) == (context, output)
+    [crush] = AGENTS["crush"].files(place).values()
+    [model] = crush["providers"]["paceline"]["models"]
+    assert (model["context_window"], model["default_max_tokens"]) == (context, output)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_answer_and_a_compaction_fit_behind_the_shortest_context_that_is_taken(agent: str) -> None:
+    """Measured: the longest first request of each, with the tokens of qwen3, llama 3.1 and gemma 3."""
+    first_request = {"claude": 13_706, "codex": 9_000, "opencode": 8_000, "aider": 763, "crush": 8_000}[agent]
+    kept_free = 13_000 if agent == "claude" else 0
+    shortest = AGENTS[agent].context_tokens
+    output = Place("", "m", shortest, "").output_tokens
+    assert first_request * 1.5 <= shortest - output - kept_free
+
+
+def test_a_model_that_does_not_tell_its_context_sets_no_limits() -> None:
+    unknown = Place("http://127.0.0.1:1", "m", 0, "key")
+    assert not [name for name in AGENTS["claude"].environment(unknown) if name.endswith("TOKENS")]
+    assert not [word for word in AGENTS["codex"].flags(unknown) if "token" in word or "window" in word]
+
+
 def test_what_would_be_run_is_printed_and_what_cannot_work_is_said(environment: Mapping[str, str]) -> None:
     shown = run(environment, "launch", "aider", "--model", "demo-assistant", "--force", "--print").stdout
     assert "export OPENAI_API_KEY=paceline" in shown
     short = run(environment, "launch", "claude", "--model", "demo-assistant")
-    assert (short.returncode, "needs 32768" in short.stderr) == (1, True)
+    assert (short.returncode, "needs 49152" in short.stderr) == (1, True)
     unknown = run(environment, "launch", "emacs")
     assert "claude, codex, opencode, aider, crush" in unknown.stderr
     missing = {**environment, "PATH": "/usr/bin:/bin"}

@@ -96,7 +96,9 @@ def models() -> tuple[nn.Module, nn.Module]:
 def schema_text(schema: Any) -> str:
     wish = Grammar(kind="json_schema", text=json.dumps(schema))
     asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
-    return answer_grammar(asked, NO_DIALECT)
+    grammar = answer_grammar(asked, NO_DIALECT)
+    assert grammar is not None
+    return grammar.text
 
 
 def said(tokens: Sequence[int]) -> str:

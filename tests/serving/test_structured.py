@@ -72,6 +72,32 @@ def test_a_schema_is_kept_and_the_text_is_the_same_whoever_drafts(server: Server
     assert len(set(texts.values())) == 1
 
 
+SCORED = {
+    "type": "object",
+    "properties": {
+        "score": {"type": "integer", "multipleOf": 5},
+        "tags": {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 5}, "maxItems": 2},
+    },
+    "required": ["score", "tags"],
+    "additionalProperties": False,
+    "patternProperties": {"^score$": {"type": "integer", "minimum": 0, "maximum": 95}},
+}
+
+
+@pytest.mark.parametrize("model", [MODEL, "attention"])
+def test_names_by_a_pattern_beside_names_in_the_schema_are_whole_json(server: Server, model: str) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCORED}}
+    for seed in (3, 4):
+        texts = set()
+        for method in ("off", "auto"):
+            fields = {"temperature": 1.0, "seed": seed, "speculation": {"method": method}, "response_format": wanted}
+            [choice] = ask(server, "Write JSON.", model=model, **fields)["choices"]
+            texts.add(choice["message"]["content"])
+            assert choice["finish_reason"] == "stop"
+        [text] = texts
+        jsonschema.validate(json.loads(text), SCORED)
+
+
 @pytest.mark.parametrize(
     ("model", "method", "length"), [(MODEL, "ngram", 8), (MODEL, "dflash", 1), ("demo-hybrid", "mtp", 1)]
 )

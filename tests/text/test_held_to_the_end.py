@@ -1,0 +1,236 @@
+"""An answer that is held to a schema ends valid, or says why it could not, with the same text whoever drafts."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from numpy import full, int32, unpackbits
+
+from app.core.messages import Generate, ModelSpecification
+from app.core.request import Grammar
+from app.text.constraint import AnswerConstraint, Vocabulary
+from app.text.detokenizer import TokenTable
+from app.text.dialect import NO_DIALECT
+from app.text.grammar import answer_grammar
+from app.text.schema import guided
+
+WORDS = [b'{"', b'": ', b'", "', b'"}', b", ", b', "', b"score", b"true", b"null", b"}", b" ", b"\xc3\xa9"]
+PIECES = [*(bytes([letter]) for letter in range(32, 127)), *WORDS, b"<end>"]
+END = len(PIECES) - 1
+TABLE = TokenTable(
+    pieces=PIECES, stop_token_ids=frozenset({END}), hidden_token_ids=frozenset({END}), vocabulary_size=len(PIECES)
+)
+MOST_TOKENS = 120
+INTEGER, TEXT = {"type": "integer", "minimum": 0, "maximum": 99}, {"type": "string", "maxLength": 3}
+CLOSED = {"type": "object", "additionalProperties": False}
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    return Vocabulary(TABLE)
+
+
+def held_to(schema: Any) -> AnswerConstraint:
+    """As a request with `response_format` is."""
+    wish = Grammar(kind="json_schema", text=json.dumps(schema))
+    asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
+    grammar = answer_grammar(asked, NO_DIALECT)
+    assert grammar is not None
+    return held_to_text(grammar.text)
+
+
+def held_to_text(grammar: str) -> AnswerConstraint:
+    matcher = vocabulary().matcher(grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    return AnswerConstraint(vocabulary(), matcher, None)
+
+
+@dataclass
+class Walk:
+    """A target that draws any allowed token, by seed and position, with drafts or without."""
+
+    held: AnswerConstraint
+    seed: int
+    drafts: Callable[[Sequence[int]], list[int]] = lambda _output: []
+
+    def __post_init__(self) -> None:
+        self.output: list[int] = []
+        self.failure = ""
+        self.held = self.held.begin()
+
+    def run(self) -> "Walk":
+        while not self.failure and END not in self.output and len(self.output) < MOST_TOKENS:
+            emitted = self.step(self.drafts(self.output))
+            self.failure = self.held.failure([*self.output, *emitted])
+            self.output += [] if self.failure else emitted
+        self.output = self.output[: self.output.index(END) + 1] if END in self.output else self.output[:MOST_TOKENS]
+        return self
+
+    def step(self, drafts: list[int]) -> list[int]:
+        masks = full((1 + len(drafts), (len(PIECES) + 31) // 32), -1, int32)
+        standing = self.held.allow(self.output, drafts, masks)
+        emitted: list[int] = []
+        for slot in range(standing + 1):
+            emitted.append(self.drawn(masks[slot], len(self.output) + slot))
+            if slot == standing or emitted[-1] != drafts[slot] or emitted[-1] == END:
+                break
+        return emitted
+
+    def drawn(self, mask: Any, position: int) -> int:
+        bits = unpackbits(mask.view("uint8"), bitorder="little")[: len(PIECES)]
+        allowed = [token for token, bit in enumerate(bits) if bit]
+        chance = random.Random(self.seed * 10_007 + position)
+        ends = [token for token in allowed if PIECES[token] in {b'"', b"}", b'"}', b'": ', b'", "', b", "}]
+        return chance.choice(ends if ends and chance.random() < 0.4 else allowed)
+
+    @property
+    def text(self) -> str:
+        return b"".join(PIECES[token] for token in self.output if token != END).decode()
+
+
+def drafted(held: AnswerConstraint, seed: int, plain: Walk) -> Walk:
+    """The same with drafts that are right for a while, and go on where the plain walk failed."""
+
+    def drafts(output: Sequence[int]) -> list[int]:
+        chance = random.Random(seed + len(output))
+        right = [*plain.output, *chance.choices(range(len(PIECES)), k=3)][len(output) : len(output) + 5]
+        return right[: chance.randint(0, 5)]
+
+    return Walk(held, seed, drafts).run()
+
+
+def check(held: AnswerConstraint, schema: Any, seed: int) -> Walk:
+    plain = Walk(held, seed).run()
+    other = drafted(held, seed, plain)
+    assert (other.output, other.failure) == (plain.output, plain.failure)
+    if END in plain.output:
+        jsonschema.validate(json.loads(plain.text), schema)
+    return plain
+
+
+def scored(patterns: Any, **more: Any) -> Any:
+    properties = {"score": {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 50}, "tags": TEXT}
+    return {**CLOSED, "properties": properties, "required": ["score"], "patternProperties": patterns, **more}
+
+
+PATTERNED = {
+    "a pattern that only a listed name matches": scored({"^score$": {"type": "integer", "minimum": 10}}),
+    "a pattern that only listed names match": scored({"^(score|tags)$": {}}),
+    "a pattern that a listed name and others match": scored({"^s": {"type": "integer", "maximum": 40}}),
+    "a pattern of a name that is only required": {**CLOSED, "patternProperties": {"^y$": INTEGER}, "required": ["y"]},
+    "a pattern that a required name and others match": {
+        **CLOSED,
+        "patternProperties": {"^y": INTEGER},
+        "required": ["y"],
+    },
+    "a pattern that no name can match": scored({"^[^\\s\\S]$": INTEGER}),
+    "a pattern that nothing may match": scored({"^s": {"type": "integer"}, "^t": False}),
+    "inside an array": {"type": "array", "minItems": 1, "maxItems": 2, "items": scored({"^score$": INTEGER})},
+    "inside what others refer to": {
+        **CLOSED,
+        "properties": {"a": {"$ref": "#/$defs/scored"}},
+        "required": ["a"],
+        "$defs": {"scored": scored({"^score$": INTEGER})},
+    },
+    "two patterns, of which one is spent": scored({"^score$": INTEGER, "^x[ab]$": INTEGER}),
+    "other names besides": scored({"^score$": INTEGER}, additionalProperties=INTEGER),
+    "a name with marks of JSON": {
+        **CLOSED,
+        "properties": {'a"/\\é': INTEGER},
+        "patternProperties": {'^a"/\\\\é$': {"minimum": 7}},
+        "required": ['a"/\\é'],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PATTERNED)
+def test_patterns_of_names_are_enforced(kind: str) -> None:
+    schema = PATTERNED[kind]
+    held, ended = held_to(schema), 0
+    for seed in range(20):
+        walk = check(held, schema, seed)
+        assert walk.failure == ""
+        ended += END in walk.output
+    assert ended >= 5
+
+
+DEAD_ENDS = {
+    "a name that cannot go on": scored({"^score$": {}}),
+    "names in two parts": {
+        "allOf": [
+            {"type": "object", "properties": {"score": INTEGER}, "required": ["score"]},
+            {"patternProperties": {"^score$": {}}, "additionalProperties": False},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("kind", DEAD_ENDS)
+def test_an_answer_that_cannot_go_on_ends_in_an_error_and_never_with_half_an_object(kind: str) -> None:
+    """The schemas are given to llguidance as they are, which leads into the dead end."""
+    schema = DEAD_ENDS[kind]
+    held = held_to_text(json.dumps({"grammars": [{"json_schema": guided(schema)}]}))
+    walks = [check(held, schema, seed) for seed in range(40)]
+    failed = [walk for walk in walks if walk.failure]
+    assert failed
+    assert all("simplify the schema" in walk.failure and walk.text.endswith(", ") for walk in failed)
+
+
+def test_an_end_that_the_grammar_does_not_allow_is_an_error() -> None:
+    held = held_to(scored({})).begin()
+    begun = [PIECES.index(piece) for piece in (b'{"', b"score", b'": ', b"5")]
+    assert held.failure(begun) == ""
+    assert held.failure([*begun, END]) != ""
+    whole = held_to(scored({})).begin()
+    assert whole.failure([*begun, PIECES.index(b"}"), END]) == ""
+
+
+names = some.sampled_from(["a", "ab", "b", "x_1", "é"])
+patterns = some.sampled_from(["^a$", "^a", "b$", "^(a|b)$", "^x_", "^é$", "^[ab]{2}$", "a"])
+values = some.sampled_from([INTEGER, TEXT, {"type": "boolean"}, {"enum": [1, "z"]}, True, {}])
+objects = some.builds(
+    lambda listed, wanted, matched, more, closed: {
+        "type": "object",
+        "properties": listed,
+        "required": sorted(wanted),
+        "patternProperties": matched,
+        "additionalProperties": False if closed else more,
+    },
+    some.dictionaries(names, values, max_size=3),
+    some.sets(names, max_size=2),
+    some.dictionaries(patterns, values, min_size=1, max_size=1),
+    values,
+    some.booleans(),
+)
+
+
+def hold(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(schema=objects, seed=some.integers(0, 1000))
+    def one(schema: Any, seed: int) -> None:
+        wish = Grammar(kind="json_schema", text=json.dumps(schema))
+        asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
+        grammar = answer_grammar(asked, NO_DIALECT)
+        assert grammar is not None
+        if vocabulary().matcher(grammar.text).is_error():
+            return  # it is refused, and why is told
+        assert check(held_to_text(grammar.text), schema, seed).failure == ""
+
+    one()
+
+
+def test_any_patterns_of_names_are_enforced_or_refused() -> None:
+    hold(50)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_two_thousand_patterns_of_names_are_enforced_or_refused() -> None:
+    hold(2000)
