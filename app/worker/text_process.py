@@ -27,7 +27,7 @@ from app.core.errors import PacelineError
 from app.core.messages import Generate, PromptRead, failed_frame, short_text
 from app.text.constraint import Vocabulary
 from app.text.grammar import answer_grammar, check_grammar
-from app.text.template import TextModel
+from app.text.template import ChatPrompt, TextModel
 
 LOAD_SECONDS = 20.0
 STAGE_SECONDS = 1.0
@@ -95,26 +95,36 @@ class Reader:
     def read(self, command: Generate) -> PromptRead:
         """The tokens of one prompt and what its answer is held to, or why it has none."""
         try:
-            tokens, checkpoints = self._tokens(command)
-            return PromptRead(tokens=tokens, checkpoints=checkpoints, grammar=self._grammar(command))
+            prompt = self._prompt(command)
+            return PromptRead(
+                tokens=prompt.tokens,
+                checkpoints=prompt.checkpoints,
+                grammar=self._grammar(command),
+                notices=prompt.notices,
+            )
         except PacelineError as error:
             failed = failed_frame(command.id, error)
         except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is no Exception
             failed = failed_frame(command.id, PacelineError(f"The prompt could not be read: {short_text(error)}"))
         return PromptRead(error=failed)
 
-    def _tokens(self, command: Generate) -> tuple[list[int], tuple[int, ...]]:
-        """With the checkpoints of a chat."""
+    def _prompt(self, command: Generate) -> ChatPrompt:
         model, limit = self._model, command.model.max_context_tokens
+        if command.messages is not None:
+            return model.render_chat(
+                command.messages,
+                command.tools,
+                command.template_arguments,
+                max_context_tokens=limit,
+                continues=command.continues,
+            )
         if command.tokens is not None:
-            return [], ()
-        if command.messages is None:
-            text = command.text or ""
-            if command.embeds:
-                return model.encode_framed(text, max_context_tokens=limit), ()
-            text = text if command.suffix is None else model.around_middle(text, command.suffix)
-            return model.encode(text, max_context_tokens=limit), ()
-        return model.render_chat(command.messages, command.tools, command.template_arguments, max_context_tokens=limit)
+            return ChatPrompt([])
+        text = command.text or ""
+        if command.embeds:
+            return ChatPrompt(model.encode_framed(text, max_context_tokens=limit))
+        text = text if command.suffix is None else model.around_middle(text, command.suffix)
+        return ChatPrompt(model.encode(text, max_context_tokens=limit))
 
     def _grammar(self, command: Generate) -> str:
         text = answer_grammar(command, self._model.table.dialect)

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from app.text.messages import plain_messages, render_messages
+from app.core.errors import InvalidRequest
+from app.text.messages import plain_messages
+from app.text.rendering import Rendering
 from app.text.template import ChatTemplate
+from app.text.turns import Conversation
 from tests.published import TOKENIZERS, chat_templates, tokenizer_folder
 from tests.text.dialogues import dialogues, variants
 
@@ -55,16 +58,14 @@ def test_a_published_template_renders_as_in_transformers(name: str) -> None:
     differing = []
     for number, (messages, tools) in enumerate(DIALOGUES):
         right, every = expected(TEMPLATES[name], messages, tools)
-        if rendered(template, messages, tools) not in (right or every or {None}):
+        if rendered(name, template, messages, tools) not in (right or every or {None}):
             differing.append(number)
     assert differing == []
 
 
-def rendered(template: ChatTemplate, messages: list[dict[str, Any]], tools: Any) -> str | None:
+def rendered(name: str, template: ChatTemplate, messages: list[dict[str, Any]], tools: Any) -> str | None:
     """What we make of it, if we do."""
-    variables = {**NAMES, "tools": tools, "documents": None, "add_generation_prompt": True}
-    with contextlib.suppress(Exception):
-        return render_messages(
-            plain_messages(messages), lambda plain: template.render({**variables, "messages": plain})
-        )
+    conversation = Conversation(plain_messages(messages), tools)
+    with contextlib.suppress(InvalidRequest):
+        return Rendering(template.render, {**NAMES, "documents": None}, conversation, ()).prompt().text
     return None

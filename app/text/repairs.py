@@ -1,0 +1,174 @@
+"""What is done to a conversation so that a chat template takes it and shows all of it: pure functions, in their order.
+
+`forms_of` chooses, by the words of a template, what each of its conversations goes through; `LADDER` is climbed by
+`app.text.ladder`, only as far as a template needs it. No repair loses a text, and each does the same to the beginning
+of a conversation whatever is said later, so that earlier prompts are found again.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from app.text import calls, turns
+from app.text.dialect import Dialect
+from app.text.turns import SYSTEM, Conversation, each_message
+
+REFUSED, CALLS_MISSING, NULLS_WRITTEN = "refused", "calls missing", "nulls written"
+"""Flaws of a prompt besides the roles whose text is missing: there is none, it lacks calls, or says "None"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One way to make a conversation fit."""
+
+    apply: Callable[[Conversation], Conversation]
+    code: str = ""
+    """The kind that the client is told; empty: nothing, since it says the same in another spelling."""
+    message: str = ""
+    mends: frozenset[str] = frozenset({REFUSED})
+    """The flaws that it is tried for, and the roles whose missing texts it may bring back."""
+    parameter: str = "messages"
+    """The field of the request that it changes."""
+
+
+def repaired(conversation: Conversation, repairs: tuple[Repair, ...]) -> Conversation:
+    """Apply all of `repairs` in their order."""
+    for repair in repairs:
+        conversation = repair.apply(conversation)
+    return conversation
+
+
+_SYSTEMS = frozenset({REFUSED, *SYSTEM})
+_CALLS = frozenset({REFUSED, CALLS_MISSING})
+_RESULTS = frozenset({REFUSED, "tool"})
+
+_WORDS = "Calls and their results were told as text: the chat template of this model knows none."
+_TOOLS = "The tools were told in a system text: the chat template of this model shows none."
+
+
+def forms_of(source: str, dialect: Dialect, *, shows_tools: bool, shows_calls: bool) -> tuple[Repair, ...]:
+    """Choose what every conversation goes through before a template of this source, of a model of this dialect."""
+    forms = [Repair(calls.results_ordered)]
+    if "developer" not in source:
+        forms.append(Repair(each_message(turns.developer_as_system)))
+    if not shows_calls:
+        written = partial(calls.calls_written, dialect=dialect) if dialect.parser else calls.call_in_words
+        forms.append(Repair(each_message(written), "tool_calls_in_words", _WORDS))
+    if not (dialect.parser and shows_tools):
+        how = "" if dialect.parser else calls.CALLS_IN_WORDS
+        forms.append(Repair(partial(calls.tools_in_words, how=how), "tools_in_words", _TOOLS, parameter="tools"))
+    if "reasoning_content" not in source and (name := _name_of_thoughts(source)):
+        message = f"What the model thought was told as `{name}`, the name that its chat template reads."
+        forms.append(Repair(turns.thoughts_named(name), "thinking_renamed", message))
+    return tuple(forms)
+
+
+def _name_of_thoughts(source: str) -> str | None:
+    reads = re.compile(r"\bm(?:sg|essage)?(?:\.|\[['\"]|\.get\(['\"])(reasoning|thinking)\b")
+    found = reads.search(source)
+    return found.group(1) if found else None
+
+
+LADDER = (
+    Repair(each_message(turns.null_as_empty), mends=frozenset({REFUSED, NULLS_WRITTEN})),
+    Repair(each_message(turns.empty_as_null), mends=frozenset({CALLS_MISSING})),
+    Repair(calls.tools_listed),
+    Repair(
+        turns.systems_joined,
+        "system_messages_joined",
+        "The system messages at the beginning were joined: the chat template of this model takes one.",
+        _SYSTEMS,
+    ),
+    Repair(
+        turns.systems_moved,
+        "system_messages_moved",
+        "Later system messages were told as the user's, in their places: the chat template of this model takes them "
+        "only at the beginning.",
+        _SYSTEMS,
+    ),
+    Repair(
+        calls.each_call(calls.argument_mapping),
+        "tool_arguments_repaired",
+        "Arguments of calls that are no JSON object were made one, unreadable ones as its `raw`: the chat template of "
+        "this model looks into them.",
+    ),
+    Repair(
+        calls.identifiers_fitted,
+        "tool_call_ids_fitted",
+        "Ids of calls were replaced by nine letters and digits: the chat template of this model takes no others.",
+    ),
+    Repair(
+        calls.tools_described,
+        "tool_description_added",
+        "Tools without a description or parameters got empty ones: the chat template of this model needs them.",
+        parameter="tools",
+    ),
+    Repair(
+        calls.tools_detailed,
+        "tool_parameters_detailed",
+        "Parameters of tools without a description, or of several types, were written out: the chat template of this "
+        "model needs that.",
+        parameter="tools",
+    ),
+    Repair(
+        calls.calls_split,
+        "tool_calls_split",
+        "Calls made at once were told one after another, each with its result: the chat template of this model takes "
+        "one at a time.",
+        _CALLS,
+    ),
+    Repair(
+        each_message(turns.thoughts_left_out),
+        "thinking_left_out",
+        "What the model thought before calls that have a text was left out: its chat template takes one of both.",
+    ),
+    Repair(
+        calls.results_moved,
+        "tool_results_moved",
+        "Results were put right behind their calls: the chat template of this model takes them nowhere else.",
+        _RESULTS,
+    ),
+    Repair(
+        calls.results_added,
+        "tool_results_added",
+        f"Calls without a result got `{calls.NO_RESULT}`: the chat template of this model needs one for each.",
+    ),
+    Repair(
+        calls.orphans_in_words,
+        "tool_results_in_words",
+        "Results that no call asked for were told as the user's text: the chat template of this model has no place "
+        "for them.",
+        _RESULTS,
+    ),
+    Repair(
+        turns.empty_left_out,
+        "empty_messages_left_out",
+        "Empty messages of the assistant were left out: the chat template of this model refuses them.",
+    ),
+    Repair(
+        turns.roles_joined,
+        "roles_joined",
+        "Neighbouring messages of one role were joined: in the chat template of this model the roles alternate.",
+    ),
+    Repair(
+        turns.results_joined,
+        "results_joined",
+        "What the user said right behind a tool's result was told as part of it: the chat template of this model wants "
+        "an answer of the assistant first.",
+    ),
+    Repair(
+        turns.system_folded,
+        "system_folded_into_user",
+        "The system text was put into the first turn of the user: the chat template of this model takes no system "
+        "message here.",
+        _SYSTEMS,
+    ),
+    Repair(
+        turns.user_added,
+        "user_turn_added",
+        "An empty turn of the user was put first: the chat template of this model begins with one.",
+    ),
+    Repair(calls.each_call(calls.argument_text)),
+)
+"""All that is tried, in this order, by what is wrong with a prompt; each stays where it helps."""
