@@ -144,6 +144,18 @@ def calls_split(conversation: Conversation) -> Conversation:
     return with_messages(conversation, split)
 
 
+def texts_apart(conversation: Conversation) -> Conversation:
+    """Say what stands beside calls before them, in a message of its own."""
+    apart: Messages = []
+    for message in conversation.messages:
+        if calls_of(message) and message["content"]:
+            apart.append({name: value for name, value in message.items() if name != "tool_calls"})
+            apart.append({"role": message["role"], "content": None, "tool_calls": message["tool_calls"]})
+        else:
+            apart.append(message)
+    return with_messages(conversation, apart)
+
+
 def call_in_words(message: dict[str, Any]) -> dict[str, Any]:
     """Tell calls and results as text."""
     return (

@@ -2,9 +2,10 @@
 
 What a refused conversation needs may show only when all of it is done: repairs add up until the template takes it, then
 each that it takes it without is dropped. One that brings back what is missing stays only if it does. So a template
-renders a few times more, at most three times for each repair of `LADDER`, and a dozen times to find what it refuses.
+renders a few times more: at most four times for each repair of `LADDER`, and a dozen times to find what it refuses.
 """
 
+import contextlib
 import html
 import json
 import re
@@ -17,13 +18,15 @@ from jinja2 import TemplateError
 
 from app.core.errors import InvalidRequest
 from app.core.request import Notice
-from app.text.messages import Messages, mapped_arguments
+from app.text.messages import Messages
 from app.text.repairs import CALLS_MISSING, LADDER, NULLS_WRITTEN, REFUSED, Repair, repaired
 from app.text.turns import SYSTEM, Conversation, calls_of, function_of
 
 WRITTEN_NULLS = ("None", "null")
 SURE_CHARACTERS = 16
 """Length of a system text, in characters, from which on it stands in a prompt by no accident."""
+OURS = -1
+"""Place, among the messages that were sent, of a text that no one sent: the tools in words."""
 MOST_SEARCHES = 64
 """Number of texts that are looked for in all of a prompt because they are not where they were expected."""
 MOST_NAMED = 8
@@ -54,38 +57,44 @@ class Rendered:
 
 
 class _Attempt:
-    """One rendering of `sent` after `repairs`."""
+    """One rendering of `sent` after `forms` and `added`."""
 
-    def __init__(self, sent: Conversation, repairs: tuple[Repair, ...], render: Render) -> None:
+    def __init__(
+        self, sent: Conversation, forms: tuple[Repair, ...], added: tuple[Repair, ...], render: Render
+    ) -> None:
         self.sent = sent
-        self.repairs = repairs
-        self.conversation = repaired(sent, repairs)
+        self.added = added
+        self.repairs = forms + added
+        formed = repaired(sent, forms)
+        self.conversation = repaired(formed, added)
         self.text = ""
         self.error: Exception | None = None
         self.unseen: set[int] = set()
         """Places of the messages whose text is missing."""
         self.uncalled: set[int] = set()
-        """Places of those with a call that is missing."""
+        """Places of those that lack a call."""
         try:
             self.text = render(self.conversation)
         except Exception as error:  # noqa: BLE001 - templates fail in any way they like
             self.error = error
             return
-        self.unseen = _unseen(sent.messages, self.text)
+        search = _Search(self.text)
+        if not search.finds(_own_text(sent.messages, formed.messages), "system"):
+            self.unseen.add(OURS)
+        for place, message in enumerate(sent.messages):
+            if not search.finds(_behind_thoughts(message["content"] or ""), message["role"]):
+                self.unseen.add(place)
+            if not all(search.finds(_longest(function_of(call)), "call") for call in calls_of(message)):
+                self.uncalled.add(place)
         self._doubt(render)
 
     def _doubt(self, render: Render) -> None:
-        """Look by stand-ins for what could be in the prompt by accident, or not be missed there."""
+        """Look for short texts by stand-ins, since they could be in the prompt by accident."""
         stand_ins, marks = _stand_ins(self.sent)
-        if not marks:
-            return
-        try:
-            text = render(repaired(stand_ins, self.repairs))
-        except Exception:  # noqa: BLE001 - it refuses the stand-ins, which tells nothing
-            return
-        absent = {place for mark, place in marks.items() if mark not in text}
-        self.uncalled = {place for place in absent if calls_of(self.sent.messages[place])}
-        self.unseen |= absent - self.uncalled
+        if marks:
+            with contextlib.suppress(Exception):  # to refuse stand-ins says nothing
+                text = render(repaired(stand_ins, self.repairs))
+                self.unseen |= {place for mark, place in marks.items() if mark not in text}
 
     @cached_property
     def nulls(self) -> int:
@@ -94,55 +103,74 @@ class _Attempt:
         return sum(self.text.count(word) for word in WRITTEN_NULLS) if holds else 0
 
     @property
-    def faults(self) -> tuple[bool, int, int]:
+    def faults(self) -> tuple[bool, int, int, int]:
         """How bad it is; less is better."""
-        return self.error is not None, len(self.unseen) + len(self.uncalled), self.nulls
+        return self.error is not None, len(self.uncalled), len(self.unseen), self.nulls
 
     @property
     def flaws(self) -> set[str]:
         """What a repair may mend."""
         if self.error is not None:
             return {REFUSED}
-        roles = {str(self.sent.messages[place]["role"]) for place in self.unseen}
+        roles = {"system" if place == OURS else str(self.sent.messages[place]["role"]) for place in self.unseen}
         return roles | ({CALLS_MISSING} if self.uncalled else set()) | ({NULLS_WRITTEN} if self.nulls else set())
 
 
 def climb(sent: Conversation, forms: tuple[Repair, ...], render: Render) -> Rendered:
     """Render what goes through `forms` first. Raises InvalidRequest, which says what the template refuses."""
-    first = best = _Attempt(sent, forms, render)
-    added: tuple[Repair, ...] = ()
+
+    def attempt(added: tuple[Repair, ...]) -> _Attempt:
+        return _Attempt(sent, forms, added, render)
+
+    first = best = attempt(())
     for repair in LADDER:
         if not repair.mends & best.flaws or repair.apply(best.conversation) == best.conversation:
             continue
-        tried = _Attempt(sent, (*forms, *added, repair), render)
+        tried = attempt((*best.added, repair))
         if tried.faults < best.faults or (best.error is not None and tried.error is not None):
-            best, added = tried, (*added, repair)
+            best = tried
     if best.error is not None:
         raise _refusal(first, render) from first.error
-    for repair in added if first.error is not None else ():
-        fewer = tuple(each for each in added if each is not repair)
-        tried = _Attempt(sent, forms + fewer, render)
-        if tried.faults <= best.faults:
-            best, added = tried, fewer
+    if first.error is not None and len(best.added) > 1:
+        best = _without_needless(best, attempt)
     return Rendered(best.text, best.repairs, tuple(_notices(best)))
+
+
+def _without_needless(best: _Attempt, attempt: Callable[[tuple[Repair, ...]], _Attempt]) -> _Attempt:
+    """Leave out what nothing is lost without: all but the last one, which is all that most need, or one by one."""
+    alone = attempt(best.added[-1:])
+    if alone.faults <= best.faults:
+        return alone
+    for repair in best.added if len(best.added) > 2 else ():
+        fewer = attempt(tuple(each for each in best.added if each is not repair))
+        best = fewer if fewer.faults <= best.faults else best
+    return best
 
 
 # --- what is missing ----------------------------------------------------------------------------------------------
 
 
-def _unseen(messages: Messages, prompt: str) -> set[int]:
-    """Places of the messages whose text is not in the prompt; thoughts in front of it may be gone."""
-    search = _Search(prompt)
-    texts = [_behind_thoughts(message["content"] or "") for message in messages]
-    return {
-        place
-        for place, (message, text) in enumerate(zip(messages, texts, strict=True))
-        if text and not search.finds(text, message["role"])
-    }
+def _own_text(sent: Messages, formed: Messages) -> str:
+    """What forms put first, where they did, without what was there."""
+    first, behind = (sent[0]["content"] if sent[0]["role"] in SYSTEM else "") or "", formed[0]["content"] or ""
+    return behind.removeprefix(first).strip() if formed[0]["role"] in SYSTEM and behind != first else ""
 
 
 def _behind_thoughts(text: str) -> str:
     return text[max(text.rfind(end) + len(end) if end in text else 0 for end in _ENDS_OF_THOUGHTS) :].strip()
+
+
+def _longest(called: Mapping[str, Any]) -> str:
+    """The longest of the strings that a call passes, as far as they can be read."""
+    arguments = called.get("arguments")
+    waiting, longest = [arguments] if isinstance(arguments, Mapping) else [], ""
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            longest = max(longest, value.strip(), key=len)
+        elif isinstance(value, Mapping | list):
+            waiting += value.values() if isinstance(value, Mapping) else value
+    return longest
 
 
 class _Search:
@@ -157,7 +185,7 @@ class _Search:
 
     def finds(self, text: str, role: str) -> bool:
         """Whether it is there; what stands where nothing is expected is found so often, and then taken for found."""
-        if self._goes_to(self._usual.get(role, str)(text), self._place) or self._left == 0:
+        if not text or self._goes_to(self._usual.get(role, str)(text), self._place) or self._left == 0:
             return True
         self._left -= 1
         for spelled in _SPELLINGS:
@@ -183,26 +211,15 @@ def _letters(text: str) -> str:
 
 
 def _stand_ins(sent: Conversation) -> tuple[Conversation, dict[str, int]]:
-    """The same with words in place of short system texts beside others, and of calls made at once: word -> place."""
+    """The same with words in place of short system texts beside others: word -> place."""
     systems = [place for place, message in enumerate(sent.messages) if message["role"] in SYSTEM]
     marks: dict[str, int] = {}
     messages = list(sent.messages)
     for place in systems if systems != [0] else ():
         if 0 < len((messages[place]["content"] or "").strip()) < SURE_CHARACTERS:
-            mark = f"systemstandin{place}x"
+            mark = f"standin{place}text"
             marks[mark], messages[place] = place, messages[place] | {"content": mark}
-    for place, message in enumerate(messages):
-        calls = calls_of(message)
-        if len(calls) > 1:
-            named = {f"callstandin{place}x{number}x": call for number, call in enumerate(calls)}
-            marks |= dict.fromkeys(named, place)
-            messages[place] = message | {"tool_calls": [_call_of(call, mark) for mark, call in named.items()]}
     return replace(sent, messages=messages), marks
-
-
-def _call_of(call: Mapping[str, Any], mark: str) -> dict[str, Any]:
-    arguments = mapped_arguments(json.dumps({"text": mark}))
-    return {**call, "function": {**function_of(call), "arguments": arguments}}
 
 
 # --- what is told -------------------------------------------------------------------------------------------------
@@ -215,18 +232,19 @@ def _notices(best: _Attempt) -> Iterator[Notice]:
         if repair.code and behind != before:
             yield Notice(code=repair.code, message=repair.message, parameter=repair.parameter)
         before = behind
-    if best.unseen:
-        named = _named(best.sent.messages, sorted(best.unseen))
-        message = f"The chat template of this model leaves out the text of {named}."
-        yield Notice(code="text_missing", message=message, parameter="messages")
-    if best.uncalled:
-        named = _named(best.sent.messages, sorted(best.uncalled))
-        message = f"The chat template of this model leaves out calls of {named}."
-        yield Notice(code="tool_calls_missing", message=message, parameter="messages")
+    for code, what, places in (
+        ("text_missing", "the text", best.unseen),
+        ("tool_calls_missing", "calls", best.uncalled),
+    ):
+        if places:
+            message = (
+                f"The chat template of this model leaves out {what} of {_named(best.sent.messages, sorted(places))}."
+            )
+            yield Notice(code=code, message=message, parameter="messages")
 
 
 def _named(messages: Messages, places: Sequence[int]) -> str:
-    named = [_name(messages, place) for place in places[:MOST_NAMED]]
+    named = ["the tools" if place == OURS else _name(messages, place) for place in places[:MOST_NAMED]]
     return ", ".join(named) + (f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else "")
 
 

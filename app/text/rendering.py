@@ -2,28 +2,70 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from app.core.errors import InvalidRequest
+from app.text.dialect import Dialect
 from app.text.ladder import Rendered, climb
 from app.text.messages import Messages
-from app.text.repairs import Repair, repaired
+from app.text.repairs import Repair, forms_of, repaired
 from app.text.turns import Conversation
 
 CONTINUED = "continuedhere"
 """Word behind a text that is to be continued, by which its end is found in the prompt."""
 
+STAND_IN = "toolstandin"
+"""Word in tools and calls that tells whether a template shows any."""
+
 Renderer = Callable[[dict[str, Any]], str]
+
+
+class Template:
+    """One of the chat templates of a model, and what it has to be given."""
+
+    def __init__(self, render: Renderer, source: str, dialect: Dialect) -> None:
+        self.render = render
+        self._source = source
+        self._dialect = dialect
+
+    @cached_property
+    def forms(self) -> tuple[Repair, ...]:
+        """What each of its conversations goes through."""
+        return forms_of(self._source, self._dialect, self)
+
+    def tools(self) -> bool:
+        """Whether tools come into its prompts; it is believed when it refuses to show them."""
+        return self._shows(STAND_IN, [], otherwise=True)
+
+    def calls(self, content: str | None, number: int) -> bool:
+        """Whether so many calls do, beside such a content; it is believed of one, unless it never speaks of calls."""
+        functions = [{"name": "a", "arguments": {"a": "a"}} for _ in range(number - 1)]
+        functions.append({"name": "a", "arguments": {"a": STAND_IN}})
+        calls = [
+            {"id": f"abcdefgh{place}", "type": "function", "function": each} for place, each in enumerate(functions)
+        ]
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "a"} for call in calls]
+        called = {"role": "assistant", "content": content, "tool_calls": calls}
+        return self._shows("a", [called, *results], otherwise=number == 1 and "tool_calls" in self._source)
+
+    def _shows(self, tool: str, more: Messages, *, otherwise: bool) -> bool:
+        parameters = {"type": "object", "properties": {}}
+        tools = [{"type": "function", "function": {"name": tool, "description": "a", "parameters": parameters}}]
+        shown = {"messages": [{"role": "user", "content": "a"}, *more], "tools": tools, "add_generation_prompt": True}
+        try:
+            return STAND_IN in self.render({"bos_token": "", "eos_token": "", "documents": None} | shown)
+        except Exception:  # noqa: BLE001 - templates fail in any way they like
+            return otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A conversation before a template, with all else that it is shown, and what it always goes through."""
+    """A conversation before a template, with all else that it is shown."""
 
-    render: Renderer
+    template: Template
     variables: dict[str, Any]
     conversation: Conversation
-    forms: tuple[Repair, ...]
 
     @property
     def messages(self) -> Messages:
@@ -32,7 +74,7 @@ class Rendering:
 
     def prompt(self) -> Rendered:
         """Up to where an answer begins. Raises InvalidRequest."""
-        return climb(self.conversation, self.forms, lambda shown: self._text(shown, prompted=True))
+        return climb(self.conversation, self.template.forms, lambda shown: self._text(shown, prompted=True))
 
     def continued(self) -> Rendered:
         """Up to where the last message ends. Raises InvalidRequest."""
@@ -42,7 +84,7 @@ class Rendering:
         text = last["content"] or ""
         marked = last | {"content": text.rstrip() + CONTINUED}
         conversation = replace(self.conversation, messages=[*self.messages[:-1], marked])
-        rendered = climb(conversation, self.forms, lambda shown: self._text(shown, prompted=False))
+        rendered = climb(conversation, self.template.forms, lambda shown: self._text(shown, prompted=False))
         before, found, _ = rendered.text.rpartition(CONTINUED)
         if not found:
             reason = "the chat template of this model leaves out the message that is to be continued"
@@ -68,4 +110,4 @@ class Rendering:
 
     def _text(self, shown: Conversation, *, prompted: bool) -> str:
         named = {"messages": shown.messages, "tools": shown.tools, "add_generation_prompt": prompted}
-        return self.render(self.variables | named)
+        return self.template.render(self.variables | named)

@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from app.text import calls, turns
 from app.text.dialect import Dialect
 from app.text.turns import SYSTEM, Conversation, each_message
 
 REFUSED, CALLS_MISSING, NULLS_WRITTEN = "refused", "calls missing", "nulls written"
-"""Flaws of a prompt besides the roles whose text is missing: there is none, it lacks calls, or says "None"."""
+"""Flaws of a prompt besides the roles whose text is missing: there is none, it lacks calls, or it says "None"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +41,48 @@ def repaired(conversation: Conversation, repairs: tuple[Repair, ...]) -> Convers
 
 
 _SYSTEMS = frozenset({REFUSED, *SYSTEM})
-_CALLS = frozenset({REFUSED, CALLS_MISSING})
 _RESULTS = frozenset({REFUSED, "tool"})
 
+_DEVELOPERS = Repair(each_message(turns.developer_as_system), mends=_SYSTEMS)
+_SPLIT = Repair(
+    calls.calls_split,
+    "tool_calls_split",
+    "Calls made at once were told one after another, each with its result: the chat template of this model takes one "
+    "at a time.",
+)
+_APART = Repair(
+    calls.texts_apart,
+    "text_before_calls",
+    "Texts beside calls were told as messages of their own: the chat template of this model takes one of both.",
+)
 _WORDS = "Calls and their results were told as text: the chat template of this model knows none."
 _TOOLS = "The tools were told in a system text: the chat template of this model shows none."
 
 
-def forms_of(source: str, dialect: Dialect, *, shows_tools: bool, shows_calls: bool) -> tuple[Repair, ...]:
+class Shows(Protocol):
+    """What a template leaves out without a word."""
+
+    def tools(self) -> bool:
+        """Whether tools come into its prompts."""
+
+    def calls(self, content: str | None, number: int) -> bool:
+        """Whether so many calls at once do, beside such a content."""
+
+
+def forms_of(source: str, dialect: Dialect, shows: Shows) -> tuple[Repair, ...]:
     """Choose what every conversation goes through before a template of this source, of a model of this dialect."""
     forms = [Repair(calls.results_ordered)]
     if "developer" not in source:
-        forms.append(Repair(each_message(turns.developer_as_system)))
-    if not shows_calls:
+        forms.append(_DEVELOPERS)
+    with_empty = shows.calls("", 1)
+    if not with_empty and not shows.calls(None, 1):
         written = partial(calls.calls_written, dialect=dialect) if dialect.parser else calls.call_in_words
         forms.append(Repair(each_message(written), "tool_calls_in_words", _WORDS))
-    if not (dialect.parser and shows_tools):
+    else:
+        forms += [] if shows.calls("" if with_empty else None, 2) else [_SPLIT]
+        forms += [] if shows.calls("a", 1) else [_APART]
+        forms += [] if with_empty else [Repair(each_message(turns.empty_as_null))]
+    if not dialect.parser or not shows.tools():
         how = "" if dialect.parser else calls.CALLS_IN_WORDS
         forms.append(Repair(partial(calls.tools_in_words, how=how), "tools_in_words", _TOOLS, parameter="tools"))
     if "reasoning_content" not in source and (name := _name_of_thoughts(source)):
@@ -72,8 +99,7 @@ def _name_of_thoughts(source: str) -> str | None:
 
 LADDER = (
     Repair(each_message(turns.null_as_empty), mends=frozenset({REFUSED, NULLS_WRITTEN})),
-    Repair(each_message(turns.empty_as_null), mends=frozenset({CALLS_MISSING})),
-    Repair(calls.tools_listed),
+    _DEVELOPERS,
     Repair(
         turns.systems_joined,
         "system_messages_joined",
@@ -112,13 +138,6 @@ LADDER = (
         parameter="tools",
     ),
     Repair(
-        calls.calls_split,
-        "tool_calls_split",
-        "Calls made at once were told one after another, each with its result: the chat template of this model takes "
-        "one at a time.",
-        _CALLS,
-    ),
-    Repair(
         each_message(turns.thoughts_left_out),
         "thinking_left_out",
         "What the model thought before calls that have a text was left out: its chat template takes one of both.",
@@ -133,6 +152,12 @@ LADDER = (
         calls.results_added,
         "tool_results_added",
         f"Calls without a result got `{calls.NO_RESULT}`: the chat template of this model needs one for each.",
+    ),
+    Repair(
+        turns.user_added,
+        "user_turn_added",
+        "An empty turn of the user was put first: the chat template of this model begins with one.",
+        frozenset({REFUSED, CALLS_MISSING}),
     ),
     Repair(
         calls.orphans_in_words,
@@ -164,11 +189,7 @@ LADDER = (
         "message here.",
         _SYSTEMS,
     ),
-    Repair(
-        turns.user_added,
-        "user_turn_added",
-        "An empty turn of the user was put first: the chat template of this model begins with one.",
-    ),
+    Repair(calls.tools_listed),
     Repair(calls.each_call(calls.argument_text)),
 )
 """All that is tried, in this order, by what is wrong with a prompt; each stays where it helps."""

@@ -17,7 +17,7 @@ from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
@@ -35,9 +35,8 @@ from app.core.request import Notice
 from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
 from app.text.detokenizer import TokenTable, token_table
 from app.text.dialect import Dialect, read_dialect, visible_marks
-from app.text.messages import Messages, checked_arguments, plain_messages
-from app.text.rendering import Renderer, Rendering
-from app.text.repairs import forms_of
+from app.text.messages import checked_arguments, plain_messages
+from app.text.rendering import Renderer, Rendering, Template
 from app.text.turns import Conversation
 
 
@@ -46,7 +45,7 @@ class ChatTemplate:
 
     def __init__(self, source: str) -> None:
         """Compile; raises jinja2's `TemplateError`, `RecursionError` or `ValueError` when that is impossible."""
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationBlock, LoopControlExtension],
@@ -63,6 +62,13 @@ class ChatTemplate:
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text; raises whatever the template raises."""
         return self._template.render(**variables)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja2's, which raises errors as they are; rewriting their tracebacks takes longer than to render."""
+
+    def handle_exception(self, source: str | None = None) -> NoReturn:  # noqa: ARG002 - jinja2's signature
+        raise  # noqa: PLE0704 - it is called where one is handled
 
 
 class _GenerationBlock(Extension):
@@ -145,44 +151,8 @@ MIDDLE_MARKS = (
 )
 """Before, between and behind the two parts of a text whose middle is to be filled in."""
 
-STAND_IN = "toolstandin"
-"""Word in tools and calls that tells whether a template shows any."""
 Stage = Callable[[str, int], None]
 """Told what begins (`render`, `tokenize`) and on how many bytes."""
-
-
-class _Template:
-    """One of a folder, and what it is like."""
-
-    def __init__(self, render: Renderer, source: str) -> None:
-        self.render = render
-        self.source = source
-
-    @cached_property
-    def shows_tools(self) -> bool:
-        """Whether tools come into the prompt; a template that refuses to say so is believed."""
-        return self._shows([], otherwise=True)
-
-    @cached_property
-    def shows_calls(self) -> bool:
-        """Whether calls of earlier turns come into the prompt."""
-        function = {"name": "a", "arguments": {"a": STAND_IN}}
-        call = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "a", "type": "function", "function": function}],
-        }
-        return "tool_calls" in self.source or self._shows([call], otherwise=False)
-
-    def _shows(self, more: Messages, *, otherwise: bool) -> bool:
-        parameters = {"type": "object", "properties": {}}
-        described = {"name": "a" if more else STAND_IN, "description": "a", "parameters": parameters}
-        shown = {"messages": [{"role": "user", "content": "a"}, *more], "add_generation_prompt": True, "documents": None}
-        shown["tools"] = [{"type": "function", "function": described}]
-        try:
-            return STAND_IN in self.render({"bos_token": "", "eos_token": ""} | shown)
-        except Exception:  # noqa: BLE001 - templates fail in any way they like
-            return otherwise
 
 
 class ChatPrompt(NamedTuple):
@@ -223,7 +193,7 @@ class TextModel:
         self._max_context_tokens = max_context_tokens
         self._longest_token_bytes = max([len(piece) for piece in self.table.pieces], default=1)
         self._names = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
-        self._templates = _templates(tokenizer)
+        self._templates = _templates(tokenizer, dialect)
         self._start = tuple(tokenizer.encode("")[:1])
         if self._start != (tokenizer.bos_token_id,):
             self._start = ()
@@ -316,13 +286,7 @@ class TextModel:
         variables = self._names | checked_arguments(template_arguments or {}, self._names) | {"documents": None}
         self._begin("render", 0)
         conversation = Conversation(plain_messages(messages), [dict(tool) for tool in tools] if tools else None)
-        forms = forms_of(
-            template.source,
-            self.table.dialect,
-            shows_tools=template.shows_tools,
-            shows_calls=template.shows_calls,
-        )
-        return Rendering(template.render, variables, conversation, forms)
+        return Rendering(template, variables, conversation)
 
     def around_middle(self, text: str, suffix: str) -> str:
         """The prompt whose answer stands between the two. Raises InvalidRequest where it has no words for it."""
@@ -396,16 +360,18 @@ def _check_files(path: Path) -> None:
             raise ModelUnavailable(f"{printable(file.name)} is over {MAX_FILE_BYTES >> 20} MiB; {DOWNLOAD_AGAIN}")
 
 
-def _templates(tokenizer: Any) -> dict[str, "_Template"]:
+def _templates(tokenizer: Any, dialect: Dialect) -> dict[str, Template]:
     """The templates of the folder by name; one that cannot be used refuses every chat with the reason."""
     native = str(tokenizer.init_kwargs.get("chat_template_type") or "")
     if native in {module.name for module in pkgutil.iter_modules(chat_templates.__path__)}:
         module = importlib.import_module(f"{chat_templates.__name__}.{native}")
         wrapped = tokenizer_utils.TokenizerWrapper(tokenizer, chat_template=module.apply_chat_template)
-        return {"default": _Template(lambda variables: _render_natively(wrapped, variables), inspect.getsource(module))}
+        source = inspect.getsource(module)
+        return {"default": Template(lambda variables: _render_natively(wrapped, variables), source, dialect)}
     found = tokenizer.chat_template
     sources = found if isinstance(found, dict) else {"default": found}
-    return {name: _Template(_renderer(source), source) for name, source in sources.items() if isinstance(source, str)}
+    named = {name: source for name, source in sources.items() if isinstance(source, str)}
+    return {name: Template(_renderer(source), source, dialect) for name, source in named.items()}
 
 
 def _renderer(source: str) -> Renderer:

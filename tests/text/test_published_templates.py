@@ -8,8 +8,8 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from app.core.errors import InvalidRequest
+from app.text.ladder import climb
 from app.text.messages import plain_messages
-from app.text.rendering import Rendering
 from app.text.template import ChatTemplate
 from app.text.turns import Conversation
 from tests.published import TOKENIZERS, chat_templates, tokenizer_folder
@@ -67,5 +67,10 @@ def rendered(name: str, template: ChatTemplate, messages: list[dict[str, Any]], 
     """What we make of it, if we do."""
     conversation = Conversation(plain_messages(messages), tools)
     with contextlib.suppress(InvalidRequest):
-        return Rendering(template.render, {**NAMES, "documents": None}, conversation, ()).prompt().text
+        shown = {**NAMES, "documents": None, "add_generation_prompt": True}
+        return climb(
+            conversation,
+            (),
+            lambda each: template.render(shown | {"messages": each.messages, "tools": each.tools}),
+        ).text
     return None
