@@ -1,5 +1,6 @@
 """One conversation before one template: its prompt, the same up to where a message is continued, and others like it."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,7 +9,7 @@ from typing import Any
 from app.core.errors import InvalidRequest
 from app.text.dialect import Dialect
 from app.text.ladder import Rendered, climb
-from app.text.messages import Messages
+from app.text.messages import Messages, mapped_arguments
 from app.text.repairs import Repair, forms_of, repaired
 from app.text.turns import Conversation
 
@@ -40,8 +41,8 @@ class Template:
 
     def calls(self, content: str | None, number: int) -> bool:
         """Whether so many calls do, beside such a content; it is believed of one, unless it never speaks of calls."""
-        functions = [{"name": "a", "arguments": {"a": "a"}} for _ in range(number - 1)]
-        functions.append({"name": "a", "arguments": {"a": STAND_IN}})
+        words = ["a"] * (number - 1) + [STAND_IN]
+        functions = [{"name": "a", "arguments": mapped_arguments(json.dumps({"a": word}))} for word in words]
         calls = [
             {"id": f"abcdefgh{place}", "type": "function", "function": each} for place, each in enumerate(functions)
         ]
