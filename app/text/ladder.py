@@ -27,7 +27,7 @@ SURE_CHARACTERS = 16
 """Length of a system text, in characters, from which on it stands in a prompt by no accident."""
 OURS = -1
 """Place, among the messages that were sent, of a text that no one sent: the tools in words."""
-MOST_SEARCHES = 64
+MOST_SEARCHES = 32
 """Number of texts that are looked for in all of a prompt because they are not where they were expected."""
 MOST_NAMED = 8
 """Number of messages that one notice names."""
@@ -152,8 +152,10 @@ def _without_needless(best: _Attempt, attempt: Callable[[tuple[Repair, ...]], _A
 
 def _own_text(sent: Messages, formed: Messages) -> str:
     """What forms put first, where they did, without what was there."""
-    first, behind = (sent[0]["content"] if sent[0]["role"] in SYSTEM else "") or "", formed[0]["content"] or ""
-    return behind.removeprefix(first).strip() if formed[0]["role"] in SYSTEM and behind != first else ""
+    was, now = (
+        "".join(each["content"] or "" for each in some[:1] if each["role"] in SYSTEM) for some in (sent, formed)
+    )
+    return now.removeprefix(was).strip()
 
 
 def _behind_thoughts(text: str) -> str:
@@ -185,14 +187,15 @@ class _Search:
 
     def finds(self, text: str, role: str) -> bool:
         """Whether it is there; what stands where nothing is expected is found so often, and then taken for found."""
-        if not text or self._goes_to(self._usual.get(role, str)(text), self._place) or self._left == 0:
+        if not text or self._left == 0 or self._goes_to(self._usual.get(role, str)(text), self._place):
             return True
         self._left -= 1
         for spelled in _SPELLINGS:
             if self._goes_to(spelled(text), 0):
                 self._usual[role] = spelled
                 return True
-        return _letters(text) in self._letters
+        letters = _letters(text)
+        return letters != "" and letters in self._letters
 
     def _goes_to(self, text: str, start: int) -> bool:
         found = self._prompt.find(text, start)

@@ -244,13 +244,14 @@ class TextModel:
         reasoning behind it). `continues`: the answer goes on with the last message. Raises `InvalidRequest`.
         """
         limit = self._limit(max_context_tokens)
-        check_bytes(text_bytes([messages, tools]), limit, self._longest_token_bytes)
+        size = text_bytes([messages, tools])
+        check_bytes(size, limit, self._longest_token_bytes)
         rendering = self._rendering(messages, tools, template_arguments)
         rendered = rendering.continued() if continues else rendering.prompt()
         tokens = self._encode(rendered.text, limit)
         places = []
         for other, prompted in rendering.variants(continues=continues):
-            self._begin("render", 0)
+            self._begin("render", size)
             with contextlib.suppress(Exception):  # what a template refuses is no place
                 varied = rendering.again(other, rendered.repairs, prompted=prompted)
                 places.append(_shared_length(rendered.text, varied))
@@ -284,7 +285,7 @@ class TextModel:
         if template is None:
             raise InvalidRequest(NO_TEMPLATE, parameter="messages")
         variables = self._names | checked_arguments(template_arguments or {}, self._names) | {"documents": None}
-        self._begin("render", 0)
+        self._begin("render", text_bytes([messages, tools]))
         conversation = Conversation(plain_messages(messages), [dict(tool) for tool in tools] if tools else None)
         return Rendering(template, variables, conversation)
 
