@@ -95,30 +95,51 @@ def argument_text(function: Mapping[str, Any]) -> dict[str, Any]:
     return {**function, "arguments": str(arguments) if isinstance(arguments, Arguments) else arguments}
 
 
-def _short_identifier(identifier: Any) -> str:
-    """Nine letters and digits, which every template takes, the same ones for the same id."""
+def short_identifiers(conversation: Conversation) -> Conversation:
+    """Name calls by nine letters and digits, which every template takes, the same ones for the same id."""
+    return _renamed(conversation, lambda identifier, _, place: _short(identifier or place))
+
+
+def _short(identifier: Any) -> str:
     if isinstance(identifier, str) and re.fullmatch(r"[A-Za-z0-9]{9}", identifier):
         return identifier
     return sha256(str(identifier).encode("utf-8", "replace")).hexdigest()[:9]
 
 
-def identifiers_fitted(conversation: Conversation) -> Conversation:
-    """A call without an id gets one of its place, and a result without one that of the next call without a result."""
-    fitted: Messages = []
+def numbered_identifiers(conversation: Conversation) -> Conversation:
+    """Name calls as Kimi does, by function and number, where they are not named so."""
+
+    def named(identifier: Any, function: Mapping[str, Any], place: str) -> str:
+        if re.fullmatch(r"functions\..+:\d+", str(identifier)) or not function:
+            return str(identifier)
+        return f"functions.{function.get('name')}:{place.rpartition('.')[2]}"
+
+    return _renamed(conversation, named)
+
+
+def _renamed(conversation: Conversation, named: Callable[[Any, Mapping[str, Any], str], str]) -> Conversation:
+    """Give calls other ids, by theirs, what they call and their place, and their results the same.
+
+    A result without an id is that of the next call which has none yet.
+    """
+    renamed: Messages = []
+    names: dict[str, str] = {}
     waiting: list[str] = []
     for place, message in enumerate(conversation.messages):
         if calls := calls_of(message):
-            names = [_short_identifier(call.get("id") or f"{place}.{number}") for number, call in enumerate(calls)]
-            waiting = names
-            named = [{**call, "id": name} for call, name in zip(calls, names, strict=True)]
-            fitted.append(message | {"tool_calls": named})
+            waiting = [named(call.get("id"), function_of(call), f"{place}.{n}") for n, call in enumerate(calls)]
+            names |= {str(call.get("id")): name for call, name in zip(calls, waiting, strict=True)}
+            called = [{**call, "id": name} for call, name in zip(calls, waiting, strict=True)]
+            renamed.append(message | {"tool_calls": called})
         elif message["role"] == "tool":
-            name = _short_identifier(message.get("tool_call_id") or next(iter(waiting), place))
+            own = message.get("tool_call_id")
+            name = names.get(str(own)) if own else next(iter(waiting), None)
+            name = name or named(own, {}, str(place))
             waiting = [each for each in waiting if each != name]
-            fitted.append(message | {"tool_call_id": name})
+            renamed.append(message | {"tool_call_id": name})
         else:
-            fitted.append(message)
-    return with_messages(conversation, fitted)
+            renamed.append(message)
+    return with_messages(conversation, renamed)
 
 
 def calls_split(conversation: Conversation) -> Conversation:

@@ -1,7 +1,7 @@
 """One conversation before one template: its prompt, the same up to where a message is continued, and others like it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -37,27 +37,34 @@ class Template:
 
     def tools(self) -> bool:
         """Whether tools come into its prompts; it is believed when it refuses to show them."""
-        return self._shows(STAND_IN, [], otherwise=True)
+        return self._shows(STAND_IN, [], STAND_IN, otherwise=True)
 
     def calls(self, content: str | None, number: int) -> bool:
         """Whether so many calls do, beside such a content; it is believed of one, unless it never speaks of calls."""
-        words = ["a"] * (number - 1) + [STAND_IN]
-        functions = [{"name": "a", "arguments": mapped_arguments(json.dumps({"a": word}))} for word in words]
-        calls = [
-            {"id": f"abcdefgh{place}", "type": "function", "function": each} for place, each in enumerate(functions)
-        ]
-        results = [{"role": "tool", "tool_call_id": call["id"], "content": "a"} for call in calls]
-        called = {"role": "assistant", "content": content, "tool_calls": calls}
-        return self._shows("a", [called, *results], otherwise=number == 1 and "tool_calls" in self._source)
+        called = _called(content, ["a"] * (number - 1) + [STAND_IN], "abcdefgh")
+        return self._shows("a", called, STAND_IN, otherwise=number == 1 and "tool_calls" in self._source)
 
-    def _shows(self, tool: str, more: Messages, *, otherwise: bool) -> bool:
+    def numbers_calls(self) -> bool:
+        """Whether it names calls by function and number, and results as they say."""
+        return self._shows("a", _called("", ["a"], STAND_IN), "functions.a:0", f"{STAND_IN}0", otherwise=False)
+
+    def _shows(self, tool: str, more: Messages, *wanted: str, otherwise: bool) -> bool:
         parameters = {"type": "object", "properties": {}}
         tools = [{"type": "function", "function": {"name": tool, "description": "a", "parameters": parameters}}]
         shown = {"messages": [{"role": "user", "content": "a"}, *more], "tools": tools, "add_generation_prompt": True}
         try:
-            return STAND_IN in self.render({"bos_token": "", "eos_token": "", "documents": None} | shown)
+            text = self.render({"bos_token": "", "eos_token": "", "documents": None} | shown)
         except Exception:  # noqa: BLE001 - templates fail in any way they like
             return otherwise
+        return all(each in text for each in wanted)
+
+
+def _called(content: str | None, words: Sequence[str], identifier: str) -> Messages:
+    """Calls at once of the function `a`, each with a word, and their results."""
+    functions = [{"name": "a", "arguments": mapped_arguments(json.dumps({"a": word}))} for word in words]
+    calls = [{"id": f"{identifier}{n}", "type": "function", "function": each} for n, each in enumerate(functions)]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "a"} for call in calls]
+    return [{"role": "assistant", "content": content, "tool_calls": calls}, *results]
 
 
 @dataclass(frozen=True, slots=True)

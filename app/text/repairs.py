@@ -56,6 +56,7 @@ _APART = Repair(
     "Texts beside calls were told as messages of their own: the chat template of this model takes one of both.",
 )
 _WORDS = "Calls and their results were told as text: the chat template of this model knows none."
+_NUMBERED = "Ids of calls were replaced by function and number: the chat template of this model names them so."
 _TOOLS = "The tools were told in a system text: the chat template of this model shows none."
 
 
@@ -67,6 +68,9 @@ class Shows(Protocol):
 
     def calls(self, content: str | None, number: int) -> bool:
         """Whether so many calls at once do, beside such a content."""
+
+    def numbers_calls(self) -> bool:
+        """Whether it names calls by function and number, and results as they say."""
 
 
 def forms_of(source: str, dialect: Dialect, shows: Shows) -> tuple[Repair, ...]:
@@ -82,6 +86,8 @@ def forms_of(source: str, dialect: Dialect, shows: Shows) -> tuple[Repair, ...]:
         forms += [] if shows.calls("" if with_empty else None, 2) else [_SPLIT]
         forms += [] if shows.calls("a", 1) else [_APART]
         forms += [] if with_empty else [Repair(each_message(turns.empty_as_null))]
+    if shows.numbers_calls():
+        forms.append(Repair(calls.numbered_identifiers, "tool_call_ids_fitted", _NUMBERED))
     if not dialect.parser or not shows.tools():
         how = "" if dialect.parser else calls.CALLS_IN_WORDS
         forms.append(Repair(partial(calls.tools_in_words, how=how), "tools_in_words", _TOOLS, parameter="tools"))
@@ -120,7 +126,7 @@ LADDER = (
         "this model looks into them.",
     ),
     Repair(
-        calls.identifiers_fitted,
+        calls.short_identifiers,
         "tool_call_ids_fitted",
         "Ids of calls were replaced by nine letters and digits: the chat template of this model takes no others.",
     ),
