@@ -318,6 +318,14 @@ def with_json_calls(dialect: Dialect) -> Dialect:
     return msgspec.structs.replace(dialect, parser=JSON_CALLS)
 
 
+def written_marks(dialect: Dialect) -> tuple[str, str]:
+    """The marks before and behind calls as a model writes them; empty where its form has none."""
+    form = FORMS.get(dialect.parser)
+    usual = [re.split(r"(?<!\\)\|", mark)[0] for mark in (form.start, form.end)] if form else ["", ""]
+    start, end = (re.sub(r"\\(.)", r"\1", mark) for mark in usual)
+    return start, end
+
+
 def visible_marks(dialect: Dialect) -> str:
     """Text with every special token in it that the pieces of an answer are told apart by."""
     marks = [dialect.opening, dialect.closing, *(HARMONY_MARKS if dialect.parser == HARMONY else ())]

@@ -5,8 +5,8 @@ assistant that only calls tools has no content, which some test for and others w
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from itertools import groupby
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from app.core.errors import InvalidRequest
@@ -14,14 +14,8 @@ from app.core.messages import MAX_TEMPLATE_ARGUMENTS, SERVER_NAMES
 
 MAX_ARGUMENT_CHARACTERS = 4096
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-TOOLS_IN_WORDS = """You may call these functions:
-{tools}
-
-To call one, answer with nothing but
-<tool_call>
-{{"name": "its name", "arguments": {{"of": "the function"}}}}
-</tool_call>"""
-WRITTEN_NULLS = ("None", "null")
+_COMMA_BEFORE_END = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\Z))|,(?=\s*[}\]])', re.DOTALL)
+"""Whole strings, which stay as they are, and commas that JSON does not allow."""
 
 Messages = list[dict[str, Any]]
 
@@ -44,88 +38,32 @@ class Arguments(dict[str, Any]):
 
 
 def plain_messages(messages: Iterable[Mapping[str, Any]]) -> Messages:
-    """Copies with text parts joined, tool arguments as `Arguments`, reasoning under one name, results as called.
+    """Copies with text parts joined, tool arguments as `Arguments`, reasoning under one name.
 
     Raises `InvalidRequest` for a message without a role and for parts that are not text.
     """
-    return _results_as_called([_plain_message(message) for message in messages])
+    return [_plain_message(message) for message in messages]
 
 
-def _results_as_called(messages: Messages) -> Messages:
-    """Results in the order of their calls: most templates show no ids, so that a model knows them by nothing else."""
-    told: Messages = []
-    places: dict[str, int] = {}
-    for are_results, run in groupby(messages, key=lambda message: message["role"] == "tool"):
-        found = list(run)
-        if are_results:
-            found.sort(key=lambda message: places.get(str(message.get("tool_call_id")), len(places)))
-        calls = found[-1].get("tool_calls")
-        called = [call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-        places = {str(identifier): place for place, identifier in enumerate(called)}
-        told += found
-    return told
+def mapped_arguments(arguments: Any) -> Arguments:
+    """An object of whatever stands in its place: read leniently, or else whole as `raw`."""
+    if arguments is None:
+        return Arguments({}, "{}")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    values = _read_object(_COMMA_BEFORE_END.sub(lambda found: found.group(1) or "", text))
+    values = {"raw": text} if values is None else values
+    return Arguments(values, json.dumps(values, ensure_ascii=False))
 
 
-def calls_in_words(messages: Messages) -> Messages:
-    """Calls and results as text, for a template that knows none."""
-    return [_call_in_words(message) for message in messages]
-
-
-def tools_in_words(plain: Messages, tools: Iterable[Mapping[str, Any]]) -> Messages:
-    """Tools as text, for a template that knows none."""
-    described = [json.dumps(dict(tool), ensure_ascii=False) for tool in tools]
-    if not described:
-        return plain
-    text = TOOLS_IN_WORDS.format(tools="\n".join(described))
-    if plain and plain[0]["role"] == "system":
-        return [plain[0] | {"content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
-    return [{"role": "system", "content": text}, *plain]
-
-
-def _call_in_words(message: dict[str, Any]) -> dict[str, Any]:
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list) or not calls:
-        return message
-    functions = [call.get("function", call) for call in calls if isinstance(call, Mapping)]
-    written = [json.dumps({"name": each.get("name"), "arguments": each.get("arguments")}, ensure_ascii=False)
-               for each in functions]  # fmt: skip
-    content = "\n".join(
-        [*filter(None, [message["content"]]), *(f"<tool_call>\n{call}\n</tool_call>" for call in written)]
-    )
-    return {"role": message["role"], "content": content}
-
-
-def render_messages(messages: Messages, render: Callable[[Messages], str]) -> str:
-    """The text as this template means it. Raises what `render` raises when nothing suits it."""
+def _read_object(text: str) -> dict[str, Any] | None:
+    """The object that a text spells, which may hold control characters and may be none at all."""
+    if not text.strip():
+        return {}
     try:
-        return _without_nulls(messages, render)
-    except Exception:
-        textual = [_with_textual_arguments(message) for message in messages]
-        if textual == messages:
-            raise
-        try:
-            return _without_nulls(textual, render)
-        except Exception:  # noqa: BLE001, S110 - the first refusal is the one to tell
-            pass
-        raise
-
-
-def _without_nulls(messages: Messages, render: Callable[[Messages], str]) -> str:
-    """Null content stays where the template tests for it; where it fails, or writes the word, it is empty."""
-    empty = [message | {"content": ""} if message["content"] is None else message for message in messages]
-    if empty == messages:
-        return render(messages)
-    try:
-        kept = render(messages)
-    except Exception:  # noqa: BLE001 - templates fail in any way they like
-        return render(empty)
-    try:
-        filled = render(empty)
-    except Exception:  # noqa: BLE001
-        return kept
-    return filled if any(kept.count(word) > filled.count(word) for word in WRITTEN_NULLS) else kept
+        found = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def checked_arguments(arguments: Mapping[str, Any], reserved: Iterable[str] = ()) -> dict[str, Any]:
@@ -176,25 +114,11 @@ def _plain_call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
+    text = function["arguments"] if function["arguments"].strip() else "{}"
+    values = _read_object(text)
+    if values is None:
         return call
-    if isinstance(arguments, dict):
-        arguments = Arguments(arguments, function["arguments"])
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _with_textual_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    calls = message.get("tool_calls")
-    return message | {"tool_calls": [_textual_call(call) for call in calls]} if isinstance(calls, list) else message
-
-
-def _textual_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Arguments):
-        return call
-    return {**call, "function": {**function, "arguments": function["arguments"].text}}
+    return {**call, "function": {**function, "arguments": Arguments(values, text)}}
 
 
 def _invalid(message: str) -> InvalidRequest:

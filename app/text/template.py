@@ -7,15 +7,17 @@ the template runs in a sandbox. What a client can get wrong is `InvalidRequest`;
 
 import contextlib
 import importlib
+import inspect
 import json
 import pkgutil
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from types import GeneratorType
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
@@ -29,17 +31,13 @@ from transformers import AutoTokenizer
 from app.core.config_values import VOCABULARY_KEYS, context_tokens, text_number
 from app.core.errors import InvalidRequest, ModelUnavailable, context_overflow
 from app.core.prompt_size import check_bytes, text_bytes
+from app.core.request import Notice
 from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_object
 from app.text.detokenizer import TokenTable, token_table
 from app.text.dialect import Dialect, read_dialect, visible_marks
-from app.text.messages import (
-    Messages,
-    calls_in_words,
-    checked_arguments,
-    plain_messages,
-    render_messages,
-    tools_in_words,
-)
+from app.text.messages import checked_arguments, plain_messages
+from app.text.rendering import Renderer, Rendering, Template
+from app.text.turns import Conversation
 
 
 class ChatTemplate:
@@ -47,7 +45,7 @@ class ChatTemplate:
 
     def __init__(self, source: str) -> None:
         """Compile; raises jinja2's `TemplateError`, `RecursionError` or `ValueError` when that is impossible."""
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationBlock, LoopControlExtension],
@@ -64,6 +62,13 @@ class ChatTemplate:
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text; raises whatever the template raises."""
         return self._template.render(**variables)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja2's, which raises errors as they are; rewriting their tracebacks takes longer than to render."""
+
+    def handle_exception(self, source: str | None = None) -> NoReturn:  # noqa: ARG002 - jinja2's signature
+        raise  # noqa: PLE0704 - it is called where one is handled
 
 
 class _GenerationBlock(Extension):
@@ -106,8 +111,21 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """JSON without HTML escapes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """JSON without HTML escapes, also of what filters leave unlisted."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_to_list,
+    )
+
+
+def _to_list(value: Any) -> list[Any]:
+    if isinstance(value, GeneratorType):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def _strftime_now(pattern: str) -> str:
@@ -133,9 +151,18 @@ MIDDLE_MARKS = (
 )
 """Before, between and behind the two parts of a text whose middle is to be filled in."""
 
-Renderer = Callable[[dict[str, Any]], str]
 Stage = Callable[[str, int], None]
 """Told what begins (`render`, `tokenize`) and on how many bytes."""
+
+
+class ChatPrompt(NamedTuple):
+    """The tokens of a chat."""
+
+    tokens: list[int]
+    checkpoints: tuple[int, ...] = ()
+    """Places in it, rising, where later prompts will probably part from it."""
+    notices: tuple[Notice, ...] = ()
+    """What its template needed repaired, and what it leaves out."""
 
 
 class TextModel:
@@ -166,8 +193,7 @@ class TextModel:
         self._max_context_tokens = max_context_tokens
         self._longest_token_bytes = max([len(piece) for piece in self.table.pieces], default=1)
         self._names = {name: str(text) for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
-        self._renderers = _renderers(tokenizer)
-        self._knows_calls = "tool_calls" in str(tokenizer.chat_template)
+        self._templates = _templates(tokenizer, dialect)
         self._start = tuple(tokenizer.encode("")[:1])
         if self._start != (tokenizer.bos_token_id,):
             self._start = ()
@@ -201,7 +227,7 @@ class TextModel:
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._renderers)
+        return bool(self._templates)
 
     def render_chat(
         self,
@@ -210,19 +236,26 @@ class TextModel:
         template_arguments: Mapping[str, Any] | None = None,
         *,
         max_context_tokens: int | None = None,
-    ) -> tuple[list[int], tuple[int, ...]]:
-        """The prompt tokens, and the places where later prompts will part from it: behind the system part, at the last
-        user turn, and before the answer begins (templates strip the reasoning behind it). Raises `InvalidRequest`."""
+        continues: bool = False,
+    ) -> ChatPrompt:
+        """Read the prompt of a chat, where later ones part from it, and what it had to be repaired for.
+
+        They part behind the system part, at the last user turn, and before the answer begins (templates strip the
+        reasoning behind it). `continues`: the answer goes on with the last message. Raises `InvalidRequest`.
+        """
         limit = self._limit(max_context_tokens)
-        check_bytes(text_bytes([messages, tools]), limit, self._longest_token_bytes)
-        text = self.render_text(messages, tools, template_arguments)
-        tokens = self._encode(text, limit)
+        size = text_bytes([messages, tools])
+        check_bytes(size, limit, self._longest_token_bytes)
+        rendering = self._rendering(messages, tools, template_arguments)
+        rendered = rendering.continued() if continues else rendering.prompt()
+        tokens = self._encode(rendered.text, limit)
         places = []
-        for other, prompted in _variants(messages):
-            with contextlib.suppress(InvalidRequest):  # what a template refuses is no place
-                rendered = self.render_text(other, tools, template_arguments, prompted=prompted)
-                places.append(_shared_length(text, rendered))
-        return tokens, self._token_places(text, tokens, places)
+        for other, prompted in rendering.variants(continues=continues):
+            self._begin("render", size)
+            with contextlib.suppress(Exception):  # what a template refuses is no place
+                varied = rendering.again(other, rendered.repairs, prompted=prompted)
+                places.append(_shared_length(rendered.text, varied))
+        return ChatPrompt(tokens, self._token_places(rendered.text, tokens, places), rendered.notices)
 
     def _token_places(self, text: str, tokens: list[int], places: Sequence[int]) -> tuple[int, ...]:
         """How many of the tokens lie before each place (in characters) of the text that they spell, rising."""
@@ -238,36 +271,23 @@ class TextModel:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
-        *,
-        prompted: bool = True,
     ) -> str:
-        """The prompt of a chat as text, special tokens included; `prompted`: up to where the answer begins.
+        """Render the prompt of a chat as text, special tokens included. Raises `InvalidRequest`."""
+        return self._rendering(messages, tools, template_arguments).prompt().text
 
-        Raises `InvalidRequest`.
-        """
-        renderer = self._renderers.get("tool_use" if tools else "default") or self._renderers.get("default")
-        if renderer is None:
+    def _rendering(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_arguments: Mapping[str, Any] | None,
+    ) -> Rendering:
+        template = self._templates.get("tool_use" if tools else "default") or self._templates.get("default")
+        if template is None:
             raise InvalidRequest(NO_TEMPLATE, parameter="messages")
-        variables = self._names | checked_arguments(template_arguments or {}, self._names)
-        variables |= {
-            "tools": [dict(tool) for tool in tools] if tools else None,
-            "documents": None,
-            "add_generation_prompt": prompted,
-        }
-
-        def render(plain: Messages) -> str:
-            return renderer(variables | {"messages": plain})
-
-        plain = plain_messages(messages)
-        if not self.table.dialect.parser:
-            plain = tools_in_words(plain if self._knows_calls else calls_in_words(plain), tools or ())
-        self._begin("render", 0)
-        try:
-            return render_messages(plain, render)
-        except Exception as error:  # a template fails in any way it likes
-            detail = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
-            message = f"the chat template of this model refuses the request: {' '.join(detail.split())[:500]}"
-            raise InvalidRequest(message, parameter="messages") from error
+        variables = self._names | checked_arguments(template_arguments or {}, self._names) | {"documents": None}
+        self._begin("render", text_bytes([messages, tools]))
+        conversation = Conversation(plain_messages(messages), [dict(tool) for tool in tools] if tools else None)
+        return Rendering(template, variables, conversation)
 
     def around_middle(self, text: str, suffix: str) -> str:
         """The prompt whose answer stands between the two. Raises InvalidRequest where it has no words for it."""
@@ -323,17 +343,6 @@ class TextModel:
             raise InvalidRequest("the text cannot be tokenized: it is not valid Unicode") from error
 
 
-def _variants(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Mapping[str, Any]], bool]]:
-    """Chats that begin like this one, and whether the answer begins behind them: with the same system part, with the
-    same turns up to the last of the user, and the same without the answer."""
-    users = [place for place, message in enumerate(messages) if message.get("role") == "user"]
-    for place in dict.fromkeys((*users[:1], *users[-1:])):
-        begun = str(messages[place].get("content") or "").lstrip()[:1]
-        other = {**messages[place], "content": "b" if begun == "a" else "a"}
-        yield [*messages[:place], other, *messages[place + 1 :]], True
-    yield list(messages), False
-
-
 def _shared_length(first: Any, second: Any) -> int:
     """How many items two sequences begin with alike."""
     low, high = 0, min(len(first), len(second))
@@ -352,16 +361,18 @@ def _check_files(path: Path) -> None:
             raise ModelUnavailable(f"{printable(file.name)} is over {MAX_FILE_BYTES >> 20} MiB; {DOWNLOAD_AGAIN}")
 
 
-def _renderers(tokenizer: Any) -> dict[str, Renderer]:
+def _templates(tokenizer: Any, dialect: Dialect) -> dict[str, Template]:
     """The templates of the folder by name; one that cannot be used refuses every chat with the reason."""
     native = str(tokenizer.init_kwargs.get("chat_template_type") or "")
     if native in {module.name for module in pkgutil.iter_modules(chat_templates.__path__)}:
         module = importlib.import_module(f"{chat_templates.__name__}.{native}")
         wrapped = tokenizer_utils.TokenizerWrapper(tokenizer, chat_template=module.apply_chat_template)
-        return {"default": lambda variables: _render_natively(wrapped, variables)}
+        source = inspect.getsource(module)
+        return {"default": Template(lambda variables: _render_natively(wrapped, variables), source, dialect)}
     found = tokenizer.chat_template
     sources = found if isinstance(found, dict) else {"default": found}
-    return {name: _renderer(source) for name, source in sources.items() if isinstance(source, str)}
+    named = {name: source for name, source in sources.items() if isinstance(source, str)}
+    return {name: Template(_renderer(source), source, dialect) for name, source in named.items()}
 
 
 def _renderer(source: str) -> Renderer:

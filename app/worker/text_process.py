@@ -28,7 +28,7 @@ from app.core.messages import Generate, PromptRead, failed_frame, short_text
 from app.core.request import Notice
 from app.text.constraint import Vocabulary
 from app.text.grammar import AnswerGrammar, answer_grammar, check_grammar
-from app.text.template import TextModel
+from app.text.template import ChatPrompt, TextModel
 from app.text.thinking import TemplateWords, fitted, template_words
 
 LOAD_SECONDS = 20.0
@@ -98,10 +98,14 @@ class Reader:
         """The tokens of one prompt and what its answer is held to, or why it has none."""
         try:
             command, notices = self._in_its_words(command)
-            tokens, checkpoints = self._tokens(command)
-            grammar = self._grammar(command)
+            prompt, grammar = self._prompt(command), self._grammar(command)
             text, relaxed = (grammar.text, grammar.notices) if grammar else ("", ())
-            return PromptRead(tokens=tokens, checkpoints=checkpoints, grammar=text, notices=notices + relaxed)
+            return PromptRead(
+                tokens=prompt.tokens,
+                checkpoints=prompt.checkpoints,
+                grammar=text,
+                notices=(*notices, *prompt.notices, *relaxed),
+            )
         except PacelineError as error:
             failed = failed_frame(command.id, error)
         except BaseException as error:  # noqa: BLE001 - a panic inside the tokenizers is no Exception
@@ -131,18 +135,23 @@ class Reader:
         sources = {"default": default, "tool_use": with_tools}
         return {name: template_words(str(source or "")) if is_known else None for name, source in sources.items()}
 
-    def _tokens(self, command: Generate) -> tuple[list[int], tuple[int, ...]]:
-        """With the checkpoints of a chat."""
+    def _prompt(self, command: Generate) -> ChatPrompt:
         model, limit = self._model, command.model.max_context_tokens
+        if command.messages is not None:
+            return model.render_chat(
+                command.messages,
+                command.tools,
+                command.template_arguments,
+                max_context_tokens=limit,
+                continues=command.continues,
+            )
         if command.tokens is not None:
-            return [], ()
-        if command.messages is None:
-            text = command.text or ""
-            if command.embeds:
-                return model.encode_framed(text, max_context_tokens=limit), ()
-            text = text if command.suffix is None else model.around_middle(text, command.suffix)
-            return model.encode(text, max_context_tokens=limit), ()
-        return model.render_chat(command.messages, command.tools, command.template_arguments, max_context_tokens=limit)
+            return ChatPrompt([])
+        text = command.text or ""
+        if command.embeds:
+            return ChatPrompt(model.encode_framed(text, max_context_tokens=limit))
+        text = text if command.suffix is None else model.around_middle(text, command.suffix)
+        return ChatPrompt(model.encode(text, max_context_tokens=limit))
 
     def _grammar(self, command: Generate) -> AnswerGrammar | None:
         self._stages.begin("grammar", seconds=GRAMMAR_SECONDS)

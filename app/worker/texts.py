@@ -6,6 +6,7 @@ It is watched while it works: over its memory, or silent for too long, it is kil
 """
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -42,6 +43,8 @@ REMEMBERED_SECONDS = 60.0
 END_TOKENS = 16
 """Of a prompt, which say whether it opened the reasoning of its answer."""
 ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+
+_logger = logging.getLogger("paceline.prompts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,8 @@ class TextReader:
         self._open: set[Reading] = set()
         self._process: TextProcess | None = None
         self._refusal: tuple[PacelineError, float] | None = None
+        self._logged: set[str] = set()
+        """The kinds of notices that the log has of this folder."""
         self._closed = False
 
     @property
@@ -154,10 +159,17 @@ class TextReader:
             return Unread(refusal, {"stopped": time.monotonic() - began})
         if answer.error is not None:
             return Unread(error_of(answer.error), answer.seconds)
+        self._log(answer.notices)
         tokens = tuple(answer.tokens if command.tokens is None else command.tokens)
         end = b"".join(process.table.token_text(token)[1] for token in tokens[-END_TOKENS:]).decode("utf-8", "replace")
         constraint = process.constraint(command, answer.grammar, end)
         return Prompt(tokens, process.table, answer.seconds, constraint, end, answer.checkpoints, answer.notices)
+
+    def _log(self, notices: tuple[Notice, ...]) -> None:
+        for notice in notices:
+            if notice.code not in self._logged:
+                self._logged.add(notice.code)
+                _logger.info("prompts of %s: %s", self._name, notice.message)
 
     def _running(self) -> "TextProcess":
         """The process, started when there is none. Raises ModelUnavailable."""

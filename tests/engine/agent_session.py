@@ -108,7 +108,7 @@ class Session:
     def take_turns(self, reopen: Callable[[int], Engine]) -> Iterator[Turn]:
         """One after the other, without an end."""
         for number, (messages, tools) in enumerate(self._chats()):
-            tokens, checkpoints = self.text.render_chat(messages, tools)
+            tokens, checkpoints, _ = self.text.render_chat(messages, tools)
             request = Request(
                 id=f"turn {number}",
                 owner="agent",

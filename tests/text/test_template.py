@@ -223,7 +223,7 @@ def test_checkpoints_stand_where_later_prompts_will_part(
     system = {"role": "system", "content": "be brief"}
     turns = [system, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     last = {"role": "user", "content": "你好, is it far?"}
-    tokens, checkpoints = model.render_chat([*turns, last, {"role": "tool", "content": "no"}])
+    tokens, checkpoints, _ = model.render_chat([*turns, last, {"role": "tool", "content": "no"}])
     texts = [
         model.render_text([system, {"role": "user", "content": ""}]).rsplit("<|im_end|>", 1)[0],
         model.render_text([*turns, {"role": "user", "content": ""}]).rsplit("<|im_end|>", 1)[0],

@@ -1,0 +1,281 @@
+"""Renders a conversation as it was sent and, where the template refuses it or leaves out a text, repairs it first.
+
+What a refused conversation needs may show only when all of it is done: repairs add up until the template takes it, then
+each that it takes it without is dropped. One that brings back what is missing stays only if it does. So a template
+renders a few times more: at most four times for each repair of `LADDER`, and a dozen times to find what it refuses.
+"""
+
+import contextlib
+import html
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from jinja2 import TemplateError
+
+from app.core.errors import InvalidRequest
+from app.core.request import Notice
+from app.text.messages import Messages
+from app.text.repairs import CALLS_MISSING, LADDER, NULLS_WRITTEN, REFUSED, Repair, repaired
+from app.text.turns import SYSTEM, Conversation, calls_of, function_of
+
+WRITTEN_NULLS = ("None", "null")
+SURE_CHARACTERS = 16
+"""Length of a system text, in characters, from which on it stands in a prompt by no accident."""
+OURS = -1
+"""Place, among the messages that were sent, of a text that no one sent: the tools in words."""
+MOST_SEARCHES = 32
+"""Number of texts that are looked for in all of a prompt because they are not where they were expected."""
+MOST_NAMED = 8
+"""Number of messages that one notice names."""
+MOST_WORDS = 500
+"""Length of a template's own words in a refusal, in characters."""
+
+_ENDS_OF_THOUGHTS = ("</think>", "[/THINK]", "</seed:think>", "<channel|>", "<|END_THINKING|>", "</thinking>")
+_ESCAPES = re.compile(r"\\(?:u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_NO_LETTERS = re.compile(r"[\W_]+")
+_SPELLINGS: tuple[Callable[[str], str], ...] = (
+    str,
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: json.dumps(text)[1:-1],
+)
+"""How templates write a text: as it is, or inside of JSON."""
+
+Render = Callable[[Conversation], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt, what its conversation went through, and what the client is told of that."""
+
+    text: str
+    repairs: tuple[Repair, ...] = ()
+    notices: tuple[Notice, ...] = ()
+
+
+class _Attempt:
+    """One rendering of `sent` after `forms` and `added`."""
+
+    def __init__(
+        self, sent: Conversation, forms: tuple[Repair, ...], added: tuple[Repair, ...], render: Render
+    ) -> None:
+        self.sent = sent
+        self.added = added
+        self.repairs = forms + added
+        formed = repaired(sent, forms)
+        self.conversation = repaired(formed, added)
+        self.text = ""
+        self.error: Exception | None = None
+        self.unseen: set[int] = set()
+        """Places of the messages whose text is missing."""
+        self.uncalled: set[int] = set()
+        """Places of those that lack a call."""
+        try:
+            self.text = render(self.conversation)
+        except Exception as error:  # noqa: BLE001 - templates fail in any way they like
+            self.error = error
+            return
+        search = _Search(self.text)
+        if not search.finds(_own_text(sent.messages, formed.messages), "system"):
+            self.unseen.add(OURS)
+        for place, message in enumerate(sent.messages):
+            if not search.finds(_behind_thoughts(message["content"] or ""), message["role"]):
+                self.unseen.add(place)
+            if not all(search.finds(_longest(function_of(call)), "call") for call in calls_of(message)):
+                self.uncalled.add(place)
+        self._doubt(render)
+
+    def _doubt(self, render: Render) -> None:
+        """Look for short texts by stand-ins, since they could be in the prompt by accident."""
+        stand_ins, marks = _stand_ins(self.sent)
+        if marks:
+            with contextlib.suppress(Exception):  # to refuse stand-ins says nothing
+                text = render(repaired(stand_ins, self.repairs))
+                self.unseen |= {place for mark, place in marks.items() if mark not in text}
+
+    @cached_property
+    def nulls(self) -> int:
+        """How often the prompt says what nulls are written as, where the conversation holds one."""
+        holds = any(message["content"] is None for message in self.sent.messages)
+        return sum(self.text.count(word) for word in WRITTEN_NULLS) if holds else 0
+
+    @property
+    def faults(self) -> tuple[bool, int, int, int]:
+        """How bad it is; less is better."""
+        return self.error is not None, len(self.uncalled), len(self.unseen), self.nulls
+
+    @property
+    def flaws(self) -> set[str]:
+        """What a repair may mend."""
+        if self.error is not None:
+            return {REFUSED}
+        roles = {"system" if place == OURS else str(self.sent.messages[place]["role"]) for place in self.unseen}
+        return roles | ({CALLS_MISSING} if self.uncalled else set()) | ({NULLS_WRITTEN} if self.nulls else set())
+
+
+def climb(sent: Conversation, forms: tuple[Repair, ...], render: Render) -> Rendered:
+    """Render what goes through `forms` first. Raises InvalidRequest, which says what the template refuses."""
+
+    def attempt(added: tuple[Repair, ...]) -> _Attempt:
+        return _Attempt(sent, forms, added, render)
+
+    first = best = attempt(())
+    for repair in LADDER:
+        if not repair.mends & best.flaws or repair.apply(best.conversation) == best.conversation:
+            continue
+        tried = attempt((*best.added, repair))
+        if tried.faults < best.faults or (best.error is not None and tried.error is not None):
+            best = tried
+    if best.error is not None:
+        raise _refusal(first, render) from first.error
+    if first.error is not None and len(best.added) > 1:
+        best = _without_needless(best, attempt)
+    return Rendered(best.text, best.repairs, tuple(_notices(best)))
+
+
+def _without_needless(best: _Attempt, attempt: Callable[[tuple[Repair, ...]], _Attempt]) -> _Attempt:
+    """Leave out what nothing is lost without: all but the last one, which is all that most need, or one by one."""
+    alone = attempt(best.added[-1:])
+    if alone.faults <= best.faults:
+        return alone
+    for repair in best.added if len(best.added) > 2 else ():
+        fewer = attempt(tuple(each for each in best.added if each is not repair))
+        best = fewer if fewer.faults <= best.faults else best
+    return best
+
+
+# --- what is missing ----------------------------------------------------------------------------------------------
+
+
+def _own_text(sent: Messages, formed: Messages) -> str:
+    """What forms put first, where they did, without what was there."""
+    was, now = (
+        "".join(each["content"] or "" for each in some[:1] if each["role"] in SYSTEM) for some in (sent, formed)
+    )
+    return now.removeprefix(was).strip()
+
+
+def _behind_thoughts(text: str) -> str:
+    return text[max(text.rfind(end) + len(end) if end in text else 0 for end in _ENDS_OF_THOUGHTS) :].strip()
+
+
+def _longest(called: Mapping[str, Any]) -> str:
+    """The longest of the strings that a call passes, as far as they can be read."""
+    arguments = called.get("arguments")
+    waiting, longest = [arguments] if isinstance(arguments, Mapping) else [], ""
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            longest = max(longest, value.strip(), key=len)
+        elif isinstance(value, Mapping | list):
+            waiting += value.values() if isinstance(value, Mapping) else value
+    return longest
+
+
+class _Search:
+    """Looks for texts in a prompt, each behind the one before; time grows with the prompt, not with their number."""
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt = prompt
+        self._place = 0
+        self._usual: dict[str, Callable[[str], str]] = {}
+        """How the texts of a role were written."""
+        self._left = MOST_SEARCHES
+
+    def finds(self, text: str, role: str) -> bool:
+        """Whether it is there; what stands where nothing is expected is found so often, and then taken for found."""
+        if not text or self._left == 0 or self._goes_to(self._usual.get(role, str)(text), self._place):
+            return True
+        self._left -= 1
+        for spelled in _SPELLINGS:
+            if self._goes_to(spelled(text), 0):
+                self._usual[role] = spelled
+                return True
+        letters = _letters(text)
+        return letters != "" and letters in self._letters
+
+    def _goes_to(self, text: str, start: int) -> bool:
+        found = self._prompt.find(text, start)
+        if found >= 0:
+            self._place = found + len(text)
+        return found >= 0
+
+    @cached_property
+    def _letters(self) -> str:
+        return _letters(self._prompt)
+
+
+def _letters(text: str) -> str:
+    """What is left of a text however its lines, marks and escapes are written."""
+    return _NO_LETTERS.sub("", _ESCAPES.sub("", html.unescape(text)))
+
+
+def _stand_ins(sent: Conversation) -> tuple[Conversation, dict[str, int]]:
+    """The same with words in place of short system texts beside others: word -> place."""
+    systems = [place for place, message in enumerate(sent.messages) if message["role"] in SYSTEM]
+    marks: dict[str, int] = {}
+    messages = list(sent.messages)
+    for place in systems if systems != [0] else ():
+        if 0 < len((messages[place]["content"] or "").strip()) < SURE_CHARACTERS:
+            mark = f"standin{place}text"
+            marks[mark], messages[place] = place, messages[place] | {"content": mark}
+    return replace(sent, messages=messages), marks
+
+
+# --- what is told -------------------------------------------------------------------------------------------------
+
+
+def _notices(best: _Attempt) -> Iterator[Notice]:
+    before = best.sent
+    for repair in best.repairs:
+        behind = repair.apply(before)
+        if repair.code and behind != before:
+            yield Notice(code=repair.code, message=repair.message, parameter=repair.parameter)
+        before = behind
+    for code, what, places in (
+        ("text_missing", "the text", best.unseen),
+        ("tool_calls_missing", "calls", best.uncalled),
+    ):
+        if places:
+            message = (
+                f"The chat template of this model leaves out {what} of {_named(best.sent.messages, sorted(places))}."
+            )
+            yield Notice(code=code, message=message, parameter="messages")
+
+
+def _named(messages: Messages, places: Sequence[int]) -> str:
+    named = ["the tools" if place == OURS else _name(messages, place) for place in places[:MOST_NAMED]]
+    return ", ".join(named) + (f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else "")
+
+
+def _name(messages: Messages, place: int) -> str:
+    return f"messages.{place} ({messages[place]['role']})"
+
+
+def _refusal(first: _Attempt, render: Render) -> InvalidRequest:
+    """Names the message with which the refusal begins, unless every conversation is refused so."""
+    messages, words = first.sent.messages, _words(first.error)
+
+    def is_refused(begun: Messages) -> bool:
+        try:
+            render(repaired(replace(first.sent, messages=begun), first.repairs))
+        except Exception as error:  # noqa: BLE001 - the template's again
+            return _words(error) == words
+        return False
+
+    named = "the request"
+    if not is_refused([{"role": "user", "content": "a"}]):
+        low, high = 0, len(messages)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_refused(messages[:middle]) else (middle, high)
+        named = _name(messages, high - 1)
+    return InvalidRequest(f"the chat template of this model refuses {named}: {words}", parameter="messages")
+
+
+def _words(error: Exception | None) -> str:
+    detail = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+    return " ".join(detail.split())[:MOST_WORDS]

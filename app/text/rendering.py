@@ -1,0 +1,121 @@
+"""One conversation before one template: its prompt, the same up to where a message is continued, and others like it."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from app.core.errors import InvalidRequest
+from app.text.dialect import Dialect
+from app.text.ladder import Rendered, climb
+from app.text.messages import Messages, mapped_arguments
+from app.text.repairs import Repair, forms_of, repaired
+from app.text.turns import Conversation
+
+CONTINUED = "continuedhere"
+"""Word behind a text that is to be continued, by which its end is found in the prompt."""
+
+STAND_IN = "toolstandin"
+"""Word in tools and calls that tells whether a template shows any."""
+
+Renderer = Callable[[dict[str, Any]], str]
+
+
+class Template:
+    """One of the chat templates of a model, and what it has to be given."""
+
+    def __init__(self, render: Renderer, source: str, dialect: Dialect) -> None:
+        self.render = render
+        self._source = source
+        self._dialect = dialect
+
+    @cached_property
+    def forms(self) -> tuple[Repair, ...]:
+        """What each of its conversations goes through."""
+        return forms_of(self._source, self._dialect, self)
+
+    def tools(self) -> bool:
+        """Whether tools come into its prompts; it is believed when it refuses to show them."""
+        return self._shows(STAND_IN, [], STAND_IN, otherwise=True)
+
+    def calls(self, content: str | None, number: int) -> bool:
+        """Whether so many calls do, beside such a content; it is believed of one, unless it never speaks of calls."""
+        called = _called(content, ["a"] * (number - 1) + [STAND_IN], "abcdefgh")
+        return self._shows("a", called, STAND_IN, otherwise=number == 1 and "tool_calls" in self._source)
+
+    def numbers_calls(self) -> bool:
+        """Whether it names calls by function and number, and results as they say."""
+        return self._shows("a", _called("", ["a"], STAND_IN), "functions.a:0", f"{STAND_IN}0", otherwise=False)
+
+    def _shows(self, tool: str, more: Messages, *wanted: str, otherwise: bool) -> bool:
+        parameters = {"type": "object", "properties": {}}
+        tools = [{"type": "function", "function": {"name": tool, "description": "a", "parameters": parameters}}]
+        shown = {"messages": [{"role": "user", "content": "a"}, *more], "tools": tools, "add_generation_prompt": True}
+        try:
+            text = self.render({"bos_token": "", "eos_token": "", "documents": None} | shown)
+        except Exception:  # noqa: BLE001 - templates fail in any way they like
+            return otherwise
+        return all(each in text for each in wanted)
+
+
+def _called(content: str | None, words: Sequence[str], identifier: str) -> Messages:
+    """Calls at once of the function `a`, each with a word, and their results."""
+    functions = [{"name": "a", "arguments": mapped_arguments(json.dumps({"a": word}))} for word in words]
+    calls = [{"id": f"{identifier}{n}", "type": "function", "function": each} for n, each in enumerate(functions)]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "a"} for call in calls]
+    return [{"role": "assistant", "content": content, "tool_calls": calls}, *results]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A conversation before a template, with all else that it is shown."""
+
+    template: Template
+    variables: dict[str, Any]
+    conversation: Conversation
+
+    @property
+    def messages(self) -> Messages:
+        """What was sent."""
+        return self.conversation.messages
+
+    def prompt(self) -> Rendered:
+        """Up to where an answer begins. Raises InvalidRequest."""
+        return climb(self.conversation, self.template.forms, lambda shown: self._text(shown, prompted=True))
+
+    def continued(self) -> Rendered:
+        """Up to where the last message ends. Raises InvalidRequest."""
+        last = self.messages[-1]
+        if last["role"] != "assistant" or last.get("tool_calls"):
+            raise InvalidRequest("only a text of the assistant can be continued", parameter="messages")
+        text = last["content"] or ""
+        marked = last | {"content": text.rstrip() + CONTINUED}
+        conversation = replace(self.conversation, messages=[*self.messages[:-1], marked])
+        rendered = climb(conversation, self.template.forms, lambda shown: self._text(shown, prompted=False))
+        before, found, _ = rendered.text.rpartition(CONTINUED)
+        if not found:
+            reason = "the chat template of this model leaves out the message that is to be continued"
+            raise InvalidRequest(reason, parameter="messages")
+        return replace(rendered, text=before + text[len(text.rstrip()) :])
+
+    def variants(self, *, continues: bool) -> Iterator[tuple[Messages, bool]]:
+        """List chats that begin like this one, and whether the answer begins behind them.
+
+        With the same system part, with the same turns up to the last of the user, and the same without the answer.
+        """
+        messages = self.messages
+        users = [place for place, message in enumerate(messages) if message["role"] == "user"]
+        for place in dict.fromkeys((*users[:1], *users[-1:])):
+            begun = (messages[place]["content"] or "").lstrip()[:1]
+            other = {**messages[place], "content": "b" if begun == "a" else "a"}
+            yield [*messages[:place], other, *messages[place + 1 :]], True
+        yield messages[:-1] if continues else messages, False
+
+    def again(self, messages: Messages, repairs: tuple[Repair, ...], *, prompted: bool) -> str:
+        """The text of other messages that go through the same. Raises what the template raises."""
+        return self._text(repaired(replace(self.conversation, messages=messages), repairs), prompted=prompted)
+
+    def _text(self, shown: Conversation, *, prompted: bool) -> str:
+        named = {"messages": shown.messages, "tools": shown.tools, "add_generation_prompt": prompted}
+        return self.template.render(self.variables | named)

@@ -1,0 +1,205 @@
+"""What is done to a conversation so that a chat template takes it and shows all of it: pure functions, in their order.
+
+`forms_of` chooses, by the words of a template, what each of its conversations goes through; `LADDER` is climbed by
+`app.text.ladder`, only as far as a template needs it. No repair loses a text, and each does the same to the beginning
+of a conversation whatever is said later, so that earlier prompts are found again.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from app.text import history_calls, turns
+from app.text.dialect import Dialect
+from app.text.turns import SYSTEM, Conversation, each_message
+
+REFUSED, CALLS_MISSING, NULLS_WRITTEN = "refused", "calls missing", "nulls written"
+"""Flaws of a prompt besides the roles whose text is missing: there is none, it lacks calls, or it says "None"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One way to make a conversation fit."""
+
+    apply: Callable[[Conversation], Conversation]
+    code: str = ""
+    """The kind that the client is told; empty: nothing, since it says the same in another spelling."""
+    message: str = ""
+    mends: frozenset[str] = frozenset({REFUSED})
+    """The flaws that it is tried for, and the roles whose missing texts it may bring back."""
+    parameter: str = "messages"
+    """The field of the request that it changes."""
+
+
+def repaired(conversation: Conversation, repairs: tuple[Repair, ...]) -> Conversation:
+    """Apply all of `repairs` in their order."""
+    for repair in repairs:
+        conversation = repair.apply(conversation)
+    return conversation
+
+
+_SYSTEMS = frozenset({REFUSED, *SYSTEM})
+_RESULTS = frozenset({REFUSED, "tool"})
+
+_DEVELOPERS = Repair(each_message(turns.developer_as_system), mends=_SYSTEMS)
+_SPLIT = Repair(
+    history_calls.calls_split,
+    "tool_calls_split",
+    "Calls made at once were told one after another, each with its result: the chat template of this model takes one "
+    "at a time.",
+)
+_APART = Repair(
+    history_calls.texts_apart,
+    "text_before_calls",
+    "Texts beside calls were told as messages of their own: the chat template of this model takes one of both.",
+)
+_WORDS = "Calls and their results were told as text: the chat template of this model knows none."
+_NUMBERED = "Ids of calls were replaced by function and number: the chat template of this model names them so."
+_TOOLS = "The tools were told in a system text: the chat template of this model shows none."
+
+
+class Shows(Protocol):
+    """What a template leaves out without a word."""
+
+    def tools(self) -> bool:
+        """Whether tools come into its prompts."""
+
+    def calls(self, content: str | None, number: int) -> bool:
+        """Whether so many calls at once do, beside such a content."""
+
+    def numbers_calls(self) -> bool:
+        """Whether it names calls by function and number, and results as they say."""
+
+
+def forms_of(source: str, dialect: Dialect, shows: Shows) -> tuple[Repair, ...]:
+    """Choose what every conversation goes through before a template of this source, of a model of this dialect."""
+    forms = [Repair(history_calls.results_ordered)]
+    if "developer" not in source:
+        forms.append(_DEVELOPERS)
+    with_empty = shows.calls("", 1)
+    if not with_empty and not shows.calls(None, 1):
+        written = (
+            partial(history_calls.calls_written, dialect=dialect) if dialect.parser else history_calls.call_in_words
+        )
+        forms.append(Repair(each_message(written), "tool_calls_in_words", _WORDS))
+    else:
+        forms += [] if shows.calls("" if with_empty else None, 2) else [_SPLIT]
+        forms += [] if shows.calls("a", 1) else [_APART]
+        forms += [] if with_empty else [Repair(each_message(turns.empty_as_null))]
+    if shows.numbers_calls():
+        forms.append(Repair(history_calls.numbered_identifiers, "tool_call_ids_fitted", _NUMBERED))
+    if not dialect.parser or not shows.tools():
+        how = "" if dialect.parser else history_calls.CALLS_IN_WORDS
+        forms.append(
+            Repair(partial(history_calls.tools_in_words, how=how), "tools_in_words", _TOOLS, parameter="tools")
+        )
+    if "reasoning_content" not in source and (name := _name_of_thoughts(source)):
+        message = f"What the model thought was told as `{name}`, the name that its chat template reads."
+        forms.append(Repair(turns.thoughts_named(name), "thinking_renamed", message))
+    return tuple(forms)
+
+
+def _name_of_thoughts(source: str) -> str | None:
+    reads = re.compile(r"\bm(?:sg|essage)?(?:\.|\[['\"]|\.get\(['\"])(reasoning|thinking)\b")
+    found = reads.search(source)
+    return found.group(1) if found else None
+
+
+LADDER = (
+    Repair(each_message(turns.null_as_empty), mends=frozenset({REFUSED, NULLS_WRITTEN})),
+    _DEVELOPERS,
+    Repair(
+        turns.systems_joined,
+        "system_messages_joined",
+        "The system messages at the beginning were joined: the chat template of this model takes one.",
+        _SYSTEMS,
+    ),
+    Repair(
+        turns.systems_moved,
+        "system_messages_moved",
+        "Later system messages were told as the user's, in their places: the chat template of this model takes them "
+        "only at the beginning.",
+        _SYSTEMS,
+    ),
+    Repair(
+        history_calls.each_call(history_calls.argument_mapping),
+        "tool_arguments_repaired",
+        "Arguments of calls that are no JSON object were made one, unreadable ones as its `raw`: the chat template of "
+        "this model looks into them.",
+    ),
+    Repair(
+        history_calls.short_identifiers,
+        "tool_call_ids_fitted",
+        "Ids of calls were replaced by nine letters and digits: the chat template of this model takes no others.",
+    ),
+    Repair(
+        history_calls.tools_described,
+        "tool_description_added",
+        "Tools without a description or parameters got empty ones: the chat template of this model needs them.",
+        parameter="tools",
+    ),
+    Repair(
+        history_calls.tools_detailed,
+        "tool_parameters_detailed",
+        "Parameters of tools without a description, or of several types, were written out: the chat template of this "
+        "model needs that.",
+        parameter="tools",
+    ),
+    Repair(
+        each_message(turns.thoughts_left_out),
+        "thinking_left_out",
+        "What the model thought before calls that have a text was left out: its chat template takes one of both.",
+    ),
+    Repair(
+        history_calls.results_moved,
+        "tool_results_moved",
+        "Results were put right behind their calls: the chat template of this model takes them nowhere else.",
+        _RESULTS,
+    ),
+    Repair(
+        history_calls.results_added,
+        "tool_results_added",
+        f"Calls without a result got `{history_calls.NO_RESULT}`: the chat template of this model needs one for each.",
+    ),
+    Repair(
+        turns.user_added,
+        "user_turn_added",
+        "An empty turn of the user was put first: the chat template of this model begins with one.",
+        frozenset({REFUSED, CALLS_MISSING}),
+    ),
+    Repair(
+        history_calls.orphans_in_words,
+        "tool_results_in_words",
+        "Results that no call asked for were told as the user's text: the chat template of this model has no place "
+        "for them.",
+        _RESULTS,
+    ),
+    Repair(
+        turns.empty_left_out,
+        "empty_messages_left_out",
+        "Empty messages of the assistant were left out: the chat template of this model refuses them.",
+    ),
+    Repair(
+        turns.roles_joined,
+        "roles_joined",
+        "Neighbouring messages of one role were joined: in the chat template of this model the roles alternate.",
+    ),
+    Repair(
+        turns.results_joined,
+        "results_joined",
+        "What the user said right behind a tool's result was told as part of it: the chat template of this model wants "
+        "an answer of the assistant first.",
+    ),
+    Repair(
+        turns.system_folded,
+        "system_folded_into_user",
+        "The system text was put into the first turn of the user: the chat template of this model takes no system "
+        "message here.",
+        _SYSTEMS,
+    ),
+    Repair(history_calls.tools_listed),
+    Repair(history_calls.each_call(history_calls.argument_text)),
+)
+"""All that is tried, in this order, by what is wrong with a prompt; each stays where it helps."""

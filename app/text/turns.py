@@ -1,0 +1,177 @@
+"""Who speaks in a conversation, and what: the repairs of its turns, each a pure function to another conversation."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.text.messages import REASONING_NAMES, Messages
+
+PARAGRAPH = "\n\n"
+"""Characters between two texts that become one."""
+SYSTEM = frozenset({"system", "developer"})
+"""Roles of those who instruct the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template is shown."""
+
+    messages: Messages
+    tools: list[dict[str, Any]] | None = None
+
+
+def calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """List the calls of a message, without what is none."""
+    calls = message.get("tool_calls")
+    return [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+
+
+def function_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Find what a call calls."""
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else call
+
+
+def with_messages(conversation: Conversation, messages: Messages) -> Conversation:
+    """Say the same with other messages."""
+    return replace(conversation, messages=messages)
+
+
+def each_message(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Conversation], Conversation]:
+    """Make a repair of one that looks at a single message."""
+    return lambda conversation: with_messages(conversation, [change(message) for message in conversation.messages])
+
+
+def user_turn(text: str | None) -> dict[str, Any]:
+    """Let the user say it."""
+    return {"role": "user", "content": text or ""}
+
+
+def joined_texts(*messages: Mapping[str, Any], name: str = "content") -> str:
+    """Join what messages have under a name, leaving out nothing but the empty."""
+    return PARAGRAPH.join(filter(None, [message.get(name) for message in messages]))
+
+
+# --- who instructs ------------------------------------------------------------------------------------------------
+
+
+def leading_systems(messages: Messages) -> int:
+    """Count the messages before anyone but a system speaks."""
+    return next((place for place, message in enumerate(messages) if message["role"] not in SYSTEM), len(messages))
+
+
+def developer_as_system(message: dict[str, Any]) -> dict[str, Any]:
+    """Call a developer what older templates call one."""
+    return message | {"role": "system"} if message["role"] == "developer" else message
+
+
+def systems_joined(conversation: Conversation) -> Conversation:
+    """Join those at the beginning into one."""
+    messages = conversation.messages
+    count = leading_systems(messages)
+    if count < 2:
+        return conversation
+    return with_messages(conversation, [messages[0] | {"content": joined_texts(*messages[:count])}, *messages[count:]])
+
+
+def systems_moved(conversation: Conversation) -> Conversation:
+    """Make later ones the user's, in their places, though never between a call and its result."""
+    count = leading_systems(conversation.messages)
+    moved = conversation.messages[:count]
+    held: Messages = []
+    for message in conversation.messages[count:]:
+        if message["role"] in SYSTEM:
+            held.append(user_turn(message["content"]))
+            continue
+        if message["role"] != "tool":
+            moved += held
+            held = []
+        moved.append(message)
+    return with_messages(conversation, moved + held)
+
+
+def system_folded(conversation: Conversation) -> Conversation:
+    """Put the system text into the first turn where that is the user's, else make it one."""
+    messages = conversation.messages
+    count = leading_systems(messages)
+    if not count:
+        return conversation
+    if messages[count:] and messages[count]["role"] == "user":
+        count += 1
+    return with_messages(conversation, [user_turn(joined_texts(*messages[:count])), *messages[count:]])
+
+
+# --- contents, thoughts and turns -----------------------------------------------------------------------------------
+
+
+def null_as_empty(message: dict[str, Any]) -> dict[str, Any]:
+    """Write no content as an empty one."""
+    return message | {"content": ""} if message["content"] is None else message
+
+
+def empty_as_null(message: dict[str, Any]) -> dict[str, Any]:
+    """Write the empty content beside calls as none, which some templates test for."""
+    return message | {"content": None} if calls_of(message) and not message["content"] else message
+
+
+def thoughts_named(name: str) -> Callable[[Conversation], Conversation]:
+    """Make the repair that tells thoughts under another name too."""
+    return each_message(lambda message: message | {name: message["reasoning_content"]} if _thinks(message) else message)
+
+
+def _thinks(message: Mapping[str, Any]) -> bool:
+    return bool(message.get("reasoning_content"))
+
+
+def thoughts_left_out(message: dict[str, Any]) -> dict[str, Any]:
+    """Leave out thoughts that stand beside a text and calls."""
+    if not (message["content"] and calls_of(message)):
+        return message
+    return {name: value for name, value in message.items() if name not in REASONING_NAMES}
+
+
+def empty_left_out(conversation: Conversation) -> Conversation:
+    """Leave out what an assistant did not say."""
+    spoken = [
+        message
+        for message in conversation.messages
+        if message["role"] != "assistant" or calls_of(message) or (message["content"] or "").strip()
+    ]
+    return with_messages(conversation, spoken)
+
+
+def roles_joined(conversation: Conversation) -> Conversation:
+    """Join neighbours of one role, unless the first of them calls."""
+    joined: Messages = []
+    for message in conversation.messages:
+        before = joined[-1] if joined else {}
+        if message["role"] in {"user", "assistant"} and before.get("role") == message["role"] and not calls_of(before):
+            joined[-1] = before | message | _joined_parts(before, message)
+        else:
+            joined.append(message)
+    return with_messages(conversation, joined)
+
+
+def _joined_parts(before: Mapping[str, Any], behind: Mapping[str, Any]) -> dict[str, str]:
+    names = ("content", *(name for name in REASONING_NAMES if name in before))
+    return {name: joined_texts(before, behind, name=name) for name in names}
+
+
+def results_joined(conversation: Conversation) -> Conversation:
+    """Make what the user says right behind a result part of it."""
+    joined: Messages = []
+    for message in conversation.messages:
+        if message["role"] == "user" and joined and joined[-1]["role"] == "tool":
+            joined[-1] = joined[-1] | {"content": joined_texts(joined[-1], message)}
+        else:
+            joined.append(message)
+    return with_messages(conversation, joined)
+
+
+def user_added(conversation: Conversation) -> Conversation:
+    """Put an empty turn of the user first where there is none of theirs."""
+    messages = conversation.messages
+    count = leading_systems(messages)
+    if messages[count:] and messages[count]["role"] == "user":
+        return conversation
+    return with_messages(conversation, [*messages[:count], user_turn(""), *messages[count:]])
