@@ -62,6 +62,7 @@ def test_a_server_imports_what_greets_and_what_asks_the_hub_after_its_start(envi
     assert not {"rich", "app.command.listing", "huggingface_hub.hf_api", "huggingface_hub.utils"} & modules
 
 
+@pytest.mark.system("npm")
 def test_a_server_with_sixteen_real_tokenizers_is_live_before_it_looks_for_drafters(
     environment: Mapping[str, str], tmp_path: Path
 ) -> None:

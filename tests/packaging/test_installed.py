@@ -42,6 +42,8 @@ def test_the_sdist_carries_what_the_wheel_is_built_from_and_the_locked_versions(
     }  # fmt: skip
 
 
+@pytest.mark.soak
+@pytest.mark.landing
 @pytest.mark.parametrize("kind", INSTALLERS)
 def test_an_installed_tool_knows_how_it_is_updated(
     kind: str, built: Distributions, dependencies: Path, tmp_path: Path
