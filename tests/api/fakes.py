@@ -170,7 +170,7 @@ class FakeWorker:
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Until a request came or was cancelled such that `condition` holds."""
-        async with asyncio.timeout(5), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(condition)
 
     async def wait_asked(self, count: int = 1) -> None:

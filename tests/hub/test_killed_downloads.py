@@ -22,7 +22,7 @@ from tests.hub.stand_in import StandInHub, stand_in_hub
 from tests.shares import LANDING
 
 LONGEST_SECONDS = 0.16
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 LET_LIVE = 25
 
 

@@ -94,7 +94,7 @@ def running(home: Path, **environment: str) -> Iterator[Server]:
         yield server
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ def serving(home: Path) -> Iterator[httpx.Client]:
             yield client
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
 
 def call(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:

@@ -42,7 +42,7 @@ def demo(home: Path) -> Iterator[Server]:
         yield running
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
 
 def chat(demo: Server, **changes: Any) -> httpx2.Response:
@@ -82,7 +82,7 @@ def test_one_that_runs_is_seen_and_cancelled(demo: Server) -> None:
     assert (seen["phase"], seen["method"], seen["reason"]) == ("decode", "off", "the request asked for no drafting")
     path = f"{demo.url}/admin/api/requests/{seen['id']}/cancel"
     assert httpx2.post(path, json={}, headers=KEY).status_code == 200
-    client.join(30)
+    client.join(60)
     assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (499, "cancelled")
     assert ask(demo, f"requests/{seen['id']}")["request"]["outcome"] == "cancelled"
 
