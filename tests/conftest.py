@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,14 @@ def pytest_deselected(items: Iterable[pytest.Item]) -> None:
             if (mark := item.get_closest_marker(name)) is not None:
                 _left_out[f"{command} ({', '.join(mark.args)})" if mark.args else command] += 1
                 break
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make what a test wrote readable for the process that prints: some write halves of characters."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,10 +11,14 @@ LANDING = (pytest.mark.soak, pytest.mark.landing)
 
 
 def one_in(share: int, *axes: Sequence[Any]) -> list[Any]:
-    """The combinations of the axes: one in so many for `make test`, every value of each axis among them, the others for
-    each landing."""
-    ways = product(*(enumerate(axis) for axis in axes))
+    """The combinations of the axes: one in so many for `make test`, the others for each landing.
+
+    Of several axes, each value is among the first; ValueError where the share is too small for that.
+    """
+    ways = [[*enumerate(values)] for values in product(*map(range, map(len, axes)))]
+    first = [way for way in ways if sum(place for _, place in way) % share == 0]
+    if len(axes) > 1 and len({each for way in first for each in way}) < sum(map(len, axes)):
+        raise ValueError(f"one in {share} leaves out a value of an axis")
     return [
-        pytest.param(*(value for _, value in way), marks=() if sum(place for place, _ in way) % share == 0 else LANDING)
-        for way in ways
+        pytest.param(*(axes[axis][place] for axis, place in way), marks=() if way in first else LANDING) for way in ways
     ]

