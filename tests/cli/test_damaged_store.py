@@ -221,7 +221,7 @@ def test_serve_starts_locked_down_with_the_damaged_store_aside(
         assert process.stdout is not None
         found = (re.search(r"http://127\.0\.0\.1:\d+/v1", line) for line in process.stdout)
         address = next((each[0] for each in found if each), "")
-        assert httpx2.get(f"{address}/models", trust_env=False).status_code == 401
+        assert httpx2.get(f"{address}/models", trust_env=False, timeout=60).status_code == 401
         process.send_signal(signal.SIGTERM)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 0

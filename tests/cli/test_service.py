@@ -83,7 +83,7 @@ def test_starts_at_once_make_one_server(environment: Mapping[str, str], home: Pa
     assert (
         refused == f"paceline: Paceline runs already: {server.address} (process {server.pid}); `paceline stop` ends it"
     )
-    assert httpx2.get(f"{server.address}/health/live").is_success
+    assert httpx2.get(f"{server.address}/health/live", timeout=60).is_success
 
 
 def test_what_a_killed_server_left_is_in_nobodys_way(environment: Mapping[str, str], home: Path) -> None:

@@ -78,7 +78,9 @@ def test_documents_come_in_the_order_of_what_the_model_thinks_of_them(server: Se
 
 @pytest.mark.system("npm")
 def test_models_say_whether_they_can(server: Server, judge: Any) -> None:
-    listed = {model["id"]: model["capabilities"] for model in httpx.get(f"{server.url}/v1/models").json()["data"]}
+    listed = {
+        model["id"]: model["capabilities"] for model in httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
+    }
     assert [name for name, can in listed.items() if "rerank" in can] == [ONLY_NAMED, NAME]
     refused = ask(server, model="attention", documents=DOCUMENTS)
     assert refused.status_code == 400

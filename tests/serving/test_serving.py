@@ -105,7 +105,7 @@ def test_speculation_stops_for_a_second_request_and_resumes(server: Server) -> N
 
 def test_a_model_that_cannot_load_says_why_and_harms_nobody(server: Server) -> None:
     body = {"model": "broken", "prompt": "x", "max_tokens": 2}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body)
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code in {400, 503}
     assert "broken" in answer.json()["error"]["message"]
     assert complete(server)["choices"]
@@ -119,7 +119,7 @@ def test_a_draft_of_another_family_can_be_asked_for_by_name(server: Server) -> N
 
 def test_an_unknown_draft_is_refused_by_name(server: Server) -> None:
     body = {"model": "attention", "prompt": "x", "max_tokens": 2, "draft_model": "nobody"}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body)
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code in {400, 404}
     assert "nobody" in answer.json()["error"]["message"]
 
