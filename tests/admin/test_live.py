@@ -138,7 +138,7 @@ async def events(port: int, topics: str, headers: str = "authorization: Bearer k
 
 async def test_the_stream_tells_the_worker_and_ends_with_the_server() -> None:
     site = make_site(api_key="k")
-    async with asyncio.timeout(20), served(site) as (port, server):
+    async with asyncio.timeout(60), served(site) as (port, server):
         seen = []
         async for line in events(port, "worker,state"):
             seen.append(line)
@@ -152,7 +152,7 @@ async def test_a_tab_that_leaves_is_forgotten_and_the_reading_ends() -> None:
     site = make_site(api_key="k")
     feed = site.app.state.admin.live
     feed.topic("elsewhere", lambda: asyncio.to_thread(int))
-    async with asyncio.timeout(20), served(site) as (port, _):
+    async with asyncio.timeout(60), served(site) as (port, _):
         stream = events(port, "elsewhere")
         async for line in stream:
             if line.startswith("data: "):

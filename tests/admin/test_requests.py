@@ -57,7 +57,7 @@ class Steps:
 
     async def go(self, event: object) -> None:
         self.moves.put_nowait(event)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await self.done.get() is event
 
 

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -171,7 +172,7 @@ class FakeWorker:
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Until a request came or was cancelled such that `condition` holds."""
-        async with asyncio.timeout(5), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(condition)
 
     async def wait_asked(self, count: int = 1) -> None:
@@ -324,11 +325,22 @@ def chat_body(**fields: Any) -> dict[str, Any]:
     return {"model": "demo-main", "messages": [{"role": "user", "content": "Hi"}]} | fields
 
 
+@cache
+def _empty_home() -> Path:
+    """One whose store is there, and empty: made once, copied for each site."""
+    home = Path(tempfile.gettempdir()) / "paceline-empty"
+    store = Store(home / FILE_NAME)
+    store.start()
+    store.close()
+    return home
+
+
 def make_site(
     *, models: Sequence[CatalogModel] = MODELS, context: dict[str, Any] | None = None, **settings: Any
 ) -> Site:
     worker = FakeWorker()
-    settings.setdefault("home", Path(tempfile.gettempdir()) / f"paceline-{uuid4().hex}")
+    if "home" not in settings:
+        settings["home"] = shutil.copytree(_empty_home(), Path(tempfile.gettempdir()) / f"paceline-{uuid4().hex}")
     chosen = Settings(**settings)
     keeper = FakeKeeper()
     live = LiveSettings(chosen, keeper)

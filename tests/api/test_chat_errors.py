@@ -149,7 +149,7 @@ async def test_a_long_wait_starts_the_stream_and_keeps_it_alive() -> None:
 
     async def load_for_long(command: Generate) -> AsyncIterator[Accepted | Delta | Finished]:
         progress.asked.clear()
-        await asyncio.wait_for(progress.asked.wait(), 30)
+        await asyncio.wait_for(progress.asked.wait(), 60)
         yield Accepted(id=command.id, prompt_tokens=1)
         yield Finished(id=command.id, index=0, finish_reason="length", usage=USAGE)
 
@@ -167,7 +167,7 @@ async def test_an_error_after_the_stream_began_waiting_is_a_frame() -> None:
 
     async def refuse_late(command: Generate) -> AsyncIterator[Accepted]:
         progress.asked.clear()
-        await asyncio.wait_for(progress.asked.wait(), 30)
+        await asyncio.wait_for(progress.asked.wait(), 60)
         raise InsufficientMemory("does not fit")
         yield Accepted(id=command.id, prompt_tokens=1)
 

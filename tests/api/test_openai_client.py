@@ -12,6 +12,8 @@ from app.core.messages import Accepted, Delta, Finished, Generate
 from tests.api.fakes import Site, failing, make_site, say_hello, served
 
 pytestmark = pytest.mark.anyio
+HASTE = openai.Timeout(60, read=2)
+"""Enough for a request to arrive, on a busy machine too."""
 
 
 async def test_the_official_client() -> None:
@@ -123,7 +125,7 @@ async def test_a_client_that_waits_no_longer_has_a_timeout_error_and_its_row_is_
         await asyncio.Event().wait()
 
     site.worker.script = silent
-    async with served(site) as (port, _), openai.AsyncOpenAI(**at(port), timeout=0.2) as client:
+    async with served(site) as (port, _), openai.AsyncOpenAI(**at(port), timeout=HASTE) as client:
         with pytest.raises(openai.APITimeoutError):
             await client.chat.completions.create(**ASKED)
         await site.worker.wait_cancelled()

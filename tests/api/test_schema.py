@@ -24,6 +24,8 @@ async def requests_without_failure(*options: str) -> int:
         return await look_for_failures(f"http://127.0.0.1:{port}", "demo-main", "--header", header, *options)
 
 
+@pytest.mark.soak
+@pytest.mark.landing
 async def test_what_programs_may_call_keeps_to_the_document() -> None:
     like_chat = ("--exclude-path-regex", "^/(tokenize|apply-template)$")
     options = ("--max-examples", "1", "--generation-deterministic")

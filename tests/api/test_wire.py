@@ -39,7 +39,7 @@ async def exchange(port: int, data: bytes, *, end: bool = False) -> tuple[int, b
         writer.write(data)
         if end:
             writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             head = await reader.readuntil(b"\r\n\r\n")
             length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
             body = await reader.readexactly(int(length[0].split(b":")[1])) if length else await reader.read()
@@ -124,7 +124,7 @@ async def test_partial_headers_and_bodies_time_out() -> None:
         for start in (b"", b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n", chat() + b"GET / HTTP/1.1\r\nho"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(start)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await reader.read()  # returns because the server closes
             writer.close()
         status, answer = await exchange(port, post(b"{", content_length="50"))
@@ -138,7 +138,7 @@ async def test_a_body_that_trickles_for_ever_is_ended_and_the_connection_closed(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(post(b"", content_length="100000"))
         status = asyncio.create_task(reader.readline())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not status.done():  # a byte now and then, as long as it is taken
                 writer.write(b" ")
                 await asyncio.wait([status], timeout=0.05)
@@ -148,7 +148,7 @@ async def test_a_body_that_trickles_for_ever_is_ended_and_the_connection_closed(
 
 
 async def test_a_slow_upload_that_goes_on_passes() -> None:
-    site = make_site(context={"body_timeout_seconds": 0.2})
+    site = make_site(context={"body_timeout_seconds": 2.0})
     body = json.dumps(chat_body()).encode() + b" " * 200_000
     async with served(site) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -156,7 +156,7 @@ async def test_a_slow_upload_that_goes_on_passes() -> None:
         status = asyncio.create_task(reader.readline())
         for start in range(0, len(body), 20_000):
             writer.write(body[start : start + 20_000])
-            await asyncio.wait([status], timeout=0.05)
+            await asyncio.wait([status], timeout=0.25)
         assert (await status).startswith(b"HTTP/1.1 200")
         writer.close()
 
@@ -182,7 +182,7 @@ async def test_a_client_that_closed_its_half_gets_its_answer(site: Site, *, stre
         writer.write_eof()
         early = await reader.readuntil(b"are you there?" if stream else b"HTTP/1.1 100")
         go_on.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             answer = early + await reader.read()
         assert b"two" in answer
         assert answer.count(b"[DONE]") == int(stream)
@@ -212,7 +212,7 @@ async def test_clients_that_keep_us_waiting_give_way_when_there_is_no_room(site:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
         for number, (_, writer) in enumerate(held):
             writer.write((b"", b"GET / HT", post(b"{", content_length="50"))[number % 3])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await exchange(port, post(b"", path="/nothing")))[0] == 404
             ends = [await reader.read() for reader, _ in held[:6]]
         assert {end[:12] for end in ends} == {b"HTTP/1.1 408"}
@@ -249,12 +249,12 @@ async def test_without_files_to_open_clients_wait_and_the_log_has_one_line(
             for client in clients:
                 await loop.sock_connect(client, ("127.0.0.1", port))
                 await loop.sock_sendall(client, b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await told.event.wait()
         finally:
             logging.getLogger("app.serving.server").removeHandler(told)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             answers = [await loop.sock_recv(client, 100) for client in clients]
         assert {answer[:15] for answer in answers} == {b"HTTP/1.1 200 OK"}
         assert caplog.text.count("no connection can be accepted (Too many open files)") == 1
@@ -414,7 +414,7 @@ async def test_two_hundred_clients_that_leave_do_not_hold_anything(site: Site) -
             writer.close()
         await site.worker.wait_cancelled(200)
         site.worker.script = make_site().worker.script
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert (await exchange(port, chat()))[0] == 200
 
 

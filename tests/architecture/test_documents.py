@@ -56,8 +56,8 @@ def test_no_document_names_a_setting_that_is_gone(document: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_make_targets_that_documents_name_exist(document: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
-    named = set(re.findall(r"(?:^|`|    )make ([a-z]+)", read(document), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`|    )make ([a-z-]+)", read(document), re.MULTILINE))
     assert named - targets == set()
 
 

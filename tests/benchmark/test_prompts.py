@@ -7,6 +7,7 @@ from app.serving.sweep.grid import TASKS, behind_notes
 from tests.published import tokenizer_folder
 
 
+@pytest.mark.system("npm")
 @pytest.mark.parametrize("context", [1024, 4096])
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gemma3", "gptoss"])
 def test_notes_fill_a_longer_context_and_never_more_than_it(name: str, context: int) -> None:

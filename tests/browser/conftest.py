@@ -22,6 +22,11 @@ Visitor = Callable[..., Visit]
 expect.set_options(timeout=WAIT_MS)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "browser" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.system("chromium"))
+
+
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     if not CHROMIUM.exists():

@@ -211,7 +211,7 @@ def test_the_system_starts_it_keeps_it_alive_and_stops_it(tmp_path: Path, monkey
         assert command[:3] == [sys.executable, "-P", "-m"]
         environment: dict[str, Any] = {**os.environ, "PACELINE_HOME": str(settings.home)}
         with subprocess.Popen([*command, "--help"], env=environment, stdout=subprocess.PIPE, text=True) as process:
-            assert "OpenAI endpoint" in process.communicate(timeout=30)[0]
+            assert "OpenAI endpoint" in process.communicate(timeout=60)[0]
         return
     try:
         server, _ = service.install(settings, (), lambda _text: None)

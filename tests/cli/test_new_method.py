@@ -105,6 +105,8 @@ def listed(tree: Path) -> Mapping[str, Any]:
         return {row["id"]: row for row in json.loads(process.communicate(timeout=60)[0])}
 
 
+@pytest.mark.soak
+@pytest.mark.landing
 def test_a_method_is_one_file_and_one_line_elsewhere(tree: Path, client: httpx2.Client) -> None:
     rows = listed(tree)
     assert (rows[DRAFT]["kind"], rows[DRAFT]["problem"]) == ("echo", "")

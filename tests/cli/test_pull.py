@@ -22,7 +22,7 @@ from tests.hub.queue import model_files
 from tests.hub.stand_in import StandInHub, stand_in_hub
 
 ID = "paceline-test/tiny-4bit"
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, st
         yield {**environment, "PACELINE_PORT": address[1], "said": said}
         process.send_signal(signal.SIGINT)
         process.stdout.read()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def run(served: Mapping[str, str], *words: str) -> Result:

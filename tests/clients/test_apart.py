@@ -10,6 +10,7 @@ import pytest
 
 from tests.clients.conftest import MODEL, Both
 
+pytestmark = pytest.mark.system("environments of other clients")
 PYTHON = Path(sys.prefix) / "clients/bin/python"
 
 

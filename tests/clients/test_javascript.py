@@ -4,9 +4,12 @@ import json
 import subprocess
 from typing import Any
 
+import pytest
+
 from tests.clients.conftest import Both
 from tests.published import JAVASCRIPT, LOCKED_JAVASCRIPT
 
+pytestmark = pytest.mark.system("npm")
 RAIN = [["Oslo", "rain, 4 degrees in Oslo"]]
 
 

@@ -159,7 +159,7 @@ def test_a_stream_that_is_left_frees_its_row(servers: tuple[Server, Server]) -> 
     server, gate = servers[0], threading.Event()
 
     def settles(running: int) -> bool:
-        return any(server.metric("paceline_requests_running") == running or gate.wait(0.05) for _ in range(100))
+        return any(server.metric("paceline_requests_running") == running or gate.wait(0.05) for _ in range(1200))
 
     stream = client_of(server.url).chat.completions.create(
         model=MODEL, messages=COUNT, max_tokens=100_000, stream=True, extra_body={"guided_regex": "[ab]{3000}"}

@@ -14,7 +14,10 @@ from tests.cli.fake_server import FakeServer
 from tests.desktop.screen import SECONDS, Screen, ended, screen_with_tray
 from tests.desktop.test_menu import BUSY, QUARANTINED, READY, STOPPED, WORDS
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the menu bar of Linux")
+pytestmark = [
+    pytest.mark.system("a screen of X11"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the menu bar of Linux"),
+]
 MENUBAR = [sys.executable, "-m", "app.cli", "menubar"]
 
 

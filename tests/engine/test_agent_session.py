@@ -10,6 +10,7 @@ from app.engine.engine import Engine
 from app.engine.prefix_disk import Disk
 from app.text.template import TextModel
 from tests.engine.agent_session import DRAFTERS, FAMILIES, TURNS, Session, Turn, agent_text, engine_of
+from tests.shares import LANDING, one_in
 
 PATIENCE_SECONDS = 60.0
 
@@ -28,8 +29,7 @@ def ratio(turns: list[Turn]) -> float:
     return sum(turn.read_tokens for turn in turns[1:]) / sum(turn.new_tokens for turn in turns[1:])
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "drafter"), one_in(3, FAMILIES, DRAFTERS))
 def test_a_turn_reads_little_more_than_what_is_new_whoever_drafts(text: TextModel, family: str, drafter: str) -> None:
     engine = engine_of(family, drafter)
     turns = Session(text, system_words=8, turn_words=8).run(lambda _: engine)
@@ -46,11 +46,11 @@ def test_a_turn_reads_little_more_than_what_is_new_whoever_drafts(text: TextMode
 @pytest.mark.parametrize(
     ("family", "drafter"),
     [
-        ("qwen3", "ngram"),
+        pytest.param("qwen3", "ngram", marks=LANDING),
         ("gemma3", "draft_model"),
         ("qwen3_next", "mtp"),
-        ("qwen3", "dflash"),
-        ("qwen3_next", "eagle3"),
+        pytest.param("qwen3", "dflash", marks=LANDING),
+        pytest.param("qwen3_next", "eagle3", marks=LANDING),
     ],
 )
 def test_the_same_holds_when_every_turn_meets_another_process(
@@ -85,7 +85,12 @@ def test_the_same_holds_for_a_context_of_8_000_tokens(text: TextModel, family: s
 
 @pytest.mark.parametrize(
     ("family", "drafter"),
-    [("qwen3", "eagle3"), ("gemma3", "dflash"), ("qwen3_next", "mtp"), ("qwen3_next", "draft_model")],
+    [
+        ("qwen3", "eagle3"),
+        pytest.param("gemma3", "dflash", marks=LANDING),
+        ("qwen3_next", "mtp"),
+        pytest.param("qwen3_next", "draft_model", marks=LANDING),
+    ],
 )
 def test_a_turn_drafts_and_says_what_it_would_without_a_cache(text: TextModel, family: str, drafter: str) -> None:
     wish = SpeculationRequest(method=drafter, num_draft_tokens=4)

@@ -17,6 +17,7 @@ from app.engine.runner import Runner
 from tests.engine import reference_drafters as reference
 from tests.engine.driving import Driver, build, naive
 from tests.engine.schedules import FEATURE_METHODS, VOCABULARY, run_schedule
+from tests.shares import one_in
 from tests.tiny import tiny_model
 from tests.tiny_drafters import (
     MASK_TOKEN,
@@ -106,9 +107,7 @@ def test_the_mtp_head_equals_its_reference() -> None:
     assert np.abs(np.array(output[0]) - wanted).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("method", FEATURE_METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize(("family", "method", "rows"), one_in(3, FAMILIES, FEATURE_METHODS, [1, 3, 8]))
 def test_random_schedules_say_what_the_naive_loop_says(family: str, method: str, rows: int) -> None:
     schedules = 4 // rows + 1
     outcomes = [run_schedule(family, seed, methods=(method,), sequences=rows, longest=14) for seed in range(schedules)]

@@ -16,6 +16,7 @@ from app.engine import attention
 from app.engine.attention import LATENT_QUERIES, absorbed, piece_queries
 from app.engine.runner import Runner
 from tests.engine.tiny_families import configuration, families, family_model
+from tests.shares import one_in
 from tests.tiny import fill_at_random
 
 SOURCES = Path(mlx_lm.models.__path__[0])
@@ -60,8 +61,7 @@ def distance(told: mx.array, wanted: mx.array) -> float:
     return float(mx.max(mx.abs(told - wanted)) / mx.max(mx.abs(wanted)))
 
 
-@pytest.mark.parametrize("shared_tokens", [1024, 40])
-@pytest.mark.parametrize("family", [*OWN, *BORROWED])
+@pytest.mark.parametrize(("family", "shared_tokens"), one_in(2, [*OWN, *BORROWED], [1024, 40]))
 def test_a_verify_says_what_it_says_with_all_keys_and_values(
     family: str, shared_tokens: int, widths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,9 +275,9 @@ def test_a_broken_folder_is_one_clear_line_and_the_next_load_works(tmp_path: Pat
     memory.release()
     before = mx.get_active_memory()
     BROKEN[case](folder)
-    started = time.perf_counter()
+    started = time.process_time()
     refused(specification(folder), ".")
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     memory.release()
     assert mx.get_active_memory() == before
     shutil.rmtree(folder, ignore_errors=True)

@@ -171,5 +171,6 @@ TestPoolInEveryOrder = PoolMachine.TestCase
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_the_pool_in_thousands_of_orders() -> None:
-    run_state_machine_as_test(PoolMachine, settings=settings(max_examples=2000, stateful_step_count=80, deadline=None))
+@pytest.mark.parametrize("count", [pytest.param(300, marks=pytest.mark.landing), 2000])
+def test_the_pool_in_many_orders(count: int) -> None:
+    run_state_machine_as_test(PoolMachine, settings=settings(max_examples=count, stateful_step_count=80, deadline=None))

@@ -23,6 +23,7 @@ from app.engine.engine import open_engine
 from app.engine.loader import load_unit
 from tests.engine.driving import naive
 from tests.engine.test_demo_pairs import DEMO_MODELS, PAIRS
+from tests.shares import one_in
 from tests.tiny import fill_at_random, tiny_config, write_tiny_tokenizer
 
 GREEDY = SamplingParameters(temperature=0.0)
@@ -152,8 +153,7 @@ def widths(model: nn.Module) -> set[tuple[int, int, str]]:
     return {(module.bits, module.group_size, module.mode) for module in packed}
 
 
-@pytest.mark.parametrize("group_size", [32, 64, 128])
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize(("bits", "group_size"), one_in(3, [2, 3, 4, 5, 6, 8], [32, 64, 128]))
 def test_every_width_and_group_is_served_and_drafted_with(
     tmp_path: Path, originals: dict[str, Path], bits: int, group_size: int
 ) -> None:
@@ -266,8 +266,7 @@ def awq(name: str, weight: mx.array, *, zeros: bool) -> dict[str, mx.array]:
     return parts
 
 
-@pytest.mark.parametrize("bits", [3, 4, 8])
-@pytest.mark.parametrize("method", ["dflash", "eagle3", "mtp"])
+@pytest.mark.parametrize(("method", "bits"), one_in(3, ["dflash", "eagle3", "mtp"], [3, 4, 8]))
 def test_a_drafter_that_reads_features_is_packed_as_its_target_is(tmp_path: Path, method: str, bits: int) -> None:
     original, drafter = (DEMO_MODELS / name for name in PAIRS[method])
     folder = tmp_path / "converted"

@@ -21,6 +21,7 @@ from app.engine.prefix_disk import Disk
 from app.engine.runner import Runner
 from tests.engine.driving import Driver, build, naive, quantised_caches
 from tests.engine.schedules import FEATURE_METHODS, METHODS, models, run_schedule
+from tests.shares import one_in
 from tests.tiny import tiny_config, tiny_model, write_tiny_model
 
 FAMILIES = ("qwen3", "gemma3", "qwen3_next")
@@ -51,9 +52,7 @@ def text_of(engine: Engine, family: str, name: str, prompt: tuple[int, ...], *, 
     return found
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("method", [*METHODS, *FEATURE_METHODS])
+@pytest.mark.parametrize(("method", "family", "bits"), one_in(3, [*METHODS, *FEATURE_METHODS], FAMILIES, [8, 4]))
 def test_drafts_change_no_word_of_quantised_rows_beside_whole_ones(method: str, family: str, bits: int) -> None:
     """Prompts of 1 to 40 tokens; those of 12 and more are quantised."""
     outcome = run_schedule(family, 2, methods=(method,), quantisation=Quantisation(bits, 12), rows=3, sequences=4)
@@ -137,9 +136,7 @@ def test_a_quantised_row_takes_its_bits_and_a_scale_and_bias_for_each_group(bits
     assert taken[1] == taken[0] * share
 
 
-@pytest.mark.parametrize("from_tokens", [0, 100])
-@pytest.mark.parametrize("family", [*FAMILIES, "falcon_h1"])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("bits", "family", "from_tokens"), one_in(3, [8, 4], [*FAMILIES, "falcon_h1"], [0, 100]))
 def test_what_quantised_rows_are_promised_covers_them(tmp_path: Path, family: str, bits: int, from_tokens: int) -> None:
     write_tiny_model(tmp_path, family, head_size=64)
     spec = ModelSpecification(id="tiny", path=str(tmp_path), max_rows=4, prefill_chunk_tokens=64)
@@ -165,8 +162,7 @@ def test_what_quantised_rows_are_promised_covers_them(tmp_path: Path, family: st
         assert promised.row_position_bytes(RowSize(300, 99)) == whole.position_bytes
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("family", [*FAMILIES, "falcon_h1"])
+@pytest.mark.parametrize(("family", "bits"), one_in(2, [*FAMILIES, "falcon_h1"], [8, 4]))
 def test_a_quantised_prompt_is_found_again_in_its_form_and_in_no_other(family: str, bits: int) -> None:
     target, draft = models(family, False, 32)
     engine = build(target, draft=draft, prefix_bytes=1 << 30, quantisation=Quantisation(bits, 40))

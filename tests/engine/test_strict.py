@@ -16,6 +16,7 @@ from app.engine.sampling import SampledRow, draw
 from tests.engine.driving import build
 from tests.engine.schedules import models, random_sampling
 from tests.engine.strict_study import Study, decode, hesitant_engine, study
+from tests.shares import one_in
 from tests.tiny import FAMILIES
 
 STRICT = SpeculationRequest(acceptance="strict")
@@ -43,8 +44,7 @@ def vague_engine(family: str, *, carry_over: bool = False, quantisation: Quantis
     return engine
 
 
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-@pytest.mark.parametrize("family", ["mamba2", "falcon_h1"])
+@pytest.mark.parametrize(("family", "dtype"), one_in(2, ["mamba2", "falcon_h1"], [mx.bfloat16, mx.float16]))
 def test_in_half_precision_strict_says_what_plain_decoding_says(family: str, dtype: mx.Dtype) -> None:
     found = study(hesitant_engine(family, dtype), "draft_model", 3)
     assert found.strict_parted == 0
@@ -69,10 +69,11 @@ def test_on_500_prompts_strict_never_parts_where_coupled_does(family: str, dtype
 
 
 @pytest.mark.parametrize(
-    ("carry_over", "quantisation"), [(False, WHOLE), (True, WHOLE), (False, Quantisation(8)), (False, Quantisation(4))]
+    ("family", "kept"),
+    one_in(4, FAMILIES, [(False, WHOLE), (True, WHOLE), (False, Quantisation(8)), (False, Quantisation(4))]),
 )
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_goes_back_to_where_plain_decoding_was(family: str, carry_over: bool, quantisation: Quantisation) -> None:
+def test_a_row_goes_back_to_where_plain_decoding_was(family: str, kept: tuple[bool, Quantisation]) -> None:
+    carry_over, quantisation = kept
     engine = vague_engine(family, carry_over=carry_over, quantisation=quantisation)
     chance = random.Random(4)
     close_calls = accepted = 0

@@ -19,7 +19,7 @@ from tests.hub.folders import CONFIG, safetensors, tensors_of, tokenizer
 from tests.hub.stand_in import StandInHub
 
 SHORT = Patience(pauses_seconds=(0.01, 0.02, 0.05))
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 def model_files(rows: int = 20_000) -> dict[str, bytes]:

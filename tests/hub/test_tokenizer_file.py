@@ -38,6 +38,7 @@ def write(folder: Path, pieces: str = "abcdefgh", **added: int) -> Path:
     return folder
 
 
+@pytest.mark.system("npm")
 def test_sixteen_models_with_real_tokenizers_are_paired_by_reading_each_file_once_for_ever(tmp_path: Path) -> None:
     write_sixteen_published(tmp_path / "models")
     kept = tmp_path / "home" / "tokenizers.json"

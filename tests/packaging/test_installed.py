@@ -42,6 +42,8 @@ def test_the_sdist_carries_what_the_wheel_is_built_from_and_the_locked_versions(
     }  # fmt: skip
 
 
+@pytest.mark.soak
+@pytest.mark.landing
 @pytest.mark.parametrize("kind", INSTALLERS)
 def test_an_installed_tool_knows_how_it_is_updated(
     kind: str, built: Distributions, dependencies: Path, tmp_path: Path
@@ -52,6 +54,8 @@ def test_an_installed_tool_knows_how_it_is_updated(
     assert found_installation(installed, **with_release(tmp_path, "999.0"))[1] == "999.0 is available"
 
 
+@pytest.mark.soak
+@pytest.mark.landing
 def test_a_person_installs_starts_chats_and_uninstalls_and_nothing_is_left(
     built: Distributions, dependencies: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,8 @@ from tests.scheduler.replayed import fixed_rates, rates, recorded, recorded_serv
 LIVES = 8
 
 
+@pytest.mark.soak
+@pytest.mark.landing
 def test_ten_recorded_workloads_earn_nearly_what_the_best_setting_for_each_would() -> None:
     verdict = judge(rates(range(LIVES)))
     assert verdict.mean >= 0.95

@@ -37,7 +37,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         return sum(values)
 
@@ -47,7 +47,7 @@ class Server:
         gate = threading.Event()
         while time.monotonic() - started < seconds:
             try:
-                if httpx.get(f"{self.url}/health/ready").status_code == 200:
+                if httpx.get(f"{self.url}/health/ready", timeout=60).status_code == 200:
                     return time.monotonic() - started
             except httpx.TransportError:
                 pass
@@ -94,7 +94,7 @@ def running(home: Path, **environment: str) -> Iterator[Server]:
         yield server
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
 
 @pytest.fixture(scope="session")

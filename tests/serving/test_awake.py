@@ -84,7 +84,7 @@ def test_a_child_that_somebody_ended_is_started_again(called: Path, children: Ch
     lock.hold()
     (first,) = children()
     first.send_signal(signal.SIGKILL)
-    psutil.wait_procs([first], timeout=10)
+    psutil.wait_procs([first], timeout=60)
     lock.hold()
     (second,) = children()
     assert second.pid != first.pid

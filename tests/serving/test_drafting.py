@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2 as httpx
 import psutil
+import pytest
 
 from tests.serving.conftest import Server, free_port
 
@@ -40,7 +41,7 @@ def serving(home: Path) -> Iterator[httpx.Client]:
             yield client
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
 
 def call(client: httpx.Client, method: str, path: str, body: Any = None) -> Any:
@@ -69,6 +70,8 @@ def reply(client: httpx.Client) -> Any:
     return call(client, "POST", "/v1/chat/completions", body)
 
 
+@pytest.mark.soak
+@pytest.mark.landing
 def test_a_draft_is_picked_measured_applied_and_seen_in_the_reply(tmp_path: Path) -> None:
     with serving(tmp_path) as client:
         view = call(client, "GET", f"/admin/api/drafts/{MODEL}")

@@ -148,11 +148,12 @@ def test_lists_say_that_it_makes_embeddings_and_nothing_else(
         CONTEXT_TOKENS,
     )
     assert (first["drafts"], first["problem"], listed["answers"]["kind"]) == ([], None, "main")
-    shown = httpx.post(f"{served.url}/api/show", json={"model": "first"}).json()
+    shown = httpx.post(f"{served.url}/api/show", json={"model": "first"}, timeout=60).json()
     assert shown["capabilities"] == ["embedding"]
     assert shown["model_info"]["bert.context_length"] == CONTEXT_TOKENS
     assert {"first", "plain"} < {
-        each["name"].removesuffix(":latest") for each in httpx.get(f"{served.url}/api/tags").json()["models"]
+        each["name"].removesuffix(":latest")
+        for each in httpx.get(f"{served.url}/api/tags", timeout=60).json()["models"]
     }
     environment = os.environ | {"PACELINE_MODEL_DIRS": str(folders), "PACELINE_HOME": str(tmp_path)}
     found = subprocess.run(
@@ -176,9 +177,11 @@ def test_a_request_that_names_no_model_gets_the_one_that_answers(served: Server,
 
 def test_ollamas_embed_is_the_same_vector(served: Server, client: openai.OpenAI) -> None:
     [wanted] = vectors(client, "first", [TEXTS[1]])
-    embedded = httpx.post(f"{served.url}/api/embed", json={"model": "first", "input": [TEXTS[1], TEXTS[0]]}).json()
+    embedded = httpx.post(
+        f"{served.url}/api/embed", json={"model": "first", "input": [TEXTS[1], TEXTS[0]]}, timeout=60
+    ).json()
     assert np.abs(np.array(embedded["embeddings"][0]) - wanted).max() < 1e-4
-    single = httpx.post(f"{served.url}/api/embeddings", json={"model": "first", "prompt": TEXTS[1]}).json()
+    single = httpx.post(f"{served.url}/api/embeddings", json={"model": "first", "prompt": TEXTS[1]}, timeout=60).json()
     assert np.abs(np.array(single["embedding"]) - wanted).max() < 1e-4
 
 
@@ -213,7 +216,7 @@ def test_it_leaves_memory_when_it_is_told_to_and_comes_back(served: Server, clie
     assert state["plain"] == "loaded"
     vectors(client, "plain", extra_body={"keep_alive": 0})
     gate = threading.Event()
-    for _ in range(200):
+    for _ in range(1200):
         state = {each.id: each.model_dump()["state"] for each in client.models.list()}
         if state["plain"] == "available":
             break

@@ -42,7 +42,7 @@ def demo(home: Path) -> Iterator[Server]:
         yield running
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
 
 def chat(demo: Server, **changes: Any) -> httpx2.Response:
@@ -81,8 +81,8 @@ def test_one_that_runs_is_seen_and_cancelled(demo: Server) -> None:
         seen = running[0] if running else {}
     assert (seen["phase"], seen["method"], seen["reason"]) == ("decode", "off", "the request asked for no drafting")
     path = f"{demo.url}/admin/api/requests/{seen['id']}/cancel"
-    assert httpx2.post(path, json={}, headers=KEY).status_code == 200
-    client.join(30)
+    assert httpx2.post(path, json={}, headers=KEY, timeout=60).status_code == 200
+    client.join(60)
     assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (499, "cancelled")
     assert ask(demo, f"requests/{seen['id']}")["request"]["outcome"] == "cancelled"
 
@@ -133,10 +133,10 @@ def test_the_log_has_the_line_of_the_worker_with_the_request_and_no_text_of_it_i
 
 
 def test_the_log_level_is_felt_at_once(demo: Server) -> None:
-    changed = httpx2.patch(f"{demo.url}/admin/api/settings", json={"log_level": "error"}, headers=KEY)
+    changed = httpx2.patch(f"{demo.url}/admin/api/settings", json={"log_level": "error"}, headers=KEY, timeout=60)
     assert changed.status_code == 200
     while (reply := chat(demo).json()) and ask(demo, f"logs?text={reply['id']}")["lines"]:
         pass
-    httpx2.patch(f"{demo.url}/admin/api/settings", json={"log_level": "info"}, headers=KEY)
+    httpx2.patch(f"{demo.url}/admin/api/settings", json={"log_level": "info"}, headers=KEY, timeout=60)
     while (reply := chat(demo).json()) and not ask(demo, f"logs?text={reply['id']}")["lines"]:
         pass

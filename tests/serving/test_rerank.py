@@ -60,6 +60,7 @@ def ask(server: Server, **body: Any) -> Any:
     return httpx.post(f"{server.url}/v1/rerank", json={"model": NAME, "query": QUERY} | body, timeout=60)
 
 
+@pytest.mark.system("npm")
 def test_documents_come_in_the_order_of_what_the_model_thinks_of_them(server: Server, judge: Any) -> None:
     wanted = scores(judge, QUERY)
     assert len({round(score, 4) for score in wanted}) == len(DOCUMENTS)
@@ -75,8 +76,11 @@ def test_documents_come_in_the_order_of_what_the_model_thinks_of_them(server: Se
     assert kept["document"]["text"] == DOCUMENTS[kept["index"]]
 
 
+@pytest.mark.system("npm")
 def test_models_say_whether_they_can(server: Server, judge: Any) -> None:
-    listed = {model["id"]: model["capabilities"] for model in httpx.get(f"{server.url}/v1/models").json()["data"]}
+    listed = {
+        model["id"]: model["capabilities"] for model in httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
+    }
     assert [name for name, can in listed.items() if "rerank" in can] == [ONLY_NAMED, NAME]
     refused = ask(server, model="attention", documents=DOCUMENTS)
     assert refused.status_code == 400
@@ -85,6 +89,7 @@ def test_models_say_whether_they_can(server: Server, judge: Any) -> None:
         assert ask(server, documents=wrong).status_code == 400, wrong
 
 
+@pytest.mark.system("npm")
 def test_a_model_that_only_bears_the_name_is_told(server: Server, judge: Any) -> None:
     refused = ask(server, model=ONLY_NAMED, documents=DOCUMENTS)
     assert refused.status_code == 400

@@ -53,7 +53,7 @@ def ask(server: Server, text: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("model", [MODEL, "demo-hybrid", "attention"])
 def test_a_schema_is_kept_and_the_text_is_the_same_whoever_drafts(server: Server, model: str, sampling: Any) -> None:
     ask(server, "Load.", model=model, max_tokens=1)
-    methods = httpx.get(f"{server.url}/v1/models/{model}").json()["methods"]
+    methods = httpx.get(f"{server.url}/v1/models/{model}", timeout=60).json()["methods"]
     assert len(methods) >= 2
     texts = {}
     for method in ("off", "auto", *methods):

@@ -10,7 +10,7 @@ TEXT = "count with me: one two three 你好"
 
 
 def post(server: Server, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json={"model": "demo-assistant"} | body, timeout=30)
+    return httpx.post(f"{server.url}{path}", json={"model": "demo-assistant"} | body, timeout=60)
 
 
 def test_text_becomes_tokens_and_text_again(server: Server) -> None:

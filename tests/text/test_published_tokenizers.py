@@ -14,6 +14,7 @@ from app.text.template import TextModel
 from tests.published import TOKENIZERS, chat_templates, tokenizer_folder
 from tests.text.dialogues import TOOLS, dialogues, user, variants
 
+pytestmark = pytest.mark.system("npm")
 TEXT = (
     "Grüße, 你好 👩‍💻👨‍👩‍👧‍👦🇩🇪 — naïve café,  two spaces\n\n\tdef f(x): return 'é'\r\n"
     " 한국어 日本語 12345.678 ﷽ \u200d ok "

@@ -18,7 +18,7 @@ from app.text.dialect import FORMS, Dialect, patterns, read_dialect
 from app.text.messages import plain_messages, render_messages
 from app.text.splitter import AnswerSplitter
 from app.text.template import ChatTemplate
-from tests.text.test_published_templates import NAMES, TEMPLATES
+from tests.text.published_models import NAMES, TEMPLATES
 
 PROPERTIES: dict[str, Any] = {
     "code": {"type": "string"},

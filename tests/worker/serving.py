@@ -10,7 +10,7 @@ from app.core.messages import Event, Generate, ModelSpecification
 from app.worker.client import StreamEvent, WorkerClient
 from app.worker.supervisor import Timing
 
-DEADLINE_SECONDS = 40.0
+DEADLINE_SECONDS = 60.0
 QUICK = Timing(
     look_seconds=0.1,
     abort_seconds=0.1,

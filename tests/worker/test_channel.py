@@ -25,7 +25,7 @@ from app.worker.channel import (
 )
 
 MODEL = ModelSpecification(id="m", path="/models/m")
-DEADLINE_SECONDS = 5.0
+DEADLINE_SECONDS = 60.0
 
 
 def event_examples() -> list[Event]:

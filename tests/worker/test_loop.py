@@ -350,7 +350,7 @@ def test_the_loop_sleeps_when_idle_and_wakes_for_mail(pair: Pair) -> None:
     thread = threading.Thread(target=pair.loop.run)
     thread.start()
     pair.loop.post(Halt())
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 

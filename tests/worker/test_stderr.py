@@ -21,7 +21,7 @@ async def lines_of(script: str) -> list[str]:
     child = await Child.spawn(
         (sys.executable, "-c", script), on_event=lambda _event: None, on_close=lambda _why: None, on_line=told.append
     )
-    await child.wait(20)
+    await child.wait(60)
     await child.end()
     return told
 

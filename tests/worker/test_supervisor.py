@@ -17,7 +17,7 @@ from app.worker.client import WorkerClient
 from app.worker.supervisor import Timing
 from tests.worker.serving import DEADLINE_SECONDS, QUICK, Stopwatch, ask, collect, serving, until
 
-IMPATIENT = dataclasses.replace(QUICK, silence_seconds=1.5)
+IMPATIENT = dataclasses.replace(QUICK, silence_seconds=3.0)
 
 
 async def lost(client: WorkerClient, text: str, *, request_id: str = "r", model_id: str = "m") -> PacelineError:
