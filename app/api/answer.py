@@ -252,11 +252,7 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
     try:
         context.activity.enter(events)
         record.begin(events.fail)
-        try:
-            for command in commands:
-                check_prompt(command)
-        except InvalidRequest as error:  # it cannot fit: the worker never sees it
-            events.fail(error)
+        _refuse_too_long(commands, events)
         if stream:
             await unless_client_leaves(request, events.wait_accepted(context.keep_alive_seconds))
             frames = _frames(context, events, renderer, words_for(request))
@@ -267,6 +263,15 @@ async def answer(request: Request, commands: Sequence[Generate], renderer: Rende
         raise
     close()
     return Response(await _whole(renderer, choices), media_type="application/json")
+
+
+def _refuse_too_long(commands: Sequence[Generate], events: RequestStream) -> None:
+    """End the request where a prompt cannot fit: the worker never sees it."""
+    try:
+        for command in commands:
+            check_prompt(command)
+    except InvalidRequest as error:
+        events.fail(error)
 
 
 async def _whole(renderer: Renderer, choices: Sequence[FinishedChoice]) -> bytes:
