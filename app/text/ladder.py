@@ -78,7 +78,7 @@ class _Attempt:
         except Exception as error:  # noqa: BLE001 - templates fail in any way they like
             self.error = error
             return
-        search = _Search(self.text)
+        search = _TextSearch(self.text)
         if not search.finds(_own_text(sent.messages, formed.messages), "system"):
             self.unseen.add(OURS)
         for place, message in enumerate(sent.messages):
@@ -175,7 +175,7 @@ def _longest(called: Mapping[str, Any]) -> str:
     return longest
 
 
-class _Search:
+class _TextSearch:
     """Looks for texts in a prompt, each behind the one before; time grows with the prompt, not with their number."""
 
     def __init__(self, prompt: str) -> None:
