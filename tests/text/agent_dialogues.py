@@ -151,3 +151,16 @@ def argument_words(message: Message) -> list[str]:
         except ValueError:
             continue
     return [word for word in found if word]
+
+
+def readable(message: Message) -> Message:
+    """The same with arguments that are objects."""
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        read = argument_words({"tool_calls": [call]}) != [] or arguments == "{}"
+        given = arguments if read else json.dumps({"city": word_in(arguments)})
+        calls.append({**call, "function": {**call["function"], "arguments": given}})
+    return message | {"tool_calls": calls}

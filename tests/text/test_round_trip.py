@@ -15,10 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from app.text.dialect import FORMS, Dialect, patterns, read_dialect
-from app.text.messages import plain_messages, render_messages
 from app.text.splitter import AnswerSplitter
-from app.text.template import ChatTemplate
-from tests.text.published_models import NAMES, TEMPLATES
+from tests.text.published_models import TEMPLATES, rendering
 
 PROPERTIES: dict[str, Any] = {
     "code": {"type": "string"},
@@ -106,7 +104,7 @@ class Trip:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._template = ChatTemplate(TEMPLATES[name])
+        self._name = name
         self.dialect = read_dialect(Told(TEMPLATES[name]))
         self.calls = 1 if name in TAKES_ONE_CALL else 2
         user = [{"role": "user", "content": "Question?"}]
@@ -114,10 +112,9 @@ class Trip:
         self._user = user
 
     def _render(self, messages: list[dict[str, Any]], *, prompted: bool) -> str:
-        variables = {**NAMES, "tools": TOOLS, "documents": None, "add_generation_prompt": prompted}
-        return render_messages(
-            plain_messages(messages), lambda plain: self._template.render({**variables, "messages": plain})
-        )
+        shown = rendering(self._name, messages, TOOLS)
+        rendered = shown.prompt()
+        return rendered.text if prompted else shown.again(shown.messages, rendered.repairs, prompted=False)
 
     def output(self, calls: list[tuple[str, dict[str, Any]]], content: str) -> tuple[str, bool]:
         """What the model would have written for it, and whether that begins inside its reasoning."""

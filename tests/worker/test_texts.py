@@ -73,6 +73,31 @@ def test_a_chat_a_text_and_tokens_are_read_by_one_process(texts: Texts, tmp_path
     assert read(texts, chat(folder)).table is prompt.table
 
 
+def test_what_a_template_needed_repaired_is_told_with_the_prompt_and_logged_once(
+    texts: Texts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('one system') }}"
+        "{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    folder = write_folder(tmp_path / "m")
+    (folder / "chat_template.jinja").write_text(source)
+    rules = [{"role": "system", "content": "One rule."}, {"role": "system", "content": "Another."}]
+    messages = [*rules, {"role": "user", "content": "Hi"}]
+    with caplog.at_level("INFO", "paceline.prompts"):
+        for _ in range(2):
+            prompt = read(texts, ask(folder, messages=messages))
+            assert prompt.table.decode(prompt.tokens) == "system:One rule.\n\nAnother.;user:Hi;assistant:"
+            assert [notice.code for notice in prompt.notices] == ["system_messages_joined"]
+    assert [record.getMessage() for record in caplog.records] == [f"prompts of m: {prompt.notices[0].message}"]
+    begun = [*messages, {"role": "assistant", "content": "I am "}]
+    continued = read(texts, ask(folder, messages=begun, continues=True))
+    assert continued.table.decode(continued.tokens) == "system:One rule.\n\nAnother.;user:Hi;assistant:I am "
+    assert continued.checkpoints
+    error = refused(texts, ask(folder, messages=[*begun, {"role": "user", "content": "?"}], continues=True)).error
+    assert isinstance(error, InvalidRequest)
+
+
 def test_mlx_is_not_imported_where_prompts_are_read(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from app.worker.text_process import TextModel;"
