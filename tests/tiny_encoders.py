@@ -164,6 +164,8 @@ def write_tiny_encoder(
             for place, name in enumerate(modules)
         ]
         (folder / "modules.json").write_text(json.dumps(told_modules))
+        (folder / "data_config.json").write_text(json.dumps([{"name": "pairs.jsonl.gz", "lines": 9, "weight": 1}]))
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 24, "do_lower_case": False}))
         (folder / "1_Pooling").mkdir(exist_ok=True)
         flags = {
             f"pooling_mode_{name}": name == pooling for name in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")

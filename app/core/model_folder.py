@@ -39,6 +39,8 @@ INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 CODE_KEYS = frozenset({"model_file", "_attn_implementation_internal"})
 """Keys of a config for which a library runs, or fetches, code, whatever it is told about trust."""
+CONFIG_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
+"""The files in which a library would look for them."""
 TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".jinja", ".model", ".tiktoken")
 MAX_TEXT_BYTES = 128 * 1024 * 1024
 """Of a file that is read as a whole."""
@@ -185,9 +187,9 @@ def _check_file(entry: os.DirEntry[str]) -> None:
 
 
 def _refuse_code(root: Path, files: tuple[str, ...]) -> None:
-    """Refuse keys in any config that make a library run code."""
-    for name in files:
-        if "/" not in name and name.endswith("config.json"):
+    """Refuse keys that make a library run code, in the configs that libraries read; others may hold anything."""
+    for name in CONFIG_FILES:
+        if name in files:
             keys = (key for part in _objects(read_object(root / name)) for key in sorted(CODE_KEYS.intersection(part)))
             if key := next(keys, ""):
                 raise ModelUnavailable(

@@ -1,6 +1,7 @@
 """A loaded encoder as an engine: a text is read whole and at once, there is no cache, and what a step brings is the
 vector of each text. To the scheduler that is a prompt of which one token is drawn, which nobody is told."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +20,8 @@ from app.engine.runner import padded
 
 DRAWN = 0
 """The token that stands for an answer."""
+SLOW_SECONDS = 1.0
+"""Seconds of a forward from which on it tells after each layer that it goes on."""
 
 
 class EncoderEngine:
@@ -30,8 +33,11 @@ class EncoderEngine:
     cache_families: tuple[str, ...] = ()
     prefix_state = PrefixState()
 
-    def __init__(self, encoder: Encoder, unit: LoadedUnit) -> None:
+    def __init__(self, encoder: Encoder, unit: LoadedUnit, *, slow_seconds: float = SLOW_SECONDS) -> None:
         self.on_progress: Callable[[], None] = lambda: None
+        self._slow_seconds = slow_seconds
+        self._token_seconds = math.inf
+        """What a token of the last forward took; unknown before the first one."""
         self._encoder = encoder
         self._ways: dict[str, str] = {}
         self._vectors: dict[str, tuple[float, ...]] = {}
@@ -63,12 +69,18 @@ class EncoderEngine:
         """One forward over whole texts, whatever piece of them is planned."""
         if not rows:
             return
-        texts = [list(row.tokens) for row in rows]
+        began, texts = time.perf_counter(), [list(row.tokens) for row in rows]
         tokens = padded(texts)
         real = mx.arange(tokens.shape[1]) < mx.array([len(text) for text in texts])[:, None]
-        vectors = pooled(self._encoder(tokens, real), real, [self._ways[row.sequence_id] for row in rows])
+        states, is_slow = tokens, tokens.size * self._token_seconds > self._slow_seconds
+        for states in self._encoder.walk(tokens, real):
+            if is_slow:  # whoever watches takes silence for a kernel that is stuck
+                mx.eval(states)
+                self.on_progress()
+        vectors = pooled(states, real, [self._ways[row.sequence_id] for row in rows])
         for row, vector in zip(rows, cast("list[list[float]]", vectors.tolist()), strict=True):
             self._vectors[row.sequence_id] = tuple(vector)
+        self._token_seconds = (time.perf_counter() - began) / tokens.size
         mx.clear_cache()
 
     def _outcome(self, row: DecodeRow) -> RowOutcome:

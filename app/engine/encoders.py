@@ -6,7 +6,7 @@ They live here, not in mlx-embeddings: that package is under the GPL, and needs 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import mlx.core as mx
@@ -76,14 +76,14 @@ class BertEncoder(nn.Module):
         self.encoder = nn.Module()
         self.encoder.layer = [BertLayer(values, hidden, eps) for _ in range(values.whole("num_hidden_layers"))]
 
-    def __call__(self, tokens: mx.array, real: mx.array) -> mx.array:
+    def walk(self, tokens: mx.array, real: mx.array) -> Iterator[mx.array]:
         parts, width = self.embeddings, tokens.shape[1]
         places = parts.position_embeddings(mx.arange(self.first, self.first + width))
         kinds = parts.token_type_embeddings(mx.zeros((1,), dtype=mx.int32))
         x = parts.LayerNorm(parts.word_embeddings(tokens) + places + kinds)
         for layer in self.encoder.layer:
             x = layer(x, real[:, None, None, :])
-        return x
+            yield x
 
 
 class ModernBertLayer(nn.Module):
@@ -140,7 +140,7 @@ class ModernBertEncoder(nn.Module):
         ]
         self.final_norm = nn.LayerNorm(hidden, eps, bias=biased)
 
-    def __call__(self, tokens: mx.array, real: mx.array) -> mx.array:
+    def walk(self, tokens: mx.array, real: mx.array) -> Iterator[mx.array]:
         places = mx.arange(tokens.shape[1])
         apart = mx.abs(places[:, None] - places)
         everywhere = real[:, None, None, :]
@@ -149,12 +149,14 @@ class ModernBertEncoder(nn.Module):
         x = self.embeddings.norm(self.embeddings.tok_embeddings(tokens))
         for layer, sees_all in zip(self.layers, self.sees_all, strict=True):
             x = layer(x, everywhere if sees_all else nearby)
-        return self.final_norm(x)
+            yield x
+        yield self.final_norm(x)
 
 
 Encoder = BertEncoder | ModernBertEncoder
-"""int32 tokens [rows, width] and bool [rows, width], which of them are real → the last hidden states [rows, width,
-hidden]. What stands at a place that is not real means nothing, and no real one sees it."""
+"""`walk`: int32 tokens [rows, width] and bool [rows, width], which of them are real → the hidden states [rows, width,
+hidden] behind each layer, lazily; those that count come last. What stands at a place that is not real means nothing,
+and no real one sees it."""
 
 
 def build_encoder(folder: ModelFolder) -> Encoder:

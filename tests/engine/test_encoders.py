@@ -25,6 +25,7 @@ from tests.tiny import write_tiny_model
 from tests.tiny_encoders import (
     CONTEXT_TOKENS,
     KINDS,
+    LAYERS,
     VOCABULARY,
     config_of,
     embedding_of,
@@ -163,6 +164,19 @@ def test_a_text_fills_the_context_and_one_token_more_is_refused(tmp_path: Path) 
     read(engine, texts_of((CONTEXT_TOKENS,)), ["mean"])
     with pytest.raises(InvalidRequest, match=str(CONTEXT_TOKENS)):
         read(engine, texts_of((CONTEXT_TOKENS + 1,)), ["mean"])
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_a_long_forward_tells_after_each_layer_that_it_goes_on(tmp_path: Path, kind: str) -> None:
+    """Else an encoder of a gigabyte on a slow machine would be taken for one that hangs, and answers beside it end."""
+    pool, quick = opened(write_tiny_encoder(tmp_path / kind, kind))
+    unit, texts, told = pool._entries["encoder"].unit, texts_of((9, 30)), list[str]()
+    assert unit is not None
+    slow = EncoderEngine(quick._encoder, unit, slow_seconds=0.0)
+    slow.on_progress = lambda: told.append("on")
+    vectors, _ = read(slow, texts, ["mean"] * 2)
+    assert len(told) >= LAYERS
+    assert all(np.array_equal(*each) for each in zip(vectors, read(quick, texts, ["mean"] * 2)[0], strict=True))
 
 
 def test_a_device_without_memory_is_told_and_the_next_text_is_read(

@@ -105,12 +105,41 @@ def test_a_bad_config_is_refused(tmp_path: Path, content: bytes, reason: str) ->
     [
         ("config.json", {**CONFIG, "model_file": "model.py"}),
         ("config.json", {**CONFIG, "text_config": {"_attn_implementation_internal": "x/y"}}),
+        ("tokenizer_config.json", {"model_file": "model.py"}),
     ],
 )
 def test_a_config_that_asks_to_run_code_is_refused(tmp_path: Path, file: str, content: dict[str, Any]) -> None:
     folder = write_model(tmp_path / "model")
     (folder / file).write_text(json.dumps(content))
     assert f"{file} asks to run code" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("data_config.json", b'[{"name": "pairs.jsonl.gz", "lines": 10009, "weight": 1}]'),
+        ("training_config.json", b"learning_rate: 3e-4"),
+        ("adapter_config.json", b""),
+        ("runtime_config.json", b'"tpu"'),
+        ("other_config.json", b'{"model_file": "model.py"}'),
+    ],
+)
+@pytest.mark.parametrize("kind", ["answers", "embeds"])
+def test_a_published_folder_may_carry_configs_that_nothing_reads(
+    tmp_path: Path, kind: str, file: str, content: bytes
+) -> None:
+    folder = (
+        write_model(tmp_path / kind) if kind == "answers" else write_tiny_encoder(tmp_path / kind, pooling="cls_token")
+    )
+    (folder / file).write_bytes(content)
+    assert inspect_folder(folder).encodes == (kind == "embeds")
+
+
+@pytest.mark.parametrize("file", ["generation_config.json", "tokenizer_config.json"])
+def test_a_config_that_is_read_holds_an_object(tmp_path: Path, file: str) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / file).write_text("[]")
+    assert f"{file} holds no JSON object" in refused(folder)
 
 
 def test_code_that_conversions_carry_along_keeps_no_model_away(tmp_path: Path) -> None:
