@@ -22,8 +22,8 @@ $(VENV)/installed: requirements.lock pyproject.toml
 
 $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
 	@echo "Installing the development tools into $(VENV) (once)…"
-	@grep -A 2 '^pip==' $< | $(PIP) install --require-hashes -r /dev/stdin # older ones refuse a locked package's extras
-	@$(PIP) install --require-hashes -r $<
+	@awk '/^[a-z]/ { is_own = /^uv==/ } is_own' $< | $(PIP) install --require-hashes -r /dev/stdin
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r $<
 	@touch $@
 
 $(VENV)/published: tests/published.py $(VENV)/installed-dev

@@ -32,7 +32,7 @@ def _take_temporary_folder(process: str) -> None:
     """One for this process alone, gone at its end. What mlx compiled stays for the next run: two processes that share
     it would read what the other has half written.
     """
-    folder = tempfile.mkdtemp(prefix="paceline-")
+    folder = tempfile.mkdtemp(prefix="tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     kernels = Path(sys.prefix) / "kernels" / process
     kernels.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,10 @@ def _take_temporary_folder(process: str) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
-_take_temporary_folder(os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+def pytest_configure(config: pytest.Config) -> None:
+    if not getattr(config.option, "numprocesses", 0):  # the one that only hands out tests
+        _take_temporary_folder(os.environ.get("PYTEST_XDIST_WORKER", "alone"))
+
 
 from tests.scripted.server import ScriptedServer, scripted_server  # noqa: E402 - it imports mlx
 

@@ -405,7 +405,7 @@ class Journal:
                 await self._wake.wait()
                 self._wake.clear()
                 await asyncio.sleep(self._period_seconds)
-                await self.flush()
+                await asyncio.shield(self.flush())
         finally:
             await asyncio.shield(self.flush())
 

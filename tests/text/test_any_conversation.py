@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from app.api.chat import ChatBody, messages_of
 from app.api.messages import MessagesBody
 from app.api.ollama import OllamaChat, _messages
+from app.api.response_items import ItemReader, flat_tools
 from app.api.responses import ResponsesBody
 from app.core.errors import InvalidRequest
 from app.serving.gate import checked
@@ -74,7 +75,9 @@ def conversation_of(surface: str, body: dict[str, Any]) -> tuple[list[Message], 
     """What the text side is asked for a body of one of the surfaces."""
     match surface:
         case "responses":
-            body = checked(body, ResponsesBody).as_chat([])
+            response = checked(body, ResponsesBody)
+            given = ItemReader(lambda _: None).read(response.input_items)
+            body = response.as_chat(given.messages, flat_tools(response.tools or (), given.tools))
         case "messages":
             body = checked(body, MessagesBody).as_chat()
         case "ollama":

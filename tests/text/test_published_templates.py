@@ -32,6 +32,7 @@ LOSSES = dict.fromkeys(NO_TOOLS, IN_WORDS) | {
     "google-gemma-2-2b-it": {"tools_in_words", "system_folded_into_user"},
     "ibm-granite-granite-3.3-2B-Instruct": {"tool_calls_in_words"},
     "mistralai-Mistral-Nemo-Instruct-2407": {"system_folded_into_user"},
+    "moonshotai-Kimi-K2": {"tool_call_ids_fitted"},
     "openai-gpt-oss-120b": {"thinking_renamed", "tool_calls_split"},
     "tokenizer deepseek_v3": {"tools_in_words", "text_before_calls"},
     "tokenizer gemma3": {"tools_in_words"},
