@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 os.environ["PACELINE_OPENBLAS"] = "0"
 sys.dont_write_bytecode = (
@@ -22,6 +23,9 @@ sys.dont_write_bytecode = (
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("suite", deadline=None)  # a busy machine is no finding
+settings.load_profile("suite")
 
 RUN_BY = {"system": "make test-all", "soak": "make soak", "agents": "make agents"}
 """The command that runs the tests of a marker."""
