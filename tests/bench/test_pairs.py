@@ -22,6 +22,7 @@ from bench.comparison.pairs import (
 )
 from bench.comparison.reference import generate_in_batch, generate_with_draft, load_reference, raw_cycle
 from bench.comparison.workshop import Workshop
+from tests.shares import LANDING
 
 TINY = Sizes(hidden=64, layers=4, vocabulary=2048)
 PROMPTS = [[40, 50, 60, 70], [41, 51, 61, 71]]
@@ -64,7 +65,7 @@ def test_the_accepted_share_counts_what_a_run_would_draft(agreement: list[bool],
     assert accepted_share(agreement, 2) == share
 
 
-@pytest.mark.parametrize("bits", [0, 4])
+@pytest.mark.parametrize("bits", [0, pytest.param(4, marks=LANDING)])
 def test_both_sides_load_a_pair_and_say_the_same(tmp_path: Path, bits: int) -> None:
     workshop = Workshop(tmp_path, TINY, drafts=2, bits=bits)
     folders = workshop.attention_pair()

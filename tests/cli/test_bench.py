@@ -36,6 +36,8 @@ def ended(row: dict[str, Any] | None, problem: str = "") -> dict[str, Any]:
     return {"active": None, "last": {**last, "problem": problem}, "measurements": [row] if row else []}
 
 
+@pytest.mark.soak
+@pytest.mark.landing
 def test_a_model_is_measured_shown_drawn_and_kept_by_a_server_of_its_own(
     tmp_path: Path, environment: Mapping[str, str], fake: FakeServer
 ) -> None:

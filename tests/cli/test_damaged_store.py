@@ -207,7 +207,7 @@ def test_each_command_goes_on_with_a_store_that_is_sound(
     assert Accounts(Store(path)).has_account == (state not in {"gone", "older"})
 
 
-@pytest.mark.parametrize("state", one_in(4, [*DAMAGED]))
+@pytest.mark.parametrize("state", one_in(9, [*DAMAGED]))
 def test_serve_starts_locked_down_with_the_damaged_store_aside(
     state: str, path: Path, environment: Mapping[str, str]
 ) -> None:

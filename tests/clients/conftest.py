@@ -15,6 +15,11 @@ Told = TypeVar("Told")
 Both = Callable[[Callable[[str], Told]], Told]
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("system") is None:
+        item.add_marker(pytest.mark.system("clients of others"))
+
+
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     def home(name: str) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.conftest import MODEL, Both
 
-pytestmark = pytest.mark.system("environments of other clients")
+pytestmark = pytest.mark.system("clients of others")
 PYTHON = Path(sys.prefix) / "clients/bin/python"
 
 

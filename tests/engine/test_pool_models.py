@@ -20,6 +20,7 @@ from app.engine.engine import open_engine
 from app.engine.loader import load_unit
 from app.engine.pool import EnginePool, Evicted, Loaded, LoadFailed, open_pool
 from tests.engine.pool_world import drain
+from tests.shares import LANDING
 from tests.tiny import write_tiny_model
 
 
@@ -60,7 +61,9 @@ def use(pool: EnginePool, model_id: str) -> list[int]:
     return tokens[20:]
 
 
-@pytest.mark.parametrize(("family", "draft"), [("qwen3", True), ("gemma3", False), ("qwen3_next", True)])
+@pytest.mark.parametrize(
+    ("family", "draft"), [pytest.param("qwen3", True, marks=LANDING), ("gemma3", False), ("qwen3_next", True)]
+)
 def test_after_the_last_release_and_unload_every_byte_is_back(
     folders: Callable[..., ModelSpecification], family: str, draft: bool
 ) -> None:

@@ -43,7 +43,7 @@ def read(runner: Runner, name: str, tokens: int, *, known: bool = True) -> None:
         ("qwen3", False, 1.2),
         pytest.param("qwen3", True, 1.2, marks=LANDING),
         pytest.param("qwen3_next", True, 1.2, marks=LANDING),
-        ("gemma3", True, 1.25),
+        pytest.param("gemma3", True, 1.25, marks=LANDING),
     ],
 )
 def test_a_long_row_and_four_short_ones_take_little_more_than_their_tokens(

@@ -168,6 +168,8 @@ def check_mix(root: Path, seed: int, times_too_many: float) -> int:
     return sum(end.statistics.preemptions for end in crowd.told.ends.values())
 
 
+@pytest.mark.soak
+@pytest.mark.landing
 def test_requests_that_do_not_fit_together_are_answered_as_if_they_were_alone(root: Path) -> None:
     assert {seed % len(FAMILIES) for seed in QUICK_MIXES} == set(range(len(FAMILIES)))
     assert sum(check_mix(root, seed, 1.3) for seed in QUICK_MIXES) > 0, "rows gave way"

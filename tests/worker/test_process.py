@@ -17,6 +17,7 @@ from app.core.messages import Accepted, Delta, DraftSpecification, Finished, Gen
 from app.core.request import SamplingParameters, SpeculationRequest
 from app.worker.client import StreamEvent, WorkerClient
 from app.worker.supervisor import PrefixDisk
+from tests.shares import LANDING
 from tests.tiny import write_tiny_model
 from tests.worker.serving import QUICK, Stopwatch, collect, until
 
@@ -224,7 +225,7 @@ def test_kill_mid_stream_is_told_and_healed(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("end", [None, signal.SIGKILL])
+@pytest.mark.parametrize("end", [pytest.param(None, marks=LANDING), signal.SIGKILL])
 def test_a_conversation_outlives_its_server_and_its_worker(
     folder: Path, tmp_path: Path, end: signal.Signals | None
 ) -> None:
