@@ -35,10 +35,12 @@ To call one, answer with nothing but
 
 
 def tools_listed(conversation: Conversation) -> Conversation:
+    """Write no tools as an empty list."""
     return replace(conversation, tools=conversation.tools or [])
 
 
 def tools_described(conversation: Conversation) -> Conversation:
+    """Give each tool a description and parameters, empty ones where there are none."""
     return _each_tool(
         conversation,
         lambda function: {
@@ -50,6 +52,7 @@ def tools_described(conversation: Conversation) -> Conversation:
 
 
 def tools_detailed(conversation: Conversation) -> Conversation:
+    """Write out what old templates look for in the parameters of tools."""
     return _each_tool(conversation, lambda function: {**function, "parameters": _detailed(function.get("parameters"))})
 
 
@@ -60,7 +63,7 @@ def _each_tool(conversation: Conversation, change: Callable[[Mapping[str, Any]],
 
 
 def _detailed(schema: Any) -> Any:
-    """The same schema with what old templates look for in each part: a description, one type."""
+    """Give each part of a schema a description and one type."""
     if not isinstance(schema, Mapping):
         return {"description": ""}
     detailed = {"description": "", **schema}
@@ -86,11 +89,13 @@ def each_call(change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Callable
 
 
 def argument_mapping(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Make arguments an object, whatever they are."""
     arguments = function.get("arguments")
     return {**function, "arguments": arguments if isinstance(arguments, dict) else mapped_arguments(arguments)}
 
 
 def argument_text(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Write arguments as the text that was sent."""
     arguments = function.get("arguments")
     return {**function, "arguments": str(arguments) if isinstance(arguments, Arguments) else arguments}
 
@@ -143,7 +148,7 @@ def _renamed(conversation: Conversation, named: Callable[[Any, Mapping[str, Any]
 
 
 def calls_split(conversation: Conversation) -> Conversation:
-    """A turn for each call, its result behind it."""
+    """Tell calls one after another, each with its result behind it."""
     messages = conversation.messages
     owned = _results_of(messages)
     placed = {place for places in owned.values() for place in places}
@@ -218,7 +223,7 @@ def tools_in_words(conversation: Conversation, how: str = "") -> Conversation:
 
 
 def _results_of(messages: Messages) -> dict[int, list[int]]:
-    """Places of messages with calls, each with the places of its results; one without an id follows its calls."""
+    """Find the places of the results of each message with calls; one without an id follows its calls."""
     found: dict[int, list[int]] = {}
     callers: dict[str, int] = {}
     caller = -1
@@ -236,7 +241,7 @@ def _results_of(messages: Messages) -> dict[int, list[int]]:
 
 
 def _results_for(call: Mapping[str, Any], results: Messages) -> Messages:
-    """Those of `results` that name the call; the first that names none where none names it."""
+    """Choose those of `results` that name the call, or else the first that names none."""
     named = [each for each in results if each.get("tool_call_id") and each["tool_call_id"] == call.get("id")]
     return named or [each for each in results if not each.get("tool_call_id")][:1]
 
@@ -246,7 +251,7 @@ def _others(results: Messages, own: Messages) -> Messages:
 
 
 def results_ordered(conversation: Conversation) -> Conversation:
-    """Results in the order of their calls: most templates show no ids, so that a model knows them by nothing else."""
+    """Put results in the order of their calls: most templates show no ids, and models know them by nothing else."""
     told: Messages = []
     places: dict[str, int] = {}
     for are_results, run in groupby(conversation.messages, key=lambda message: message["role"] == "tool"):
@@ -259,7 +264,7 @@ def results_ordered(conversation: Conversation) -> Conversation:
 
 
 def results_moved(conversation: Conversation) -> Conversation:
-    """Right behind their calls."""
+    """Put results right behind their calls."""
     messages = conversation.messages
     owned = _results_of(messages)
     placed = {place for places in owned.values() for place in places}
@@ -271,7 +276,7 @@ def results_moved(conversation: Conversation) -> Conversation:
 
 
 def results_added(conversation: Conversation) -> Conversation:
-    """One for each call that has none, behind those that are there."""
+    """Add a result for each call that has none, behind those that are there."""
     messages = conversation.messages
     owned = _results_of(messages)
     added: dict[int, Messages] = {}
@@ -293,6 +298,7 @@ def _result_in_words(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def orphans_in_words(conversation: Conversation) -> Conversation:
+    """Tell results that no call asked for as text of the user."""
     owned = {place for places in _results_of(conversation.messages).values() for place in places}
     return with_messages(
         conversation,

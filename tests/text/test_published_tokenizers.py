@@ -21,6 +21,9 @@ TEXT = (
 )
 
 
+TOLD_OTHERWISE = {"tool_calls_in_words", "text_before_calls", "tool_calls_split"}
+
+
 @pytest.fixture(scope="module", params=[package.name for package in TOKENIZERS])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     """A published tokenizer as a model folder; gpt-oss publishes its template in a file of its own."""
@@ -34,18 +37,20 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_prompt_tokens_are_those_of_apply_chat_template(model: TextModel) -> None:
-    """It cannot be asked about null content, of which it drops the key."""
+    """It cannot be asked about null content, of which it drops the key, nor about empty one beside calls, which it may
+    take for an answer without calls."""
     compared = 0
     shown = "weather" in model.tokenizer.apply_chat_template([user("Hi")], tools=TOOLS, tokenize=False)
     for (messages, tools), thinks in product(dialogues(), ({}, {"enable_thinking": True}, {"enable_thinking": False})):
-        if any(message["content"] is None for message in messages):
+        if any(
+            message["content"] is None or ("tool_calls" in message and not message["content"]) for message in messages
+        ):
             continue
-        if any(message.get("tool_calls") for message in messages) and "tool_calls" not in model.tokenizer.chat_template:
-            continue  # told in words too
         rendered = [tokens for each, _ in variants(messages) if (tokens := applied(model, each, tools, thinks))]
-        if rendered:
-            # A template that shows no tools is told of them in words; transformers drops them.
-            assert model.render_chat(messages, tools if shown else None, thinks)[0] in rendered
+        # A template that shows no tools, or not all calls, is told of them in words; transformers drops them.
+        tokens, _, notices = model.render_chat(messages, tools if shown else None, thinks)
+        if rendered and not {notice.code for notice in notices} & TOLD_OTHERWISE:
+            assert tokens in rendered
             compared += 1
     assert compared >= 60
 

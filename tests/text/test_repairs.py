@@ -1,5 +1,6 @@
 """What people see of the repairs, on the templates that need them: F02 to F25 of public bug reports, and their kin."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from tests.text.agent_words import (
     system,
 )
 from tests.text.dialogues import TOOLS, said, user
-from tests.text.published_models import TEMPLATES, codes, prompt
+from tests.text.published_models import TEMPLATES, codes, prompt, template
 
 # --- system and developer messages (F03) ----------------------------------------------------------------------------
 
@@ -179,6 +180,14 @@ def test_a_result_that_nobody_asked_for_is_told_in_words(name: str) -> None:
 
 
 # --- what cannot be repaired ------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_repair_is_described() -> None:
+    described = (Path(__file__).parents[2] / "docs/api.md").read_text(encoding="utf-8")
+    forms = [repair for name in TEMPLATES for repair in template(name).forms]
+    kinds = {repair.code for repair in (*LADDER, *forms)} - {""}
+    assert len(kinds) >= 20
+    assert [kind for kind in kinds if f"`{kind}`" not in described] == []
 
 
 def test_a_text_that_a_template_leaves_out_is_named() -> None:

@@ -53,13 +53,13 @@ def test_messages_take_the_shape_that_templates_expect(tmp_path: Path) -> None:
 
 
 def test_results_are_told_in_the_order_of_their_calls(tmp_path: Path) -> None:
-    calls_shown = "{% for call in m.tool_calls or [] %}{{ call.function }}{% endfor %}"
-    template = "{% for m in messages %}{{ m.content }}" + calls_shown + " {% endfor %}"
+    called = "{% for call in m.tool_calls or () %}{{ call.function.arguments }}{% endfor %}"
+    template = f"{{% for m in messages %}}{{{{ m.content }}}}{called} {{% endfor %}}"
     model = TextModel.load(write_folder(tmp_path, byte_level(), template=template))
     calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in "abc"]
     results = [{"role": "tool", "tool_call_id": name, "content": name} for name in "c?ab"]
     messages = [{"role": "assistant", "content": "-", "tool_calls": calls}, *results, {"role": "user", "content": "!"}]
-    assert model.render_text(messages).endswith(" a b c ? ! ")
+    assert model.render_text(messages) == "-{}{}{} a b c ? ! "
     assert model.render_text(results) == "c ? a b "
 
 
