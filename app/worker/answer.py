@@ -9,7 +9,7 @@ import msgspec
 from app.core.errors import InvalidRequest, PacelineError
 from app.core.messages import MEASUREMENT, Accepted, Cancel, Delta, Event, Finished, Generate, TokenText, failed_frame
 from app.core.reason import NO_REASON
-from app.core.request import Request
+from app.core.request import Notice, Request
 from app.core.statistics import MethodStatistics, Statistics
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
 from app.scheduler.sequence import Counters
@@ -22,6 +22,10 @@ from app.worker.thread_commands import LoopCommand, Submission, choice_id, choic
 _SEEDS = 1 << 64
 _NO_LIMIT = (1 << 31) - 1
 """Asks the scheduler for everything up to the end of the context."""
+UNFINISHED_CALL = Notice(
+    code="unfinished_call",
+    message="The last tool call is no whole one: its arguments were cut off or cannot be read. Send the request again.",
+)
 _logger = logging.getLogger("paceline.request")
 
 
@@ -134,15 +138,16 @@ class Choice:
         self.ended = True
         if self._next.tokens:
             self._send_next(AnswerPart())
+        unfinished = self._splitter.unfinished_call
         finished = Finished(
             id=self._command.id,
             index=self._index,
             finish_reason=finish_reason,
             usage=usage,
             stop=self._splitter.met,
-            unfinished_call=self._splitter.unfinished_call,
+            unfinished_call=unfinished,
             embedding=self._embedding,
-            notices=self._notices,
+            notices=self._notices if unfinished is None else (*self._notices, UNFINISHED_CALL),
         )
         _log(self._command, "%s", describe(self._command.model.id, finished))
         self._send(finished)

@@ -129,6 +129,7 @@ def test_a_call_that_cannot_be_read_ends_the_answer_unfinished(tmp_path: Path) -
     for written, reason, index in ((broken, "stop", 0), (f"{whole}\n{broken}", "tool_calls", 1)):
         said = Said(tmp_path, f"</think>{written} and much more").settle()
         assert (said.finished.finish_reason, said.finished.unfinished_call) == (reason, index)
+        assert [notice.code for notice in said.finished.notices] == ["unfinished_call"]
         assert said.pair.text() == ""
         assert said.finished.usage.completion_tokens == len(f"</think>{written}") - len("aris}}\n</tool_call>")
         assert not said.pair.schedulers[0].has_work
