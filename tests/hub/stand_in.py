@@ -123,6 +123,8 @@ class StandInHub:
         """Tokens that the hub knows; they may read gated and private repositories."""
         self.faults = Faults()
         self.seen: list[Seen] = []
+        self.sent_bytes = 0
+        """Of files."""
         self.release = threading.Event()
         self.connections: set[socket.socket] = set()
         hub = self
@@ -271,6 +273,7 @@ class _Handler(BaseHTTPRequestHandler):
             for start in range(0, end, faults.slices):
                 self.wfile.write(body[start : min(end, start + faults.slices)])
                 self.wfile.flush()
+                self.hub.sent_bytes += min(end, start + faults.slices) - start
                 if faults.pause_seconds:
                     self.hub.release.wait(faults.pause_seconds)
             if stall is not None and end < len(body):
