@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 
@@ -29,11 +31,22 @@ WORKER = "tests.scripted.worker"
 END_SECONDS = 30.0
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """A request and its answer."""
+
+    path: str
+    sent: bytes
+    answered: bytes
+
+
 class ScriptedServer:
     """What tests ask of a running one."""
 
-    def __init__(self, home: Path, port: int) -> None:
+    def __init__(self, home: Path, port: int, heard: "list[Exchange]") -> None:
         self.home = home
+        self.heard = heard
+        """Every request that has ended, in order."""
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
         self._models = home / "models"
         self._plays: dict[str, str] = {}
@@ -67,11 +80,12 @@ class ScriptedServer:
 def scripted_server(home: Path, *, worker: str = WORKER) -> Iterator[ScriptedServer]:
     """It serves `home`, where `paceline launch` finds it too, until the block ends; `worker` is a module to run."""
     ready: Future[tuple[int, DrainingServer, asyncio.AbstractEventLoop]] = Future()
-    thread = threading.Thread(target=asyncio.run, args=(_serve(home, worker, ready),), name="scripted server")
+    heard: list[Exchange] = []
+    thread = threading.Thread(target=asyncio.run, args=(_serve(home, worker, ready, heard),), name="scripted server")
     (home / "models").mkdir(parents=True)
     thread.start()
     port, server, loop = ready.result()
-    scripted = ScriptedServer(home, port)
+    scripted = ScriptedServer(home, port, heard)
     try:
         with scripted.client:
             yield scripted
@@ -80,8 +94,36 @@ def scripted_server(home: Path, *, worker: str = WORKER) -> Iterator[ScriptedSer
         thread.join(END_SECONDS)
 
 
+class Heard:
+    """ASGI middleware that keeps what was sent and answered."""
+
+    def __init__(self, app: Any, heard: list[Exchange]) -> None:
+        self._app, self._heard = app, heard
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent, answered = bytearray(), bytearray()
+
+        async def hear() -> Any:
+            message = await receive()
+            sent.extend(message.get("body", b""))
+            return message
+
+        async def tell(message: Any) -> None:
+            answered.extend(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, hear, tell)
+        self._heard.append(Exchange(scope["path"], bytes(sent), bytes(answered)))
+
+
 async def _serve(
-    home: Path, worker_module: str, ready: "Future[tuple[int, DrainingServer, asyncio.AbstractEventLoop]]"
+    home: Path,
+    worker_module: str,
+    ready: "Future[tuple[int, DrainingServer, asyncio.AbstractEventLoop]]",
+    heard: list[Exchange],
 ) -> None:
     try:
         with held_home(home) as publish, contextlib.closing(Store(home / FILE_NAME)) as store:
@@ -91,7 +133,7 @@ async def _serve(
             application = create_app(live, store, worker, FolderCatalog([home / "models"], refresh_seconds=0.0))
             listener, started = bind("127.0.0.1", 0), asyncio.Event()
             activity = application.state.context.activity
-            config = serve_config(application)
+            config = serve_config(Heard(application, heard))  # type: ignore[arg-type]
             server = DrainingServer(config, activity=activity, drain_seconds=0.0, on_started=started.set)
             await worker.start()
             serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -20,9 +20,11 @@ from app.engine import memory
 from app.engine.drafters import LoadedUnit
 from app.engine.loader import load_unit
 from app.engine.pool import EnginePool
+from app.engine.prefix_index import BLOCK_TOKENS, PIECE_BYTES, ROWS, Piece, Shelf, root, walk
 from app.engine.warm_up import CostFiles
 from tests.scripted.folders import PLAYS
 
+PREFIX_BYTES = 16_384 * PIECE_BYTES
 Speak = Callable[[str, Path], str]
 """What a model says to a prompt, by its folder."""
 
@@ -37,7 +39,8 @@ def play(prompt: str, folder: Path) -> str:
 class ScriptedEngine:
     """`EnginePort` that says what `speak` does, as tokens of the model's own tokenizer; every draft is accepted.
 
-    A text that holds a mark that ends answers ends there; any other one is ended.
+    A text that holds a mark that ends answers ends there; any other one is ended. Of prompts it finds again what the
+    real index finds, whose pieces hold nothing here.
     """
 
     cache_bytes = prefix_cache_bytes = 0
@@ -52,12 +55,15 @@ class ScriptedEngine:
         self._tokenizer = Tokenizer.from_file(f"{unit.spec.path}/tokenizer.json")
         self._ends: Sequence[int] = unit.config["eos_token_id"]
         self._scripts: dict[str, Sequence[int]] = {}
+        self._chains: dict[str, bytes] = {}
+        self._prefixes: Shelf[None] = Shelf(PREFIX_BYTES)
 
     def admit(self, request: Request) -> int:
         prompt = self._tokenizer.decode(list(request.prompt_tokens), skip_special_tokens=False)
         text = self._speak(prompt, self._folder)
         self._scripts[request.id] = [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._ends[0]]
-        return len(request.prompt_tokens) - 1
+        self._chains[request.id] = root(request.owner)
+        return walk((self._prefixes,), self._chains[request.id], request.prompt_tokens[:-1]).shared
 
     def step(self, plan: StepPlan) -> StepResult:
         if isinstance(plan, PrefillStep):
@@ -72,8 +78,15 @@ class ScriptedEngine:
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
         self._scripts.pop(request_id, None)
+        parent = self._chains.pop(request_id, b"")
+        for begin in range(0, len(tokens) if parent else 0, BLOCK_TOKENS):
+            piece = Piece.of(ROWS, parent, tokens[begin : begin + BLOCK_TOKENS])
+            self._prefixes.make_room(PIECE_BYTES)
+            self._prefixes.add(piece, None, PIECE_BYTES)
+            parent = piece.key
 
-    def clear_prefix_cache(self) -> None: ...
+    def clear_prefix_cache(self) -> None:
+        self._prefixes.clear()
 
     def drop_prefix_cache(self, kept_share: float = 0.0) -> None: ...
 
