@@ -1,7 +1,7 @@
 """Calls read out of what a model writes, in any form: the names that were offered, the arguments as they come."""
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import regex
@@ -42,12 +42,21 @@ class CallsEnded(Exception):
 
 
 class ToldCalls:
-    """The calls of one answer as they are told. `begins` is called before each; `one_call`: there is no second."""
+    """The calls of one answer as they are told. `begins` is called before each; `one_call`: there is no second. Their
+    ids are none of those that are `taken`."""
 
-    def __init__(self, begins: Callable[[], None], tell: Callable[[ToolCallDelta], None], *, one_call: bool) -> None:
+    def __init__(
+        self,
+        begins: Callable[[], None],
+        tell: Callable[[ToolCallDelta], None],
+        *,
+        one_call: bool,
+        taken: Iterable[str] = (),
+    ) -> None:
         self._begins = begins
         self._tell = tell
         self._one_call = one_call
+        self._taken = set(taken)
         self.count = 0
         """That began."""
         self.unfinished: int | None = None
@@ -55,10 +64,8 @@ class ToldCalls:
 
     def begin(self, name: str, written_id: str | None) -> None:
         """Tell a name; arguments follow."""
-        self._begins()
-        self._tell(ToolCallDelta(index=self.count, id=id_of(written_id), name=name))
-        self.unfinished = self.count
-        self.count += 1
+        self._name(Call(name, "", written_id or ""))
+        self.unfinished = self.count - 1
 
     def add(self, arguments: str) -> None:
         """Tell more arguments."""
@@ -74,10 +81,15 @@ class ToldCalls:
     def tell(self, calls: Sequence[Call]) -> None:
         """Tell calls that are whole."""
         for call in calls:
-            self._begins()
-            self._tell(ToolCallDelta(index=self.count, id=id_of(call.id), name=call.name, arguments=call.arguments))
-            self.count += 1
+            self._name(call)
             self.end()
+
+    def _name(self, call: Call) -> None:
+        self._begins()
+        call_id = id_of(call.id, self._taken)
+        self._taken.add(call_id)
+        self._tell(ToolCallDelta(index=self.count, id=call_id, name=call.name, arguments=call.arguments))
+        self.count += 1
 
 
 class CallReader:

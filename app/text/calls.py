@@ -8,7 +8,7 @@ import ast
 import re
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,11 +45,16 @@ def offered(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def id_of(written: str | None) -> str:
-    """The id of a call: the one that its model wrote, where it is one, or a new one."""
-    if written and _OWN_ID.fullmatch(written):
+def id_of(written: str | None, taken: Container[str] = ()) -> str:
+    """The id of a call: the one that its model wrote, where it is one and none of those `taken`, or a new one."""
+    if written and _OWN_ID.fullmatch(written) and written not in taken:
         return written
     return "".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH))
+
+
+def ids_of(messages: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Those of the calls in a conversation: agents give up where one comes again."""
+    return {str(call.get("id")) for message in messages for call in message.get("tool_calls") or ()}
 
 
 # --- JSON with the names in it -------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ class AnswerSplitter:
         by_grammar: bool = False,
         stop: Sequence[str] = (),
         one_call: bool = False,
+        taken_ids: Iterable[str] = (),
     ) -> None:
         is_harmony = dialect.parser == HARMONY
         if by_grammar or is_harmony or not dialect.parser:
@@ -111,7 +112,7 @@ class AnswerSplitter:
         """White space behind what it thought; None: nothing yet."""
         self._cut = False
         self._parts: list[AnswerPart] = []
-        self._calls = ToldCalls(self._begin_call, self._call, one_call=one_call)
+        self._calls = ToldCalls(self._begin_call, self._call, one_call=one_call, taken=taken_ids)
         self._reader = CallReader(self._written, self._tools, self._patterns, self._calls)
         self.ended = False
         """Nothing more of it counts."""

@@ -13,6 +13,7 @@ from app.core.request import Notice, Request
 from app.core.statistics import MethodStatistics, Statistics
 from app.core.step import FinishReason, TokenEvent, TokenLogprobs
 from app.scheduler.sequence import Counters
+from app.text.calls import ids_of
 from app.text.dialect import NO_DIALECT
 from app.text.grammar import calls_by_grammar, thinks
 from app.text.splitter import AnswerPart, AnswerSplitter, ReasoningCount, feed_step
@@ -59,6 +60,7 @@ class Choice:
             by_grammar=calls_by_grammar(command),
             stop=command.stop,
             one_call=not command.parallel_tool_calls,
+            taken_ids=ids_of(command.messages or ()),
         )
         self._scored = 1
         """Tokens of the prompt whose scores were told, if they are wanted; the first has none."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from app.text.call_reader import MAX_FAILED
-from app.text.calls import id_of
+from app.text.calls import id_of, ids_of
 from app.text.dialect import BARE_JSON, HARMONY, JSON_CALLS, NO_DIALECT, Dialect
 from app.text.json_text import JsonText
 from app.text.splitter import AnswerSplitter
@@ -425,6 +425,18 @@ def test_ids_fit_every_template_and_those_of_the_model_are_kept() -> None:
     assert told(MISTRAL, listed).ids == ["XYZ987abc"]
     kimi = "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:4<|tool_call_argument_begin|>{}"
     assert told(KIMI, kimi).ids == ["functions.get_weather:4"]
+
+
+def test_an_id_that_the_model_writes_again_is_told_as_another_one() -> None:
+    """Claude Code takes a second call of one id for one that was broken off, and gives up."""
+    written = '[TOOL_CALLS]get_weather[CALL_ID]abc123DEF[ARGS]{"city": "Paris"}'
+    first, second = told(MISTRAL, written + written).ids
+    assert (first, second != first, len(second)) == ("abc123DEF", True, 9)
+    before = [{"role": "assistant", "content": None, "tool_calls": [{"id": "abc123DEF", "type": "function"}]}]
+    [again] = told(MISTRAL, written, taken_ids=ids_of(before)).ids
+    assert (again != "abc123DEF", len(again)) == (True, 9)
+    listed = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "abc123DEF"}]'
+    assert told(MISTRAL, listed, taken_ids=ids_of([{"role": "user", "content": "Hi"}, *before])).ids != ["abc123DEF"]
 
 
 # --- what is cut off -----------------------------------------------------------------------------------------------
