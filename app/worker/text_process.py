@@ -154,6 +154,8 @@ class Reader:
         return ChatPrompt(model.encode(text, max_context_tokens=limit))
 
     def _grammar(self, command: Generate) -> AnswerGrammar | None:
+        if not (command.tools or command.grammar):
+            return None
         self._stages.begin("grammar", seconds=GRAMMAR_SECONDS)
         grammar = answer_grammar(command, self._model.table.dialect)
         if grammar is None:
