@@ -21,3 +21,10 @@ def models(chat: TextModel, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "window": write_folder(root / "window", word_pieces(), eos_token="</s>", unk_token="<unk>"),
     }
     return {"bytes": chat} | {name: TextModel.load(folder) for name, folder in made.items()}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave templates of published tokenizers, which npm fetches, to `make test-all`."""
+    params = getattr(item, "callspec", None)
+    if params is not None and any(str(value).startswith("tokenizer ") for value in params.params.values()):
+        item.add_marker(pytest.mark.system("npm"))

@@ -66,9 +66,7 @@ def test_the_published_tokenizers_bring_theirs() -> None:
     assert len(OF_TOKENIZERS) >= 4
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.system("npm") if name in OF_TOKENIZERS else ()) for name in TEMPLATES]
-)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_a_published_template_renders_as_in_transformers_unless_that_loses_something(name: str) -> None:
     """What transformers cannot render at all is repaired as well."""
     refused, differing, repairs = [], [], set()
