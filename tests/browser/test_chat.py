@@ -101,7 +101,8 @@ def test_what_is_sent_before_the_page_knows_its_models_goes_out_then(chat: Page)
 
 def test_a_page_that_is_left_keeps_what_was_written(server: Server, chat: Page) -> None:
     chat.locator("#draft").fill("Count from 1 to 400.")
-    chat.locator("#draft").press("Enter")
+    with chat.expect_response(lambda answer: answer.request.method != "GET" and "/conversations" in answer.url):
+        chat.locator("#draft").press("Enter")
     expect(chat.locator(f"{REPLIES} .body")).to_contain_text("1, 2")
     chat.wait_for_function("() => location.hash.length > 1")
     number = chat.url.partition("#")[2]
