@@ -56,7 +56,7 @@ class Message(Body):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Name | None = None
     prefix: bool | None = None
-    """Of the last one: the answer goes on with it; as DeepSeek and Mistral say it."""
+    """Whether the answer continues this last message, in DeepSeek's and Mistral's word."""
     partial: bool | None = None
     """The same, as Moonshot and Qwen say it."""
     images: Annotated[Any, told_as({"type": "array", "maxItems": 0})] = None
@@ -200,7 +200,7 @@ class ChatRenderer(OpenAIRenderer):
         super().__init__(request_id, command, body)
         self._custom_names = body.custom_names
         self._inputs: dict[tuple[int, int], CustomInput] = {}
-        """Of calls of custom tools, by choice and call."""
+        """Text of each custom tool's call, by choice and call."""
 
     def opening(self) -> list[dict[str, Any]]:
         """The role, once for each choice."""

@@ -93,7 +93,7 @@ async def embedding_commands(request: Request, body: EmbeddingsBody, embedding_i
 
 
 def shortened(embedding: Sequence[float], dimensions: int | None) -> list[float]:
-    """Its first numbers, of length 1. Raises InvalidRequest where it has fewer."""
+    """Cut a vector to its first numbers, normalised to length 1. Raises InvalidRequest where it has fewer."""
     if dimensions is not None and dimensions > len(embedding):
         message = f"dimensions: {dimensions} are asked for, but vectors of this model have {len(embedding)}."
         raise InvalidRequest(message, parameter="dimensions")

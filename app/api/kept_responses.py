@@ -34,7 +34,7 @@ class KeptResponses:
         self._kept: OrderedDict[tuple[str, str], KeptResponse] = OrderedDict()
         self._size_bytes = 0
         self._items: dict[tuple[str, str], Item] = {}
-        """Those that were told, by owner and id: a conversation may name them in place of sending them."""
+        """Items of earlier answers by owner and id, which a conversation may name in place of sending them."""
         self._clock = clock
 
     def keep(self, owner: str, response: Item, input_items: list[Item], messages: list[Item]) -> None:

@@ -39,7 +39,7 @@ router = APIRouter()
 
 
 class Source(Body):
-    """Of a document: its text, or blocks of it."""
+    """Content of a document: its text, or blocks of it."""
 
     type: str | None = None
     data: str | None = None

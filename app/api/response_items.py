@@ -57,7 +57,7 @@ class ItemReader:
     def __init__(self, find: Callable[[str], Item | None]) -> None:
         self.messages: list[Item] = []
         self.tools: list[Item] = []
-        """Those that items bring."""
+        """Tools that come with the items."""
         self._find = find
         self._left_out: dict[str, None] = {}
 
@@ -160,7 +160,7 @@ class ItemReader:
         return True
 
     def _output_text(self, output: Any) -> str:
-        """Of a tool: text, or parts of it; whatever else a tool tells is JSON."""
+        """Read a tool's output: text, or parts of it; any other value as JSON."""
         if isinstance(output, str):
             return output
         if isinstance(output, dict) and isinstance(output.get("content"), str):

@@ -170,7 +170,7 @@ class ResponseRenderer(Renderer):
         self._open = ""
         """What the last item is, while it is open; of a call, its number too."""
         self._input = CustomInput()
-        """Of the last call of a custom tool."""
+        """Text of the last custom tool's call."""
         self._base: Item = {
             "id": command.id,
             "object": "response",

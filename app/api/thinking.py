@@ -60,7 +60,7 @@ class ThinkingBody(Body):
         return arguments
 
     def thinking_fields(self) -> dict[str, Any]:
-        """Those that were sent, for another body of this kind."""
+        """Collect the fields that were sent, for another body of this kind."""
         nested: dict[str, Any] = {"reasoning": set(ReasoningOptions.model_fields)}
         return self.model_dump(include=dict.fromkeys(ThinkingBody.model_fields, True) | nested, exclude_none=True)
 

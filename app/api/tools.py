@@ -1,6 +1,7 @@
 """The tools that a client offers: functions, custom tools, which take one text, and those that somebody else runs.
 
-Models see functions only: a custom tool is one with a single string, `input`, and is told back as it was offered.
+Models see functions only. A custom tool is shown as one with a single string, `input`, and its calls go back in the
+form in which it was offered.
 """
 
 import json
@@ -184,19 +185,19 @@ class ToolsBody(Body):
 
     @property
     def offered(self) -> "list[FunctionTool | CustomTool]":
-        """Those that the model may call."""
+        """Tools that the model may call."""
         mine = [tool for tool in self.tools or () if not isinstance(tool, OtherTool)]
         allowed = self.tool_choice.allowed
         return [tool for tool in mine if allowed is None or tool.name in allowed]
 
     @property
     def other_tools(self) -> list[OtherTool]:
-        """Those that nobody runs here."""
+        """Tools that run neither here nor at the client."""
         return [tool for tool in self.tools or () if isinstance(tool, OtherTool)]
 
     @property
     def custom_names(self) -> frozenset[str]:
-        """Of the tools that take one text."""
+        """Names of the tools that take one text."""
         return frozenset(tool.name for tool in self.offered if isinstance(tool, CustomTool))
 
     @property

@@ -61,7 +61,7 @@ class CodingAgent:
 
 
 def _claude(place: Place) -> Mapping[str, str]:
-    """It believes in a million tokens, and begins each session with another header, unless it is told better."""
+    """It believes in a million tokens, and begins each session with another header, unless set otherwise."""
     limits = {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(place.context_tokens),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(place.output_tokens),

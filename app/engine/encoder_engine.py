@@ -74,7 +74,7 @@ class EncoderEngine:
         real = mx.arange(tokens.shape[1]) < mx.array([len(text) for text in texts])[:, None]
         states, is_slow = tokens, tokens.size * self._token_seconds > self._slow_seconds
         for states in self._encoder.walk(tokens, real):
-            if is_slow:  # whoever watches takes silence for a kernel that is stuck
+            if is_slow:  # the supervisor takes silence for a kernel that is stuck
                 mx.eval(states)
                 self.on_progress()
         vectors = pooled(states, real, [self._ways[row.sequence_id] for row in rows])

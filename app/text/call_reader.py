@@ -58,7 +58,7 @@ class ToldCalls:
         self._one_call = one_call
         self._taken = set(taken)
         self.count = 0
-        """That began."""
+        """Calls that began."""
         self.unfinished: int | None = None
         """The last one, while its arguments are not whole."""
 

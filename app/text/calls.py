@@ -53,7 +53,7 @@ def id_of(written: str | None, taken: Container[str] = ()) -> str:
 
 
 def ids_of(messages: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Those of the calls in a conversation: agents give up where one comes again."""
+    """Collect the ids of a conversation's calls: agents give up where one comes again."""
     return {str(call.get("id")) for message in messages for call in message.get("tool_calls") or ()}
 
 
@@ -89,7 +89,7 @@ def _named(value: Any, tools: Tools) -> Call | None:
 
 
 def _call(name: str, arguments: Any, written_id: Any = "") -> Call | None:
-    """None of what is no object; no arguments are an empty one."""
+    """Read arguments as an object; None where they are none, an empty one where there are no arguments."""
     if isinstance(arguments, str):
         try:
             arguments = read_literal(arguments) if arguments.strip() else None

@@ -188,7 +188,7 @@ class AnswerConstraint:
 
     @property
     def _words(self) -> int:
-        """Of a mask."""
+        """Words of a mask."""
         return (self._vocabulary.tokenizer.vocab_size + 31) // 32
 
     def _filled(self, matcher: llguidance.LLMatcher, drafts: list[int]) -> tuple[int, Any]:

@@ -31,7 +31,7 @@ class AnswerGrammar:
     text: str
     """llguidance's grammar, as JSON."""
     schemas: Mapping[str, Schema]
-    """Those in it by what they describe, as a request calls it."""
+    """Group schemas by what they describe, in the words of the request."""
     notices: tuple[Notice, ...] = ()
     """What of them is not enforced."""
 
@@ -80,7 +80,8 @@ def _start(command: Generate, dialect: Dialect, tools: Sequence[Mapping[str, Any
 
 def reasoning_of(command: Generate, dialect: Dialect, prompt_end: str) -> Reasoning | None:
     """How the answer may begin with reasoning, and how long that may take; None: it has none, or it is over."""
-    if command.messages is None or not dialect.closing or prompt_end.rstrip().endswith(dialect.closing):
+    has_none = command.messages is None or command.continues or not dialect.closing
+    if has_none or prompt_end.rstrip().endswith(dialect.closing):
         return None
     inside = dialect.parser == HARMONY or thinks(dialect, prompt_end)
     opening = "" if dialect.parser == HARMONY else dialect.opening

@@ -36,7 +36,7 @@ class JsonText:
         self._expects = MEMBER
         self._in_string = False
         self._comma = ""
-        """One that is told when something follows it, with the white space behind it."""
+        """A comma that goes out when something follows it, with the white space behind it."""
 
     def read(self, text: str) -> tuple[int, str]:
         """How many characters could be read, and what they are as JSON; the rest is to come again with more."""

@@ -49,7 +49,7 @@ Render = Callable[[Conversation], str]
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt, what its conversation went through, and what the client is told of that."""
+    """A prompt, the repairs that its conversation went through, and their notices."""
 
     text: str
     repairs: tuple[Repair, ...] = ()
@@ -186,7 +186,7 @@ class _TextSearch:
         self._left = MOST_SEARCHES
 
     def finds(self, text: str, role: str) -> bool:
-        """Whether it is there; what stands where nothing is expected is found so often, and then taken for found."""
+        """Say whether a text is there. After `MOST_SEARCHES` texts out of order, all others count as found."""
         if not text or self._left == 0 or self._goes_to(self._usual.get(role, str)(text), self._place):
             return True
         self._left -= 1
@@ -225,7 +225,7 @@ def _stand_ins(sent: Conversation) -> tuple[Conversation, dict[str, int]]:
     return replace(sent, messages=messages), marks
 
 
-# --- what is told -------------------------------------------------------------------------------------------------
+# --- notices and refusals -----------------------------------------------------------------------------------------
 
 
 def _notices(best: _Attempt) -> Iterator[Notice]:

@@ -40,7 +40,8 @@ class Template:
         return self._shows(STAND_IN, [], STAND_IN, otherwise=True)
 
     def calls(self, content: str | None, number: int) -> bool:
-        """Whether so many calls do, beside such a content; it is believed of one, unless it never speaks of calls."""
+        """Say whether `number` calls at once appear, beside such a content; believed of one call, unless the
+        template never speaks of calls."""
         called = _called(content, ["a"] * (number - 1) + [STAND_IN], "abcdefgh")
         return self._shows("a", called, STAND_IN, otherwise=number == 1 and "tool_calls" in self._source)
 

@@ -25,7 +25,7 @@ class Repair:
 
     apply: Callable[[Conversation], Conversation]
     code: str = ""
-    """The kind that the client is told; empty: nothing, since it says the same in another spelling."""
+    """Code of the notice; empty for a repair that says the same in another spelling, which needs none."""
     message: str = ""
     mends: frozenset[str] = frozenset({REFUSED})
     """The flaws that it is tried for, and the roles whose missing texts it may bring back."""
@@ -67,7 +67,7 @@ class Shows(Protocol):
         """Whether tools come into its prompts."""
 
     def calls(self, content: str | None, number: int) -> bool:
-        """Whether so many calls at once do, beside such a content."""
+        """Whether `number` calls at once appear in its prompts, beside such a content."""
 
     def numbers_calls(self) -> bool:
         """Whether it names calls by function and number, and results as they say."""

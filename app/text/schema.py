@@ -98,7 +98,7 @@ def _patterns_named(part: Schema, _: str) -> Schema:
 
 
 def _rebuilt(part: Schema, change: Callable[[Schema, str], Schema], pointer: str = "") -> Schema:
-    """Every part changed, those inside before those around them; `change` is told where each one is."""
+    """Change every part, inner ones first; `change` gets each part and its place."""
 
     def inside(value: Any, name: object, within: str) -> Any:
         below = "{}/{}".format(within, str(name).replace("~", "~0").replace("/", "~1"))

@@ -34,7 +34,7 @@ _HEADER = compiled(
     r"\s*(?:to=(?:functions\.)?(?P<to>[^\s<]+)\s*)?(?:<\|channel\|>\s*(?P<channel>\w+))?"
     r"\s*(?:to=(?:functions\.)?(?P<name>[^\s<]+))?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
 )
-"""Of a message of harmony."""
+"""Header of a harmony message."""
 _ENDS = "|".join(map(regex.escape, HARMONY_ENDS))
 _MARK = compiled(rf"\s*(?:{_ENDS}|<\|message\|>)")
 _EMPTY = compiled(rf"\s*(?:{_ENDS})")

@@ -64,7 +64,7 @@ def spans_of(marks: bytes | bytearray) -> tuple[tuple[int, int], ...]:
 
 
 class ToldText:
-    """What an answer says, up to a stop string. Beside calls, white space is told only when text follows it."""
+    """The text of an answer up to a stop string. White space beside calls goes out only when text follows it."""
 
     def __init__(self, stop: Sequence[str], *, calls: bool) -> None:
         self._stops = StopMatcher(stop)
@@ -96,14 +96,14 @@ class ToldText:
         return told
 
     def end(self) -> MarkedText:
-        """What else is told where nothing more comes."""
+        """Release the rest, where nothing more comes."""
         told = self._sure(len(self._unsure.text))
         if not self._beside_call:
             told.add(self._space)
         return told
 
     def begin_call(self) -> MarkedText:
-        """What else is told before a call."""
+        """Release the rest of the text before a call."""
         told = self._sure(len(self._unsure.text))
         self._beside_call = True
         if not self.began:

@@ -111,7 +111,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """JSON without HTML escapes, also of what filters leave unlisted."""
+    """JSON without HTML escapes; generators that filters return become lists."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -28,7 +28,7 @@ SWITCHES: Mapping[str, tuple[Any, Any]] = {
 EFFORT_NAMES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 USUAL_EFFORTS = frozenset({"low", "medium", "high"})
-"""Those that a template is taken to know which names less than two."""
+"""Efforts assumed for a template that names fewer than two."""
 NO_THINKING = "no_think"
 """Another word for none."""
 QUOTED = re.compile(rf"""["']({"|".join(EFFORTS)}|{NO_THINKING})["']""")
@@ -41,7 +41,7 @@ class TemplateWords:
 
     names: frozenset[str]
     efforts: tuple[str, ...]
-    """Those that it knows, from the least."""
+    """Efforts that the template knows, the least first."""
     none: str = "none"
     """How it calls the least of them."""
 

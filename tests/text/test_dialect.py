@@ -353,6 +353,14 @@ def test_an_answer_reasons_no_more_where_its_prompt_ended_the_reasoning() -> Non
     assert reasoning_of(asked, JSON_DIALECT, "assistant\n<think>\n\n</think>\n\n") is None
 
 
+def test_an_answer_that_goes_on_with_a_message_does_not_reason_first() -> None:
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is ("}]
+    asked = Generate(id="", model=ModelSpecification(id="", path=""), messages=said, continues=True)
+    harmony = read_dialect(Told("<|channel|>final<|message|>"))
+    for dialect in (harmony, JSON_DIALECT):
+        assert reasoning_of(asked, dialect, "It is (") is None
+
+
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_reasoning_is_counted_token_by_token_whoever_drafted(size: int) -> None:
     count = ReasoningCount(JSON_DIALECT)
