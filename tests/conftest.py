@@ -3,6 +3,7 @@ the width of a forward; each process of the suite has a temporary folder of its 
 """
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -93,3 +94,11 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServe
     """One server for all tests whose models say what they are told; each test names its models."""
     with scripted_server(tmp_path_factory.mktemp("scripted") / "home") as server:
         yield server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> None:
+    """Leave what earlier modules and the imports made to no collection of garbage: each model that is let go makes a
+    full one, which would take seconds at the end of the suite."""
+    gc.collect()
+    gc.freeze()

@@ -45,12 +45,14 @@ export const keeping = {
     for (const number of numbers) deliveries.set(number, next);
     return next;
   },
-  // A turn that is on its way arrives before, so that none comes to a conversation that is gone.
+  // A turn that is on its way arrives before, so that none comes to a conversation that is gone; nothing asks for it after.
   async deleteKept(address, number) {
-    await this.inTurn(number ? [number] : [...deliveries.keys()], async () => {
+    await this.inTurn(number ? [number] : [this.current.id, ...deliveries.keys()], async () => {
       await api("DELETE", address);
       discard(number);
+      this.forget(number);
     });
+    await this.readList();
   },
   // Everything that waits, whoever wrote it.
   async flush() {
@@ -138,8 +140,9 @@ export const keeping = {
 
   // Deleted in another tab. What a person wrote since is not: it goes on as a conversation of its own.
   async revive(number, waiting) {
+    discard(number);
+    if (!waiting.some((entry) => entry.turn.role === "user")) return this.forget(number);
     const conversation = this.known(number);
-    if (!waiting.some((entry) => entry.turn.role === "user")) return this.leaveDeleted(number, conversation);
     const fresh = newNumber();
     const turns = conversation ? conversation.turns.filter(isWorthKeeping).map(stored) : waiting.map((entry) => entry.turn);
     const ids = new Set(turns.map((turn) => turn.id));
@@ -147,23 +150,18 @@ export const keeping = {
       const parent = ids.has(turn.parent) ? turn.parent : "";
       put({ number: fresh, version: 0, begin: waiting[0].begin, turn: { ...turn, parent } });
     }
-    discard(number);
     if (conversation) Object.assign(conversation, { id: fresh, version: 0 });
     if (conversation?.key === this.current.key) this.remember();
     toast(t("chat.revived"));
     return this.deliver(fresh);
   },
-  leaveDeleted(number, conversation) {
-    discard(number);
-    if (!conversation) return;
-    conversation.isDeleted = true;
-    this.stop(conversation);
-    if (conversation.key === this.current.key) this.begin();
-  },
 
   // The conversation as it is kept now.
-  async refresh(conversation) {
-    if (!conversation.version) return;
+  refresh(conversation) {
+    return this.inTurn([conversation.id], () => this.readAgain(conversation));
+  },
+  async readAgain(conversation) {
+    if (!conversation.version || conversation.isDeleted) return;
     try {
       const present = await api("GET", this.path(conversation));
       if (present.version === conversation.version) return;

@@ -163,23 +163,20 @@ export const list = {
   async remove(conversation) {
     const title = t("chat.delete_title", { title: conversation.title });
     if (!(await confirm({ title, text: t("chat.delete_text"), action: t("chat.delete"), tone: "bad" }))) return;
-    if (!(await this.attempt(() => this.deleteKept(this.path(conversation), conversation.id)))) return;
-    await this.forget((each) => each.id === conversation.id);
+    await this.attempt(() => this.deleteKept(this.path(conversation), conversation.id));
   },
   async removeAll() {
     const title = t("chat.delete_all_title");
     if (!(await confirm({ title, text: t("chat.delete_text"), action: t("chat.delete_all"), tone: "bad" }))) return;
-    if (!(await this.attempt(() => this.deleteKept(ADDRESS)))) return;
-    await this.forget(() => true);
+    await this.attempt(() => this.deleteKept(ADDRESS));
   },
   // They are gone from the store: their replies need no more writing.
-  forget(isGone) {
-    for (const each of [this.current, ...this.running].filter(isGone)) {
+  forget(number) {
+    for (const each of [this.current, ...this.running].filter(({ id }) => !number || id === number)) {
       each.isDeleted = true;
       this.stop(each);
     }
-    if (isGone(this.current)) this.begin();
-    return this.attempt(() => this.readList());
+    if (this.current.isDeleted) this.begin();
   },
 
   exportJson() {

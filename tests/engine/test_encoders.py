@@ -1,6 +1,5 @@
 """Encoders of every kind against plain numpy: alone, beside longer texts, packed; and in the pool beside others."""
 
-import gc
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -220,7 +219,6 @@ def test_what_cannot_be_built_is_refused_with_the_reason(
 
 
 def test_every_byte_comes_back_and_the_estimate_covers_what_a_full_batch_takes(tmp_path: Path) -> None:
-    gc.freeze()
     folder = write_tiny_encoder(tmp_path / "bert", dtype=mx.float16)
     texts, ways = texts_of((CONTEXT_TOKENS,) * BATCH_ROWS), ["mean"] * BATCH_ROWS
     memory.release()
@@ -236,7 +234,6 @@ def test_every_byte_comes_back_and_the_estimate_covers_what_a_full_batch_takes(t
         del engine
         pool.unload("encoder")
         assert mx.get_active_memory() - idle < 256
-    gc.unfreeze()
 
 
 def test_an_encoder_and_a_model_that_answers_make_way_for_one_another(tmp_path: Path) -> None:

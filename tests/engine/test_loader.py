@@ -1,13 +1,12 @@
 """Loading in slices, every broken folder told in one line, and no byte left behind."""
 
-import gc
 import inspect
 import json
 import os
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ from app.engine.loader import load_unit
 from tests.tiny import FAMILIES, tiny_model, write_tiny_model
 
 SMALL_SLICE_BYTES = 4096
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Collections walk only what the tests made, not everything that was imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def specification(folder: Path, draft: Path | None = None, **changes: Any) -> ModelSpecification:

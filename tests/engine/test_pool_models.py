@@ -1,7 +1,6 @@
 """The pool with real tiny models: every byte comes back, and estimates cover what models take."""
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,7 @@ from tests.tiny import write_tiny_model
 
 
 @pytest.fixture(name="folders")
-def real_folders(tmp_path: Path) -> Iterator[Callable[..., ModelSpecification]]:
-    gc.freeze()
-
+def real_folders(tmp_path: Path) -> Callable[..., ModelSpecification]:
     def make(family: str, *, draft: bool = False, **changes: Any) -> ModelSpecification:
         path = write_tiny_model(tmp_path / family, family)
         spec = ModelSpecification(
@@ -38,8 +35,7 @@ def real_folders(tmp_path: Path) -> Iterator[Callable[..., ModelSpecification]]:
         small = write_tiny_model(tmp_path / f"{family}-draft", family, noise=0.03)
         return msgspec.structs.replace(spec, drafts=(DraftSpecification(f"{family}-draft", str(small)),))
 
-    yield make
-    gc.unfreeze()
+    return make
 
 
 def use(pool: EnginePool, model_id: str) -> list[int]:

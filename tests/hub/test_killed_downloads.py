@@ -98,7 +98,7 @@ def check_visible(forge: Forge, hub: StandInHub) -> int:
     return seen
 
 
-@pytest.mark.parametrize("kills", [50, pytest.param(200, marks=LANDING)])
+@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=LANDING), pytest.param(200, marks=pytest.mark.soak)])
 def test_a_killed_download_can_always_be_gone_on_with(tmp_path: Path, kills: int) -> None:
     chance = random.Random(20261121)
     killed = dict.fromkeys(("both", "server", "child"), 0)

@@ -34,12 +34,14 @@ class Burst:
 
 def burst_of(client: WorkerClient) -> Burst:
     worker = psutil.Process(client.process_id)
-    own, texts = worker.cpu_times(), 0.0
-    for child in worker.children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            times = child.cpu_times()
-            texts += times.user + times.system
-    return Burst(own.user + own.system, texts + own.children_user + own.children_system)
+    while True:
+        own = worker.cpu_times()
+        with contextlib.suppress(psutil.NoSuchProcess):  # one has just ended, and counts among the ended from now on
+            times = [child.cpu_times() for child in worker.children(recursive=True)]
+            after = worker.cpu_times()
+            if (own.children_user, own.children_system) == (after.children_user, after.children_system):
+                running = sum(each.user + each.system for each in times)
+                return Burst(own.user + own.system, running + own.children_user + own.children_system)
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """A memory ceiling under more work than fits: real models, real pool, real scheduler. Nothing fails that fits alone,
 every text is that of the request alone, and the most that mlx ever held stays below the ceiling."""
 
-import gc
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -105,10 +104,8 @@ def model_folder(root: Path, family: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    gc.freeze()  # each load collects garbage, mostly among what the imports left
-    yield tmp_path_factory.mktemp("ceiling")
-    gc.unfreeze()
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ceiling")
 
 
 def some_requests(chance: random.Random, footprint: Footprint, bytes_together: int) -> list[Request]:

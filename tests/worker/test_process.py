@@ -195,8 +195,12 @@ def test_a_load_warms_up_and_what_it_measured_is_kept(folder: Path, tmp_path: Pa
             assert list(dict.fromkeys(phases))[-2:] == ["warming up", "ready"]
             (kept,) = (tmp_path / "costs").iterdir()
             assert b'"draft_model"' in kept.read_bytes()
+            short = [
+                finished(await collect(client, generate(folder, str(n), draft=True, max_tokens=2))) for n in range(5)
+            ]
+            reasons = {told.usage.reason.code for told in short}
+            assert reasons != {"measuring"}, "a busy machine may spoil a figure, and one is looked at again"
             usage = finished(await collect(client, generate(folder, "r", draft=True, max_tokens=60))).usage
-            assert usage.reason.code != "measuring"
             assert usage.decision is not None
             assert sum(each.steps for each in usage.by_method) == usage.steps
 
