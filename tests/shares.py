@@ -1,4 +1,4 @@
-"""Which of many alike cases `make test` tries: the others only deepen, and are tried by each landing."""
+"""Which of many alike cases `make test` tries, which each landing, and which a release: the later only deepen."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -11,14 +11,17 @@ LANDING = (pytest.mark.soak, pytest.mark.landing)
 
 
 def one_in(share: int, *axes: Sequence[Any]) -> list[Any]:
-    """The combinations of the axes: one in so many for `make test`, the others for each landing.
+    """The combinations of the axes: one in `share` for `make test`, another for each landing, the rest for a release.
 
     Of several axes, each value is among the first; ValueError where the share is too small for that.
     """
-    ways = [[*enumerate(values)] for values in product(*map(range, map(len, axes)))]
-    first = [way for way in ways if sum(place for _, place in way) % share == 0]
-    if len(axes) > 1 and len({each for way in first for each in way}) < sum(map(len, axes)):
+    marks = [(), LANDING, *[(pytest.mark.soak,)] * (share - 2)]
+    ways = [[*enumerate(places)] for places in product(*map(range, map(len, axes)))]
+    turns = [sum(place for _, place in way) % share for way in ways]
+    first = {each for way, turn in zip(ways, turns, strict=True) if turn == 0 for each in way}
+    if len(axes) > 1 and len(first) < sum(map(len, axes)):
         raise ValueError(f"one in {share} leaves out a value of an axis")
     return [
-        pytest.param(*(axes[axis][place] for axis, place in way), marks=() if way in first else LANDING) for way in ways
+        pytest.param(*(axes[axis][place] for axis, place in way), marks=marks[turn])
+        for way, turn in zip(ways, turns, strict=True)
     ]

@@ -5,11 +5,13 @@ of its tokens; the reader thread hands commands over; prompts are read in proces
 its parent's end of the channel closes.
 """
 
-# ruff: noqa: E402 - what follows `prepare` imports mlx, and has to come after it
+# ruff: noqa: E402 - what follows imports mlx and mlx_lm
 from app.core import descriptors
+from app.core.bare_mlx_lm import bare_mlx_lm
 from app.engine import platform
 
 PREPARATION = platform.prepare()
+bare_mlx_lm(tokenizers=False)
 with descriptors.kept_limit():
     from app.engine.pool import EnginePool, open_pool
 

@@ -5,21 +5,18 @@ template or tokenizer does here costs this process alone: the kernel ends it whe
 and its parent when it takes too much memory. It ends when its parent does, and mlx is never imported.
 """
 
-# ruff: noqa: E402 - what follows imports mlx_lm, and has to come after its stand-in
-import importlib.util
+# ruff: noqa: E402 - what follows imports mlx_lm
+from app.core.bare_mlx_lm import bare_mlx_lm
+
+bare_mlx_lm(tokenizers=True)
+
 import logging
 import signal
 import sys
 import time
-import types
 from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
-
-_PACKAGE = types.ModuleType("mlx_lm")
-_PACKAGE.__path__ = list(importlib.util.find_spec("mlx_lm").submodule_search_locations or ())  # type: ignore[union-attr]
-sys.modules["mlx_lm"] = _PACKAGE
-"""The package itself would import mlx; its tokenizer modules do not need it."""
 
 import msgspec
 

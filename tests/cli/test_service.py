@@ -35,7 +35,6 @@ from app.core.server_file import (
 from app.settings import read_settings
 from app.store.database import back_up
 from app.store.glance import FILE_NAME as STORE
-from tests.shares import LANDING
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def running(home: Path) -> RunningServer:
     return found
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(50, marks=LANDING)])
+@pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.soak)])
 def test_starts_at_once_make_one_server(environment: Mapping[str, str], home: Path, count: int) -> None:
     starts = [begin(environment, "start", "--port", "0") for _ in range(count)]
     answers = [process.communicate(timeout=100) for process in starts]

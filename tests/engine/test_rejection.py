@@ -126,7 +126,7 @@ def follows(pair: Pair, first: NDArray[np.int64], second: NDArray[np.int64]) -> 
     ("name", "count"),
     [
         *(pytest.param(name, FEWER, marks=() if place % 2 == 0 else LANDING) for place, name in enumerate(pairs())),
-        *(pytest.param(name, MANY, marks=LANDING) for name in ("near", "zeros on both sides", "everything")),
+        *(pytest.param(name, MANY, marks=pytest.mark.soak) for name in ("near", "zeros on both sides", "everything")),
     ],
 )
 def test_emitted_tokens_follow_the_target_and_drafts_stay_as_often_as_possible(name: str, count: int) -> None:

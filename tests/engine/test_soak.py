@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.schedules import FEATURE_METHODS, METHODS, SCRIPTS, run_schedule
 from tests.tiny import FAMILIES
 
-SCHEDULES, OF_A_LANDING = 834, 60
+SCHEDULES, OF_A_LANDING = 834, 20
 """Of each family: more than 5,000 in all, and those that each landing tries."""
 
 

@@ -16,7 +16,6 @@ from app.model_settings import ModelSettings
 from app.store.accounts import Accounts
 from app.store.rows import StoredSettings
 from app.store.store import FILE_NAME, Store
-from tests.shares import LANDING
 
 LONGEST_SECONDS = 0.012
 """About the time of the changes between two numbers."""
@@ -53,7 +52,7 @@ for line in sys.stdin:  # each line begins another child, which has every module
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kills", [40, pytest.param(200, marks=LANDING)])
+@pytest.mark.parametrize("kills", [40, pytest.param(200, marks=pytest.mark.soak)])
 def test_kills_lose_nothing_that_was_said_to_be_kept(tmp_path: Path, kills: int) -> None:
     path = tmp_path / FILE_NAME
     chance = random.Random(9)
