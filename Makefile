@@ -63,6 +63,7 @@ test: $(VENV)/published ## Run the test suite: ten minutes, and nothing but Pyth
 	@$(PYTEST) -m "not system and not soak and not agents" $(ARGS)
 
 test-all: test $(VENV)/published-npm $(VENV)/clients/installed ## Run what needs chromium, npm or a screen of X11 too
+	@# One process more: a test with a browser waits for half of its time.
 	@$(PYTEST) --numprocesses $$(($(PROCESSES) + 1)) -m "system and not soak and not agents" $(ARGS)
 
 soak: $(VENV)/published-npm ## Run what only deepens: hours of random schedules, kills and simulations

@@ -142,7 +142,7 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
         return last.can_go_on and bool(said or not another)
 
     def notices(self) -> list[Notice]:
-        """What of it cannot be honoured, besides the fields that nobody reads."""
+        """Notices of options that cannot be honoured, besides those of ignored fields."""
         found = self.tool_notices()
         if self.add_generation_prompt is False and not self.continues:
             found.append(ignored("add_generation_prompt", "an answer begins a turn of its own"))
@@ -160,7 +160,7 @@ async def create_chat_completion(request: Request, body: Sent[ChatBody]) -> Resp
 
 
 async def chat_command(request: Request, body: ChatBody, request_id: str, notices: Sequence[Notice] = ()) -> Generate:
-    """What the worker is asked for a conversation, whatever wire format it came in; `notices` are what its own format
+    """Build the worker's command for a conversation of any wire format; `notices` are what its own format
     could not say in the words of this one. Raises what the resolver raises."""
     shared = await shared_command(request, body, top_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     usual = context_of(request).live.usual(body.model, shared.model.id)

@@ -18,7 +18,7 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """One response, and what a conversation goes on with."""
+    """A response, and the messages with which a conversation goes on behind it."""
 
     response: Item
     input_items: list[Item]
@@ -64,7 +64,7 @@ class KeptResponses:
         self._drop(owner, response_id)
 
     def item(self, owner: str, item_id: str) -> Item | None:
-        """One of the items that were told; None where it is not kept."""
+        """Find an item of an earlier answer; None where it is not kept."""
         return self._items.get((owner, item_id))
 
     def _drop(self, owner: str, response_id: str) -> None:

@@ -159,7 +159,7 @@ class CountBody(ThinkingBody):
         return chat
 
     def notices(self) -> list[Notice]:
-        """What of it is left out."""
+        """Notices of the parts that are left out."""
         blocks = [block for turn in self.messages if not isinstance(turn.content, str) for block in turn.content]
         kinds = ", ".join(dict.fromkeys(block.type[:60] for block in blocks if _is_left_out(block)))
         message = f"blocks of type {kinds} are left out: they tell of tools that do not run here"
@@ -362,7 +362,7 @@ def _stop_reason(finish_reason: str, stop: str) -> str:
 
 
 def _usage(usage: Statistics) -> dict[str, Any]:
-    """What was read from the cache is no input of its own there."""
+    """Count usage as Anthropic does: tokens read from the cache are not among the input tokens."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,

@@ -29,13 +29,13 @@ GIVEN: Mapping[str, tuple[str, str]] = {
     "shell_call": ("shell", "action"),
     "tool_search_call": ("tool_search", "arguments"),
 }
-"""What the tool of such a call is named, and where the call says what it is given."""
+"""Name of the tool by type of call, and the field that holds its arguments."""
 RESULTS: Mapping[str, Sequence[str]] = {
     "code_interpreter_call": ("outputs",),
     "file_search_call": ("results",),
     "mcp_call": ("output", "error"),
 }
-"""Where calls that somebody else ran say themselves what came of them; without that they are left out."""
+"""Field that holds the result of a call that ran elsewhere; a call without it is left out."""
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
            "apply_patch_call_output", "mcp_tool_call_output", "tool_search_output")  # fmt: skip
 
@@ -72,7 +72,7 @@ class ItemReader:
         return self
 
     def notices(self) -> list[Notice]:
-        """What was left out."""
+        """Notices of the items that were left out."""
         if not self._left_out:
             return []
         message = f"items of type {', '.join(self._left_out)} are left out: this model can make nothing of them"
@@ -233,7 +233,7 @@ def flat_tools(tools: Iterable[Item], further: Iterable[Item] = ()) -> list[Item
 
 
 def _unfolded(tool: Item) -> list[Item]:
-    """What a namespace is for is said by the first of its tools."""
+    """Flatten a namespace; the first of its tools carries the description of the namespace."""
     if tool.get("type") != NAMESPACE:
         return [tool]
     found = [each | {NAMESPACE: tool.get("name")} for each in _objects(tool.get("tools"))]

@@ -37,7 +37,7 @@ router = APIRouter()
 
 
 class TextOptions(Body):
-    """What the text must match."""
+    """Format that the text must match."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -137,7 +137,7 @@ async def get_response(request: Request, response_id: str) -> JSONResponse:
 
 @router.get("/v1/responses/{response_id}/input_items", responses=told(ResponseItems))
 async def get_input_items(request: Request, response_id: str) -> JSONResponse:
-    """What a kept response answered."""
+    """List the input items of a kept response."""
     found = kept_responses(request).find(identity_of(request).owner, response_id).input_items
     items = [
         {"type": "message", "id": f"msg_{place}", "status": "completed"} | each for place, each in enumerate(found)
@@ -168,7 +168,7 @@ class ResponseRenderer(Renderer):
         self._number = 0
         self._output: list[Item] = []
         self._open = ""
-        """What the last item is, while it is open; of a call, its number too."""
+        """Kind of the last item while it is open, with its number if it is a call."""
         self._input = CustomInput()
         """Text of the last custom tool's call."""
         self._base: Item = {

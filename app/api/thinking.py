@@ -66,7 +66,7 @@ class ThinkingBody(Body):
 
     @property
     def effort(self) -> Effort | None:
-        """How much; None: as the model does by itself."""
+        """Effort that was asked for; None: the model's own default."""
         nested = self.reasoning.effort if self.reasoning else None
         return self.reasoning_effort or nested or (None if isinstance(self.think, bool) else self.think)
 

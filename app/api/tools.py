@@ -60,7 +60,7 @@ class FunctionTool(Body):
 
 
 class CustomDefinition(Body):
-    """What a custom tool is for; `format` may hold a grammar of its input, in OpenAI's way of chat or of responses."""
+    """Describe a custom tool; `format` may hold a grammar of its input, in OpenAI's way of chat or of responses."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,300}$")
     description: str | None = None
@@ -88,7 +88,7 @@ class CustomTool(Body):
 
 
 class OtherTool(Body):
-    """One that OpenAI, Anthropic or somebody else runs."""
+    """A tool that OpenAI, Anthropic or somebody else runs."""
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"enum": [FUNCTION, CUSTOM]}})]
     name: str | None = None
@@ -213,7 +213,7 @@ class ToolsBody(Body):
         return None if self.tool_choice.mode == "none" else [tool.shown() for tool in self.offered] or None
 
     def tool_notices(self) -> list[Notice]:
-        """What of the tools and of the choice among them cannot be honoured."""
+        """Notices of tools and choices that cannot be honoured."""
         found, choice = [], self.tool_choice
         if self.other_tools:
             kinds = ", ".join(dict.fromkeys(tool.type[:60] for tool in self.other_tools))

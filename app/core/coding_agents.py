@@ -17,7 +17,7 @@ CLAUDE_MODELS = (
 )
 """Every one that Claude Code would choose by itself."""
 NO_KEY = "paceline"
-"""What agents send where no key is asked for: they all insist on one."""
+"""Placeholder key for a server that asks for none: all agents insist on one."""
 OUTPUT_SHARE = 8
 """Divisor of a context that gives the tokens of its longest answer: agents take that off before they compact."""
 MOST_OUTPUT_TOKENS = 32_000
@@ -173,6 +173,6 @@ AGENTS = {
 
 
 def as_text(agent: CodingAgent, place: Place, environment: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """What is run, for a shell."""
+    """Command line, quoted for a shell."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     return "\n".join([*exports, shlex.join([agent.program, *agent.flags(place), *arguments])])

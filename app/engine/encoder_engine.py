@@ -37,7 +37,7 @@ class EncoderEngine:
         self.on_progress: Callable[[], None] = lambda: None
         self._slow_seconds = slow_seconds
         self._token_seconds = math.inf
-        """What a token of the last forward took; unknown before the first one."""
+        """Seconds that a token of the last forward took; unknown before the first one."""
         self._encoder = encoder
         self._ways: dict[str, str] = {}
         self._vectors: dict[str, tuple[float, ...]] = {}

@@ -140,8 +140,10 @@ export const keeping = {
 
   // Deleted in another tab. What a person wrote since is not: it goes on as a conversation of its own.
   async revive(number, waiting) {
-    discard(number);
-    if (!waiting.some((entry) => entry.turn.role === "user")) return this.forget(number);
+    if (!waiting.some((entry) => entry.turn.role === "user")) {
+      discard(number);
+      return this.forget(number);
+    }
     const conversation = this.known(number);
     const fresh = newNumber();
     const turns = conversation ? conversation.turns.filter(isWorthKeeping).map(stored) : waiting.map((entry) => entry.turn);
@@ -150,6 +152,7 @@ export const keeping = {
       const parent = ids.has(turn.parent) ? turn.parent : "";
       put({ number: fresh, version: 0, begin: waiting[0].begin, turn: { ...turn, parent } });
     }
+    discard(number); // once each of its turns is kept under the other number
     if (conversation) Object.assign(conversation, { id: fresh, version: 0 });
     if (conversation?.key === this.current.key) this.remember();
     toast(t("chat.revived"));

@@ -1,4 +1,4 @@
-"""Calls read out of what a model writes, in any form: the names that were offered, the arguments as they come."""
+"""Calls read out of a model's text, in any form: the names that were offered, the arguments as they come."""
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -160,7 +160,7 @@ class CallReader:
         return None
 
     def _call(self, found: Match, kind: str) -> Generator[None, None, bool]:
-        """One call, told; False: it is none, and nothing was taken."""
+        """Read a call and hand it out; False where there is none, and nothing was taken."""
         if kind in {"json", "member"}:
             return (yield from self._streamed(found, kind))
         if kind == "value":
@@ -204,7 +204,7 @@ class CallReader:
         return fence.end() if fence else place, calls
 
     def _parameters(self, found: Match) -> Generator[None, None, tuple[int, list[Call]]]:
-        """One text a parameter."""
+        """Read parameters that are a text each."""
         form, name, place = self._patterns.form, found["name"], found.end()
         values: dict[str, Any] = {}
         while True:
@@ -227,7 +227,7 @@ class CallReader:
             place = closed.end()
 
     def _close(self, opened: Match) -> Generator[None, None, Match | None]:
-        """Where the parameter ends: not at the same mark inside its text."""
+        """Find the end of the parameter, which the same mark inside its text is not."""
         closes = self._patterns.closes(opened["key"], marked=self._marked, final=False)
         if opened.groupdict().get("quoted"):
             closes = self._patterns.closes_quoted

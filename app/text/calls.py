@@ -1,4 +1,4 @@
-"""What stands between the marks of calls, read: names that were offered, and arguments as an object.
+"""Readers of the text between the marks of calls: names that were offered, and arguments as an object.
 
 What cannot be read is no call. A parameter that does not fit its type stays the text that it is: the tool says more
 about it than anybody here could.
@@ -26,7 +26,7 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One that is whole."""
+    """A call that is whole."""
 
     name: str
     arguments: str
@@ -116,7 +116,7 @@ _SEPARATOR = re.compile(r"[,\s]*")
 
 
 def parameter_value(text: str, schema: Any, kind: str | None = None) -> Any:
-    """What `text` stands for by the schema of its parameter; `kind`: the type that the model wrote beside it.
+    """Convert `text` by the schema of its parameter; `kind`: the type that the model wrote beside it.
 
     It stays text where it cannot be of any of its types, so that nothing is lost and the tool can complain.
     """

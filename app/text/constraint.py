@@ -1,4 +1,4 @@
-"""What an answer is held to: its reasoning to a length, what follows to a grammar. Masks are made by llguidance.
+"""Constraints of an answer: its reasoning to a length, what follows to a grammar. Masks are made by llguidance.
 
 A constraint is a function of the output so far, so that every slot of a verify forward is masked by the drafts before
 it and the text is the same with speculation on and off.
@@ -19,7 +19,7 @@ from app.text.schema import reason_of
 from app.text.spelling import Speller
 
 GAPS = (b"\n", b"\n\n")
-"""What models write between their reasoning and the answer."""
+"""Texts that models write between their reasoning and the answer."""
 
 
 DEAD_END = "what the answer is held to lets nothing follow here: simplify the schema or the grammar"
@@ -192,7 +192,7 @@ class AnswerConstraint:
         return (self._vocabulary.tokenizer.vocab_size + 31) // 32
 
     def _filled(self, matcher: llguidance.LLMatcher, drafts: list[int]) -> tuple[int, Any]:
-        """How many drafts can stand, and the masks before and behind them; none where none can.
+        """Count the drafts that can stand, and make the masks before and behind them; none where none can.
 
         A draft behind which nothing could follow does not stand, whoever drafts: where the target draws that token
         itself, the next step comes upon it. The matcher is a copy: that would end it.
@@ -239,7 +239,7 @@ class AnswerConstraint:
         return not is_gap
 
     def _must_close(self) -> list[int]:
-        """What is left of the closing mark when there were enough tokens of reasoning."""
+        """Tokens left of the closing mark when there were enough tokens of reasoning."""
         most = self._reasoning.most_tokens if self._reasoning else None
         return [] if most is None or self._thought < most else self._closing[self._thought - most :]
 

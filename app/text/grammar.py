@@ -26,14 +26,14 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AnswerGrammar:
-    """What an answer is held to."""
+    """Grammar of an answer."""
 
     text: str
     """llguidance's grammar, as JSON."""
     schemas: Mapping[str, Schema]
-    """Group schemas by what they describe, in the words of the request."""
+    """Schemas of the grammar, by the field of the request that holds each."""
     notices: tuple[Notice, ...] = ()
-    """What of them is not enforced."""
+    """Notices of the parts of them that are not enforced."""
 
 
 def calls_by_grammar(command: Generate) -> bool:

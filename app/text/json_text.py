@@ -24,11 +24,11 @@ MAX_DEPTH = 200
 """Brackets inside one another; beyond it nothing is read."""
 
 KEY, COLON, MEMBER, ITEM, NEXT = "key", "colon", "member", "item", "next"
-"""What may come: a key or `}`, the colon, a value, a value or `]`, a comma or the closing bracket."""
+"""Parts that may come next: a key or `}`, the colon, a value, a value or `]`, a comma or the closing bracket."""
 
 
 class JsonText:
-    """One object or list that is being written: where it ends, and what it is as JSON."""
+    """An object or list that is being written: its end, and its text as JSON."""
 
     def __init__(self) -> None:
         self.complete = self.broken = False
@@ -39,7 +39,7 @@ class JsonText:
         """A comma that goes out when something follows it, with the white space behind it."""
 
     def read(self, text: str) -> tuple[int, str]:
-        """How many characters could be read, and what they are as JSON; the rest is to come again with more."""
+        """Count the characters that could be read, and give them as JSON; the rest has to come again with more."""
         place, told = 0, list[str]()
         while place < len(text) and not (self.complete or self.broken):
             step = self._string(text, place) if self._in_string else self._structure(text, place)

@@ -42,7 +42,7 @@ _SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
     lambda text: json.dumps(text)[1:-1],
 )
-"""How templates write a text: as it is, or inside of JSON."""
+"""Ways in which templates write a text: as it is, or inside JSON."""
 
 Render = Callable[[Conversation], str]
 
@@ -57,7 +57,7 @@ class Rendered:
 
 
 class _Attempt:
-    """One rendering of `sent` after `forms` and `added`."""
+    """A rendering of `sent` after `forms` and `added`."""
 
     def __init__(
         self, sent: Conversation, forms: tuple[Repair, ...], added: tuple[Repair, ...], render: Render
@@ -104,12 +104,12 @@ class _Attempt:
 
     @property
     def faults(self) -> tuple[bool, int, int, int]:
-        """How bad it is; less is better."""
+        """Rank of the rendering: less is better."""
         return self.error is not None, len(self.uncalled), len(self.unseen), self.nulls
 
     @property
     def flaws(self) -> set[str]:
-        """What a repair may mend."""
+        """Flaws that a repair may mend."""
         if self.error is not None:
             return {REFUSED}
         roles = {"system" if place == OURS else str(self.sent.messages[place]["role"]) for place in self.unseen}
@@ -182,7 +182,7 @@ class _TextSearch:
         self._prompt = prompt
         self._place = 0
         self._usual: dict[str, Callable[[str], str]] = {}
-        """How the texts of a role were written."""
+        """Way in which the last text of each role was written."""
         self._left = MOST_SEARCHES
 
     def finds(self, text: str, role: str) -> bool:
@@ -209,7 +209,7 @@ class _TextSearch:
 
 
 def _letters(text: str) -> str:
-    """What is left of a text however its lines, marks and escapes are written."""
+    """Reduce a text to what stays the same however its lines, marks and escapes are written."""
     return _NO_LETTERS.sub("", _ESCAPES.sub("", html.unescape(text)))
 
 

@@ -23,7 +23,7 @@ Renderer = Callable[[dict[str, Any]], str]
 
 
 class Template:
-    """One of the chat templates of a model, and what it has to be given."""
+    """One of the chat templates of a model, with the variables that it needs."""
 
     def __init__(self, render: Renderer, source: str, dialect: Dialect) -> None:
         self.render = render
@@ -32,7 +32,7 @@ class Template:
 
     @cached_property
     def forms(self) -> tuple[Repair, ...]:
-        """What each of its conversations goes through."""
+        """Repairs that every conversation with this template needs."""
         return forms_of(self._source, self._dialect, self)
 
     def tools(self) -> bool:
@@ -78,7 +78,7 @@ class Rendering:
 
     @property
     def messages(self) -> Messages:
-        """What was sent."""
+        """The conversation as it was sent."""
         return self.conversation.messages
 
     def prompt(self) -> Rendered:

@@ -1,4 +1,4 @@
-"""What is done to a conversation so that a chat template takes it and shows all of it: pure functions, in their order.
+"""Repairs of a conversation that a chat template refuses or shows only in part: pure functions, in their order.
 
 `forms_of` chooses, by the words of a template, what each of its conversations goes through; `LADDER` is climbed by
 `app.text.ladder`, only as far as a template needs it. No repair loses a text, and each does the same to the beginning
@@ -21,7 +21,7 @@ REFUSED, CALLS_MISSING, NULLS_WRITTEN = "refused", "calls missing", "nulls writt
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One way to make a conversation fit."""
+    """A way to make a conversation fit."""
 
     apply: Callable[[Conversation], Conversation]
     code: str = ""
@@ -61,7 +61,7 @@ _TOOLS = "The tools were told in a system text: the chat template of this model 
 
 
 class Shows(Protocol):
-    """What a template leaves out without a word."""
+    """Answers about a template: which parts of a conversation it shows."""
 
     def tools(self) -> bool:
         """Whether tools come into its prompts."""

@@ -32,7 +32,7 @@ def guided(schema: Schema, **options: bool) -> Schema:
 
 
 def reason_of(error: object) -> str:
-    """What llguidance says, in one line, without the state of its parser behind it."""
+    """Shorten an error of llguidance to one line, without the state of its parser behind it."""
     first, *rest = str(error).strip().splitlines() or [""]
     if first.endswith("parse error:"):
         first = next((line.removeprefix("error: ") for line in rest if line.startswith("error: ")), first)

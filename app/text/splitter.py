@@ -56,7 +56,7 @@ Tell = Callable[[MarkedText], None]
 
 
 class AnswerPart(msgspec.Struct, kw_only=True):
-    """What came of a piece of text: first reasoning, then text, then calls."""
+    """Parts of a piece of text: first reasoning, then text, then calls."""
 
     reasoning: str = ""
     text: str = ""
@@ -134,7 +134,7 @@ class AnswerSplitter:
 
     @property
     def whole_calls(self) -> int:
-        """How many calls have all their arguments."""
+        """Number of calls that have all their arguments."""
         return self._calls.count - (self._calls.unfinished is not None)
 
     @property
@@ -154,7 +154,7 @@ class AnswerSplitter:
             self.ended = True
 
     def take(self) -> list[AnswerPart]:
-        """What came of it since the last time, in order."""
+        """Take the parts that came since the last time, in order."""
         parts, self._parts = self._parts, []
         return parts
 
@@ -376,6 +376,6 @@ def _marks(**marks: str) -> "regex.Pattern[str]":
 
 
 def _compiled(marks: Mapping[str, str], *, space: bool = False) -> "regex.Pattern[str]":
-    """One expression for these marks, a group each; without any it is found nowhere."""
+    """Join marks into one expression, a group each; without marks it matches nowhere."""
     parts = "|".join(f"(?P<{name}>{mark})" for name, mark in marks.items() if mark)
     return compiled((r"\s*" if space else "") + f"(?:{parts or '(?!)'})")

@@ -53,7 +53,7 @@ class MarkedText:
 
 
 def spans_of(marks: bytes | bytearray) -> tuple[tuple[int, int], ...]:
-    """Where runs of 1 begin and end."""
+    """Find the begin and end of each run of 1."""
     spans, position = [], 0
     for marked, run in groupby(marks):
         end = position + len(tuple(run))
@@ -71,7 +71,7 @@ class ToldText:
         self._calls = calls
         """Whether there may be any."""
         self._unsure = MarkedText()
-        """What may become a stop string."""
+        """Text that may become a stop string."""
         self._space = MarkedText()
         self._beside_call = False
         self.began = False
@@ -82,7 +82,7 @@ class ToldText:
         """The stop string that ended it."""
 
     def add(self, more: MarkedText) -> MarkedText:
-        """What can be told, now that `more` came."""
+        """Take `more`, and release the text that is certain."""
         if self.trims:
             more.take(len(more.text) - len(more.text.lstrip()))
             self.trims = not more
@@ -111,7 +111,7 @@ class ToldText:
         return told
 
     def begin_part(self, between: str) -> None:
-        """What follows is another text: `between` the two, if there are two."""
+        """Begin another text; `between` separates the two, if there are two."""
         if self.began:
             self._space.add(MarkedText(between, bytes(len(between))))
 

@@ -162,7 +162,7 @@ class ChatPrompt(NamedTuple):
     checkpoints: tuple[int, ...] = ()
     """Places in it, rising, where later prompts will probably part from it."""
     notices: tuple[Notice, ...] = ()
-    """What its template needed repaired, and what it leaves out."""
+    """Notices of repairs, and of texts that the template leaves out."""
 
 
 class TextModel:

@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from app.core.request import Notice
 
 ENABLED, EFFORT, BUDGET = "enable_thinking", "reasoning_effort", "thinking_budget"
-"""What the server calls them."""
+"""Names of the arguments in which the server keeps a wish about thinking."""
 SWITCHES: Mapping[str, tuple[Any, Any]] = {
     "enable_thinking": (True, False),
     "thinking": (True, False),
@@ -37,13 +37,13 @@ GENERATION_TAGS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
 @dataclass(frozen=True, slots=True)
 class TemplateWords:
-    """What a template reads of its arguments."""
+    """Arguments about thinking that a template reads."""
 
     names: frozenset[str]
     efforts: tuple[str, ...]
     """Efforts that the template knows, the least first."""
     none: str = "none"
-    """How it calls the least of them."""
+    """Its word for the least effort."""
 
     @property
     def switches(self) -> list[str]:
@@ -57,7 +57,7 @@ class TemplateWords:
 
 
 def template_words(source: str) -> TemplateWords | None:
-    """What a template reads; None for one that cannot be compiled."""
+    """Find the arguments that a template reads; None for one that cannot be compiled."""
     environment = ImmutableSandboxedEnvironment(extensions=[LoopControlExtension])
     try:
         names = meta.find_undeclared_variables(environment.parse(GENERATION_TAGS.sub("", source)))

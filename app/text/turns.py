@@ -14,7 +14,7 @@ SYSTEM = frozenset({"system", "developer"})
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is shown."""
+    """Conversation as a chat template gets it."""
 
     messages: Messages
     tools: list[dict[str, Any]] | None = None

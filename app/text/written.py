@@ -1,4 +1,4 @@
-"""What a model wrote and nobody has read yet, for readers that wait for more of it where they cannot tell."""
+"""Text of a model that is not read yet, for readers that wait for more of it where they cannot tell."""
 
 from collections.abc import Generator
 from typing import Any
@@ -17,7 +17,7 @@ Reading = Generator[None, None, Match | None]
 
 
 class Written(MarkedText):
-    """It grows at its end while it is read from its beginning."""
+    """Text that grows at its end while it is read from its beginning."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Written(MarkedText):
         return True
 
     def match(self, pattern: "regex.Pattern[str]", place: int = 0) -> Reading:
-        """What begins at `place`, as soon as that is certain."""
+        """Match an expression at `place`, as soon as the match is certain."""
         while True:
             found = pattern.match(self.text, place, partial=True)
             if found is None or not found.partial:

@@ -155,7 +155,7 @@ class RequestStream:
         return None
 
     async def wait_turn(self, choices: int) -> bool:
-        """Reserve `count` places at the worker, waiting for them; False where nothing is to be sent."""
+        """Reserve places for `choices` at the worker, waiting for them; False where nothing is to be sent."""
         while not self.ended and self._in_flight and self._in_flight + choices > self._most_in_flight:
             self._left.clear()
             await self._left.wait()

@@ -1,4 +1,4 @@
-"""What the worker's threads tell each other: commands for the MLX thread, and the ids by which it knows choices."""
+"""Messages between the worker's threads: commands for the MLX thread, and the ids by which it knows choices."""
 
 from dataclasses import dataclass
 
