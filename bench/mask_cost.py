@@ -50,10 +50,10 @@ def mask_seconds(text: TextModel, slots: int) -> list[float]:
     asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
     vocabulary = Vocabulary(text.table)
     grammar = answer_grammar(asked, NO_DIALECT)
-    matcher = vocabulary.matcher(grammar.text) if grammar else None
+    enforced = vocabulary.enforce(grammar.text) if grammar else None
     tokens = text.encode(json.dumps(ANSWER, ensure_ascii=False))
     constraints, spent = Constraints(), []
-    held = AnswerConstraint(vocabulary, matcher, None)
+    held = AnswerConstraint(vocabulary, enforced, None)
     constraints.admit(Request(id="a", prompt_tokens=(0,), max_tokens=99, constraint=held))
     logits = mx.zeros((1, slots, VOCABULARY_SIZE))
     for place in range(len(tokens) - slots):

@@ -78,6 +78,10 @@ class Constraint(Protocol):
     def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """How many of `drafts` can stand, and the usual tokens of what must come behind these."""
 
+    @property
+    def affordable_drafts(self) -> int:
+        """How many drafts a step may have, by the time that masks took."""
+
     def failure(self, output: Sequence[int]) -> str:
         """Why nothing can follow `output`, or why it may not end so; empty while all is well."""
 

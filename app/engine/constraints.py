@@ -49,11 +49,17 @@ class Constraints:
         return held.forced([*tokens[prompt_length:], *emitted]) if held else ()
 
     def led(self, row: DecodeRow) -> DecodeRow:
-        """The row with the first ones of its drafts, where a grammar forces them."""
-        forced = self.forced(row.sequence_id, row.tokens, row.prompt_length)[: row.num_draft_tokens]
+        """The row with the first ones of its drafts, where a grammar forces them, and with no more than its masks
+        allow."""
+        held = self._held.get(row.sequence_id)
+        if held is None:
+            return row
+        most = held.affordable_drafts
+        drafts = min(row.num_draft_tokens, most)
+        forced = held.forced(row.tokens[row.prompt_length :])[:drafts]
         if self._by_rejection:
             forced = tuple(ways[:1] for ways in forced)
-        return replace(row, forced=forced) if forced else row
+        return replace(row, forced=forced, num_draft_tokens=drafts, most_draft_tokens=min(row.most_draft_tokens, most))
 
     def extended(self, rows: Sequence[DecodeRow], proposal: Proposal) -> Proposal:
         """The proposal with what is forced behind each row's drafts, or in place of the first that cannot stand. This

@@ -4,10 +4,11 @@ A constraint is a function of the output so far, so that every slot of a verify 
 it and the text is the same with speculation on and off.
 """
 
+import time
 from collections.abc import Sequence
 from enum import Enum
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import llguidance
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par_with_draft_tokens
@@ -15,13 +16,19 @@ from numpy import int32, uint32, zeros
 
 from app.core.request import Reasoning
 from app.text.detokenizer import TokenTable
+from app.text.forced_text import ForcedText, byte_tokenizer
 from app.text.schema import reason_of
 from app.text.spelling import Speller
 
 GAPS = (b"\n", b"\n\n")
 """Texts that models write between their reasoning and the answer."""
-
-
+FORCED_BYTES = 128
+"""Bytes of forced text that are spelled at a time: more than the longest draft has."""
+MASKS_SECONDS = 0.05
+"""Seconds that the masks of one row may take in a step: with slower ones fewer tokens are drafted."""
+LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000)
+"""Limits of the work for one mask: some milliseconds for the lexer and for the parser. A row of it has an item for each
+optional property of an object."""
 DEAD_END = "what the answer is held to lets nothing follow here: simplify the schema or the grammar"
 
 
@@ -49,7 +56,31 @@ class Vocabulary:
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:
         """At the beginning of `grammar`; what is wrong with it is its `get_error()`."""
-        return llguidance.LLMatcher(self.tokenizer, grammar)
+        return llguidance.LLMatcher(self.tokenizer, grammar, log_level=0, limits=LIMITS)
+
+    def enforce(self, grammar: str) -> "Enforced":
+        """`grammar` at its beginning."""
+        in_bytes = llguidance.LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
+        return Enforced(self.matcher(grammar), ForcedText(in_bytes))
+
+
+class Enforced(NamedTuple):
+    """A grammar at one place of an answer."""
+
+    matcher: llguidance.LLMatcher
+    text: ForcedText
+
+    def copy(self) -> "Enforced":
+        """Another one at the same place."""
+        return Enforced(self.matcher.deep_copy(), self.text.copy())
+
+    def broken(self, vocabulary: Vocabulary) -> str:
+        """Go on to the first choice that the grammar leaves; why it breaks before or there, empty where it does not."""
+        self.matcher.compute_bitmask()
+        if not self.matcher.is_error():
+            self.matcher.try_consume_tokens(vocabulary(self.text.next(FORCED_BYTES)))
+            self.matcher.compute_bitmask()
+        return str(self.matcher.get_error())
 
 
 class Phase(Enum):
@@ -62,16 +93,18 @@ class Phase(Enum):
 
 
 class AnswerConstraint:
-    """`Constraint` of one output. Without a `matcher` any answer may come, without `reasoning` it comes at once."""
+    """`Constraint` of one output. Without a grammar any answer may come, without `reasoning` it comes at once."""
 
-    def __init__(
-        self, vocabulary: Vocabulary, matcher: llguidance.LLMatcher | None, reasoning: Reasoning | None
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, enforced: Enforced | None, reasoning: Reasoning | None) -> None:
         self._error = ""
         self._vocabulary = vocabulary
-        self._pristine = matcher
-        self._matcher = matcher.deep_copy() if matcher else None
+        self._pristine = enforced
+        begun = enforced.copy() if enforced else None
+        self._matcher = begun.matcher if begun else None
+        self._text = begun.text if begun else None
         self._reasoning = reasoning
+        self._mask_seconds = 0.0
+        """Seconds that each mask of the last step took."""
         self._opening: int | None = None
         self._closing: list[int] = []
         self._gaps: set[int] = set()
@@ -103,9 +136,9 @@ class AnswerConstraint:
         self._follow(output)
         if self._phase is Phase.REASONING:
             return tuple((token,) for token in self._must_close())
-        if self._phase is not Phase.ANSWER or self._matcher is None or self._error:
+        if self._phase is not Phase.ANSWER or self._text is None or self._error:
             return ()
-        text, places = self._matcher.compute_ff_bytes(), list[tuple[int, ...]]()
+        text, places = self._text.next(FORCED_BYTES), list[tuple[int, ...]]()
         for token in self._vocabulary(text)[:-1]:  # the last one may be the beginning of a longer one
             others = self._vocabulary.spell.beginnings(text)
             places.append((token, *(other for other in others if other != token)))
@@ -114,15 +147,20 @@ class AnswerConstraint:
 
     def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         self._follow(output)
-        if self._phase is not Phase.ANSWER or self._matcher is None or self._error:
+        if self._phase is not Phase.ANSWER or self._matcher is None or self._text is None or self._error:
             return len(drafts), ()
-        known, ahead = self._known(drafts), self._matcher.deep_copy()
+        known, text = self._known(drafts), self._text.copy()
         try:
-            standing = ahead.validate_tokens(known)
-            goes_on = ahead.try_consume_tokens(known[:standing]) == standing and not ahead.is_stopped()
-            return standing, tuple(self._vocabulary(ahead.compute_ff_bytes())[:-1]) if goes_on else ()
+            standing = self._matcher.deep_copy().validate_tokens(known)
         except ValueError:  # its limits: `allow` comes upon them too, and tells
             return len(drafts), ()
+        for token in known[:standing]:
+            text.follow(self._vocabulary.pieces[token])
+        return standing, tuple(self._vocabulary(text.next(FORCED_BYTES))[:-1])
+
+    @property
+    def affordable_drafts(self) -> int:
+        return int(MASKS_SECONDS / self._mask_seconds) if self._mask_seconds else FORCED_BYTES
 
     def opening(self, output: Sequence[int]) -> int | None:
         self._follow(output)
@@ -172,6 +210,7 @@ class AnswerConstraint:
         """The grammar's masks from `slot` on, and the drafts that stand; `extra` may come in `slot` besides."""
         if self._matcher is None:
             return len(drafts)
+        began = time.perf_counter()
         rest = self._known(drafts[slot:])
         valid, own = self._filled(self._matcher, rest) if rest else (0, None)
         if own is None:
@@ -184,6 +223,7 @@ class AnswerConstraint:
         part[:] = 0
         part[:, : min(words, part.shape[1])] = own[:, : part.shape[1]]
         _set(masks[slot], extra)
+        self._mask_seconds = (time.perf_counter() - began) / (1 + valid)
         return slot + valid
 
     @property
@@ -215,8 +255,11 @@ class AnswerConstraint:
     def _follow(self, output: Sequence[int]) -> None:
         for token in output[self._read :]:
             self._read += 1
-            if self._move(token) and self._matcher is not None and not self._error and not self._matcher.is_stopped():
+            if not self._move(token) or self._matcher is None or self._text is None or self._error:
+                continue
+            if not self._matcher.is_stopped():
                 self._matcher.consume_token(token)
+                self._text.follow(self._vocabulary.pieces[token] if token < len(self._vocabulary.pieces) else b"")
                 if self._matcher.is_error():  # as when an answer ends before its grammar does
                     self._error = reason_of(self._matcher.get_error())
 

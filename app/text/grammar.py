@@ -124,7 +124,7 @@ def _wished(wish: Grammar) -> Part:
         case "json_schema":
             return {"json_schema": guided(with_patterns_named(json.loads(wish.text)))}
         case "choice":
-            return {"lark_grammar": "start: " + " | ".join(map(json.dumps, json.loads(wish.text)))}
+            return {"lark_grammar": "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, json.loads(wish.text)))}
         case "regex":
             escaped = wish.text.replace("/", "\\/").replace("\n", "\\n")
             return {"lark_grammar": f"start: /{escaped}/"}
@@ -133,13 +133,13 @@ def _wished(wish: Grammar) -> Part:
 
 
 def check_grammar(grammar: AnswerGrammar, vocabulary: Vocabulary, parameter: str) -> None:
-    """Raises InvalidRequest that says what is wrong with a grammar, or why it can never be fulfilled."""
+    """Raises InvalidRequest that says what is wrong with a grammar, or why no answer can begin as it wants."""
     if not vocabulary.stops:
         raise InvalidRequest("this model has no token that ends an answer: no grammar can hold it", parameter=parameter)
-    matcher = vocabulary.matcher(grammar.text)
-    if not matcher.is_error():
+    broken = vocabulary.enforce(grammar.text).broken(vocabulary)
+    if not broken:
         return
-    reason = reason_of(matcher.get_error())
+    reason = reason_of(broken)
     for described, schema in grammar.schemas.items():
         if found := misfit(schema):
             place = " at ".join(word for word in ("" if described == parameter else described, found.pointer) if word)

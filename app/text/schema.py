@@ -4,10 +4,11 @@ would lead into a dead end is said in another way. All of it is asked of llguida
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import llguidance
+
+from app.text.forced_text import byte_tokenizer
 
 Schema = Mapping[str, Any]
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -17,6 +18,8 @@ NAMING = frozenset({*DEFINITIONS, "properties", "patternProperties"})
 VALUES = frozenset({"const", "default", "enum", "example", "examples", "x-guidance"})
 """Keywords whose value is no schema."""
 MOST_REASON_CHARACTERS = 300
+NO_TEXT = ("NoExtension", "NoExtensionBias")
+"""Errors of llguidance where nothing can follow."""
 
 
 class Misfit(NamedTuple):
@@ -34,6 +37,8 @@ def guided(schema: Schema, **options: bool) -> Schema:
 def reason_of(error: object) -> str:
     """Shorten an error of llguidance to one line, without the state of its parser behind it."""
     first, *rest = str(error).strip().splitlines() or [""]
+    if first in NO_TEXT:
+        return "no text can fulfil it"
     if first.endswith("parse error:"):
         first = next((line.removeprefix("error: ") for line in rest if line.startswith("error: ")), first)
     return first[:MOST_REASON_CHARACTERS]
@@ -154,9 +159,4 @@ def _error(schema: Schema) -> str:
 
 def _matcher(schema: Schema) -> llguidance.LLMatcher:
     grammar = {"grammars": [{"json_schema": {"x-guidance": ONE_LINE, **schema}}]}
-    return llguidance.LLMatcher(_byte_tokenizer(), json.dumps(grammar), log_level=0)
-
-
-@cache
-def _byte_tokenizer() -> llguidance.LLTokenizer:
-    return llguidance.LLTokenizer("byte")
+    return llguidance.LLMatcher(byte_tokenizer(), json.dumps(grammar), log_level=0)

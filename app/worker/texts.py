@@ -237,7 +237,7 @@ class TextProcess:
             return None
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(self.table)
-        return AnswerConstraint(self._vocabulary, self._vocabulary.matcher(grammar) if grammar else None, reasoning)
+        return AnswerConstraint(self._vocabulary, self._vocabulary.enforce(grammar) if grammar else None, reasoning)
 
     @property
     def alive(self) -> bool:

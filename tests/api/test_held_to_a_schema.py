@@ -1,6 +1,7 @@
 """What of a schema cannot be enforced is named with its tool and its place, or left to the model with a warning."""
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -61,6 +62,27 @@ def test_what_cannot_be_enforced_is_named_with_its_tool_and_its_place(scripted: 
     error = refusal(scripted, response_format=wanted)
     assert error["param"] == "response_format"
     assert f"response_format cannot be enforced: {pointer}: " in error["message"]
+
+
+WORDS = ["".join(letters) for letters in product("abcdefghij", repeat=4)][:4500]
+NO_ANSWER = {
+    "a schema that is itself": {"$ref": "#"},
+    "a circle of references": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "a schema that is itself in other words": {"anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]},
+}
+
+
+@pytest.mark.parametrize("kind", NO_ANSWER)
+def test_a_schema_that_lets_no_answer_begin_is_refused_before_anything_starts(
+    scripted: ScriptedServer, kind: str
+) -> None:
+    error = refusal(scripted, structured_outputs={"json": NO_ANSWER[kind]})
+    assert "cannot be enforced: " in error["message"]
+
+
+def test_thousands_of_choices_are_a_choice(scripted: ScriptedServer) -> None:
+    prompt, asked = f"Choose. {scripted.play(WORDS[-1])}", {"structured_outputs": {"choice": WORDS}}
+    assert ask(scripted.client, "chat", scripted.model(), prompt, **asked).text == WORDS[-1]
 
 
 def test_a_pattern_that_others_refer_to_is_named_where_it_stands(scripted: ScriptedServer) -> None:

@@ -107,15 +107,15 @@ def said(tokens: Sequence[int]) -> str:
 
 
 def request(name: str, grammar: str, *, reasoning: Reasoning | None = None, **sampling: Any) -> Request:
-    matcher = vocabulary().matcher(grammar) if grammar else None
-    assert matcher is None or not matcher.is_error(), matcher.get_error()
+    enforced = vocabulary().enforce(grammar) if grammar else None
+    assert enforced is None or not enforced.matcher.is_error(), enforced.matcher.get_error()
     return Request(
         id=name,
         prompt_tokens=PROMPT,
         max_tokens=64,
         stop_token_ids=frozenset({END}),
         sampling=SamplingParameters(logit_bias=SHORT, **sampling),
-        constraint=AnswerConstraint(vocabulary(), matcher, reasoning),
+        constraint=AnswerConstraint(vocabulary(), enforced, reasoning),
     )
 
 
@@ -365,10 +365,30 @@ def test_forced_keys_make_more_tokens_of_a_cycle_than_the_same_text_without_them
         max_tokens=128,
         speculation=SpeculationRequest(method=method, num_draft_tokens=None if method == "auto" else 1),
     )
-    constraint = Secretive(vocabulary(), vocabulary().matcher(grammar), None)
+    constraint = Secretive(vocabulary(), vocabulary().enforce(grammar), None)
     methods = METHODS[family] if method == "auto" else (method,)
     free = tokens_per_cycle(engine, msgspec.structs.replace(asked, constraint=constraint), truth, *methods)
     assert tokens_per_cycle(engine, asked, truth, *methods) >= 1.3 * free
+
+
+class Costly(AnswerConstraint):
+    """One whose masks are slow."""
+
+    affordable_drafts = 2
+
+    def begin(self) -> "Costly":
+        return Costly(self._vocabulary, self._pristine, self._reasoning)
+
+
+@pytest.mark.parametrize("by_rejection", [False, True])
+def test_a_row_with_slow_masks_drafts_no_more_than_it_can_afford(by_rejection: bool) -> None:
+    row = DecodeRow("a", [*PROMPT], len(PROMPT), len(PROMPT) - 1, 64, num_draft_tokens=7, most_draft_tokens=15)
+    for kind, most in ((AnswerConstraint, 15), (Costly, 2)):
+        constraints = Constraints(by_rejection=by_rejection)
+        held = kind(vocabulary(), vocabulary().enforce(schema_text(CITIZEN)), None)
+        constraints.admit(msgspec.structs.replace(request("a", ""), constraint=held))
+        led = constraints.led(row)
+        assert (led.num_draft_tokens, led.most_draft_tokens, len(led.forced)) == (min(7, most), most, min(7, most))
 
 
 def forced_text(constraint: AnswerConstraint, output: Sequence[int] = ()) -> str:
@@ -376,7 +396,7 @@ def forced_text(constraint: AnswerConstraint, output: Sequence[int] = ()) -> str
 
 
 def test_what_is_forced_may_be_spelled_in_other_ways_that_the_grammar_allows() -> None:
-    held = AnswerConstraint(vocabulary(), vocabulary().matcher(schema_text(CITIZEN)), None)
+    held = AnswerConstraint(vocabulary(), vocabulary().enforce(schema_text(CITIZEN)), None)
     assert forced_text(held) == '{"given_name": '
     output: list[int] = []
     for usual, *others in held.forced(()):
@@ -389,7 +409,7 @@ def test_what_is_forced_may_be_spelled_in_other_ways_that_the_grammar_allows() -
 
 
 def test_what_is_forced_stands_behind_the_drafts_and_in_place_of_the_first_wrong_one() -> None:
-    held = AnswerConstraint(vocabulary(), vocabulary().matcher(schema_text(CITIZEN)), None)
+    held = AnswerConstraint(vocabulary(), vocabulary().enforce(schema_text(CITIZEN)), None)
     begun = vocabulary()(b'{"given_name": ')
     for drafts, kept in ((b'"A', b'"A'), (b'"Axx', b'"A'), (b"x", b"")):
         count, forced = held.forced_behind(begun, vocabulary()(drafts))

@@ -15,7 +15,7 @@ from numpy import full, int32, unpackbits
 
 from app.core.messages import Generate, ModelSpecification
 from app.core.request import Grammar
-from app.text.constraint import AnswerConstraint, Vocabulary
+from app.text.constraint import FORCED_BYTES, AnswerConstraint, Vocabulary
 from app.text.detokenizer import TokenTable
 from app.text.dialect import NO_DIALECT
 from app.text.grammar import answer_grammar
@@ -47,9 +47,9 @@ def held_to(schema: Any) -> AnswerConstraint:
 
 
 def held_to_text(grammar: str) -> AnswerConstraint:
-    matcher = vocabulary().matcher(grammar)
-    assert not matcher.is_error(), matcher.get_error()
-    return AnswerConstraint(vocabulary(), matcher, None)
+    enforced = vocabulary().enforce(grammar)
+    assert not enforced.matcher.is_error(), enforced.matcher.get_error()
+    return AnswerConstraint(vocabulary(), enforced, None)
 
 
 @dataclass
@@ -181,6 +181,27 @@ def test_an_answer_that_cannot_go_on_ends_in_an_error_and_never_with_half_an_obj
     failed = [walk for walk in walks if walk.failure]
     assert failed
     assert all("simplify the schema" in walk.failure and walk.text.endswith(", ") for walk in failed)
+
+
+LONG = {
+    "a constant of 20,000 letters": {"const": "".join(random.Random(7).choices("abcdefghijklmnop", k=20_000))},
+    "a constant object of 2,500 names": {"const": {f"name_{n}": "value" for n in range(2500)}},
+    "an object of 2,000 optional names": {
+        **CLOSED,
+        "type": "object",
+        "properties": {f"name_{n}": TEXT for n in range(2000)},
+    },
+    "an expression that repeats a million letters": {"type": "string", "pattern": "^(a{1000}){1000}$"},
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_an_answer_goes_on_however_much_its_schema_forces_or_leaves_open(kind: str) -> None:
+    walk = check(held_to(LONG[kind]), LONG[kind], seed=1)
+    assert walk.failure == ""
+    assert END in walk.output or len(walk.output) == MOST_TOKENS
+    places = held_to(LONG[kind]).forced(())
+    assert len(places) <= FORCED_BYTES
 
 
 def test_an_end_that_the_grammar_does_not_allow_is_an_error() -> None:
