@@ -212,6 +212,10 @@ class WorkerClient(Supervisor):
         self._listeners: dict[type[Event], list[Callable[[Any], None]]] = {kind: [] for kind in get_args(Event)}
         self._kept: dict[str, KeepModel] = {}
         """What the next worker has to be told: which models are pinned, and what no worker was there to hear."""
+        self._used: dict[str, ModelSpecification] = {}
+        """Model id -> how it was last asked for; the last one asked for is the last one here."""
+        self._lost: frozenset[str] = frozenset()
+        """Models that the next worker loads at once."""
         self.progress: dict[str, LoadProgress] = {}
         """Model id -> the last progress of a load that is under way."""
         self.snapshot = Snapshot()
@@ -271,7 +275,7 @@ class WorkerClient(Supervisor):
 
     async def _send(self, stream: RequestStream, commands: Sequence[Generate]) -> None:
         try:
-            await self._prepare(stream.model_id)
+            await self._prepare(commands[0].model)
             for command in commands:
                 if not await stream.wait_turn(command.n):
                     return
@@ -289,8 +293,8 @@ class WorkerClient(Supervisor):
 
     async def load(self, model: ModelSpecification) -> ModelLoaded:
         """Load a unit and keep it; cancelling the caller cancels the load. Raises the PacelineError that ended it."""
-        await self._prepare(model.id)
-        loaded: ModelLoaded = await self._ask(LoadModel(id=f"load-{secrets.token_hex(8)}", model=model), model.id)
+        await self._prepare(model)
+        loaded: ModelLoaded = await self._ask(_load(model), model.id)
         return loaded
 
     async def read_prompt(self, prompt: Generate) -> PromptTold:
@@ -320,16 +324,19 @@ class WorkerClient(Supervisor):
         await self._prepare(None)
         await self._ask(UnloadModel(id=f"unload-{secrets.token_hex(8)}", model_id=model_id), model_id)
 
-    async def _prepare(self, model_id: str | None) -> None:
+    async def _prepare(self, model: ModelSpecification | None) -> None:
         """Raises when the model may not run or no worker is there in time."""
+        if model is not None:
+            self._used.pop(model.id, None)
+            self._used[model.id] = model
         if not self.ready and not await self.wait_ready(self._ready_seconds):
             seconds = self.retry_after_seconds
             message = f"The model worker is not running ({self.last_exit or 'it starts'}); try again in {seconds} s."
             raise WorkerGone(message, retry_after_seconds=seconds)
-        reason = self.quarantined.get(model_id) if model_id is not None else None
-        if reason is not None:
+        reason = self.quarantined.get(model.id) if model is not None else None
+        if model is not None and reason is not None:
             raise ModelUnavailable(
-                f"{model_id} is quarantined: {reason}, or at once after `paceline release {model_id}`.",
+                f"{model.id} is quarantined: {reason}, or at once after `paceline release {model.id}`.",
                 code="model_quarantined",
             )
 
@@ -370,9 +377,16 @@ class WorkerClient(Supervisor):
                     self.progress[event.model_id] = event
             case Ready():
                 self.ready_info = event
-                for told in tuple(self._kept.values()):
-                    self.keep(told.model_id, pinned=told.pinned, idle_seconds=told.idle_seconds)
+                self._restore()
         self._publish(event)
+
+    def _restore(self) -> None:
+        """Tell a new worker what the last one had heard of models that stay, and let it load what that one had."""
+        for told in tuple(self._kept.values()):
+            self.keep(told.model_id, pinned=told.pinned, idle_seconds=told.idle_seconds)
+        for model in reversed(self._used.values()):
+            if model.id in self._lost - self.quarantined.keys():
+                self.send(_load(model))
 
     def _on_exit(self, cause: Reason) -> None:
         message = (
@@ -382,6 +396,9 @@ class WorkerClient(Supervisor):
             error = WorkerGone(message, retry_after_seconds=self.retry_after_seconds)
             if self._fail(request_id, error):
                 self._publish(failed_frame(request_id, error))
+        # Where workers end one after the other, what they had may be why.
+        loaded = () if self._pause_seconds else self.snapshot.models
+        self._lost = frozenset(model.id for model in loaded if model.state == "ready")
         self.progress.clear()
         self.snapshot = Snapshot()
         self.ready_info = None
@@ -411,3 +428,7 @@ class WorkerClient(Supervisor):
                 listener(event)
             except Exception:  # a broken page must not stop the answers
                 _logger.exception("a listener failed")
+
+
+def _load(model: ModelSpecification) -> LoadModel:
+    return LoadModel(id=f"load-{secrets.token_hex(8)}", model=model)

@@ -34,13 +34,13 @@ class Timing:
     silence_seconds: float = 30.0
     step_factor: float = 10.0
     longest_silence_seconds: float = 120.0
-    """However slow a step is: its parts are told, so that only a stuck kernel is silent for so long."""
+    """However slow a step is, for its parts are told; and without work, for a computer may let such a process wait."""
     look_seconds: float = 1.0
     reap_seconds: float = 1.0
     abort_seconds: float = 2.0
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 60.0
-    awaited_pause_seconds: float = 10.0
+    awaited_pause_seconds: float = 2.0
     """The longest pause while somebody waits for the worker."""
     steady_seconds: float = 60.0
     crash_limit: int = 3
@@ -78,12 +78,13 @@ class Watchdog:
 
     def look(self, elapsed_seconds: float, *, in_flight: bool) -> bool:
         """True when the worker hangs. `in_flight`: the server itself waits for an answer."""
-        if self._heard or not (self._pending or in_flight):
+        if self._heard:
             self._heard = False
             self._silent_seconds = 0.0
             return False
         self._silent_seconds += min(elapsed_seconds, 2 * self._timing.look_seconds)  # more: the server itself slept
-        return self._silent_seconds > self.allowed_seconds
+        is_busy = self._pending or in_flight
+        return self._silent_seconds > (self.allowed_seconds if is_busy else self._timing.longest_silence_seconds)
 
 
 class Backoff:

@@ -51,6 +51,7 @@ class FakeWorker:
         self.channel = WorkerChannel(end)
         self.open: dict[str, Generate] = {}
         self.loads: set[str] = set()
+        self.models = {"fake"}
         self.kept = KeepModel(model_id="fake")
         self.over = threading.Event()
 
@@ -63,8 +64,9 @@ class FakeWorker:
                 if command.text == "forever":
                     self.channel.send(Delta(id=request_id, index=0, text="x", tokens=1))
             idle_seconds = self.kept.idle_seconds or 0.0
-            model = LoadedModel(id="fake", state="ready", pinned=bool(self.kept.pinned), idle_seconds=idle_seconds)
-            snapshot = Snapshot(models=(model,), active_bytes=1)
+            kept = {"pinned": bool(self.kept.pinned), "idle_seconds": idle_seconds}
+            models = tuple(LoadedModel(id=model_id, state="ready", **kept) for model_id in sorted(self.models))
+            snapshot = Snapshot(models=models, active_bytes=1)
             self.channel.send(Heartbeat(pending=bool(self.open), step_seconds=(0.001,), snapshot=snapshot))
         return 0
 
@@ -83,6 +85,7 @@ class FakeWorker:
             case KeepModel():
                 self.kept = command
             case UnloadModel():
+                self.models.discard(command.model_id)
                 self.channel.send(ModelUnloaded(id=command.id, model_id=command.model_id))
             case Shutdown():
                 if not self.options.deaf:
@@ -93,6 +96,7 @@ class FakeWorker:
         if command.model.id == "slow":
             self.loads.add(command.id)
             return
+        self.models.add(command.model.id)
         self.channel.send(LoadProgress(model_id=command.model.id, phase="ready", fraction=1.0))
         self.channel.send(ModelLoaded(id=command.id, model_id=command.model.id, seconds=0.1))
 

@@ -1,17 +1,28 @@
 """The client over a supervised fake worker: streams, cancels, loads, slow readers, subscriptions."""
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from app.core.errors import InvalidRequest, PacelineError, QueueFull, WorkerGone
-from app.core.messages import Accepted, Delta, Finished, Generate, Heartbeat, LoadProgress, ModelSpecification
-from app.worker.client import MOST_IN_FLIGHT, RequestStream
-from tests.worker.serving import ask, collect, serving, until
+from app.core.messages import (
+    Accepted,
+    Delta,
+    Finished,
+    Generate,
+    Heartbeat,
+    LoadProgress,
+    ModelLoaded,
+    ModelSpecification,
+)
+from app.worker.client import MOST_IN_FLIGHT, RequestStream, WorkerClient
+from tests.worker.serving import QUICK, ask, collect, serving, until
 
 SLOW = ModelSpecification(id="slow", path="/models/slow")
 FAST = ModelSpecification(id="fast", path="/models/fast")
+OTHER = ModelSpecification(id="other", path="/models/other")
 
 
 async def exhaust(stream: RequestStream) -> None:
@@ -58,6 +69,45 @@ def test_a_pin_is_heard_by_a_worker_that_is_not_there_yet_and_by_the_next_one() 
                 await collect(client, ask("kill"))
             await until(client, lambda event: isinstance(event, Heartbeat))
             assert [(model.pinned, model.idle_seconds) for model in client.snapshot.models] == [(True, 0.0)]
+
+    asyncio.run(scenario())
+
+
+async def loaded_after(client: WorkerClient, text: str, wanted: set[str]) -> list[str]:
+    """Let the worker end with `text`; the models that the next one loaded, once it has the wanted ones."""
+    seen: list[str] = []
+    unsubscribe = client.subscribe(lambda event: seen.append(event.model_id), ModelLoaded)
+    with pytest.raises(WorkerGone):
+        await collect(client, ask(text, model_id="fast"))
+    await until(client, lambda event: isinstance(event, Heartbeat) and {"fake", *wanted} == names(event))
+    unsubscribe()
+    return seen
+
+
+def names(event: Heartbeat) -> set[str]:
+    return {model.id for model in event.snapshot.models} if event.snapshot else set()
+
+
+@pytest.mark.parametrize("end", ["kill", "abort", "exit 3"])
+def test_what_was_loaded_is_loaded_again_at_once_and_what_was_asked_last_comes_first(end: str) -> None:
+    async def scenario() -> None:
+        async with serving(timing=replace(QUICK, steady_seconds=0.0)) as client:
+            for model in (FAST, OTHER, msgspec.structs.replace(FAST, id="gone")):
+                await client.load(model)
+            await client.unload("gone")
+            await until(client, lambda event: isinstance(event, Heartbeat) and "gone" not in names(event))
+            assert await loaded_after(client, end, {"fast", "other"}) == ["fast", "other"]
+
+    asyncio.run(scenario())
+
+
+def test_where_workers_end_one_after_the_other_nothing_is_loaded_until_it_is_asked_for() -> None:
+    async def scenario() -> None:
+        async with serving() as client:
+            await client.load(FAST)
+            await until(client, lambda event: isinstance(event, Heartbeat) and "fast" in names(event))
+            assert await loaded_after(client, "kill", {"fast"}) == ["fast"]
+            assert await loaded_after(client, "kill", set()) == []
 
     asyncio.run(scenario())
 

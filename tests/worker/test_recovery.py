@@ -99,12 +99,17 @@ def test_a_note_outlives_the_process_that_wrote_it() -> None:
         assert note.model_id == ""
 
 
-def test_silence_counts_only_while_work_is_pending() -> None:
-    watchdog = Watchdog(Timing(silence_seconds=3.0, step_factor=10.0, look_seconds=1.0))
-    assert not any(watchdog.look(1.0, in_flight=False) for _ in range(100))
-    assert [watchdog.look(1.0, in_flight=True) for _ in range(4)] == [False, False, False, True]
+def test_a_worker_without_work_may_be_silent_for_longer_and_is_noticed_too() -> None:
+    watchdog = Watchdog(Timing(silence_seconds=3.0, longest_silence_seconds=100.0, look_seconds=1.0))
+    assert [watchdog.look(1.0, in_flight=True) for _ in range(5)] == [False, False, False, False, True]
     watchdog.beat(Heartbeat(pending=True))
     assert [watchdog.look(1.0, in_flight=False) for _ in range(5)] == [False, False, False, False, True]
+    watchdog.beat(Heartbeat(pending=False))
+    assert not any(watchdog.look(1.0, in_flight=False) for _ in range(101))
+    assert watchdog.look(1.0, in_flight=False)
+    watchdog.beat(Heartbeat(pending=False))
+    assert not any(watchdog.look(1.0, in_flight=False) for _ in range(50))
+    assert watchdog.look(1.0, in_flight=True), "who asks such a worker does not wait as long again"
 
 
 def test_slow_steps_and_a_stopped_server_are_forgiven() -> None:
