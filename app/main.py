@@ -262,12 +262,20 @@ def run(
         return EXIT_UNAVAILABLE
 
 
+def open_store(store: Store, given: Settings) -> tuple[str, LiveSettings, bool]:
+    """What was done about the store, for people, the settings with what it keeps, and whether these are unsafe.
+
+    A store that is locked down lets nobody in, wherever it is reached from. Raises `StoreUnavailable`.
+    """
+    notice, kept = store.start(), StoredSettings(store)
+    live = LiveSettings(given, kept)
+    is_unsafe = not store.locked_down and BEYOND_LOOPBACK.clashes(Situation(live.current, kept.has_keys()))
+    return notice, live, is_unsafe
+
+
 def _run(store: Store, given: Settings, check: Callable[[Settings], None], announce: Announce, publish: Publish) -> int:
     try:
-        notice = store.start()
-        kept = StoredSettings(store)
-        live = LiveSettings(given, kept)
-        is_unsafe = BEYOND_LOOPBACK.clashes(Situation(live.current, kept.has_keys()))
+        notice, live, is_unsafe = open_store(store, given)
     except StoreUnavailable as error:
         _complain(str(error))
         return EXIT_UNAVAILABLE

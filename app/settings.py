@@ -30,6 +30,8 @@ ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?
 
 PREFIXES = "prefixes"
 """The folder of the home where earlier prompts are kept."""
+WHERE_UNREADABLE: Mapping[str, Any] = {"require_key": True, "prefix_cache_disk": 0.0}
+"""Values that hold where the stored one cannot be read and the default would open the server or keep texts on disk."""
 TakesEffect = Literal["now", "reload", "restart"]
 Section = Literal["general", "network", "memory", "folders", "speculation", "history"]
 SECTIONS: tuple[Section, ...] = get_args(Section)

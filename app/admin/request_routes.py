@@ -4,6 +4,7 @@ Topic `requests`: what runs, with its phase and how far it is, and the last ones
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -195,10 +196,9 @@ def _read_tokens(worker: WorkerClient, record: Record) -> int | None:
 
 def past_object(past: Past) -> dict[str, Any]:
     """A request that ended, in one line. What another version wrote, or left out, is nothing."""
-    figures = past.figures
-    speculation, seconds = figures.get("speculation", {}), figures.get("seconds", {})
-    drafted = speculation.get("drafted", 0)
-    total_seconds = seconds.get("total", 0.0)
+    speculation, usage = _part(past.figures, "speculation"), _part(past.figures, "usage")
+    drafted = _number(speculation, "drafted")
+    total_seconds = _number(_part(past.figures, "seconds"), "total")
     return {
         "id": past.id,
         "endpoint": past.endpoint,
@@ -208,15 +208,25 @@ def past_object(past: Past) -> dict[str, Any]:
         "ended_at": past.created_at + total_seconds,
         "phase": "done",
         "outcome": past.outcome,
-        "prompt_tokens": figures.get("usage", {}).get("prompt_tokens", 0),
-        "completion_tokens": figures.get("usage", {}).get("completion_tokens", 0),
-        "tokens_per_second": round(figures.get("timings", {}).get("predicted_per_second", 0.0), 1),
+        "prompt_tokens": _number(usage, "prompt_tokens"),
+        "completion_tokens": _number(usage, "completion_tokens"),
+        "tokens_per_second": round(_number(_part(past.figures, "timings"), "predicted_per_second"), 1),
         "method": speculation.get("method", "off"),
         "drafted": drafted,
-        "acceptance": round(speculation.get("accepted", 0) / drafted, 3) if drafted else None,
+        "acceptance": round(_number(speculation, "accepted") / drafted, 3) if drafted else None,
         **{name: speculation.get(name) for name in ("reason", "reason_code", "reason_values")},
         "seconds": total_seconds,
     }
+
+
+def _part(figures: Mapping[str, Any], name: str) -> dict[str, Any]:
+    part = figures.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _number(part: Mapping[str, Any], name: str) -> float:
+    number = part.get(name)
+    return number if isinstance(number, int | float) else 0
 
 
 TOPICS = {"requests": current_requests}

@@ -106,5 +106,5 @@ def problem_text(repository: str, problem: str) -> str:
     code, _, detail = problem.partition(": ")
     if not code:
         return ""
-    text = PROBLEMS.get(code, code).format(repository=repository)
+    text = PROBLEMS[code].format(repository=repository) if code in PROBLEMS else code
     return f"{text} ({detail})" if detail else text

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from app.core.errors import ServerRuns
+from app.core.safe_files import read_kept
 from app.core.setting_texts import local_url
 
 FILE_NAME = "server.json"
@@ -23,6 +24,7 @@ LOCK_NAME, START_LOCK = "server.lock", "start.lock"
 """Held by the server while it runs, and by whoever starts one in the background until it has its own."""
 LOG_FOLDER, LOG, START_LOG = "logs", "paceline.log", "start.log"
 """The logs of a home; the last one has what a server in the background says before it writes its own."""
+MAX_FILE_BYTES = 1 << 20
 TRIES, TRY_SECONDS = 25, 0.02
 """How a server asks for the lock: whoever looks whether it is held has it for a moment."""
 
@@ -72,11 +74,8 @@ def holder(home: Path) -> int:
 
 def read_server(home: Path) -> RunningServer | None:
     """The server of this home; None where none runs, or it does not listen yet."""
-    try:
-        said = (home / FILE_NAME).read_bytes()
-        return msgspec.json.decode(said, type=RunningServer) if is_served(home) else None
-    except (OSError, msgspec.DecodeError):
-        return None
+    said = read_kept(home / FILE_NAME, RunningServer, MAX_FILE_BYTES)
+    return said if said is not None and is_served(home) else None
 
 
 @contextlib.contextmanager

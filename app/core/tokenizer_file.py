@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
-from app.core.safe_files import DOWNLOAD_AGAIN, read_file, write_privately
+from app.core.safe_files import DOWNLOAD_AGAIN, read_file, read_kept, write_privately
 
 MAX_TOKENIZER_BYTES = 128 * 1024 * 1024
 MAX_PIECES = 2_000_000
@@ -342,13 +342,8 @@ def _stamp(path: Path) -> Stamp:
 
 def _kept_in(path: Path | None) -> _Kept:
     """What the file holds; nothing when it is missing, damaged or of another form: it is made anew."""
-    if path is None or not path.exists():
-        return _Kept()
-    try:
-        found = msgspec.json.decode(read_file(path, MAX_KEPT_BYTES), type=_Kept)
-    except (ModelUnavailable, msgspec.MsgspecError, ValueError, RecursionError):
-        return _Kept()
-    return found if found.form == FORM else _Kept()
+    found = None if path is None else read_kept(path, _Kept, MAX_KEPT_BYTES)
+    return found if found is not None and found.form == FORM else _Kept()
 
 
 def _last(entries: Mapping[str, Value], count: int) -> dict[str, Value]:

@@ -22,7 +22,7 @@ from app import __version__
 from app.command.autostart import steady_python, usual_home
 from app.core.errors import CommandError, ModelUnavailable
 from app.core.installation import version_order
-from app.core.safe_files import read_file, write_privately
+from app.core.safe_files import read_file, read_kept, write_privately
 from app.i18n import Words
 from app.settings import Settings
 
@@ -145,12 +145,12 @@ def read_record(bundle: Path) -> BundleRecord | None:
         raise CommandError(f"{bundle} is no app of Paceline's: move it away, or choose another folder with --folder")
     if not bundle.exists():
         return None
-    try:
-        return msgspec.json.decode(read_file(_inside(bundle, RECORD), MAX_RECORD_BYTES), type=BundleRecord)
-    except (ModelUnavailable, msgspec.MsgspecError):
+    record = read_kept(_inside(bundle, RECORD), BundleRecord, MAX_RECORD_BYTES)
+    if record is None:
         raise CommandError(
             f"{bundle} was not written by `paceline app install`: move it away, or choose another folder with --folder"
-        ) from None
+        )
+    return record
 
 
 def install(folder: Path, launching: Launching, languages: tuple[str, ...]) -> str:

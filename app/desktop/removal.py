@@ -20,7 +20,7 @@ from app.command.service import stop
 from app.core.download import MARKER, PARTIAL
 from app.core.errors import CommandError
 from app.core.installation import this_installation
-from app.core.safe_files import write_privately
+from app.core.safe_files import read_kept, write_privately
 from app.desktop import bundle
 from app.settings import PREFIXES, Settings
 
@@ -106,10 +106,7 @@ def note_app(home: Path, folder: Path, *, is_there: bool) -> None:
 
 
 def _other_folders(home: Path) -> tuple[Path, ...]:
-    try:
-        return tuple(map(Path, msgspec.json.decode((home / APPS_FILE).read_bytes(), type=list[str])))
-    except (OSError, msgspec.MsgspecError):
-        return ()
+    return tuple(map(Path, read_kept(home / APPS_FILE, list[str], bundle.MAX_RECORD_BYTES) or ()))
 
 
 def _downloads(folder: Path) -> Iterator[Path]:

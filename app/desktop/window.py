@@ -18,8 +18,8 @@ import msgspec
 
 from app.command.server import NoServer, Server, running_server
 from app.command.service import ENTRY, open_page, setup_address, start
-from app.core.errors import CommandError, ModelUnavailable
-from app.core.safe_files import read_file, write_privately
+from app.core.errors import CommandError
+from app.core.safe_files import read_kept, write_privately
 from app.desktop.bundle import DIALOG, ICONS
 from app.desktop.menubar import has_screen
 from app.settings import Settings
@@ -179,7 +179,4 @@ def address_of(server: Server, to: str) -> str:
 
 def read_size(path: Path) -> WindowSize:
     """What was remembered, or a usual size."""
-    try:
-        return msgspec.json.decode(read_file(path, MAX_SIZE_BYTES), type=WindowSize).within()
-    except (ModelUnavailable, msgspec.MsgspecError):
-        return WindowSize()
+    return (read_kept(path, WindowSize, MAX_SIZE_BYTES) or WindowSize()).within()

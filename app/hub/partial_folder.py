@@ -20,6 +20,7 @@ import msgspec
 
 from app.core.download import MARKER, PARTIAL
 from app.core.errors import HubProblem
+from app.core.safe_files import read_kept
 from app.hub.hub_files import COMMIT, RepositoryFile
 
 INCOMPLETE = ".incomplete"
@@ -176,13 +177,10 @@ def remove_model(downloads: Path, folder: Path) -> bool:
 
 def read_marker(folder: Path) -> Marker | None:
     """What Paceline downloaded into a folder; None for a folder that it did not make."""
-    try:
-        path = folder / MARKER
-        if path.is_symlink() or path.stat().st_size > MAX_MARKER_BYTES:
-            return None
-        return msgspec.json.decode(path.read_bytes(), type=Marker)
-    except (OSError, msgspec.MsgspecError, ValueError):
-        return None
+    path = folder / MARKER
+    with contextlib.suppress(OSError):  # a folder that nobody may look into
+        return None if path.is_symlink() else read_kept(path, Marker, MAX_MARKER_BYTES)
+    return None
 
 
 def _partials(downloads: Path, repository: str) -> list[Path]:

@@ -109,7 +109,7 @@ def _read_own(path: Path) -> dict[str, str]:
     """A catalog that somebody put there: only known shapes, and never a reason not to start."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _logger.warning("the catalog %s cannot be read: %s", path.name, error)
         return {}
     if LANGUAGE.fullmatch(path.stem) is None or not isinstance(entries, dict):

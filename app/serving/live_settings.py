@@ -25,7 +25,7 @@ from app.core.setting_texts import SpeculativeConfig, plain
 from app.i18n import languages
 from app.model_settings import CONFLICTS as MODEL_CONFLICTS
 from app.model_settings import PROFILED, Conflict, ModelSettings, refuse_conflicts, split_profile
-from app.settings import Settings, about, check_setting
+from app.settings import WHERE_UNREADABLE, Settings, about, check_setting
 
 if TYPE_CHECKING:
     from app.store.rows import StoredSettings
@@ -343,16 +343,25 @@ def _default(name: str) -> Any:
 
 
 def _usable(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the values that mean nothing (any more), which is told."""
+    """Without the values that mean nothing (any more), which is told; what protects is on instead."""
     usable = {}
     for name, value in stored.items():
         try:
-            check_setting(name, value)
+            usable[name] = _readable(name, value)
         except InvalidSetting as error:
-            logger.warning("the stored setting %s is left out: %s", name, error)
-        else:
-            usable[name] = value
+            if name in WHERE_UNREADABLE:
+                usable[name] = WHERE_UNREADABLE[name]
+            taken = f"taken for {usable[name]}" if name in usable else "left out"
+            logger.warning("the stored setting %s is %s: %s", name, taken, error)
     return usable
+
+
+def _readable(name: str, value: Any) -> Any:
+    """A stored value that is one of its setting. Raises `InvalidSetting`."""
+    check_setting(name, value)
+    if value is None or (isinstance(_default(name), bool) and not isinstance(value, bool)):  # 0 is no switch we stored
+        raise InvalidSetting(f"{name}: the value cannot be read", parameter=name)
+    return value
 
 
 def checked_model(values: Mapping[str, Any]) -> ModelSettings:

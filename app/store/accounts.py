@@ -329,7 +329,7 @@ def is_hash_of(stored: str, password: str, hasher: PasswordHasher) -> bool:
         cost = {"n": int(n), "r": int(r), "p": int(p), "dklen": 32, "maxmem": SCRYPT_MEMORY_BYTES}
         made = hashlib.scrypt(_normal(password), salt=base64.b64decode(salt, validate=True), **cost)
         return secrets.compare_digest(made, base64.b64decode(digest, validate=True))
-    except (VerificationError, InvalidHashError, ValueError):
+    except (VerificationError, InvalidHashError, ValueError, TypeError, OverflowError):
         return False
 
 

@@ -176,7 +176,8 @@ def _completes(turn: MessageRow, row: MessageRow) -> bool:
 
 def _texts(row: MessageRow) -> list[str]:
     """What it says, thinks and calls, in an order that holds while it grows."""
-    return [row.content, row.reasoning, *(call["arguments"] for call in row.calls or ())]
+    calls = [call for call in row.calls or () if isinstance(call, dict)]
+    return [row.content, row.reasoning, *(str(call.get("arguments", "")) for call in calls)]
 
 
 def _contains(search: str) -> Any:

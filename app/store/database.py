@@ -16,16 +16,19 @@ from contextlib import closing, contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import JSON, URL, Column, Connection, Engine, Float, Integer, create_engine, event, select
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, StaticPool
 from sqlmodel import SQLModel
 
 from app.core.errors import StoreUnavailable
+from app.store import stored_json
 from app.store.glance import LOCKED_DOWN
 from app.store.tables import TABLES
 
@@ -38,6 +41,8 @@ NOT_DAMAGE = frozenset({
     sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
 })  # fmt: skip
 """Primary codes that tell of the disk or of another program, not of the file's content."""
+LATEST_SECONDS = 253_370_764_800.0
+"""Unix seconds at the beginning of the year 9999: no later time can be shown."""
 BUSY_TIMEOUT_MILLISECONDS = 5_000
 BACKUPS_KEPT = 3
 RESERVE_BYTES = 256 * 1024
@@ -89,21 +94,35 @@ def _check_kind(path: Path) -> None:
 
 
 def _examine_content(path: Path) -> str:
-    """Every page, every reference between rows and every table, as one moment shows them."""
+    """Every page, index, reference between rows, table and value, as one moment shows them."""
+    with (
+        _damage_told(),
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)) as file,
+    ):
+        file.execute("BEGIN")
+        found = [str(row[0]) for row in file.execute("PRAGMA integrity_check(1)")]  # each index is a second copy
+        if found != ["ok"]:
+            raise Damage(" ".join(found[:1]) or "its pages are damaged")
+        if file.execute("PRAGMA foreign_key_check").fetchone() is not None:
+            raise Damage("a row belongs to one that is not there")
+        revision = _examine_tables(file)
+        if revision == revisions()[-1]:
+            _examine_values(file)
+        return revision
+
+
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    """Whatever cannot be read as what it should be becomes `Damage`: of the pages, of a text, of a value."""
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)) as file:
-            file.execute("BEGIN")
-            found = [str(row[0]) for row in file.execute("PRAGMA quick_check(1)")]
-            if found != ["ok"]:
-                raise Damage(" ".join(found[:1]) or "its pages are damaged")
-            if file.execute("PRAGMA foreign_key_check").fetchone() is not None:
-                raise Damage("a row belongs to one that is not there")
-            return _examine_tables(file)
-    except sqlite3.DatabaseError as error:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        yield
+    except (sqlite3.DatabaseError, DBAPIError) as error:
+        code = getattr(getattr(error, "orig", error), "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF in NOT_DAMAGE and code != sqlite3.SQLITE_IOERR_SHORT_READ:
             raise
-        raise Damage("it is no database" if code == sqlite3.SQLITE_NOTADB else str(error)) from error
+        raise Damage("it is no database" if code == sqlite3.SQLITE_NOTADB else "its pages are damaged") from error
+    except ValueError as error:  # SQLite's own messages quote what may be no UTF-8
+        raise Damage("it has invalid values") from error
 
 
 def _examine_tables(file: sqlite3.Connection) -> str:
@@ -123,6 +142,46 @@ def _examine_tables(file: sqlite3.Connection) -> str:
     return said[0]
 
 
+def _examine_values(file: sqlite3.Connection) -> None:
+    """Raise `Damage` unless every value of every row is what `app/store/tables.py` says of its column."""
+    file.text_factory = _text
+    for table in SQLModel.metadata.sorted_tables:
+        for row in file.execute(str(select(table).compile(dialect=sqlite.dialect()))):
+            for column, value in zip(table.columns, row, strict=True):
+                if not _is_value_of(column, value):
+                    raise Damage(f"{column} has an invalid value")
+
+
+def _text(raw: bytes) -> str | bytes:
+    """A text, or the bytes of one that is no UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def _is_value_of(column: Column[Any], value: Any) -> bool:
+    match column.type:
+        case _ if value is None:
+            return bool(column.nullable)
+        case JSON():
+            return _is_json(value, column.info["kind"])
+        case Float():
+            return isinstance(value, float) and 0 <= value < LATEST_SECONDS
+        case Integer():
+            return isinstance(value, int)
+        case _:
+            return isinstance(value, str)
+
+
+def _is_json(value: Any, kind: Any) -> bool:
+    try:
+        stored_json.read(value, kind)
+    except ValueError:
+        return False
+    return True
+
+
 @cache
 def revisions() -> tuple[str, ...]:
     """Every revision, the oldest first."""
@@ -133,18 +192,20 @@ def revisions() -> tuple[str, ...]:
 def migrate(path: Path, *, adopt: bool = False, to: str | None = None) -> None:
     """Bring a file to a revision, the latest by default; `adopt`: it has the first one's tables, and says none.
 
-    Every migration is in one transaction, or none of it.
+    Every migration is in one transaction, or none of it. Raises `Damage` where the values allow none.
     """
     target = to or revisions()[-1]
     engine = open_engine(path)
     try:
-        with engine.begin() as connection:
+        with _damage_told(), engine.begin() as connection:
             config = _config()
             config.attributes["connection"] = connection
             if adopt:
                 command.stamp(config, FIRST)
             command.upgrade(config, target)
             connection.exec_driver_sql(f"PRAGMA user_version = {int(target)}")  # earlier versions ask for it
+            if target == revisions()[-1]:
+                _examine_values(cast("sqlite3.Connection", connection.connection.driver_connection))
     finally:
         engine.dispose()
 
@@ -171,7 +232,8 @@ def open_engine(path: Path, *, pooled: bool = False) -> Engine:
         connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
     url = URL.create("sqlite", database=str(path))
-    engine = create_engine(url) if pooled else create_engine(url, poolclass=NullPool)
+    json = {"json_serializer": stored_json.written, "json_deserializer": stored_json.read}
+    engine = create_engine(url, **json) if pooled else create_engine(url, poolclass=NullPool, **json)
     event.listen(engine, "connect", configure)
     event.listen(engine, "begin", begin)
     return engine

@@ -4,13 +4,13 @@ It judges nothing: a damaged, older or locked file is no answer, and `Store` tel
 """
 
 import contextlib
-import json
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from app.model_settings import ModelSettings
+from app.store import stored_json
 
 FILE_NAME = "paceline.sqlite3"
 WAIT_SECONDS = 1.0
@@ -43,10 +43,10 @@ def glance(path: Path) -> Glance | None:
             kept = file.execute("SELECT model_id, results FROM benchmark ORDER BY created_at DESC, id DESC").fetchall()
         measurements: dict[str, list[dict[str, Any]]] = {}
         for name, results in kept:
-            measurements.setdefault(name, []).append(json.loads(results))
+            measurements.setdefault(name, []).append(stored_json.read(results, dict))
         return Glance(
-            {name: json.loads(value) for name, value in settings if value is not None},
-            {name: ModelSettings.read(json.loads(values)) for name, values in models},
+            {name: stored_json.read(value) for name, value in settings},
+            {name: ModelSettings.read(stored_json.read(values, dict)) for name, values in models},
             measurements,
         )
     except (OSError, sqlite3.Error, ValueError, TypeError, AttributeError):

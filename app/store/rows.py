@@ -82,7 +82,8 @@ class FirstRun:
         """In their order; none where the first run is over, or was an earlier version's."""
         with self._store.reading() as session:
             row = session.get(SettingRow, FIRST_RUN)
-            return [step for step in FIRST_STEPS if row is not None and step in row.value]
+            left = row.value if row is not None and isinstance(row.value, list) else ()
+            return [step for step in FIRST_STEPS if step in left]
 
     def begin(self) -> None:
         """Every step is left."""

@@ -119,7 +119,7 @@ class Store:
         except database.NewerRevision as newer:
             why = NEWER.format(reason=newer)
             raise self._unusable(f"{why}: update Paceline", f"{why}: {self._way_back()}") from newer
-        except (SQLAlchemyError, sqlite3.Error, OSError, ValueError) as error:
+        except (SQLAlchemyError, sqlite3.Error, OSError, ValueError, OverflowError) as error:
             if _is_full(error):
                 raise self._unusable(FULL) from error
             self.close()
@@ -195,10 +195,7 @@ class Store:
         if revision in {None, latest}:
             return ""
         copy = database.back_up(self.path, latest)
-        try:
-            database.migrate(self.path, adopt=not revision)
-        except ValueError as error:
-            raise database.Damage("it has values that are none") from error
+        database.migrate(self.path, adopt=not revision)
         return f"{self.path.name} has a new form; the earlier one is kept as {copy}."
 
     def _checkpoint(self) -> None:

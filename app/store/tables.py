@@ -1,5 +1,7 @@
 """The tables of the store. JSON columns hold plain values; an absent value is SQL's NULL. Times are Unix seconds.
 
+A file in which a value is anything else is damaged: `app/store/database.py` compares each one with its column.
+
 A change here needs a migration in `migrations/versions/`; a test compares the two.
 """
 
@@ -12,8 +14,8 @@ Scope = Literal["inference", "admin"]
 Role = Literal["user", "assistant", "tool"]
 
 
-def _json(*, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(JSON(none_as_null=True), nullable=nullable))
+def _json(kind: Any, *, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(JSON(none_as_null=True), nullable=nullable, info={"kind": kind}))
 
 
 class SettingRow(SQLModel, table=True):
@@ -22,7 +24,7 @@ class SettingRow(SQLModel, table=True):
     __tablename__ = "setting"
 
     name: str = Field(primary_key=True)
-    value: Any = _json(nullable=True)
+    value: Any = _json(Any, nullable=True)
     source: str = ""
     updated_at: float = 0.0
 
@@ -33,7 +35,7 @@ class ModelSettingsRow(SQLModel, table=True):
     __tablename__ = "model_settings"
 
     model_id: str = Field(primary_key=True)
-    values: dict[str, Any] = _json()
+    values: dict[str, Any] = _json(dict)
     source: str = ""
     """Who chose last: a person, or `paceline bench`."""
     updated_at: float = 0.0
@@ -47,9 +49,9 @@ class BenchmarkRow(SQLModel, table=True):
     id: int = Field(default=None, primary_key=True)
     model_id: str = Field(index=True)
     created_at: float = 0.0
-    versions: dict[str, Any] = _json()
-    machine: dict[str, Any] = _json()
-    results: dict[str, Any] = _json()
+    versions: dict[str, Any] = _json(dict)
+    machine: dict[str, Any] = _json(dict)
+    results: dict[str, Any] = _json(dict)
 
 
 class AccountRow(SQLModel, table=True):
@@ -125,7 +127,7 @@ class RequestRow(SQLModel, table=True):
     created_at: float = Field(default=0.0, index=True)
     outcome: str = ""
     """`stop`, `length`, `tool_calls`, `cancelled`, or the code of an error."""
-    figures: dict[str, Any] = _json()
+    figures: dict[str, Any] = _json(dict)
     """Counts and seconds by phase and by method, as `speculation` and `timings` in the API."""
     prompt: str | None = None
     reply: str | None = None
@@ -139,7 +141,7 @@ class ConversationRow(SQLModel, table=True):
     id: int = Field(default=None, primary_key=True)
     title: str = ""
     model_id: str = ""
-    options: dict[str, Any] = _json()
+    options: dict[str, Any] = _json(dict)
     created_at: float = 0.0
     changed_at: float = Field(default=0.0, index=True)
     version: int = Field(default=1, sa_column_kwargs={"server_default": "1"})
@@ -159,11 +161,11 @@ class MessageRow(SQLModel, table=True):
     role: Role = Field(default="user", sa_type=String)
     content: str = ""
     reasoning: str = ""
-    spans: list[Any] | None = _json(nullable=True)
+    spans: list[Any] | None = _json(list, nullable=True)
     """Of a reply: which characters a drafter wrote, as [start, end, method]."""
-    calls: list[Any] | None = _json(nullable=True)
+    calls: list[Any] | None = _json(list, nullable=True)
     """Of a reply: the tools that it calls, as {id, name, arguments}; turns of role `tool` give the results in turn."""
-    figures: dict[str, Any] | None = _json(nullable=True)
+    figures: dict[str, Any] | None = _json(dict, nullable=True)
     created_at: float = 0.0
 
 

@@ -1,6 +1,7 @@
 """Settings of a running server: where a value comes from, what clashes, and when a change is felt."""
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,30 @@ def test_a_stored_value_that_means_nothing_any_more_is_left_out(caplog: pytest.L
     live = make(keeper)
     assert (live.current.theme, live.current.max_requests) == ("system", 5)
     assert "the stored setting theme is left out" in caplog.text
+
+
+@pytest.mark.parametrize("stored", [0, 1, "off", "maybe", float("nan"), None, [], {}])
+def test_what_protects_is_on_where_its_stored_value_cannot_be_read(
+    stored: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = FakeKeeper()
+    keeper.values = {"require_key": stored, "prefix_cache_disk": "much", "keep_texts": "maybe", "allowed_hosts": 7}
+    live = make(keeper)
+    assert (live.current.require_key, live.current.prefix_cache_disk) == (True, 0.0)
+    assert (live.current.keep_texts, live.current.allowed_hosts) == (False, ())
+    assert "the stored setting require_key is taken for True" in caplog.text
+    live.change({"require_key": False}, "test")
+    assert make(keeper).current.require_key is False
+
+
+def test_what_is_kept_is_read_as_it_was_set(tmp_path: Path) -> None:
+    """SQLite keeps 20.0 as the whole number 20."""
+    chosen = {"require_key": False, "open": True, "prefix_cache_disk": 20.0, "idle_seconds": 5.5, "theme": "dark"}
+    chosen |= {"memory_limit": 2_000_000, "allowed_hosts": ("a.local",), "drafts": {"big": "off"}, "history_limit": 0}
+    with closing(Store(tmp_path / FILE_NAME)) as store:
+        LiveSettings(Settings(), StoredSettings(store)).change(chosen, "test")
+        kept = LiveSettings(Settings(), StoredSettings(store)).current
+    assert {name: getattr(kept, name) for name in chosen} == chosen
 
 
 async def test_a_change_is_told_on_the_loop_wherever_it_is_made(tmp_path: Path) -> None:

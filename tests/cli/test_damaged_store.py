@@ -89,6 +89,15 @@ def another_program(path: Path) -> None:
         file.execute("CREATE TABLE bookmarks (url TEXT)")
 
 
+def value_of(table: str, column: str, value: object) -> State:
+    def change(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as file:
+            file.execute(f"UPDATE {table} SET {column} = ?", (value,))  # noqa: S608
+            file.commit()
+
+    return change
+
+
 def older(path: Path) -> None:
     path.unlink()
     with closing(sqlite3.connect(path)) as file:
@@ -123,6 +132,9 @@ DAMAGED: Mapping[str, State] = {
     "journal alone": journal_alone,
     "folder for a journal": folder_for_a_journal,
     "another program": another_program,
+    "value of a setting": value_of("setting", "value", "trux"),
+    "schema": written(lambda sound: sound.replace(b"CREATE TABLE api_key", b"CREATE TABL\xdf api_key")),
+    "text of a key": value_of("api_key", "name", b"laptop\xff"),
 }
 SOUND: Mapping[str, State] = {
     "older": older,

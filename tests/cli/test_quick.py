@@ -47,6 +47,7 @@ def test_a_command_that_asks_the_server_imports_no_store(
 def test_a_list_of_models_imports_neither_store_nor_server(environment: Mapping[str, str]) -> None:
     store = Store(Path(environment["PACELINE_HOME"]) / FILE_NAME)
     StoredSettings(store).save_model("demo-assistant", ModelSettings(policy="off"), source="test")
+    StoredSettings(store).change_settings({"max_requests": 9, "prefix_cache_disk": 0.5}, source="test")
     store.close()
     with start(environment, "-m", "app.cli", "ls", "--json") as process:
         rows = {row["id"]: row for row in json.loads(process.communicate(timeout=LOOK_SECONDS)[0])}

@@ -113,6 +113,9 @@ def test_a_hash_that_costs_less_than_others_do_today_is_renewed(accounts: Accoun
         "scrypt$1073741824$8$1$AAAA$" + "A" * 43 + "=",
         "scrypt$2$1$1$*$*",
         "$argon2id$v=19$m=8,t=1,p=1$AAAA",
+        "scrypt$99999999999999999999$8$1$AAAA$AAAA",
+        "scrypt$2$8$99999999999999999999$AAAA$AAAA",
+        "scrypt$-2$8$1$AAAA$AAAA",
     ],
 )
 def test_what_is_no_hash_matches_nothing(stored: str) -> None:

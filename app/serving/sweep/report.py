@@ -122,7 +122,8 @@ class Advice:
 def report_of(results: Mapping[str, Any]) -> Report:
     """`results` is what `Sweep.results` makes; what another version wrote and nobody can read has no cells."""
     try:
-        cells = tuple(_cell(each) for each in results["cells"] if _plain_values(each))
+        found = [_cell(each) for each in results["cells"] if _plain_values(each)]
+        cells = msgspec.convert(msgspec.to_builtins(found), tuple[CellReport, ...])  # every value is of its type
         choice = _choice(cells, _drafters(results))
         doubts = tuple(_doubts(cells, int(results["options"].get("disturbed", 0))))
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
@@ -146,7 +147,9 @@ def report_object(results: Mapping[str, Any], current: Mapping[str, Any] | None 
 
 
 def _drafters(results: Mapping[str, Any]) -> dict[str, str]:
-    return dict(results.get("methods") or {})
+    """The id of the drafter by method."""
+    found = results.get("methods")
+    return {method: each for method, each in found.items() if isinstance(each, str)} if isinstance(found, dict) else {}
 
 
 # --- figures ----------------------------------------------------------------------------------------------------

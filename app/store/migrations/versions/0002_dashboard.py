@@ -99,7 +99,7 @@ def _move_choices() -> None:
     rows = connection.exec_driver_sql(f"SELECT model_id, source, updated_at, {', '.join(CHOICES)} FROM model_choice")  # noqa: S608
     for model_id, source, updated_at, *chosen in rows.fetchall():
         given = {name: value for name, value in zip(CHOICES, chosen, strict=True) if value is not None}
-        values = {name: json.loads(value) if name in LISTS else value for name, value in given.items()}
+        values = {name: json.loads(str(value)) if name in LISTS else value for name, value in given.items()}
         connection.exec_driver_sql(
             'INSERT INTO model_settings (model_id, "values", source, updated_at) VALUES (?, ?, ?, ?)',
             (model_id, json.dumps(values), source, updated_at),
