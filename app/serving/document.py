@@ -28,7 +28,8 @@ STATUSES = {
     408: "The request did not arrive in time.",
     409: "It is in use, gone, or was changed since.",
     413: "The body is too large.",
-    415: "Content-Type must be application/json.",
+    414: "The address is too long.",
+    415: "Content-Type must be application/json, without a Content-Encoding.",
     422: "There is no such setting, or it cannot be so.",
     429: "Too many at once: come back after `Retry-After` seconds.",
     431: "The headers are too large or too many.",
@@ -36,8 +37,9 @@ STATUSES = {
     500: "A mistake of the server: its log says more.",
     502: "The hub of models answers with an error.",
     503: "Not now: the worker, the model, its memory, the store or the hub is unavailable; `code` says which.",
+    505: "Only HTTP/1.1 and HTTP/1.0 are spoken.",
 }
-ALWAYS = (400, 403, 408, 413, 431, 500, 503)
+ALWAYS = (400, 403, 408, 413, 414, 431, 500, 503, 505)
 """What may become of any request."""
 KEYS: dict[str, Any] = {
     "bearer": {"type": "http", "scheme": "bearer"},

@@ -32,9 +32,9 @@ from app.serving.errors import Rejected, error_response, invalid_request
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 MAX_HEADER_BYTES = 32 * 1024
-MAX_HEADER_COUNT = 100
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-KNOWN_METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
+WRITING_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+KNOWN_METHODS = SAFE_METHODS | WRITING_METHODS
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
 DEFAULT_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -131,15 +131,15 @@ class Gate:
         self._answered(endpoint, method, status)
 
     def _check(self, scope: Scope, headers: Headers, *, is_allowed_page: bool) -> None:
-        raw, method = scope["headers"], scope["method"]
-        if sum(len(name) + len(value) for name, value in raw) > MAX_HEADER_BYTES or len(raw) > MAX_HEADER_COUNT:
-            raise Rejected(431, "The headers are too large or too many.", "headers_too_large", close=True)
+        method = scope["method"]
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            raise headers_too_large()
         self._check_host(headers)
-        _check_length(headers)
+        _check_framing(scope.get("http_version", "1.1"), headers)
         if not (is_allowed_page or _is_followed_link(method, headers)):
             _check_origin(headers)
         has_body = headers[b"transfer-encoding"] or headers[b"content-length"] not in ([], [b"0"])
-        if method not in SAFE_METHODS and (method != "DELETE" or has_body):
+        if method in WRITING_METHODS and (method != "DELETE" or has_body):
             _check_content_type(headers)
 
     def _check_host(self, headers: Headers) -> None:
@@ -155,16 +155,24 @@ class Gate:
 
 def _settled(scope: Scope) -> Scope:
     """The same without a slash at the end, and HEAD as a GET, whose body the server leaves out; the dashboard's own
-    addresses stay as they are, and so do the names of its files."""
-    path = scope["path"]
+    addresses stay as they are, and so do the names of its files. CONNECT names no address here: the root refuses it.
+    Cookies come without backslashes: our own have none, and some Pythons unescape in quadratic time."""
+    path = "/" if scope["method"] == "CONNECT" else scope["path"]
+    headers = [(name, value.replace(b"\\", b"") if name == b"cookie" else value) for name, value in scope["headers"]]
+    scope = {**scope, "headers": headers}
     if path.startswith("/admin"):
         return scope
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     return {**scope, "path": path if path.startswith("/static/") else path.rstrip("/") or "/", "method": method}
 
 
-def _check_length(headers: Headers) -> None:
-    values = headers[b"content-length"]
+def _check_framing(version: str, headers: Headers) -> None:
+    values, encodings = headers[b"content-length"], headers[b"transfer-encoding"]
+    if version not in {"1.0", "1.1"}:
+        raise Rejected(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here.", "invalid_http", close=True)
+    if encodings and (values or version == "1.0"):
+        advice = "A body has either a Content-Length or, in HTTP/1.1, a Transfer-Encoding."
+        raise Rejected(400, advice, "invalid_http", close=True)
     if len(values) > 1 or any(not each.isdigit() or len(each) > 19 for each in values):
         raise Rejected(400, "Content-Length is not a valid number.", "invalid_content_length", close=True)
     if values and int(values[0]) > MAX_BODY_BYTES:
@@ -192,6 +200,8 @@ def _check_content_type(headers: Headers) -> None:
     kind, _, parameters = (values[0] if len(values) == 1 else b"").lower().partition(b";")
     if kind.strip() != b"application/json" or parameters.strip() not in {b"", b"charset=utf-8", b'charset="utf-8"'}:
         raise Rejected(415, "Content-Type must be application/json.", "unsupported_media_type", close=True)
+    if not {each.strip().lower() for each in headers[b"content-encoding"]} <= {b"", b"identity"}:
+        raise Rejected(415, "Send the body without a Content-Encoding.", "unsupported_media_type", close=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +299,16 @@ async def _read(request: Request, timeout_seconds: float, max_bytes: int) -> byt
     return chunks
 
 
+def headers_too_large() -> Rejected:
+    """The refusal of headers over one of the caps."""
+    return Rejected(431, "The headers are too large or too many.", "headers_too_large", close=True)
+
+
 def give_memory_back() -> None:
     """From now on the memory of a large body is returned at once; glibc would keep twice the largest one for ever."""
     with contextlib.suppress(AttributeError):  # nobody else has it
         for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            ctypes.CDLL(None).mallopt(option, 1 << 20)  # what asyncio reads at a time stays: it takes 256 KiB for that
+            ctypes.CDLL(None).mallopt(option, 1 << 20)  # the memory of what is read at a time stays
 
 
 def _too_large(max_bytes: int) -> Rejected:

@@ -22,20 +22,22 @@ import h11
 import msgspec
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app.core import descriptors
 from app.serving.context import Activity
 from app.serving.errors import Rejected, error_object
 from app.serving.sse import COMMENT
+from app.serving.wire import MAX_INCOMPLETE_BYTES, Connection
 
 SPARE_DESCRIPTORS = 96
 """Open files that are no connections: the store, models on disk, the log, the worker, downloads."""
 SPARE_CONNECTIONS = 32
 """Connections beyond the generation requests that may be open: for the dashboard, and to tell others to wait."""
 LISTEN_QUEUE = 1024
-MAX_INCOMPLETE_BYTES = 64 * 1024
-"""Headers beyond this are refused by h11, before the gate could."""
+READ_BYTES = 64 * 1024
+"""Bytes of one connection that are parsed before others have their turn; asyncio would read 256 KiB."""
 CLOSE_SECONDS = 3
 """What connections get to send their last bytes after the drain."""
 
@@ -93,6 +95,8 @@ class DeadlineProtocol(H11Protocol):
     """When whoever closed a half of the connection is written to: one who is gone makes the second write fail."""
     waits_since = 0.0
     """When we began to wait for this client, in the loop's time."""
+    refusal: Rejected | None = None
+    """The reason why the rest of the body is not parsed; reading it raises this."""
     _deadline: asyncio.TimerHandle | None = None
 
     @property
@@ -105,9 +109,17 @@ class DeadlineProtocol(H11Protocol):
         """Whether it is the client's turn: to send a request, or the rest of one."""
         return self.cycle is None or self.cycle.response_complete or bool(self.cycle.more_body)
 
+    @property
+    def is_answered_early(self) -> bool:
+        """Whether the answer began before the whole request was here: nobody reads the rest."""
+        return self.cycle is not None and self.cycle.response_started and self.cycle.more_body
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock."""
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
+        self.conn = Connection(h11.SERVER, MAX_INCOMPLETE_BYTES)
+        self.app = PoliteEnd(self.app, self)
         self.waits_since = self.loop.time()
         self._arm()
 
@@ -120,11 +132,32 @@ class DeadlineProtocol(H11Protocol):
         """Start the clock with the first byte of a request, stop it with the last one of its headers."""
         if self.is_idle:
             self.waits_since = self.loop.time()
+        if self.refusal is not None or self.is_answered_early:
+            self._pass_by(data)
+            return
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._arm()
         else:
             self._disarm()
+
+    def handle_events(self) -> None:
+        """Parse what is here. A body that is refused is answered by the application, a head here."""
+        try:
+            super().handle_events()
+        except Rejected as error:
+            if self.cycle is None or self.cycle.response_complete:
+                self._refuse(error)
+            else:
+                self.refusal = error
+                self.cycle.message_event.set()
+
+    def _pass_by(self, data: bytes) -> None:
+        """Hand `PoliteEnd` the bytes of a body that nobody reads, unparsed."""
+        self.cycle.body += data
+        self.cycle.message_event.set()
+        if len(self.cycle.body) > READ_BYTES:
+            self.flow.pause_reading()
 
     def on_response_complete(self) -> None:
         """Start the clock when the beginning of a next request is already here."""
@@ -135,7 +168,7 @@ class DeadlineProtocol(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends nothing more: whoever asked for something gets it, if it still listens."""
-        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+        if self.cycle is None or self.cycle.response_complete or (self.cycle.more_body and self.refusal is None):
             return False
         self.cycle.keep_alive = False
         for seconds in self.probe_seconds:
@@ -199,7 +232,8 @@ class DeadlineProtocol(H11Protocol):
 
 
 class PoliteEnd:
-    """ASGI middleware: an answer that closes the connection takes the rest of the request's body first, for a while.
+    """ASGI middleware: an answer that begins before the whole body is here closes the connection, and takes the rest of
+    the body first, unparsed, for a while.
 
     The answer itself is sent at once. Closing with bytes unread would reset the connection, and the client might never
     see why.
@@ -210,24 +244,32 @@ class PoliteEnd:
     """What arrives buys time at this rate."""
     most_bytes = 64 * 1024 * 1024
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, connection: DeadlineProtocol) -> None:
         self._app = app
+        self._connection = connection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on; the last message of such an answer waits for the rest of the body."""
-        closes = False
+        """Pass everything on; reading a body that is refused raises, the last message of an early answer waits for the
+        rest of the body."""
+        connection, cycle = self._connection, self._connection.cycle
+
+        async def receive_or_raise() -> Message:
+            message = await receive()
+            if connection.refusal is not None and not cycle.response_started:
+                raise connection.refusal
+            return message
 
         async def send_politely(message: Message) -> None:
-            nonlocal closes
-            if message["type"] == "http.response.start":
-                closes = (b"connection", b"close") in message.get("headers", ())
-            elif closes and message["type"] == "http.response.body" and not message.get("more_body", False):
+            if cycle.more_body and message["type"] == "http.response.start":
+                others = (each for each in message.get("headers", ()) if each != CLOSE_HEADER)
+                message = {**message, "headers": [*others, CLOSE_HEADER]}
+            elif cycle.more_body and not message.get("more_body", False):
                 await send({**message, "more_body": True})
                 await self._take(receive)
                 message = {**message, "body": b""}
             await send(message)
 
-        await self._app(scope, receive, send_politely)
+        await self._app(scope, receive_or_raise, send_politely)
 
     async def _take(self, receive: Receive) -> None:
         taken, began = 0, asyncio.get_running_loop().time()
@@ -312,7 +354,7 @@ class Acceptor:
 def serve_config(app: ASGIApp, *, protocol: type[DeadlineProtocol] = DeadlineProtocol) -> uvicorn.Config:
     """How uvicorn serves `app`: h11, no websockets, no proxy headers, no access log, logging left alone."""
     return uvicorn.Config(
-        PoliteEnd(app),
+        app,
         http=protocol,
         ws="none",
         lifespan="on",
@@ -321,7 +363,6 @@ def serve_config(app: ASGIApp, *, protocol: type[DeadlineProtocol] = DeadlinePro
         server_header=False,
         date_header=False,  # the gate sends it
         proxy_headers=False,
-        h11_max_incomplete_event_size=MAX_INCOMPLETE_BYTES,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=CLOSE_SECONDS,
     )
