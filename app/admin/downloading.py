@@ -237,8 +237,7 @@ class Downloads:
             await self._end(download_id)
             download = self._downloads[download_id]
             if download.state != "done":
-                await asyncio.to_thread(forget_partials, self.folder, download.repository)
-                self._put(download, state="cancelled", done_bytes=0, problem="")
+                await self._forget_partials(download)
             return await self._settle(download_id)
 
     async def move(self, download_id: int, *, up: bool) -> dict[str, Any]:
@@ -324,6 +323,15 @@ class Downloads:
             running.task.cancel()
             await asyncio.gather(running.task, return_exceptions=True)
             self._put(self._downloads[download_id], phase="")
+
+    async def _forget_partials(self, download: Download) -> None:
+        """Cancel what was ended; where what has arrived cannot be removed it has failed, and can be cancelled again."""
+        try:
+            await asyncio.to_thread(forget_partials, self.folder, download.repository)
+        except HubProblem as problem:
+            self._put(download, state="failed", problem=problem.problem)
+        else:
+            self._put(download, state="cancelled", done_bytes=0, problem="")
 
     async def _settle(self, download_id: int) -> dict[str, Any]:
         """After a command: fill the free places, keep the change, tell the result."""

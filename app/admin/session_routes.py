@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 
 from app.admin.context import Admin, AdminContext
 from app.core.errors import InvalidRequest
+from app.core.own_files import own_files
 from app.core.safe_files import write_privately
 from app.serving.auth import ADMIN_JSON, COOKIE, ENTRY_SECONDS, VALID_SECONDS, Door, identity_of, is_from_here, place_of
 from app.serving.document import problems
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SECRET_CHARACTERS = 4096
 PAGE = r"^/admin/[\w\-./%@+]*(\?[\w\-./%@+=&]*)?(#[\w\-]*)?$"
-REDIRECT = "open-*.html"
+REDIRECT = "open-{}.html"
 REDIRECT_PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="referrer" content="no-referrer">
@@ -181,9 +182,9 @@ def is_page(to: str) -> bool:
 
 def _write_redirect(home: Path, address: str) -> Path:
     """A page that leads to the address; those of a server that was killed meanwhile go."""
-    for left in home.glob(REDIRECT):
+    for left in own_files(home, REDIRECT.format("[0-9a-f]{16}")):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > ENTRY_SECONDS:
+            if time.time() - left.lstat().st_mtime > ENTRY_SECONDS:
                 left.unlink()
     file = _redirect_of(home, address.partition("#")[2])
     write_privately(file, REDIRECT_PAGE.format(address=address).encode())
@@ -192,7 +193,7 @@ def _write_redirect(home: Path, address: str) -> Path:
 
 def _redirect_of(home: Path, code: str) -> Path:
     """Its name is made of the code's hash, so that whoever uses the code removes it."""
-    return home / REDIRECT.replace("*", digest_of(code)[:16])
+    return home / REDIRECT.format(digest_of(code)[:16])
 
 
 def _remove(file: Path) -> None:

@@ -24,6 +24,7 @@ import msgspec
 from app.command import autostart
 from app.command.server import Server, running_server
 from app.core.errors import CommandError
+from app.core.own_files import open_own, read_own
 from app.core.server_file import (
     LOG,
     LOG_FOLDER,
@@ -50,7 +51,7 @@ OPEN_SECONDS = 5.0
 KILL_SECONDS = 10.0
 """What a server that is told to end at once gets to do so."""
 BLOCK_BYTES = 1 << 16
-FRESH = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+FRESH = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 ENTRY = "/admin/api/entry"
 OPTIONS_OF_AGENT = "`paceline service install` with options changes how, `paceline service uninstall` ends that"
@@ -121,7 +122,7 @@ def _starting(home: Path) -> Iterator[int]:
     """Nobody else starts a server of this home meanwhile, nor while another process has the descriptor."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(home / START_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_own(home / START_LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise CommandError(f"{home} cannot be used ({error.strerror}): set PACELINE_HOME to another folder") from None
     try:
@@ -143,7 +144,7 @@ def _start_log(home: Path) -> Iterator[BinaryIO]:
     folder = home / LOG_FOLDER
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(folder / START_LOG, FRESH, 0o600)
+        descriptor = open_own(folder / START_LOG, FRESH)
     except OSError as error:
         advice = "free some space, or check who owns it"
         raise CommandError(f"{folder} cannot be written ({error.strerror}): {advice}") from None
@@ -207,7 +208,8 @@ def _why_silent(agent: autostart.Agent) -> Callable[[], str]:
 
 def _last_words(home: Path) -> str:
     try:
-        lines = (home / LOG_FOLDER / START_LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = read_own(home / LOG_FOLDER / START_LOG)
+        lines = said.decode("utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
     return lines[-1].removeprefix("paceline: ") if lines else ""
@@ -368,7 +370,7 @@ def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
     """
     path = home / LOG_FOLDER / LOG
     try:
-        file = path.open("rb")
+        file = os.fdopen(open_own(path), "rb")
     except FileNotFoundError:
         raise CommandError(f"there is no log in {path.parent} yet: `paceline start` starts the server") from None
     except OSError as error:
@@ -382,7 +384,7 @@ def log_lines(home: Path, count: int, *, follow: bool = False) -> Iterator[str]:
         yield from map(readable, lines)
         if not block and not is_current:
             file.close()
-            file, rest = path.open("rb"), b""
+            file, rest = os.fdopen(open_own(path), "rb"), b""
         elif not block:
             time.sleep(LOOK_SECONDS)
     file.close()

@@ -4,16 +4,22 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+LARGEST_COUNT = (1 << 53) - 1
+"""Count of bytes, or of anything else, that every reader of JSON keeps exactly and SQLite holds: the largest."""
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 Phase = Literal["", "connecting", "downloading", "waiting", "verifying"]
 FINISHED: tuple[State, ...] = ("done", "failed", "cancelled")
 
 MARKER, PARTIAL = ".paceline.json", ".partial"
 """In the folder of a model: that Paceline downloaded it; beside them: the folder of what is not whole yet."""
+FLAT_NAME = r"[\w.-]+--[\w.-]+"
+PARTIAL_NAME, PARTIAL_LOCK = rf"{FLAT_NAME}@(?:[0-9a-f]{{40}}|old-[0-9a-f]{{32}})", rf"{FLAT_NAME}\.lock"
+"""Names in that folder, as patterns: a repository at a commit or on its way out, and its lock."""
 RESERVE_BYTES = 1 << 30
 """Room on the disk that downloads leave to everything else."""
 
@@ -25,7 +31,7 @@ PROBLEMS = {
     "not_found": "{repository} does not exist on the Hub or is private: check the name, or save a token with access",
     "refused": "the Hub rejected the saved token: save another one, or remove it to download public repositories",
     "empty": "{repository} has no safetensors weights, the only format that runs here: choose another one",
-    "unsafe": "{repository} contains an unsafe file name: choose another one",
+    "unsafe": "{repository} lists files with unsafe names or sizes: choose another one",
     "wrong_hash": "a file failed its checksum twice and was deleted: try again later",
     "disk_full": "not enough disk space: free some, then try again; what has been downloaded is kept",
     "unwritable": "cannot write to the download folder: choose another one, or fix its permissions",
@@ -52,8 +58,8 @@ class Download:
     phase: Phase = ""
     """What it does while it runs; not kept."""
     position: int = 0
-    total_bytes: int = 0
-    done_bytes: int = 0
+    total_bytes: Bytes = 0
+    done_bytes: Bytes = 0
     folder: str = ""
     problem: str = ""
     drafts_for: str = ""

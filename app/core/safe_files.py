@@ -14,7 +14,7 @@ import tempfile
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -38,7 +38,6 @@ DTYPE_BITS = {
     "F6_E3M2": 6,
 }
 INTEGER_CODES = {"I32": "i", "I64": "q"}
-Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +97,6 @@ def read_file(path: Path, max_bytes: int) -> bytes:
     if is_larger or len(content) > max_bytes:
         raise ModelUnavailable(f"{printable(path.name)} is larger than {max_bytes >> 20} MiB; {DOWNLOAD_AGAIN}")
     return content
-
-
-def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
-    """The JSON value that Paceline keeps in a file of its own; None where nothing can be read as `kind`."""
-    try:
-        return msgspec.json.decode(read_file(path, max_bytes), type=kind)
-    except (ModelUnavailable, DiskUnavailable, ValueError, RecursionError):
-        return None
 
 
 def write_privately(path: Path, content: bytes) -> None:

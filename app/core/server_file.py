@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from app.core.errors import ServerRuns
-from app.core.safe_files import read_kept
+from app.core.own_files import open_own, read_kept, read_own
 from app.core.setting_texts import local_url
 
 FILE_NAME = "server.json"
@@ -49,7 +49,7 @@ class RunningServer(msgspec.Struct, frozen=True):
 def is_served(home: Path) -> bool:
     """Whether a server of this home runs, or is starting or ending."""
     try:
-        descriptor = os.open(home / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = open_own(home / LOCK_NAME)
     except OSError:
         return False
     try:
@@ -66,7 +66,7 @@ def is_served(home: Path) -> bool:
 def holder(home: Path) -> int:
     """The process that holds the lock, also while it does not listen yet; 0: nobody does."""
     try:
-        said = (home / LOCK_NAME).read_text(encoding="ascii")
+        said = read_own(home / LOCK_NAME)
         return int(said) if is_served(home) else 0
     except (OSError, ValueError):
         return 0
@@ -86,7 +86,7 @@ def held_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
     """
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(home / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_own(home / LOCK_NAME, os.O_RDWR | os.O_CREAT)
     except OSError:
         yield lambda _server: None
         return
@@ -127,7 +127,7 @@ def _let_others_start(home: Path) -> None:
 def _write(home: Path, server: RunningServer) -> None:
     new = home / f"{FILE_NAME}.new"
     with contextlib.suppress(OSError):
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_own(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o600)
             file.write(msgspec.json.encode(server))

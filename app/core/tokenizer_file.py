@@ -19,7 +19,8 @@ from typing import TypeVar
 import msgspec
 
 from app.core.errors import DiskUnavailable, ModelUnavailable
-from app.core.safe_files import DOWNLOAD_AGAIN, read_file, read_kept, write_privately
+from app.core.own_files import read_kept
+from app.core.safe_files import DOWNLOAD_AGAIN, read_file, write_privately
 
 MAX_TOKENIZER_BYTES = 128 * 1024 * 1024
 MAX_PIECES = 2_000_000

@@ -23,6 +23,7 @@ from app.command import autostart
 from app.command.server import Server, running_server
 from app.core.errors import CommandError
 from app.core.installation import this_installation
+from app.core.own_files import open_own
 from app.core.server_file import is_served
 from app.desktop.menu import Seen, face, news, tray_state
 from app.desktop.tray import Tray
@@ -59,7 +60,7 @@ OpenPage = Callable[[Server, str], None]
 def only_one(home: Path) -> Iterator[bool]:
     """Whether this is the one menu bar of a home, for as long as it is held."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(home / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = open_own(home / LOCK_NAME, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,11 +1,12 @@
 """`paceline uninstall`: what of Paceline is on this computer, with sizes, and the removal of what is chosen.
 
-Only names that Paceline itself writes count, so a state folder that holds other things loses none of them, and links
-are removed, never followed. Models that other programs share, and folders of the user's own, are not Paceline's.
+Only names that Paceline itself writes count, so a state folder that holds other things loses none of them, and no link
+is followed. Models that other programs share, and folders of the user's own, are not Paceline's.
 """
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ import msgspec
 from app.command import autostart
 from app.command.loaded import bytes_text
 from app.command.service import stop
-from app.core.download import MARKER, PARTIAL
+from app.core.download import MARKER, PARTIAL, PARTIAL_LOCK, PARTIAL_NAME
 from app.core.errors import CommandError
 from app.core.installation import this_installation
-from app.core.safe_files import read_kept, write_privately
+from app.core.own_files import ANY, own_files, own_folders, read_kept
+from app.core.prefix_files import GROWING_NAME, KEPT_NAME
+from app.core.safe_files import write_privately
 from app.desktop import bundle
 from app.settings import PREFIXES, Settings
 
@@ -32,18 +35,21 @@ TITLES: Mapping[Name, str] = {
     "caches": "logs, measured costs, earlier prompts, windows",
     "state": "settings, password, keys, conversations, history, measurements",
 }
-CACHES = ("logs", "costs", PREFIXES, "tokenizers.json", "window", "window.json", "launch")
-STATE = (
-    "paceline.sqlite3*",
-    "hub_token",
-    "languages",
-    "apps.json",
-    "open-*.html",
-    "server.json*",
-    "server.lock",
-    "start.lock",
-    "menubar.lock",
+CACHES = (
+    ("logs", r"(paceline|start)\.log(\.[0-9])?"),
+    ("costs", r"[0-9a-f]{32}\.json"),
+    (PREFIXES, ANY, f"{KEPT_NAME}|{GROWING_NAME}"),
+    (r"(tokenizers|window)\.json",),
 )
+CACHE_FOLDERS = "window|launch"
+"""Folders that go whole: a browser and the coding agents choose the names in them."""
+STATE = (
+    (r"paceline\.sqlite3(\.(new|newer|damaged-\d{8}-\d{6}|before-\d+(\.new)?)(-\d+)?)?(-wal|-shm|-journal)?",),
+    (r"paceline\.sqlite3\.(lock|reserve)|(server|start|menubar)\.lock|server\.json(\.new)?|apps\.json|hub_token",),
+    (r"open-[0-9a-f]{16}\.html",),
+    ("languages", r"[A-Za-z0-9-]+\.json"),
+)
+"""Patterns of names, one for each level below the home."""
 APPS = Path("~/Applications")
 APPS_FILE = "apps.json"
 """The other folders that an app was written into."""
@@ -74,7 +80,7 @@ def parts_of(settings: Settings) -> tuple[Part, ...]:
         "service": [agent.path] if agent is not None else [],
         "app": [app for app in apps if _is_ours(app)],
         "downloads": list(_downloads(settings.downloads_path)),
-        "caches": list(_matching(settings.home, CACHES)),
+        "caches": [*_matching(settings.home, CACHES), *own_folders(settings.home, CACHE_FOLDERS)],
         "state": list(_matching(settings.home, STATE)),
     }
     return tuple(Part(name, tuple(paths), sum(map(size_of, paths))) for name, paths in found.items() if paths)
@@ -111,16 +117,13 @@ def _other_folders(home: Path) -> tuple[Path, ...]:
 
 def _downloads(folder: Path) -> Iterator[Path]:
     """The models that Paceline downloaded, and what is not whole of one; others there are their owner's."""
-    for marker in sorted(folder.glob(f"*/*/{MARKER}")):
-        if not (marker.parent.is_symlink() or marker.parent.parent.is_symlink()):
-            yield marker.parent
-    if (folder / PARTIAL).is_dir():
-        yield folder / PARTIAL
+    yield from (marker.parent for marker in own_files(folder, r"[^.].*", ANY, re.escape(MARKER)))
+    yield from own_folders(folder, re.escape(PARTIAL), PARTIAL_NAME)
+    yield from own_files(folder, re.escape(PARTIAL), PARTIAL_LOCK)
 
 
-def _matching(home: Path, names: Sequence[str]) -> Iterator[Path]:
-    found = {path for name in names for path in home.glob(name)}
-    yield from sorted(found)
+def _matching(home: Path, patterns: Sequence[Sequence[str]]) -> Iterator[Path]:
+    return (path for names in patterns for path in own_files(home, *names))
 
 
 def size_of(path: Path) -> int:
@@ -160,12 +163,13 @@ def _remove(settings: Settings, part: Part) -> str:
     elif part.name == "app":
         return "\n".join(bundle.uninstall(path.parent) for path in part.paths)
     else:
+        root = settings.downloads_path if part.name == "downloads" else settings.home
         for path in part.paths:
             _delete(path)
-        if part.name == "downloads":
-            for folder in (*{path.parent for path in part.paths}, settings.downloads_path):
-                with contextlib.suppress(OSError):  # not empty
-                    folder.rmdir()
+        folders = {each for path in part.paths for each in path.parents if each.is_relative_to(root)}
+        for folder in sorted(folders - {settings.home}, reverse=True):
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
     return f"Removed: {part.text}"
 
 

@@ -19,7 +19,8 @@ import msgspec
 from app.command.server import NoServer, Server, running_server
 from app.command.service import ENTRY, open_page, setup_address, start
 from app.core.errors import CommandError
-from app.core.safe_files import read_kept, write_privately
+from app.core.own_files import read_kept
+from app.core.safe_files import write_privately
 from app.desktop.bundle import DIALOG, ICONS
 from app.desktop.menubar import has_screen
 from app.settings import Settings

@@ -7,6 +7,7 @@ kill loses the one under way. That thread never calls mlx: it is handed the memo
 thread lets go of when it is written. Folders are private to the user; what is too old or too much goes first.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -16,7 +17,7 @@ import shutil
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -28,6 +29,8 @@ import msgspec
 import numpy as np
 
 from app.core.clock import Clock
+from app.core.own_files import make_own_folder, open_own
+from app.core.prefix_files import GROWING_NAME, KEPT_NAME, prefix_files
 from app.engine.prefix_index import PIECE_BYTES, Name, Piece, Shelf
 
 FORMAT = "paceline prefix 1"
@@ -116,16 +119,19 @@ class Disk:
     # --- reading ----------------------------------------------------------------------------------------------
 
     def _open(self, folder: Path) -> None:
-        """Learn what is there, the least recently used first."""
+        """Learn what is there, the least recently used first; what another process never ended is removed."""
         try:
-            found = sorted(_files(folder), key=lambda each: each[1].st_mtime)
+            for path, _ in prefix_files(folder, GROWING_NAME):
+                if not path.name.endswith(f".{os.getpid()}{PARTIAL}"):
+                    path.unlink(missing_ok=True)
+            found = sorted(prefix_files(folder, KEPT_NAME), key=lambda each: each[1].st_mtime)
         except OSError as error:
             self._rest(error.strerror or str(error))
             return
         for path, status in found:
             piece = _piece_of(path)
             if piece is None:
-                path.unlink(missing_ok=True)
+                self._do(partial(path.unlink, missing_ok=True))
             else:
                 self._add(piece, DiskFile(path, status.st_mtime, status.st_size))
         self._tidy()
@@ -136,7 +142,8 @@ class Disk:
         if found is None:
             return None
         try:
-            content = found.path.read_bytes()
+            with os.fdopen(open_own(found.path), "rb") as file:
+                content = file.read()
         except OSError as error:
             _logger.info("a kept prefix is gone (%s)", error.strerror)
             content = b""
@@ -323,34 +330,25 @@ def _write(piece: Piece, path: Path, header: bytes, buffers: Sequence[memoryview
     begun = path.with_suffix(f".{os.getpid()}{PARTIAL}")
     try:
         for folder in (path.parent.parent, path.parent):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_own_folder(folder)
         if shutil.disk_usage(path.parent).free - nbytes < FREE_BYTES:
             return _Written(piece, path, nbytes, "the disk is nearly full")
         parts: list[bytes | memoryview] = [header[: DIGEST.start], _digest([header, *buffers]), header[DIGEST.stop :]]
-        descriptor = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(open_own(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             for part in (*parts, *buffers):
                 file.write(part)
         begun.replace(path)
     except OSError as error:
-        begun.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            begun.unlink()
         return _Written(piece, path, nbytes, error.strerror or str(error))
     return _Written(piece, path, nbytes)
-
-
-def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every piece below the folder; what another process began and never ended is removed."""
-    for path in folder.glob(f"*/*{PARTIAL}"):
-        if not path.name.endswith(f".{os.getpid()}{PARTIAL}"):
-            path.unlink(missing_ok=True)
-    for path in folder.glob(f"*/*{SUFFIX}"):
-        yield path, path.lstat()
 
 
 def _piece_of(path: Path) -> Piece | None:
     """Which piece a file is, as its header and its name say."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_own(path), "rb") as file:
             header = file.read(min(int.from_bytes(file.read(8), "little"), MOST_HEADER_BYTES))
         piece = _described(msgspec.json.decode(header)["__metadata__"])
     except (OSError, OverflowError, MemoryError, KeyError, TypeError, ValueError, msgspec.MsgspecError):

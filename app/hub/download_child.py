@@ -26,6 +26,7 @@ from app.hub.hub_files import (
     Hub,
     HubErrors,
     RepositoryFile,
+    StoredFile,
     checked_repository,
     checked_revision,
     problem_of,
@@ -43,14 +44,14 @@ class XetFailed(Exception):
     """The chunk store did not deliver."""
 
 
-def _stored_chunks(stored: Any, headers: dict[str, str], size: int, offset: int) -> Iterator[tuple[int, bytes]]:
+def _stored_chunks(stored: StoredFile, size: int, offset: int) -> Iterator[tuple[int, bytes]]:
     """The bytes of a file of the chunk store as (position, bytes), by hf_xet's own stream: `xet_get` starts at 0."""
     position = offset
     try:
         group = hf_xet.XetSession().new_download_stream_group(
-            token_refresh_url=stored.refresh_route, token_refresh_headers=headers
+            token_refresh_url=stored.token_address, token_refresh_headers=stored.headers
         )
-        for chunk in group.download_stream(hf_xet.XetFileInfo(stored.file_hash, size), start=offset, end=size):
+        for chunk in group.download_stream(hf_xet.XetFileInfo(stored.hash, size), start=offset, end=size):
             yield position, bytes(chunk)
             position += len(chunk)
     except (OSError, RuntimeError, ValueError, TypeError) as error:
@@ -185,9 +186,9 @@ class Fetch:
 
     def _chunks(self, file: RepositoryFile, offset: int, *, use_xet: bool) -> Iterator[tuple[int, bytes]]:
         if use_xet and hf_xet is not None and file.size_bytes >= self._job.xet_from_bytes:
-            stored, headers = self._hub.stored(self._repository, self._commit, file)
+            stored = self._hub.stored(self._repository, self._commit, file)
             if stored is not None:
-                return _stored_chunks(stored, headers, file.size_bytes, offset)
+                return _stored_chunks(stored, file.size_bytes, offset)
         return self._hub.chunks(self._repository, self._commit, file, offset)
 
     def _report(self, **changes: Any) -> None:

@@ -2,18 +2,20 @@
 
 Built on huggingface_hub, of which a part is imported when it is first used: a server that starts does not wait for it.
 A stored token that the hub no longer accepts is left out when the repository is public. The token goes to the hub's own
-host only: redirects to another one are followed without it.
+host only, on routes that are built here: redirects to another one are followed without it.
 
 Only data that a model folder needs is fetched, and only from the top level: weights in subfolders are other formats of
 the same model. A path that tries to leave its folder condemns the whole repository.
 """
 
+import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import quote
 
 import httpx2
 import huggingface_hub
@@ -27,12 +29,14 @@ from huggingface_hub.errors import (
 )
 
 from app import __version__
+from app.core.download import LARGEST_COUNT
 from app.core.encoders import POOLING_FILE
 from app.core.errors import HubProblem, InvalidRequest
+from app.core.own_files import read_own
 from app.core.safe_files import printable, write_privately
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi, ModelInfo
+    from huggingface_hub import ModelInfo
 
 ALLOWED_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken")
 ADDRESS = re.compile(r"^https?://[^/]+/")
@@ -43,15 +47,19 @@ REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@ -]{0,199}")
 MAX_FILES = 2_000
+MAX_ANSWER_BYTES = 64 << 20
+"""Bytes of one answer of the hub's API, unpacked; 100,000 files take 25 MB."""
+REFUSAL_HEADERS = ("X-Error-Code", "X-Error-Message")
 STORED_NAME = "hub_token"
 TOKEN = re.compile(r"[A-Za-z0-9_.\-]{8,256}")
-INFO_SECONDS = 20.0
 PATIENT = frozenset({408, 425, 429})
 
 Answer = TypeVar("Answer")
 Origin = Literal["paceline", "hugging_face", "none"]
 HubErrors = (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled)
 """What a call of the hub may raise; `problem_of` names it."""
+NoAnswer = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""Errors of reading an answer that has another form than the hub's."""
 
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -98,16 +106,21 @@ def wanted_files(repository: str, files: Iterable[RepositoryFile]) -> tuple[Repo
     if len(kept) > MAX_FILES:
         raise HubProblem("unsafe", repository, f"{len(kept)} files")
     chosen = [file for file in kept if file not in weights or file in loaded]
+    if sum(file.size_bytes for file in chosen) > LARGEST_COUNT:
+        raise HubProblem("unsafe", repository, "the size of all files")
     _check_unique(repository, chosen)
     return tuple(sorted(chosen, key=lambda file: (file.size_bytes, file.name)))
 
 
 def check_path(repository: str, file: RepositoryFile) -> None:
-    """Raises `HubProblem` when the path could lead out of its folder or hides something from a person."""
+    """Raises `HubProblem` when the path could lead out of its folder or hides something from a person, or the size
+    cannot be one."""
     parts = file.name.split("/")
     escapes = "\\" in file.name or not file.name.isprintable() or any(part in {"", ".", ".."} for part in parts)
-    if escapes or re.match(r"[A-Za-z]:", file.name) or file.size_bytes < 0:
+    if escapes or re.match(r"[A-Za-z]:", file.name):
         raise HubProblem("unsafe", repository, printable(file.name))
+    if not 0 <= file.size_bytes <= LARGEST_COUNT:
+        raise HubProblem("unsafe", repository, f"the size of {printable(file.name)}")
 
 
 def _check_unique(repository: str, files: Iterable[RepositoryFile]) -> None:
@@ -135,34 +148,40 @@ class Contents:
     """huggingface_hub's ModelInfo."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of the hub's chunk store, and the address at the hub that gives a token of the store to these headers."""
+
+    hash: str
+    token_address: str
+    headers: dict[str, str]
+
+
 class Hub:
     """One endpoint and one token; `endpoint` None is the public hub, or HF_ENDPOINT. Calls block."""
 
     def __init__(self, endpoint: str | None = None, token: str | None = None, read_timeout_seconds: float = 30) -> None:
-        self._endpoint = endpoint
+        self._endpoint = _address(endpoint or constants.ENDPOINT)
         self._token = token or None
         self._timeout = httpx2.Timeout(read_timeout_seconds, connect=min(15.0, read_timeout_seconds))
 
     def contents(self, repository: str, revision: str = "") -> Contents:
         """Every file of a repository with sizes and hashes, in one request. Raises `HubProblem`."""
-
-        def ask(api: "HfApi") -> Any:
-            return api.model_info(repository, revision=revision or None, files_metadata=True, timeout=INFO_SECONDS)
-
-        information = self.ask(ask, repository)
+        path = f"/{repository}/revision/{quote(revision, safe='')}" if revision else f"/{repository}"
+        information = self.ask(lambda: _information(self._answer(path, {"blobs": True})), repository)
         commit = str(information.sha or "")
         if COMMIT.fullmatch(commit) is None:
             raise HubProblem("hub_error", repository, "no commit")
         files = tuple(_file(sibling) for sibling in information.siblings or ())
         return Contents(commit, files, information)
 
-    def ask(self, call: "Callable[[HfApi], Answer]", repository: str = "") -> Answer:
-        """One call of huggingface_hub. Raises `HubProblem`."""
+    def ask(self, call: Callable[[], Answer], repository: str = "") -> Answer:
+        """Ask a question and read the answer, both by `call`. Raises `HubProblem`."""
         try:
-            return self._without_stale_token(lambda: call(self._api()))
+            return self._without_stale_token(call)
         except HubErrors as error:
             raise problem_of(error, repository) from None
-        except (ValueError, TypeError, KeyError):  # no JSON: the sign-in page of a hotel's network, or a proxy's
+        except NoAnswer:  # the sign-in page of a hotel's network, a proxy's, or a hub that lies
             raise HubProblem("offline", repository, "the answer is not the hub's") from None
 
     def chunks(self, repository: str, commit: str, file: RepositoryFile, offset: int) -> Iterator[tuple[int, bytes]]:
@@ -181,32 +200,45 @@ class Hub:
     def listing(self, parameters: Mapping[str, Any]) -> "list[ModelInfo]":
         """One page of `/api/models`. Raises `HubProblem`; tried once, because a person waits for it."""
 
-        def ask(api: "HfApi") -> "list[ModelInfo]":
-            address, headers = f"{api.endpoint}/api/models", self._headers()
-            response = huggingface_hub.get_session().get(
-                address, params=dict(parameters), headers=headers, timeout=self._timeout
-            )
-            huggingface_hub.hf_raise_for_status(response)
-            return [huggingface_hub.ModelInfo(**{"siblings": None, **each}) for each in response.json()]  # type: ignore[no-untyped-call]
+        return self.ask(lambda: [_information(each) for each in self._answer("", parameters)])
 
-        return self.ask(ask)
+    def stored(self, repository: str, commit: str, file: RepositoryFile) -> StoredFile | None:
+        """Find out how to ask the hub's chunk store for a file; None where it is not in it.
 
-    def stored(self, repository: str, commit: str, file: RepositoryFile) -> tuple[Any, dict[str, str]]:
-        """Where the hub's chunk store has a file, and the headers to ask there; None when it is not in it."""
+        The answer also names an address that gives the store's token. It is not used: the hub's token would go there.
+        """
         url = huggingface_hub.hf_hub_url(repository, file.name, revision=commit, endpoint=self._endpoint)
-        metadata = self._without_stale_token(
-            lambda: huggingface_hub.get_hf_file_metadata(
-                url, token=self._token or False, endpoint=self._endpoint, timeout=INFO_SECONDS
+
+        def ask() -> httpx2.Response:
+            response = huggingface_hub.get_session().head(
+                url, headers=self._headers(), timeout=self._timeout, follow_redirects=False
             )
-        )
-        return metadata.xet_file_data, self._headers()
+            _check_status(response)
+            return response
+
+        found = self._without_stale_token(ask).headers.get(constants.HUGGINGFACE_HEADER_X_XET_HASH, "")
+        route = f"{self._endpoint}/api/models/{repository}/xet-read-token/{commit}"
+        return StoredFile(found, route, self._headers()) if SHA256.fullmatch(found) else None
+
+    def _answer(self, path: str, parameters: Mapping[str, Any]) -> Any:
+        """Read what the API answers below `/api/models`. Raises `ValueError` for what is no JSON, or too long."""
+        address, content = f"{self._endpoint}/api/models{path}", bytearray()
+        with huggingface_hub.get_session().stream(
+            "GET", address, params=dict(parameters), headers=self._headers(), timeout=self._timeout
+        ) as response:
+            _check_status(response)
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise ValueError("too long")
+        return json.loads(content)
 
     def _stream(self, url: str, offset: int) -> Iterator[tuple[int, bytes]]:
         headers = {**self._headers(), "Accept-Encoding": "identity"}
         if offset:
             headers["Range"] = f"bytes={offset}-"
         with huggingface_hub.get_session().stream("GET", url, headers=headers, timeout=self._timeout) as response:
-            huggingface_hub.hf_raise_for_status(response)
+            _check_status(response)
             position = offset if response.status_code == httpx2.codes.PARTIAL_CONTENT else 0
             if position and not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
                 raise Broken
@@ -233,12 +265,15 @@ class Hub:
         self._token = None
         return True
 
-    def _api(self) -> "HfApi":
-        return huggingface_hub.HfApi(endpoint=self._endpoint, token=self._token or False, library_name="paceline")
-
     def _headers(self) -> dict[str, str]:
         authorization = {"authorization": f"Bearer {self._token}"} if self._token else {}
         return {"user-agent": f"paceline/{__version__}", **authorization}
+
+
+def _check_status(response: httpx2.Response) -> None:
+    """Raise what huggingface_hub makes of a refusal, from its headers alone: its body may have any length and form."""
+    told = {name: response.headers[name] for name in REFUSAL_HEADERS if name in response.headers}
+    huggingface_hub.hf_raise_for_status(httpx2.Response(response.status_code, headers=told, request=response.request))
 
 
 def problem_of(error: Exception, repository: str = "") -> HubProblem:
@@ -275,12 +310,16 @@ def _reason(error: HfHubHTTPError) -> str:
     return by_status.get(status, "hub_error")
 
 
+def _information(told: Mapping[str, Any]) -> "ModelInfo":
+    return huggingface_hub.ModelInfo(**{"siblings": None, **told})  # type: ignore[no-untyped-call]
+
+
 def _file(sibling: Any) -> RepositoryFile:
     large = sibling.lfs
     size = large.size if large is not None else sibling.size
     return RepositoryFile(
         name=str(sibling.rfilename),
-        size_bytes=size if isinstance(size, int) else -1,
+        size_bytes=size if type(size) is int else -1,
         sha256=str(large.sha256) if large is not None else "",
         blob_id=str(sibling.blob_id or "") if large is None else "",
     )
@@ -318,7 +357,7 @@ class HubToken:
 
     def _stored(self, endpoint: str) -> str:
         try:
-            token, _, address = self._path.read_text("ascii").strip().partition("\n")
+            token, _, address = read_own(self._path).decode("ascii").strip().partition("\n")
         except (OSError, ValueError):
             return ""
         return token if TOKEN.fullmatch(token) and address == _address(endpoint) else ""

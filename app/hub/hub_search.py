@@ -18,12 +18,13 @@ from typing import Any, Literal
 import msgspec
 
 from app.core.config_values import stated_context, text_number
+from app.core.download import LARGEST_COUNT
 from app.core.drafters import DRAFT_MODEL, MTP, drafter_method
 from app.core.encoders import ENCODERS
 from app.core.errors import HubProblem
 from app.core.safe_files import printable
 from app.hub.catalog import CatalogModel
-from app.hub.hub_files import ADDRESS, Broken, Contents, Hub, HubErrors, RepositoryFile, wanted_files
+from app.hub.hub_files import ADDRESS, REPOSITORY, Broken, Contents, Hub, HubErrors, RepositoryFile, wanted_files
 
 OTHER_NAMES = {
     "mistral": "llama",
@@ -107,8 +108,8 @@ def search(hub: Hub, text: str, *, sort: Sort = "downloads", author: str = "") -
         parameters["search"] = text
     if author.strip():
         parameters["author"] = author.strip()[:MAX_QUERY]
-    ours = [_found(each) for each in hub.listing({**parameters, "filter": ["mlx"]})]
-    others = [_found(each) for each in hub.listing({**parameters, "filter": ["safetensors"]})] if text else []
+    ours = _offers(hub, {**parameters, "filter": ["mlx"]})
+    others = _offers(hub, {**parameters, "filter": ["safetensors"]}) if text else []
     known = {each.repository for each in ours}
     rest = [each for each in others if each.repository not in known and (each.method or is_loadable(each.model_type))]
     return [*ours, *rest]
@@ -139,14 +140,20 @@ def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details
     )
 
 
+def _offers(hub: Hub, parameters: Mapping[str, Any]) -> list[FoundRepository]:
+    """List what a page of results offers that can be downloaded: what has the name of a repository."""
+    every = (_found(each) for each in hub.listing(parameters))
+    return [each for each in every if REPOSITORY.fullmatch(each.repository)]
+
+
 def _found(information: Any) -> FoundRepository:
     config = information.config if isinstance(information.config, dict) else {}
-    tags = [printable(str(tag)) for tag in information.tags or ()]
+    tags = _tags(information)
     return FoundRepository(
         repository=printable(str(information.id)),
         author=printable(str(information.author or str(information.id).partition("/")[0])),
-        downloads=information.downloads or 0,
-        likes=information.likes or 0,
+        downloads=_count(information.downloads),
+        likes=_count(information.likes),
         modified_at=_modified(information),
         gated=bool(information.gated),
         is_mlx="mlx" in tags or information.library_name == "mlx",
@@ -177,10 +184,18 @@ def _config(hub: Hub, repository: str, contents: Contents, files: tuple[Reposito
 
 
 def _licence(information: Any) -> str:
-    card = information.card_data
-    declared = card.get("license") if card is not None else None
-    tagged = next((tag.partition(":")[2] for tag in information.tags or () if str(tag).startswith("license:")), "")
-    return printable(declared if isinstance(declared, str) else str(tagged))
+    declared = getattr(information.card_data, "license", None)
+    tagged = next((tag.partition(":")[2] for tag in _tags(information) if tag.startswith("license:")), "")
+    return printable(declared) if isinstance(declared, str) else tagged
+
+
+def _tags(information: Any) -> list[str]:
+    return [printable(str(tag)) for tag in information.tags] if isinstance(information.tags, list) else []
+
+
+def _count(told: Any) -> int:
+    """Take a number of the hub's; 0 where it is none."""
+    return told if type(told) is int and 0 <= told <= LARGEST_COUNT else 0
 
 
 def _modified(information: Any) -> float:

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 import time
@@ -18,14 +19,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from app.core.download import MARKER, PARTIAL
+from app.core.download import MARKER, PARTIAL, PARTIAL_NAME
 from app.core.errors import HubProblem
-from app.core.safe_files import read_kept
+from app.core.own_files import make_own_folder, open_own, own_folders, read_kept
 from app.hub.hub_files import COMMIT, RepositoryFile
 
 INCOMPLETE = ".incomplete"
 BLOCK_BYTES = 1 << 20
-MAX_MARKER_BYTES = 1 << 20
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -60,9 +60,7 @@ class PartialFolder:
     def make(self) -> None:
         """Make the growing folder; links in its way are refused, the folders of other commits of it removed."""
         for folder in (self.path.parent, self.path):
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            if folder.is_symlink():
-                raise HubProblem("unsafe", self._repository, f"{folder.name} is a link")
+            make_own_folder(folder, 0o755)
         remove_partials(self._downloads, self._repository, but=self._commit)
 
     def is_verified(self, file: RepositoryFile) -> bool:
@@ -77,11 +75,9 @@ class PartialFolder:
     @contextlib.contextmanager
     def growing(self, file: RepositoryFile) -> Iterator[BinaryIO]:
         """The incomplete file, unbuffered, never through a link."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         path = self.path / (file.name + INCOMPLETE)
-        path.parent.mkdir(mode=0o755, exist_ok=True)
-        descriptor = os.open(path, flags, 0o644)
-        with os.fdopen(descriptor, "r+b", buffering=0) as handle:
+        make_own_folder(path.parent, 0o755)
+        with os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as handle:
             yield handle
 
     def verify(self, file: RepositoryFile, tick: Callable[[], None]) -> bool:
@@ -90,7 +86,7 @@ class PartialFolder:
         digest = hashlib.sha256() if file.sha256 else hashlib.sha1(usedforsecurity=False)
         if not file.sha256:
             digest.update(b"blob %d\0" % file.size_bytes)
-        with incomplete.open("rb") as handle:
+        with os.fdopen(open_own(incomplete), "rb") as handle:
             while block := handle.read(BLOCK_BYTES):
                 digest.update(block)
                 tick()
@@ -124,9 +120,8 @@ class PartialFolder:
 def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> Iterator[None]:
     """One process at a time works on a repository; the lock of a killed one is free. Raises `in_use`."""
     folder = downloads / PARTIAL
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(folder / f"{_flat(repository)}.lock", flags, 0o600)
+    make_own_folder(folder, 0o755)
+    descriptor = open_own(folder / f"{_flat(repository)}.lock", os.O_RDWR | os.O_CREAT)
     try:
         until = time.monotonic() + wait_seconds
         while True:
@@ -156,9 +151,12 @@ def remove_partials(downloads: Path, repository: str, *, but: str = "") -> None:
 
 
 def forget_partials(downloads: Path, repository: str, wait_seconds: float = 5.0) -> None:
-    """Remove everything that has arrived of a repository. Raises `in_use` while a process works on it."""
-    with repository_lock(downloads, repository, wait_seconds):
-        remove_partials(downloads, repository)
+    """Remove everything that has arrived of a repository. Raises `in_use` while a process works on it, `unwritable`."""
+    try:
+        with repository_lock(downloads, repository, wait_seconds):
+            remove_partials(downloads, repository)
+    except OSError as error:
+        raise HubProblem("unwritable", repository, error.strerror or type(error).__name__) from None
 
 
 def remove_model(downloads: Path, folder: Path) -> bool:
@@ -166,7 +164,7 @@ def remove_model(downloads: Path, folder: Path) -> bool:
     marker = read_marker(folder)
     if marker is None or folder != downloads / marker.repository or folder.is_symlink() or folder.parent.is_symlink():
         return False
-    (downloads / PARTIAL).mkdir(mode=0o755, exist_ok=True)
+    make_own_folder(downloads / PARTIAL, 0o755)
     aside = downloads / PARTIAL / f"{_flat(marker.repository)}@old-{uuid.uuid4().hex}"
     folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
@@ -177,19 +175,12 @@ def remove_model(downloads: Path, folder: Path) -> bool:
 
 def read_marker(folder: Path) -> Marker | None:
     """What Paceline downloaded into a folder; None for a folder that it did not make."""
-    path = folder / MARKER
-    with contextlib.suppress(OSError):  # a folder that nobody may look into
-        return None if path.is_symlink() else read_kept(path, Marker, MAX_MARKER_BYTES)
-    return None
+    return read_kept(folder / MARKER, Marker)
 
 
 def _partials(downloads: Path, repository: str) -> list[Path]:
-    try:
-        found = list((downloads / PARTIAL).iterdir())
-    except OSError:
-        return []
-    prefix = f"{_flat(repository)}@"
-    return [path for path in found if path.name.startswith(prefix) and path.is_dir() and not path.is_symlink()]
+    found = own_folders(downloads, re.escape(PARTIAL), PARTIAL_NAME)
+    return [path for path in found if path.name.startswith(f"{_flat(repository)}@")]
 
 
 def _flat(repository: str) -> str:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.core.drafters import METHODS
+from app.core.errors import PacelineError
+from app.core.safe_files import MAX_JSON_BYTES, read_file
 
 FOLDER = Path(__file__).parent
 DEFAULT_LANGUAGE = "en"
@@ -108,8 +110,8 @@ def system_languages(environment: Mapping[str, str]) -> str:
 def _read_own(path: Path) -> dict[str, str]:
     """A catalog that somebody put there: only known shapes, and never a reason not to start."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        entries = json.loads(read_file(path, MAX_JSON_BYTES))
+    except (PacelineError, ValueError, RecursionError) as error:
         _logger.warning("the catalog %s cannot be read: %s", path.name, error)
         return {}
     if LANGUAGE.fullmatch(path.stem) is None or not isinstance(entries, dict):

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from app.core.own_files import open_own
 from app.core.server_file import LOG, LOG_FOLDER, START_LOG
 
 HIDDEN = "…"
@@ -176,7 +177,7 @@ class PrivateLogFile(RotatingFileHandler):
         self.setFormatter(JsonLines(secrets))
 
     def _open(self) -> io.TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = open_own(Path(self.baseFilename), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.fchmod(descriptor, 0o600)
         return os.fdopen(descriptor, "a", encoding="utf-8", errors="replace")
 

@@ -7,6 +7,7 @@ whatever else lies at its path. Whoever calls these functions holds `exclusive`,
 import contextlib
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import sqlite3
@@ -28,6 +29,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from sqlmodel import SQLModel
 
 from app.core.errors import StoreUnavailable
+from app.core.own_files import open_own, own_files
 from app.store import stored_json
 from app.store.glance import LOCKED_DOWN
 from app.store.tables import TABLES
@@ -278,7 +280,7 @@ def exclusive(path: Path) -> Iterator[None]:
     check_owner(path)
     if is_writable_by_others(path.parent):
         path.parent.chmod(0o700)
-    descriptor = os.open(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+    descriptor = open_own(_beside(path, ".lock"), os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -298,7 +300,7 @@ def free_reserve(path: Path) -> bool:
 def fill_reserve(path: Path) -> None:
     """Take room on the disk in reserve again, as much of it as there is."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(_beside(path, ".reserve"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        descriptor = open_own(_beside(path, ".reserve"), os.O_WRONLY | os.O_CREAT, PRIVATE)
         with os.fdopen(descriptor, "wb", buffering=0) as reserve:
             while (left := RESERVE_BYTES - os.fstat(descriptor).st_size) > 0:
                 reserve.seek(0, os.SEEK_END)
@@ -359,8 +361,7 @@ def back_up(path: Path, revision: str) -> Path:
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(temporary)) as target:
         source.backup(target)
     put(temporary, copy)
-    copies = sorted(path.parent.glob(f"{path.name}.before-*"), key=lambda each: each.stat().st_mtime_ns)
-    for old in copies[:-BACKUPS_KEPT]:
+    for old in _copies(path)[:-BACKUPS_KEPT]:
         old.unlink(missing_ok=True)
     return copy
 
@@ -372,12 +373,17 @@ def is_open_elsewhere(path: Path) -> bool:
 
 def readable_copy(path: Path) -> Path | None:
     """The latest of the copies made before an upgrade that this version can read; None: there is none."""
-    copies = (each for each in path.parent.glob(f"{path.name}.before-*") if each.name.rpartition("-")[2].isdigit())
-    for copy in sorted(copies, key=lambda each: each.stat().st_mtime_ns, reverse=True):
+    for copy in reversed(_copies(path)):
         with contextlib.suppress(Damage, NewerRevision, OSError, sqlite3.Error):
             examine(copy)
             return copy
     return None
+
+
+def _copies(path: Path) -> list[Path]:
+    """List the copies made before upgrades, the latest last."""
+    names = own_files(path.parent, rf"{re.escape(path.name)}\.before-[0-9]+")
+    return sorted(names, key=lambda each: each.lstat().st_mtime_ns)
 
 
 def _beside(path: Path, suffix: str) -> Path:

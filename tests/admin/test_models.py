@@ -382,7 +382,7 @@ async def test_a_drafter_that_is_on_its_way_shows_no_error_of_the_unit_before_it
 async def test_earlier_prompts_are_counted_and_forgotten(site: ModelSite) -> None:
     folder = site.admin.serving.settings.prefixes_path / "demo-0123"
     folder.mkdir(parents=True)
-    (folder / "rows-1.safetensors").write_bytes(bytes(5000))
+    (folder / f"rows-{1:064x}.safetensors").write_bytes(bytes(5000))
     found = await site.call("GET", "/admin/api/prefixes")
     assert (found["disk_bytes"], found["memory_bytes"], found["trouble"]) == (5000, 0, "")
     assert await site.call("POST", "/admin/api/prefixes/clear") == {"freed_bytes": 5000}

@@ -516,12 +516,15 @@ async def test_before_there_is_a_password_a_command_gets_the_address_of_the_set_
 
 async def test_only_the_newest_one_time_addresses_open_anything_and_old_files_go() -> None:
     site = make_sign_in_site()
-    left = site.site.context.settings.home / "open-left.html"
+    home = site.site.context.settings.home
+    left, others = home / f"open-{'0' * 16}.html", [home / "open-door.html", home / f"open-{'1' * 16}.html"]
     first, file = await entry_of(site)
-    left.write_text("of a server that was killed", encoding="utf-8")
-    os.utime(left, (0, 0))
+    for each in (left, others[0]):
+        each.write_text("of a server that was killed, or somebody else's", encoding="utf-8")
+        os.utime(each, (0, 0))
+    others[1].symlink_to(others[0])
     codes = [(await entry_of(site))[0] for _ in range(8)]
     assert not left.exists()
-    assert file.exists()
+    assert all(each.exists() for each in (file, *others))
     assert code_of(await post(site.browser(), "/admin/api/enter", code=first)) == "invalid_entry_code"
     assert (await post(site.browser(), "/admin/api/enter", code=codes[0])).status_code == 200

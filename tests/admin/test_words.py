@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import string
 from pathlib import Path
@@ -224,9 +225,10 @@ def test_a_fifth_language_is_one_file_and_what_it_lacks_is_said_in_english(tmp_p
     assert catalogs.words("unknown").language == "en"
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '"x"', "\xff", '{"a.b": 1}', "{}"])
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 10**5, '"x"', "\xff", '{"a.b": 1}', "{}"])
 def test_a_broken_catalog_is_no_reason_not_to_start(tmp_path: Path, content: str) -> None:
     (tmp_path / "fr.json").write_bytes(content.encode("latin-1"))
+    os.mkfifo(tmp_path / "ja.json")
     (tmp_path / "../evil.json").write_text("{}")
     (tmp_path / "NOT A LANGUAGE.json").write_text('{"a.b": "x"}')
     assert set(Catalogs(tmp_path).names) == set(languages())

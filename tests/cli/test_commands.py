@@ -155,7 +155,7 @@ def test_earlier_prompts_are_listed_and_forgotten_without_a_server(environment: 
     assert "No earlier prompt is kept" in run(environment, "cache").stdout
     for name, size in (("big-0123", 3_000_000), ("big-0123", 1_000_000), ("a-b-4567", 2_000)):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / f"rows-{size}.safetensors").write_bytes(bytes(size))
+        (folder / name / f"rows-{size:064x}.safetensors").write_bytes(bytes(size))
     table = run(environment, "cache").stdout
     assert all(word in table for word in ("big", "4.0 MB", "a-b", "2.0 kB"))
     kept = json.loads(run(environment, "cache", "list", "--json").stdout)

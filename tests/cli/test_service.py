@@ -23,6 +23,7 @@ from app.core.errors import CommandError
 from app.core.installation import this_installation
 from app.core.server_file import (
     FILE_NAME,
+    LOCK_NAME,
     LOG,
     LOG_FOLDER,
     START_LOCK,
@@ -315,6 +316,12 @@ def test_options_become_words_that_mean_the_same_elsewhere(tmp_path: Path, monke
     options = {"host": None, "port": 9000, "model_dir": [Path("models"), Path("/other")], "draft": ["a=b", "c=off"]}
     folders = (f"--model-dir={tmp_path}/models", "--model-dir=/other")
     assert words_of(options) == ("--port=9000", *folders, "--draft=a=b", "--draft=c=off")
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, LOCK_NAME])
+def test_a_pipe_in_the_place_of_what_a_server_says_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert (is_served(tmp_path), holder(tmp_path), read_server(tmp_path)) == (False, 0, None)
 
 
 def test_the_log_is_read_from_its_end_and_followed_into_its_next_file(tmp_path: Path) -> None:

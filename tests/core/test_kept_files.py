@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.core.download import MARKER
 from app.core.errors import CommandError
-from app.core.safe_files import read_kept
+from app.core.own_files import read_kept
 from app.core.server_file import FILE_NAME, held_home, read_server
 from app.core.tokenizer_file import TokenizerCache
 from app.desktop import bundle, removal

@@ -15,24 +15,45 @@ from app.settings import Settings, read_settings
 OWN = {
     "caches": (
         "logs/paceline.log",
-        "costs/a.json",
-        "prefixes/a-1/rows-2.safetensors",
+        "logs/paceline.log.4",
+        "logs/start.log",
+        f"costs/{'a' * 32}.json",
+        f"prefixes/a-1/rows-{'2' * 64}.safetensors",
+        f"prefixes/a-1/state-{'2' * 64}.123.part",
         "tokenizers.json",
         "window.json",
         "window/Cache/x",
     ),
     "state": (
         "paceline.sqlite3.before-0003",
+        "paceline.sqlite3.damaged-20261126-120000-2-wal",
+        "paceline.sqlite3.reserve",
         "hub_token",
         "languages/fr.json",
     ),
     "downloads": (
         "models/organisation/model/model.safetensors",
         "models/organisation/model/.paceline.json",
-        "models/.partial/organisation--other@1/x",
+        f"models/.partial/organisation--other@{'1' * 40}/x",
+        "models/.partial/organisation--other.lock",
     ),
 }
 STRANGERS = ("thesis.txt", "models.txt", "other/logs/paceline.log", "models/organisation/mine/model.safetensors")
+STRANGERS_AMONG_OURS = (
+    "logs/notes.txt",
+    "logs/paceline.log.bak",
+    "costs/2026.json",
+    "prefixes/mine/model.safetensors",
+    "prefixes/a-1/rows-2.safetensors",
+    "paceline.sqlite3.mine",
+    "paceline.sqlite3-copy",
+    "open-door.html",
+    "server.json.bak",
+    "languages/words.txt",
+    "models/.partial/organisation--other@mine/x",
+    "models/.partial/notes.txt",
+)
+"""What no name of ours is, where ours are."""
 
 
 @pytest.fixture
@@ -84,12 +105,15 @@ def test_a_part_that_is_named_goes_and_all_else_stays(home: Path, name: str) -> 
 
 
 def test_everything_goes_but_what_is_not_ours_and_that_is_named(home: Path) -> None:
-    (home / "logs/linked").symlink_to(home / "other", target_is_directory=True)
+    for name in STRANGERS_AMONG_OURS:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(b"12345678")
+    (home / "prefixes/linked-1").symlink_to(home / "prefixes/mine", target_is_directory=True)
     (home / "costs-elsewhere").mkdir()
     (home / "languages/link.json").symlink_to(home / "thesis.txt")
     result = run("--all", "--yes")
     assert result.exit_code == 0, result.output
-    assert there(home) == set(STRANGERS)
+    assert there(home) == {*STRANGERS, *STRANGERS_AMONG_OURS, "prefixes/linked-1", "languages/link.json"}
     assert "This stays in" in result.stdout
     assert "thesis.txt" in result.stdout
 
@@ -118,6 +142,17 @@ def test_models_on_another_disk_are_removed_where_paceline_downloaded_them_and_n
     assert run("downloads", "--yes").exit_code == 0
     assert there(disk) == {"organisation/mine/model.safetensors", "organisation/linked"}
     assert (elsewhere / ".paceline.json").exists()
+
+
+@pytest.mark.parametrize("name", ["logs", "prefixes", "costs", "window", "languages"])
+def test_a_folder_of_ours_that_is_a_link_stays_with_what_it_leads_to(home: Path, tmp_path: Path, name: str) -> None:
+    (home / name).rename(tmp_path / "elsewhere")
+    (home / name).symlink_to(tmp_path / "elsewhere")
+    before = there(tmp_path / "elsewhere")
+    result = run("--all", "--yes")
+    assert result.exit_code == 0, result.output
+    assert there(tmp_path / "elsewhere") == before
+    assert name in result.stdout.rpartition("This stays in")[2]
 
 
 def test_the_app_goes_as_its_own_command_takes_it_away(home: Path, tmp_path: Path) -> None:

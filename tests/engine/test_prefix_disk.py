@@ -12,6 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from app.core.prefix_files import clear_prompts, kept_prompts
 from app.engine import prefix_disk
 from app.engine.prefix_disk import DAY_SECONDS, Disk, model_folder_name
 from app.engine.prefix_index import ROWS, STATE, Piece, root
@@ -150,6 +151,100 @@ def test_a_full_disk_is_told_and_harms_nobody(tmp_path: Path, monkeypatch: pytes
     written(disk, pieces[1:])
     assert not disk.trouble
     assert all(same(disk.read(piece), arrays_of(piece)) for piece in pieces)
+
+
+def test_a_disk_that_fills_up_in_a_file_loses_what_was_under_way_and_nothing_else(tmp_path: Path) -> None:
+    now, pieces = [1e9], chain(6)
+    disk = Disk(tmp_path, 1 << 20, clock=lambda: now[0])
+    written(disk, pieces[:2], size=100)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        written(disk, pieces[2:4])
+        written(disk, pieces[4:5], size=100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "large" in disk.trouble
+    assert disk.pending == 0, "the memory of what was not written is let go of"
+    assert disk.nbytes == sum(path.stat().st_size + 1024 for path in tmp_path.rglob("*") if path.is_file())
+    again = Disk(tmp_path, 1 << 20)
+    assert [again.read(piece) is not None for piece in pieces] == [True, True, False, False, False, False]
+    now[0] += 120
+    written(disk, pieces[2:])
+    again = Disk(tmp_path, 1 << 20)
+    assert (disk.trouble, len(again.shelf)) == ("", 6)
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> dict[Path, bytes]:
+    """Files that are not ours, below `prefixes` and where links there lead, by what they hold."""
+    theirs = [
+        tmp_path / "models/m" / name for name in ("model.safetensors", "x.1.part", f"rows-{'0' * 64}.safetensors")
+    ]
+    names = ("model.safetensors", "x.1.part", "rows-2.safetensors", f"rows-{'0' * 64}.safetensors.bak", "notes.txt")
+    theirs += [tmp_path / "prefixes/x" / name for name in names]
+    for path in theirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(path.name.encode())
+    (tmp_path / "prefixes/linked").symlink_to(tmp_path / "models/m")
+    (tmp_path / f"prefixes/x/rows-{'1' * 64}.safetensors").symlink_to(theirs[0])
+    (tmp_path / f"prefixes/x/rows-{'2' * 64}.1.part").symlink_to(theirs[0])
+    return {path: path.read_bytes() for path in theirs}
+
+
+def test_files_of_others_stay_and_no_link_is_followed(tmp_path: Path, others: dict[Path, bytes]) -> None:
+    folder, pieces = tmp_path / "prefixes", chain(2)
+    (folder / "model").mkdir()
+    for name in (f"rows-{'3' * 64}.1.part", f"rows-{'3' * 64}.safetensors"):
+        (folder / "model" / name).write_bytes(b"ours, and damaged")
+    disk = Disk(folder, 1 << 20)
+    written(disk, pieces)
+    assert len(list((folder / "model").iterdir())) == 2, "what is damaged is gone"
+    assert len(Disk(folder, 1 << 20).shelf) == 2
+    assert [(kept.files, kept.model) for kept in kept_prompts(folder)] == [(2, "")]
+    assert clear_prompts(folder) > 2 * 4 * 4000
+    assert not (folder / "model").exists()
+    disk.clear()
+    disk.flush(PATIENCE_SECONDS)
+    assert {path: path.read_bytes() for path in others} == others
+    assert len(list((folder / "x").iterdir())) == 7
+
+
+@pytest.mark.parametrize("linked", ["prefixes", "prefixes/model"])
+def test_a_linked_folder_is_not_read_nor_written_nor_cleared(
+    tmp_path: Path, others: dict[Path, bytes], linked: str
+) -> None:
+    shown = tmp_path / ("prefixes" if linked == "prefixes" else "prefixes/x")
+    shown.rename(tmp_path / "elsewhere")
+    (tmp_path / linked).symlink_to(tmp_path / "elsewhere")
+    disk = Disk(tmp_path / "prefixes", 1 << 20)
+    written(disk, chain(1))
+    assert (len(disk.shelf), disk.pending, "is a link" in disk.trouble) == (0, 0, True)
+    assert clear_prompts(tmp_path / "prefixes") == 0
+    moved = {Path(str(path).replace(str(shown), str(tmp_path / "elsewhere"))): held for path, held in others.items()}
+    assert {path: path.read_bytes() for path in moved} == moved
+
+
+def test_a_pipe_of_our_name_is_not_waited_for(tmp_path: Path) -> None:
+    [piece] = chain(1)
+    path = tmp_path / "model" / f"rows-{piece.key.hex()}.safetensors"
+    path.parent.mkdir()
+    os.mkfifo(path)
+    disk = Disk(tmp_path, 1 << 20)
+    assert disk.read(piece) is None
+    written(disk, [piece])
+    assert same(disk.read(piece), arrays_of(piece)), "ours takes its place"
+    path.unlink()
+    os.mkfifo(path)
+    assert disk.read(piece) is None
+
+
+def test_a_file_in_the_place_of_the_folder_holds_no_memory_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "prefixes").write_text("thesis")
+    disk = Disk(tmp_path / "prefixes", 1 << 20)
+    written(disk, chain(2))
+    assert (disk.trouble != "", disk.pending) == (True, 0)
+    assert (tmp_path / "prefixes").read_text() == "thesis"
 
 
 CHILD = """

@@ -5,6 +5,7 @@ with HEAD, GET and Range. `Faults` says what goes wrong and how often.
 """
 
 import functools
+import gzip
 import hashlib
 import json
 import socket
@@ -42,6 +43,10 @@ class Repository:
     """Files that are said to lie in the chunk store, which never answers here."""
     other_names: dict[str, str] = field(default_factory=dict)
     """Names told in the place of the true ones."""
+    other_facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By the name of a file, what is told of it in the place of the truth."""
+    other_information: dict[str, Any] = field(default_factory=dict)
+    """The same, of the repository."""
 
     @property
     def commit(self) -> str:
@@ -69,6 +74,7 @@ class Repository:
             "config": dict(self.config),
             "cardData": {"license": next((tag[8:] for tag in self.tags if tag.startswith("license:")), None)},
             "siblings": [self._sibling(name, blobs=blobs) for name in self.files],
+            **self.other_information,
         }
 
     def _sibling(self, name: str, *, blobs: bool) -> dict[str, Any]:
@@ -78,7 +84,7 @@ class Repository:
             told |= {"size": len(content), "blobId": _sha1(b"blob %d\0" % len(content) + content)}
             if len(content) >= LARGE_BYTES:
                 told["lfs"] = {"size": len(content), "sha256": digest(content), "pointerSize": 134}
-        return told
+        return told | self.other_facts.get(name, {})
 
 
 @dataclass
@@ -91,6 +97,14 @@ class Faults:
     """Bytes after which nothing more comes until `release` is set."""
     statuses: deque[int] = field(default_factory=deque)
     api: deque[int] = field(default_factory=deque)
+    answers: deque[bytes] = field(default_factory=deque)
+    """What the API says, whatever was asked; it travels packed."""
+    refusal: bytes = b""
+    """The body of refusals, in the place of an object with words."""
+    redirect: str = ""
+    """The hub that everything is said to be at."""
+    token_route: str = ""
+    """Where the chunk store's token is said to be had, in the place of the true address."""
     held: set[str] = field(default_factory=set)
     """Repositories whose files wait for `release`."""
     searches_hang: bool = False
@@ -193,6 +207,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.seen.append(Seen(self.command, path, range_, authorization))
         if authorization and authorization.removeprefix("Bearer ") not in self.hub.tokens:
             self._refuse(401, message=INVALID_TOKEN)
+        elif self.hub.faults.redirect:
+            self._redirect(f"{self.hub.faults.redirect}{self.path}")
         elif path.startswith("/api/models"):
             self._api(path.removeprefix("/api/models").strip("/"), urllib.parse.parse_qs(url.query))
         else:
@@ -203,6 +219,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.release.wait()
         if self.hub.faults.api:
             self._refuse(self.hub.faults.api.popleft())
+        elif self.hub.faults.answers:
+            self._send_packed(self.hub.faults.answers.popleft())
         elif not path:
             if self.hub.faults.searches_hang:
                 self.hub.release.wait()
@@ -257,7 +275,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         if name in repository.xet:
             self.send_header("X-Xet-Hash", digest(content))
-            self.send_header("X-Xet-Refresh-Route", f"{self.hub.address}/api/models/{repository.id}/xet-read-token/x")
+            route = f"{self.hub.address}/api/models/{repository.id}/xet-read-token/x"
+            self.send_header("X-Xet-Refresh-Route", self.hub.faults.token_route or route)
+            self.send_header("Link", f'<{self.hub.faults.token_route or route}>; rel="xet-auth"')
         self.end_headers()
         if self.command == "GET":
             if repository.id in self.hub.faults.held:
@@ -284,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _refuse(self, status: int, code: str = "", message: str = "") -> None:
-        body = json.dumps({"error": message or f"status {status}"}).encode()
+        body = self.hub.faults.refusal or json.dumps({"error": message or f"status {status}"}).encode()
         self.send_response(status)
         if code:
             self.send_header("X-Error-Code", code)
@@ -295,6 +315,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
+
+    def _redirect(self, address: str) -> None:
+        self.send_response(307)
+        self.send_header("Location", address)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _send_packed(self, body: bytes) -> None:
+        packed = gzip.compress(body)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(packed)))
+        self.end_headers()
+        self.wfile.write(packed)
 
     def _send(self, value: Any) -> None:
         body = json.dumps(value).encode()

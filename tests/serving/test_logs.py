@@ -2,12 +2,15 @@
 
 import json
 import logging
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from app.command.service import log_lines
+from app.core.errors import CommandError
 from app.core.server_file import LOG, LOG_FOLDER
 from app.serving.logs import (
     Handed,
@@ -189,6 +192,22 @@ def test_a_folder_that_cannot_be_written_leaves_the_log_in_memory(tmp_path: Path
         logging.getLogger("paceline.test").warning("still told")
     assert [line.text for line in ring.lines()][-1] == "still told"
     assert "in memory only" in ring.lines()[0].text
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "a folder"])
+def test_what_is_no_file_in_the_place_of_the_log_is_neither_waited_for_nor_written(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / LOG_FOLDER / LOG, tmp_path / "thesis.txt"
+    path.parent.mkdir()
+    other.write_text("mine")
+    makers = {"a pipe": os.mkfifo, "a link": lambda path: path.symlink_to(other), "a folder": Path.mkdir}
+    makers[kind](path)
+    ring = LogRing()
+    with open_outlets(ring, tmp_path):
+        logging.getLogger("paceline.test").warning("still told")
+    assert "in memory only" in ring.lines()[0].text
+    assert other.read_text() == "mine"
+    with pytest.raises(CommandError, match="cannot be read"):
+        list(log_lines(tmp_path, 10))
 
 
 def test_an_outlet_may_be_closed_again_when_the_program_ends(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """An older file is copied and brought forward, a newer one is left alone; the migrations make what the code uses."""
 
 import json
+import os
 import sqlite3
 import stat
 from contextlib import closing
@@ -80,11 +81,17 @@ def test_the_copy_is_the_file_as_it_was_and_for_the_owner_only(old: Path) -> Non
 
 
 def test_the_last_three_copies_are_kept(old: Path) -> None:
+    mine = [old.with_name(f"{FILE_NAME}.before-{name}") for name in ("0001.mine", "my-move", "0001")]
+    for each in mine[:2]:
+        each.write_bytes(b"somebody's own")
+        os.utime(each, (0, 0))
+    mine[2].symlink_to(mine[0])
     for revision in ("0002", "0003", "0004", "0005"):
         database.back_up(old, revision)
-    assert sorted(path.name for path in old.parent.glob("*.before-*")) == [
-        f"{FILE_NAME}.before-{revision}" for revision in ("0003", "0004", "0005")
-    ]
+    assert {path.name for path in old.parent.glob("*.before-*")} == {
+        *(path.name for path in mine),
+        *(f"{FILE_NAME}.before-{revision}" for revision in ("0003", "0004", "0005")),
+    }
 
 
 def test_an_older_file_with_values_that_are_none_is_set_aside_whole(old: Path) -> None:

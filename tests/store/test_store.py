@@ -3,14 +3,16 @@
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from app.core.download import Download
 from app.core.errors import StoreUnavailable
 from app.model_settings import ModelSettings
-from app.store.database import check_owner
-from app.store.rows import KeptMeasurements, StoredSettings
+from app.store.database import check_owner, fill_reserve
+from app.store.rows import DownloadRows, KeptMeasurements, StoredSettings
 from app.store.store import FILE_NAME, Store
 from app.store.tables import RequestRow
 
@@ -144,6 +146,31 @@ def test_odd_letters_in_the_path_are_part_of_it(tmp_path: Path) -> None:
     kept(path).save_model("big", CHOSEN, source="test")
     assert path.is_file()
     assert kept(path).models().get("big") == CHOSEN
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link"])
+def test_what_is_no_file_in_the_place_of_the_reserve_is_neither_waited_for_nor_written(path: Path, kind: str) -> None:
+    reserve, other = path.with_name(f"{FILE_NAME}.reserve"), path.with_name("thesis.txt")
+    path.parent.mkdir(exist_ok=True)
+    other.write_text("mine")
+    if kind == "a pipe":
+        os.mkfifo(reserve)
+    else:
+        reserve.symlink_to(other)
+    fill_reserve(path)
+    StoredSettings(Store(path)).change_settings({"theme": "dark"}, source="a person")
+    assert other.read_text() == "mine"
+    assert StoredSettings(Store(path)).settings() == {"theme": "dark"}
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1, 1 << 64])
+def test_a_number_that_no_database_holds_is_refused_and_the_store_goes_on(path: Path, number: int) -> None:
+    downloads = DownloadRows(Store(path))
+    kept = downloads.add(Download(repository="a/model"))
+    with pytest.raises(StoreUnavailable):
+        downloads.save([replace(kept, total_bytes=number)])
+    downloads.save([replace(kept, total_bytes=5)])
+    assert [each.total_bytes for each in downloads.all()] == [5]
 
 
 def test_two_stores_share_one_file(path: Path) -> None:

@@ -1,0 +1,67 @@
+"""Only files of our own names are found and opened: no link is followed, and nothing waits for a pipe."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.core.own_files import ANY, MOST_BYTES, make_own_folder, open_own, own_files, own_folders, read_own
+
+NAME = r"ours-[0-9]\.txt"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two folders with a file of ours, beside everything else that may have such a name."""
+    root = tmp_path / "root"
+    for folder in ("a", "b"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "ours-1.txt").write_text("ours")
+        (root / folder / "theirs.txt").write_text("theirs")
+        (root / folder / "ours-1.txt.bak").write_text("theirs")
+        (root / folder / "ours-2.txt").symlink_to("theirs.txt")
+        (root / folder / "ours-3.txt").mkdir()
+        os.mkfifo(root / folder / "ours-4.txt")
+    (root / "linked").symlink_to(root / "a")
+    (root / "ours-5.txt").write_text("at another level")
+    return root
+
+
+def test_files_are_found_by_their_whole_names_and_through_no_link(root: Path) -> None:
+    assert list(own_files(root, ANY, NAME)) == [root / "a/ours-1.txt", root / "b/ours-1.txt"]
+    assert list(own_files(root, NAME)) == [root / "ours-5.txt"]
+    assert list(own_files(root, "a|linked", NAME)) == [root / "a/ours-1.txt"]
+    assert list(own_folders(root, ANY)) == [root / "a", root / "b"]
+    assert list(own_folders(root, "linked|a", NAME)) == [root / "a/ours-3.txt"]
+
+
+def test_the_folder_that_is_named_may_be_a_link_and_may_not_be_there(root: Path) -> None:
+    assert list(own_files(root / "linked", NAME)) == [root / "linked/ours-1.txt"]
+    assert list(own_files(root / "nowhere", NAME)) == []
+    assert list(own_files(root / "ours-5.txt", NAME)) == []
+
+
+@pytest.mark.parametrize("name", ["ours-2.txt", "ours-3.txt", "ours-4.txt", "/dev/null", "nowhere"])
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_RDWR])
+def test_what_is_no_regular_file_is_refused_without_waiting(root: Path, name: str, flags: int) -> None:
+    with pytest.raises(OSError, match=name):
+        open_own(root / "a" / name, flags)
+
+
+def test_a_new_file_is_its_owners_alone_and_no_more_than_a_small_file_is_read(root: Path) -> None:
+    path = root / "new"
+    with os.fdopen(open_own(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        file.write(b"12345678")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_own(path) == b"12345678"
+    os.truncate(path, 1 << 40)
+    assert len(read_own(path)) == MOST_BYTES
+
+
+def test_a_folder_is_made_and_a_link_is_never_taken_for_one(root: Path) -> None:
+    for _ in range(2):
+        make_own_folder(root / "c/d")
+    assert (root / "c/d").stat().st_mode & 0o777 == 0o700
+    for name in ("linked", "ours-5.txt"):
+        with pytest.raises(OSError, match=name):
+            make_own_folder(root / name)

@@ -1,0 +1,292 @@
+"""A hub, or a repository on it, that lies: it is refused in words, and costs neither the queue nor the token."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.download import LARGEST_COUNT, PARTIAL, Download
+from app.core.errors import HubProblem
+from app.hub.hub_files import MAX_ANSWER_BYTES, STORED_NAME, Hub, HubToken
+from app.hub.hub_search import inspect_repository, search
+from app.hub.partial_folder import begun_commit, read_marker, remove_partials
+from tests.hub.queue import Place, model_files, until, until_state
+from tests.hub.stand_in import StandInHub, stand_in_hub
+
+pytestmark = pytest.mark.anyio
+
+ID, HONEST = "paceline-test/liar", "paceline-test/honest"
+NO_SIZES = (-1, LARGEST_COUNT + 1, 1 << 63, 1 << 64, 10**400, 0.5, 1e300, float("nan"), "12", True, None, [], {})
+NO_VALUES = (*NO_SIZES, "", "\ud800", "x" * 10**5, ["a", 5, None, {}], {"a": 5})
+
+
+@pytest.fixture
+def hub() -> Iterator[StandInHub]:
+    with stand_in_hub() as hub:
+        hub.add(ID, model_files())
+        hub.add(HONEST, model_files())
+        yield hub
+
+
+@pytest.fixture
+def stranger() -> Iterator[StandInHub]:
+    """Another hub with the same repositories, which the token is not for."""
+    with stand_in_hub() as hub:
+        hub.add(ID, model_files())
+        yield hub
+
+
+@pytest.fixture
+def place(tmp_path: Path, hub: StandInHub) -> Place:
+    return Place(tmp_path, hub)
+
+
+def refused(hub: StandInHub, name: str = ID) -> str:
+    with pytest.raises(HubProblem) as raised:
+        inspect_repository(Hub(hub.address), name)
+    return raised.value.reason
+
+
+@pytest.mark.parametrize("size", NO_SIZES, ids=repr)
+def test_a_size_that_cannot_be_one_condemns_the_repository(hub: StandInHub, size: Any) -> None:
+    hub.repositories[ID].other_facts = {"config.json": {"size": size}}
+    assert refused(hub) == "unsafe"
+    hub.repositories[ID].other_facts = {
+        "model.safetensors": {"lfs": {"size": size, "sha256": "0" * 64, "pointerSize": 1}}
+    }
+    assert refused(hub) == "unsafe"
+
+
+def test_sizes_that_no_reader_can_add_up_condemn_the_repository(hub: StandInHub) -> None:
+    liar = hub.repositories[ID]
+    liar.other_facts = {
+        name: {"size": LARGEST_COUNT // 2 + 1, "lfs": None} for name in ("config.json", "tokenizer.json")
+    }
+    assert refused(hub) == "unsafe"
+    liar.other_facts = {"config.json": {"size": LARGEST_COUNT - 2 * 10**6}}
+    assert inspect_repository(Hub(hub.address), ID).total_bytes <= LARGEST_COUNT
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"rfilename": "tokenizer.json"}, {"rfilename": "TOKENIZER.json"}, {"blobId": None}, {"blobId": "x"}, {"lfs": {}}],
+    ids=repr,
+)
+def test_names_that_are_there_twice_and_hashes_that_are_none_condemn_the_repository(
+    hub: StandInHub, facts: dict[str, Any]
+) -> None:
+    hub.repositories[ID].other_facts = {"config.json": facts}
+    if facts != {"lfs": {}}:
+        assert refused(hub) == "unsafe"
+    else:
+        assert inspect_repository(Hub(hub.address), ID).repository == ID, "no large file"
+
+
+async def test_a_repository_with_sizes_beyond_all_numbers_costs_the_queue_nothing(
+    place: Place, hub: StandInHub
+) -> None:
+    hub.repositories[ID].other_facts = {name: {"size": 1 << 63, "lfs": None} for name in model_files()}
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        view = await until(downloads, lambda view: view["state"] == "failed")
+        assert view["problem"] == "unsafe"
+        assert (await downloads.resume(1))["state"] == "running"
+        await until(downloads, lambda view: view["state"] == "failed")
+        assert (await downloads.cancel(1))["state"] == "cancelled"
+        await downloads.add(HONEST)
+        await until_state(downloads, "done", 2)
+    async with place.open() as downloads:
+        assert {view["repository"]: view["state"] for view in downloads.views()} == {ID: "cancelled", HONEST: "done"}
+
+
+@pytest.mark.parametrize("told", [{"total_bytes": 1 << 63}, {"done_bytes": LARGEST_COUNT + 1}, {"done_bytes": -1}])
+async def test_what_a_process_tells_beyond_all_numbers_is_not_believed(place: Place, told: dict[str, int]) -> None:
+    line = json.dumps(asdict(Download(id=1, repository=ID, state="running", phase="downloading")) | told)
+
+    async def spawn(_job: bytes) -> asyncio.subprocess.Process:
+        words = [sys.executable, "-c", f"print({line!r})"]
+        return await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+
+    async with place.open(spawn=spawn) as downloads:
+        await downloads.add(ID)
+        view = await until(downloads, lambda view: view["state"] == "failed")
+        assert (view["problem"], view["total_bytes"], view["done_bytes"]) == ("interrupted", 0, 0)
+        assert (await downloads.cancel(1))["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: repr(value)[:20])
+def test_whatever_a_hub_says_of_a_repository_is_a_refusal_or_can_be_shown(hub: StandInHub, value: Any) -> None:
+    ours = Hub(hub.address)
+    for name in hub.repositories[ID].information():
+        hub.repositories[ID].other_information = {name: value}
+        with suppress(HubProblem):
+            json.dumps(asdict(inspect_repository(ours, ID)), allow_nan=False).encode()
+        hub.faults.answers.append(json.dumps([hub.repositories[ID].information()]).encode())
+        with suppress(HubProblem):
+            found = search(ours, "")
+            json.dumps([asdict(each) for each in found], allow_nan=False, ensure_ascii=False).encode()
+            assert all(abs(number) <= LARGEST_COUNT for each in found for number in (each.downloads, each.likes))
+
+
+@pytest.mark.parametrize("name", ["../../etc", "/etc/x", "..", "a/..", "a/../../b", "a/b/c", "a\n/b", "", "a"])
+def test_what_has_no_name_of_a_repository_is_not_offered(hub: StandInHub, name: str) -> None:
+    hub.repositories[ID].other_information = {"id": name}
+    assert [each.repository for each in search(Hub(hub.address), "")] == [HONEST]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"5", b"null", b"[1]", b"{}", b'"x"', b'{"siblings": 5}', b"\xff", b"[" * 10**6, b"9" * 10**5],
+    ids=lambda answer: repr(answer[:16]),
+)
+def test_an_answer_that_is_none_is_a_refusal(hub: StandInHub, answer: bytes) -> None:
+    hub.faults.answers.extend([answer, answer])
+    assert refused(hub) in {"offline", "hub_error"}
+    with suppress(HubProblem):
+        assert search(Hub(hub.address), "") == []
+
+
+def test_an_answer_without_an_end_is_not_waited_for(hub: StandInHub) -> None:
+    hub.faults.answers.append(b"[]" + b" " * MAX_ANSWER_BYTES)
+    with pytest.raises(HubProblem, match="not the hub's"):
+        search(Hub(hub.address), "")
+
+
+@pytest.mark.parametrize(
+    "body", [b"[1]", b"5", b'{"error": 5, "errors": 5}', b"{" * 10**6], ids=lambda body: repr(body[:20])
+)
+async def test_a_refusal_in_any_words_is_a_refusal(place: Place, hub: StandInHub, body: bytes) -> None:
+    hub.faults.refusal = body
+    assert refused(hub, "no/such") == "not_found"
+    hub.faults.statuses.extend([404] * 9)
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        assert (await until(downloads, lambda view: view["state"] == "failed"))["problem"] == "not_found"
+
+
+async def test_the_token_goes_to_no_route_that_the_hub_names(
+    place: Place, hub: StandInHub, stranger: StandInHub
+) -> None:
+    hub.tokens.add("hf_secret")
+    hub.repositories[ID].xet = frozenset({"model.safetensors"})
+    commit = hub.repositories[ID].commit
+    for route in (f"{stranger.address}/api/models/x", f"{hub.address}/api/models/{HONEST}/xet-read-token/x", "/", "x:"):
+        hub.faults.token_route = route
+        hub.seen.clear()
+        async with place.open(xet_from_bytes=1000, token="hf_secret") as downloads:
+            await downloads.add(ID)
+            await until_state(downloads, "done")
+            await downloads.remove(1)
+        for file in (place.folder / ID).iterdir():
+            file.unlink()
+        (place.folder / ID).rmdir()
+        asked = {each.path for each in hub.seen if "/resolve/" not in each.path and each.path != f"/api/models/{ID}"}
+        assert asked == {f"/api/models/{ID}/xet-read-token/{commit}"}
+    assert stranger.seen == []
+
+
+async def test_the_token_goes_to_no_host_that_the_hub_redirects_to(
+    place: Place, hub: StandInHub, stranger: StandInHub
+) -> None:
+    hub.tokens.add("hf_secret")
+    stranger.repositories[ID].xet = frozenset({"model.safetensors"})
+    hub.faults.redirect = stranger.address
+    async with place.open(xet_from_bytes=1000, token="hf_secret") as downloads:
+        await downloads.add(ID)
+        await until_state(downloads, "done")
+    assert {each.authorization for each in hub.seen} == {"Bearer hf_secret"}
+    assert {each.authorization for each in stranger.seen} == {""}
+    assert not [each for each in stranger.seen if each.method == "HEAD"], "where the chunk store is, only the hub says"
+
+
+def test_a_hash_of_the_chunk_store_that_is_none_is_not_asked_for(hub: StandInHub) -> None:
+    ours, liar = Hub(hub.address), hub.repositories[ID]
+    weights = next(file for file in ours.contents(ID).files if file.name == "model.safetensors")
+    assert ours.stored(ID, liar.commit, weights) is None
+    liar.xet = frozenset({"model.safetensors"})
+    found = ours.stored(ID, liar.commit, weights)
+    assert found is not None
+    assert found.token_address == f"{hub.address}/api/models/{ID}/xet-read-token/{liar.commit}"
+
+
+# --- what is kept of downloads is ours by its name ----------------------------------------------------------------
+
+
+async def test_a_linked_folder_of_what_arrives_is_refused_and_stays(place: Place, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (place.folder / PARTIAL).symlink_to(elsewhere)
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        view = await until(downloads, lambda view: view["state"] == "failed")
+        assert (view["problem"], "is a link" in view["problem_text"]) == ("unwritable", True)
+        view = await downloads.cancel(1)
+        assert (view["state"], view["problem"]) == ("failed", "unwritable"), "told, and it can be cancelled again"
+        (place.folder / PARTIAL).unlink()
+        assert (await downloads.cancel(1))["state"] == "cancelled"
+    assert list(elsewhere.iterdir()) == []
+
+
+async def test_a_linked_folder_inside_what_arrives_is_refused(place: Place, hub: StandInHub, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    hub.repositories[ID].files["1_Pooling/config.json"] = b"{}"
+    growing = place.folder / PARTIAL / f"{ID.replace('/', '--')}@{hub.repositories[ID].commit}"
+    growing.mkdir(parents=True)
+    (growing / "1_Pooling").symlink_to(elsewhere)
+    async with place.open() as downloads:
+        await downloads.add(ID)
+        assert (await until(downloads, lambda view: view["state"] == "failed"))["problem"] == "unwritable"
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_only_folders_of_commits_are_removed_with_what_has_arrived(tmp_path: Path) -> None:
+    flat, commit = ID.replace("/", "--"), "0" * 40
+    folder = tmp_path / PARTIAL
+    ours = {f"{flat}@{commit}", f"{flat}@old-{'a' * 32}"}
+    others = {f"{flat}@mine", f"{flat}@{commit}.bak", f"{flat}@{'0' * 39}", f"{flat}-2@{commit}", flat}
+    for name in (*ours, *others):
+        (folder / name).mkdir(parents=True)
+    (tmp_path / "model").mkdir()
+    (folder / f"{flat}@{'1' * 40}").symlink_to(tmp_path / "model")
+    (folder / f"{flat}@{'2' * 40}").write_bytes(b"a file")
+    assert begun_commit(tmp_path, ID) == commit
+    remove_partials(tmp_path, ID)
+    assert {each.name for each in folder.iterdir()} == others | {f"{flat}@{'1' * 40}", f"{flat}@{'2' * 40}"}
+
+
+def test_a_token_that_is_a_pipe_a_link_or_endless_is_none(tmp_path: Path) -> None:
+    token, address = HubToken(tmp_path), "http://hub.test"
+    token.write("hf_secret", address)
+    assert token.read(address) == "hf_secret"
+    path, sound = tmp_path / STORED_NAME, tmp_path / "sound"
+    path.rename(sound)
+    for make in (partial(os.mkfifo, path), partial(path.symlink_to, sound), partial(path.write_bytes, b"h" * 10**7)):
+        make()
+        assert token.read(address) == ""
+        path.unlink()
+
+
+def test_a_marker_that_is_a_pipe_a_link_a_folder_or_endless_is_none(tmp_path: Path) -> None:
+    marker = tmp_path / ".paceline.json"
+    sound = {"repository": ID, "commit": "0" * 40, "files": {}}
+    endless = json.dumps(sound | {"files": {str(number): number for number in range(100_000)}})
+    (tmp_path / "sound").write_text(json.dumps(sound))
+    for make in (
+        partial(os.mkfifo, marker),
+        partial(marker.symlink_to, tmp_path / "sound"),
+        partial(marker.write_text, endless),
+    ):
+        make()
+        assert read_marker(tmp_path) is None
+        marker.unlink()
+    marker.mkdir()
+    assert read_marker(tmp_path) is None
