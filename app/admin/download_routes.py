@@ -13,7 +13,7 @@ from pydantic import Field
 
 from app.admin.context import Admin, AdminContext
 from app.admin.downloading import Downloads
-from app.core.errors import HubProblem, ModelNotFound, PacelineError
+from app.core.errors import HubProblem, ModelInUse, ModelNotFound, PacelineError
 from app.hub.hub_files import checked_repository, checked_revision
 from app.hub.hub_search import Pair, Sort, inspect_repository, recommended, search
 from app.hub.partial_folder import read_marker, remove_model
@@ -92,7 +92,7 @@ def remove_files(admin: Admin, model_id: str) -> dict[str, Any]:
     model = resolver.find(model_id)
     for loaded in resolver.loaded().values():
         if model.id == loaded.id or model.id in loaded.draft_ids:
-            raise Rejected(409, f"{model.id} is loaded: unload {loaded.id} first.", "model_in_use")
+            raise ModelInUse(f"{model.id} is loaded: unload {loaded.id} first.")
     try:
         is_ours = remove_model(admin.downloads.folder, model.path)
     except OSError as error:

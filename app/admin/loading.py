@@ -14,7 +14,7 @@ from typing import Any, Literal
 from app.admin.measuring import Measuring, Wish
 from app.admin.model_view import ModelView
 from app.core.download import Download
-from app.core.errors import ModelUnavailable, PacelineError
+from app.core.errors import ModelInUse, ModelUnavailable, PacelineError
 from app.core.messages import Event, Heartbeat, ModelLoaded
 from app.serving.auth import SESSION
 from app.serving.context import Context
@@ -79,7 +79,7 @@ class Loading:
         return {"model": unit.id, "state": "loaded", "seconds": round(loaded.seconds, 3)}
 
     async def unload(self, model_id: str) -> dict[str, Any]:
-        """Take a model out of memory, or stop its load. Raises ModelUnavailable while requests use it."""
+        """Take a model out of memory, or stop its load. Raises ModelInUse while requests use it."""
         model = model_id
         if model not in self._resolver.loaded():
             model = (await asyncio.to_thread(self._resolver.find, model_id)).id
@@ -104,9 +104,7 @@ class Loading:
         unit = await asyncio.to_thread(lambda: self._resolver.planned(self._resolver.usable(model_id)))
         try:
             await self._worker.load(unit)
-        except PacelineError as error:
-            if error.code != "model_in_use":
-                raise
+        except ModelInUse:
             self._waiting.add(model_id)
             return "in_use"
         self._resolver.adopt(unit)

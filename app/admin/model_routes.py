@@ -107,15 +107,15 @@ def list_models(admin: Admin) -> dict[str, Any]:
     return admin.models.listing()
 
 
-@router.post("/admin/api/models/load", responses=problems(429))
+@router.post("/admin/api/models/load", responses=problems(409, 429))
 async def load_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
     """Load a model and wait for it; the topic `state` tells its progress."""
     return await admin.loading.load(body.model)
 
 
-@router.post("/admin/api/models/unload", responses=problems(429))
+@router.post("/admin/api/models/unload", responses=problems(409, 429))
 async def unload_model(admin: Admin, body: Sent[ModelBody]) -> dict[str, Any]:
-    """Unload a model, or stop its load."""
+    """Unload a model, or stop its load. 409 while requests use it."""
     return await admin.loading.unload(body.model)
 
 

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import RootModel
 
 from app.admin.context import Admin, AdminContext
-from app.core.errors import InvalidSetting, ModelUnavailable
+from app.core.errors import InvalidSetting, ModelInUse
 from app.hub.catalog import Kind
 from app.serving.auth import identity_of
 from app.serving.document import problems
@@ -122,7 +122,7 @@ async def change_model_settings(request: Request, admin: Admin, asked: Sent[Chan
 async def _unloaded(admin: AdminContext, model_id: str) -> str:
     try:
         await admin.loading.unload(model_id)
-    except ModelUnavailable:
+    except ModelInUse:
         return "busy"
     return "done"
 

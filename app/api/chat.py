@@ -18,6 +18,7 @@ from app.api.commands import (
     MAX_TOP_LOGPROBS,
     GenerationBody,
     MaxTokens,
+    Metadata,
     max_tokens,
     object_of,
     shared_command,
@@ -122,6 +123,7 @@ class ChatBody(ToolsBody, ThinkingBody, GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    metadata: Metadata | None = None
 
     @model_validator(mode="after")
     def _check_together(self) -> "ChatBody":

@@ -40,12 +40,18 @@ MAX_LOGIT_BIASES = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_MODEL_CHARACTERS = 300
 MAX_TOP_LOGPROBS = 20
+MAX_PAIRS, MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 16, 64, 512
+"""Bounds of `metadata`, which are OpenAI's."""
 METHODS = (AUTO, OFF, *METHOD_NAMES)
 
 NO_LIMIT = -1
 
 ModelName = Annotated[str, Field(max_length=MAX_MODEL_CHARACTERS)]
 DraftTokens = Annotated[int, Field(ge=1, le=64)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=MAX_KEY_CHARACTERS)], Annotated[str, Field(max_length=MAX_VALUE_CHARACTERS)]],
+    Field(max_length=MAX_PAIRS),
+]
 
 
 TEXT = {"type": "string", "minLength": 1}

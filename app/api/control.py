@@ -55,7 +55,7 @@ class NamedModel(Body):
     model: ModelName
 
 
-@router.post("/api/load", dependencies=[Depends(authorize_operator)], responses=problems(429))
+@router.post("/api/load", dependencies=[Depends(authorize_operator)], responses=problems(409, 429))
 async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
     """Load a model with its drafters and wait for it; leaving cancels the load. `seconds` is how long it took."""
     context = context_of(request)
@@ -75,9 +75,9 @@ async def load_model(request: Request, body: Sent[LoadBody]) -> dict[str, Any]:
     }
 
 
-@router.post("/api/unload", dependencies=[Depends(authorize_operator)], responses=problems(429))
+@router.post("/api/unload", dependencies=[Depends(authorize_operator)], responses=problems(409, 429))
 async def unload_model(request: Request, body: Sent[NamedModel]) -> dict[str, Any]:
-    """Take a model out of memory, unless requests use it."""
+    """Take a model out of memory; 409 while requests use it."""
     context = context_of(request)
     model_id = body.model
     if model_id not in context.resolver.loaded():

@@ -60,15 +60,17 @@ class ItemReader:
         """Tools that come with the items."""
         self._find = find
         self._left_out: dict[str, None] = {}
+        self._named: set[str] = set()
 
     def read(self, items: Iterable[Item]) -> "ItemReader":
-        """Add items. Raises InvalidRequest for pictures, files and what is no item."""
+        """Add items. Raises InvalidRequest for pictures, files, what is no item, and one that is named twice."""
         found = [self._meant(item) for item in items]
         answered = {_call_id(item) for item in found if item is not None and item.get("type") in OUTPUTS}
         for item in found:
             if item is not None and not self._take(item, _call_id(item) in answered):
                 self._leave(item)
-        self.messages = [each for each in self.messages if each["content"] is not None or each.get("tool_calls")]
+        whole = map(_whole, self.messages)
+        self.messages = [each for each in whole if each["content"] is not None or each.get("tool_calls")]
         return self
 
     def notices(self) -> list[Notice]:
@@ -83,7 +85,11 @@ class ItemReader:
         is_reference = item.get("type") == "item_reference" or ("id" in item and not {"type", "role"} & item.keys())
         if not is_reference:
             return item
-        found = self._find(str(item.get("id")))
+        name = str(item.get("id"))
+        if name in self._named:  # a short name could stand for a long text any number of times
+            raise InvalidRequest(f"input: the item {name[:60]} is named twice: name it once", parameter="input")
+        self._named.add(name)
+        found = self._find(name)
         if found is None:
             self._leave({"type": "item_reference"})
         return found
@@ -93,7 +99,7 @@ class ItemReader:
 
     def _assistant(self) -> Item:
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": None})
+            self.messages.append({"role": "assistant"})
         return self.messages[-1]
 
     def _take(self, item: Item, is_answered: bool) -> bool:  # noqa: FBT001 - whether a result of it follows
@@ -120,8 +126,7 @@ class ItemReader:
     def _take_message(self, item: Item) -> None:
         role, content = item.get("role"), item.get("content")
         if role == "assistant":
-            message = self._assistant()
-            message["content"] = (message["content"] or "") + self._text(content or "")
+            self._assistant().setdefault("content", []).append(self._text(content or ""))
         else:
             self.messages.append({"role": role, "content": self._text(content)})
 
@@ -129,8 +134,7 @@ class ItemReader:
         text = self._text(item.get("content") or item.get("summary") or "")
         if not text:
             return not item.get(ENCRYPTED)
-        message = self._assistant()
-        message["reasoning_content"] = "\n".join(filter(None, (message.get("reasoning_content"), text)))
+        self._assistant().setdefault("reasoning_content", []).append(text)
         return True
 
     def _take_output(self, item: Item) -> None:
@@ -151,9 +155,8 @@ class ItemReader:
             return False
         name, arguments = called
         function = {"name": name, "arguments": arguments}
-        message = self._assistant()
         call = {"id": _call_id(item), "type": FUNCTION, FUNCTION: function}
-        message["tool_calls"] = [*message.get("tool_calls", ()), call]
+        self._assistant().setdefault("tool_calls", []).append(call)
         for result in results[:1]:
             content = self._output_text(result)
             self.messages.append({"role": "tool", "tool_call_id": _call_id(item), "content": content})
@@ -184,6 +187,15 @@ class ItemReader:
             else:
                 raise InvalidRequest(f"input: {TEXT_ONLY}: send parts of type input_text", parameter="input")
         return "".join(texts)
+
+
+def _whole(message: Item) -> Item:
+    """A message with its texts, which came in pieces where it is the assistant's."""
+    if message["role"] != "assistant":
+        return message
+    thoughts = message.get("reasoning_content")
+    content = "".join(message["content"]) if "content" in message else None
+    return message | {"content": content} | ({"reasoning_content": "\n".join(thoughts)} if thoughts else {})
 
 
 def _is_to_be_seen(part: Mapping[str, Any]) -> bool:
@@ -260,19 +272,24 @@ def chat_choice(choice: Any, tools: Sequence[Item]) -> Any:
     """A choice among flat tools in the words of chat."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "allowed_tools":
-        wanted = _objects(choice.get("tools"))
-        named = [chat_tool(tool) for tool in tools if any(_means(each, tool) for each in wanted)]
+        wanted = {_meaning(each) for each in _objects(choice.get("tools"))}
+        named = [chat_tool(tool) for tool in tools if wanted & _meanings(tool)]
         return {"type": kind, kind: {"mode": choice.get("mode"), "tools": named}}
     if kind not in (FUNCTION, CUSTOM):
         return choice
-    name = next((flat_name(tool) for tool in tools if _means(choice, tool)), choice.get("name"))
+    name = next((flat_name(tool) for tool in tools if _meaning(choice) in _meanings(tool)), choice.get("name"))
     return {"type": kind, kind: {"name": name}}
 
 
-def _means(choice: Mapping[str, Any], tool: Item) -> bool:
-    """Whether a choice is of this tool, by its name with or without its namespace, or of its whole namespace."""
+def _meaning(choice: Mapping[str, Any]) -> tuple[str, str]:
+    """What a choice names: a whole namespace, a tool of one, or a tool by its name with or without its namespace."""
     if choice.get("type") == NAMESPACE:
-        return choice.get("name") == tool.get(NAMESPACE)
-    if choice.get(NAMESPACE):
-        return flat_name(choice) == flat_name(tool)
-    return choice.get("name") in (tool.get("name"), flat_name(tool))
+        return NAMESPACE, str(choice.get("name"))
+    return ("flat", flat_name(choice)) if choice.get(NAMESPACE) else ("name", str(choice.get("name")))
+
+
+def _meanings(tool: Item) -> set[tuple[str, str]]:
+    """Every choice that means this tool."""
+    flat = flat_name(tool)
+    names = {("name", str(tool.get("name"))), ("name", flat), ("flat", flat)}
+    return names | {(NAMESPACE, str(tool.get(NAMESPACE)))}

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ConfigDict, Field
 
 from app.api.answer import FinishedChoice, Renderer, answer, warnings_object
 from app.api.chat import ChatBody, chat_command
-from app.api.commands import MAX_TOKEN_ID, ModelName, SpeculationOptions, StayBody
+from app.api.commands import MAX_TOKEN_ID, Metadata, ModelName, SpeculationOptions, StayBody
 from app.api.ignored import ignored_fields
 from app.api.kept_responses import Item, KeptResponses
 from app.api.response_items import NAMESPACE, ItemReader, chat_choice, chat_tool, flat_name, flat_tools
@@ -63,7 +64,7 @@ class ResponsesBody(ThinkingBody, StayBody):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: Metadata | None = None
     seed: int | None = None
     speculation: SpeculationOptions | None = None
     continue_final_message: bool | None = None
@@ -106,7 +107,8 @@ async def create_response(request: Request, body: Sent[ResponsesBody]) -> Respon
     if body.background:
         raise InvalidRequest("background responses are not available: leave `background` out", parameter="background")
     owner, kept = identity_of(request).owner, kept_responses(request)
-    before = kept.find(owner, body.previous_response_id).messages if body.previous_response_id else []
+    named = body.previous_response_id
+    before: list[Item] = msgspec.json.decode(kept.find(owner, named).messages) if named else []
 
     def read(items: Iterable[Item]) -> ItemReader:
         return ItemReader(lambda item_id: kept.item(owner, item_id)).read(items)
@@ -130,15 +132,16 @@ async def create_response(request: Request, body: Sent[ResponsesBody]) -> Respon
 
 
 @router.get("/v1/responses/{response_id}", responses=told(ResponseObject))
-async def get_response(request: Request, response_id: str) -> JSONResponse:
+async def get_response(request: Request, response_id: str) -> Response:
     """A response that is kept."""
-    return JSONResponse(kept_responses(request).find(identity_of(request).owner, response_id).response)
+    kept = kept_responses(request).find(identity_of(request).owner, response_id)
+    return Response(kept.response, media_type="application/json")
 
 
 @router.get("/v1/responses/{response_id}/input_items", responses=told(ResponseItems))
 async def get_input_items(request: Request, response_id: str) -> JSONResponse:
     """List the input items of a kept response."""
-    found = kept_responses(request).find(identity_of(request).owner, response_id).input_items
+    found = msgspec.json.decode(kept_responses(request).find(identity_of(request).owner, response_id).input_items)
     items = [
         {"type": "message", "id": f"msg_{place}", "status": "completed"} | each for place, each in enumerate(found)
     ]

@@ -6,6 +6,7 @@ PacelineError
 │   ├── InvalidSetting        422  a setting is unknown, out of range or clashes with another one
 │   └── StaleVersion          409  somebody else changed it since; read it again
 ├── ModelNotFound             404
+├── ModelInUse                409  requests use the model: wait for them or cancel them
 ├── QueueFull                 429  come back after `retry_after_seconds`
 ├── ModelUnavailable          503  the model cannot be loaded or is quarantined
 │   ├── InsufficientMemory
@@ -98,6 +99,14 @@ class ModelNotFound(PacelineError):
     status = 404
     kind = "invalid_request_error"
     code = "model_not_found"
+
+
+class ModelInUse(PacelineError):
+    """Requests use the model, which stays as it is until they have ended."""
+
+    status = 409
+    kind = "invalid_request_error"
+    code = "model_in_use"
 
 
 class QueueFull(PacelineError):

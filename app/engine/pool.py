@@ -16,7 +16,7 @@ from functools import partial
 from operator import attrgetter
 
 from app.core.clock import Clock
-from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable, PacelineError
+from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.footprint import Footprint, RowSize
 from app.core.host import GIGABYTE, Pressure
 from app.core.messages import LoadedModel, LoadProgress, ModelSpecification
@@ -112,7 +112,7 @@ class EnginePool:
     def acquire(self, spec: ModelSpecification) -> None:
         """Take a lease on the unit of `spec`; start its load when it is not there, join the load when it is under way.
 
-        Raises InsufficientMemory (with `retry_after_seconds` when waiting helps) or ModelUnavailable; then no lease
+        Raises InsufficientMemory (with `retry_after_seconds` when waiting helps) or ModelInUse; then no lease
         was taken and nothing was evicted. Between the end of a failed load and its LoadFailed it joins that failure.
         """
         if any(isinstance(event, LoadFailed) and event.model_id == spec.id for event in self._events):
@@ -121,7 +121,7 @@ class EnginePool:
         if entry is not None and not entry.spec.same_unit(spec):
             if entry.leases:
                 message = f"{spec.id} is in use with other drafters or settings: retry when its requests have finished"
-                raise ModelUnavailable(message, code="model_in_use", retry_after_seconds=RETRY_AFTER_SECONDS)
+                raise ModelInUse(message, retry_after_seconds=RETRY_AFTER_SECONDS)
             entry = None
         if entry is None:
             entry = self._start(spec)
@@ -212,13 +212,13 @@ class EnginePool:
             self._fail(entry, ModelUnavailable(f"the load of {model_id} was cancelled", code="load_cancelled"))
 
     def unload(self, model_id: str) -> None:
-        """Take an idle model out of memory now, pinned or not. Raises ModelUnavailable while it is leased."""
+        """Take an idle model out of memory now, pinned or not. Raises ModelInUse while it is leased."""
         entry = self._entries.get(model_id)
         if entry is None:
             return
         if entry.leases:
             message = f"{model_id} is in use by {entry.leases} requests: retry when they have finished"
-            raise ModelUnavailable(message, code="model_in_use", retry_after_seconds=RETRY_AFTER_SECONDS)
+            raise ModelInUse(message, retry_after_seconds=RETRY_AFTER_SECONDS)
         self._evict(entry)
         self._reclaim()
 

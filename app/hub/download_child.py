@@ -1,14 +1,20 @@
 """One download in a process of its own: `python -m app.hub.download_child`, started by Paceline and by nobody else.
 
 The job is the first line of standard input, the download as it becomes goes to standard output. It may be ended at any
-moment: what has arrived stays, and the next process goes on from there. It ends by itself when its parent does, whose
-end of standard input closes then.
+moment: what has arrived stays, and the next process goes on from there. It ends by itself when its parent does.
 """
+
+import sys
+
+from app.core.lifeline import end_with_parent
+
+if __name__ == "__main__":
+    JOB = sys.stdin.buffer.readline()
+    end_with_parent()
 
 import errno
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -238,8 +244,8 @@ def download(job: DownloadJob, report: Report) -> None:
         fetch.fail("disk_full" if full else f"unwritable: {error.strerror or type(error).__name__}")
 
 
-def serve(read: BinaryIO, write: BinaryIO) -> None:
-    """The job of `read`, the download as it becomes to `write`; ends the process when `read` closes."""
+def serve(job: bytes, write: BinaryIO) -> None:
+    """Do a job, and tell the download as it becomes to `write`."""
 
     def report(present: Download) -> None:
         try:
@@ -248,17 +254,8 @@ def serve(read: BinaryIO, write: BinaryIO) -> None:
         except OSError:  # nobody listens any more
             os._exit(1)
 
-    job = msgspec.json.decode(read.readline(), type=DownloadJob)
-    threading.Thread(target=_end_with_parent, args=(read,), daemon=True, name="parent").start()
-    download(job, report)
-
-
-def _end_with_parent(read: BinaryIO) -> None:
-    while read.read(1):
-        pass
-    os._exit(1)
+    download(msgspec.json.decode(job, type=DownloadJob), report)
 
 
 if __name__ == "__main__":
-    with open(0, "rb", buffering=0, closefd=False) as job:  # unbuffered: whoever reads ahead misses the end
-        serve(job, sys.stdout.buffer)
+    serve(JOB, sys.stdout.buffer)

@@ -75,7 +75,7 @@ def problems(*statuses: int) -> Responses:
     return {status: {"description": STATUSES[status]} for status in statuses}
 
 
-ANSWERED = problems(429, 499)
+ANSWERED = problems(409, 429, 499)
 """What may become of a request that a model answers, besides."""
 HUB = problems(404, 422, 502)
 """And of one that the hub answers."""

@@ -85,12 +85,13 @@ function isJson(text) {
 
 const TOKENS = /"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s"{}[\],:]+/g;
 const INDENT = "  ";
+const MAX_INDENTS = 40; // of what is nested deeper, too: spaces would grow with the square of the depth
 
 // JSON on lines of its own, with every number as it was written; null where the text is none.
 export function readable(text) {
   if (!isJson(text)) return null;
   let [line, depth, before] = ["", 0, ""];
-  const newLine = () => `\n${INDENT.repeat(depth)}`;
+  const newLine = () => `\n${INDENT.repeat(Math.min(depth, MAX_INDENTS))}`;
   for (const [token] of text.matchAll(TOKENS)) {
     const isEnd = token === "}" || token === "]";
     const wasStart = before === "{" || before === "[";
@@ -108,7 +109,7 @@ export const readableAnswer = (text) => (/^\s*[{[]/.test(text) ? readable(text) 
 
 // --- files, which go along as text at the end of a message ---------------------------------------------------------
 
-const FILE = /\n*<file name="([^"\n]*)">\n([\s\S]*?)\n<\/file>(?=\s*(?:<file name="|$))/g;
+const FILE = /(?<!\n)\n*<file name="([^"\n]*)">\n([\s\S]*?)\n<\/file>(?=\s*(?:<file name="|$))/g;
 
 export const withFiles = (text, files) =>
   [text, ...files.map((file) => `<file name="${file.name}">\n${file.text}\n</file>`)].filter(Boolean).join("\n\n");

@@ -3,17 +3,22 @@
 
 import { inline, make } from "./markdown_inline.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})(?:\s+(.*))?$/;
+// In no pattern can two repeats share characters: a line that does not match would take the square of its length.
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})(?:\s+(.*))?$/s;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +|$)/;
 const UNDERLINE = /^ {0,3}(=+|-+)[ \t]*$/;
-const COLUMNS = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const COLUMN = /^:?-+:?$/;
 const TASK = /^\[([ xX])\]\s/;
 const MAX_DEPTH = 16;
 
 const isBlank = (line) => !line.trim();
+const behindBlanks = (lines, at) => {
+  while (at < lines.length && isBlank(lines[at])) at += 1;
+  return at;
+};
 const startsBlock = (line) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((form) => form.test(line));
 
 // The nodes of a text; `code(text, language)` makes the node of a code block.
@@ -27,9 +32,10 @@ const READERS = [readFence, readHeading, readRule, readQuote, readList, readTabl
 function parse(lines, code, depth) {
   const nodes = [];
   let isLoose = false;
-  for (let at = 0; at < lines.length; ) {
+  const end = lines.findLastIndex((line) => !isBlank(line)) + 1;
+  for (let at = 0; at < end; ) {
     if (isBlank(lines[at])) {
-      isLoose ||= nodes.length > 0 && lines.slice(at).some((line) => !isBlank(line));
+      isLoose ||= nodes.length > 0;
       at += 1;
       continue;
     }
@@ -46,14 +52,14 @@ function parse(lines, code, depth) {
 }
 
 function readFence(lines, at, code) {
-  const [, fence, language] = FENCE.exec(lines[at]) ?? [];
+  const [, fence, words] = FENCE.exec(lines[at]) ?? [];
   if (!fence) return null;
   const closes = (line) => line.trim().startsWith(fence) && line.trim() === fence[0].repeat(line.trim().length);
   let end = at + 1;
   while (end < lines.length && !closes(lines[end])) end += 1;
   const indent = lines[at].search(/\S/);
   const content = lines.slice(at + 1, end).map((line) => line.slice(Math.min(indent, Math.max(0, line.search(/\S/)))));
-  return [code(content.join("\n"), language), end + 1];
+  return [code(content.join("\n"), words.trim().split(/\s/, 1)[0]), end + 1];
 }
 
 function readHeading(lines, at) {
@@ -89,8 +95,7 @@ function readList(lines, at, code, depth) {
     const end = endOfItem(lines, next, found);
     const content = parse(contentOf(lines.slice(next, end), found), code, depth + 1);
     items.push(content.nodes);
-    next = end;
-    while (next < lines.length && isBlank(lines[next])) next += 1;
+    next = behindBlanks(lines, end);
     isLoose ||= content.isLoose || (next > end && next < lines.length && kindOf(ITEM.exec(lines[next])?.[2] ?? "") === kindOf(mark));
   }
   const list = make(/\d/.test(mark) ? "ol" : "ul", items.map((nodes) => make("li", isLoose ? nodes : tight(nodes))));
@@ -103,15 +108,13 @@ const indentOf = ([, indent, mark, space]) => indent.length + mark.length + (spa
 // An item goes on with what is indented below it, and with the rest of its paragraph.
 function endOfItem(lines, at, found) {
   const indent = indentOf(found);
-  let end = at + 1;
-  for (; end < lines.length; end += 1) {
-    const line = lines[end];
-    if (isBlank(line)) {
-      const rest = lines.slice(end).find((each) => !isBlank(each));
-      if (rest === undefined || rest.search(/\S/) < indent) break;
-    } else if (line.search(/\S/) < indent && (isBlank(lines[end - 1]) || startsBlock(line))) break;
+  for (let end = at + 1; ; ) {
+    const next = behindBlanks(lines, end);
+    if (next === lines.length) return end;
+    const goesOn = next === end && !startsBlock(lines[next]);
+    if (lines[next].search(/\S/) < indent && !goesOn) return end;
+    end = next + 1;
   }
-  return end;
 }
 
 function contentOf(lines, found) {
@@ -128,12 +131,18 @@ const cellsOf = (line) =>
   line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replace(/\\\|/g, "|"));
 
 function readTable(lines, at) {
-  if (!lines[at].includes("|") || !COLUMNS.test(lines[at + 1] ?? "")) return null;
+  if (!lines[at].includes("|")) return null;
   const names = cellsOf(lines[at]);
-  const sides = cellsOf(lines[at + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : ""));
-  if (names.length !== sides.length) return null;
-  const row = (kind, cells) =>
-    make("tr", sides.map((side, index) => Object.assign(make(kind, inline(cells[index] ?? "")), { align: side })));
+  const columns = cellsOf(lines[at + 1] ?? "");
+  if (names.length !== columns.length || !columns.every((cell) => COLUMN.test(cell))) return null;
+  const sides = columns.map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : ""));
+  // What a line lacks is one wide cell: short lines below many columns would make the square of the text's length.
+  const row = (kind, cells) => {
+    const shown = cells.slice(0, sides.length);
+    const nodes = shown.map((cell, index) => Object.assign(make(kind, inline(cell)), { align: sides[index] }));
+    if (shown.length < sides.length) nodes.push(Object.assign(make(kind), { colSpan: sides.length - shown.length }));
+    return make("tr", nodes);
+  };
   let end = at + 2;
   while (end < lines.length && !isBlank(lines[end]) && !startsBlock(lines[end])) end += 1;
   const body = lines.slice(at + 2, end).map((line) => row("td", cellsOf(line)));

@@ -1,17 +1,19 @@
 // What stands within a paragraph: emphasis, code, links, and line breaks, which in a chat are meant. Emphasis goes by the
 // spaces around its marks, not by punctuation, so that it also works in languages that are written without spaces.
+// Its time grows with the length of a text and never with the square, whatever the text is.
 
 const PIECES =
   /\\([!-/:-@[-`{-~])|(`+)|(!?\[)|<(https?:\/\/[^\s<>]+)>|(\bhttps?:\/\/[^\s<>]+)|(\*+|_+|~~)|(\\\n|(?<! ) *\n)|&(amp|lt|gt|quot|nbsp|#39);/g;
 const TARGET = /^\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', nbsp: "\u00a0", "#39": "'" };
+const PUNCTUATION = /(?<![.,:;!?'"*_~])[.,:;!?'"*_~]+$/;
 const MAX_OPEN = 40;
 const MAX_TARGET = 2000;
 const WORD = /[\p{L}\p{N}_]/u;
 
 export function make(tag, children = []) {
   const node = document.createElement(tag);
-  node.append(...children);
+  for (const child of children) node.append(child); // one call takes no more than some 100,000
   return node;
 }
 
@@ -29,24 +31,37 @@ function link(address, children) {
 // The nodes of a text. `inLink` keeps links out of links.
 export function inline(text, inLink = false) {
   const pieces = new RegExp(PIECES);
+  const ends = endsOf(text);
   const line = new Line();
   let at = 0;
   for (let found = pieces.exec(text); found; found = pieces.exec(text)) {
     line.text(text.slice(at, found.index));
-    at = pieces.lastIndex = take(line, text, found, inLink);
+    at = pieces.lastIndex = take(line, text, found, ends, inLink);
   }
   line.text(text.slice(at));
   return line.end();
 }
 
+// Where each opening bracket is closed, and where the last run of backticks of each length begins.
+function endsOf(text) {
+  const brackets = new Map();
+  const open = [];
+  for (const { 0: sign, index } of text.matchAll(/\\[^]|[[\]]/g)) {
+    if (sign === "[") open.push(index);
+    else if (sign === "]" && open.length) brackets.set(open.pop(), index);
+  }
+  const ticks = new Map(Array.from(text.matchAll(/`+/g), ({ 0: run, index }) => [run.length, index]));
+  return { brackets, ticks };
+}
+
 // Adds what was found to the line; answers where to read on.
-function take(line, text, found, inLink) {
+function take(line, text, found, ends, inLink) {
   const [whole, escaped, ticks, bracket, angled, bare, marks, , entity] = found;
   const next = found.index + whole.length;
   if (escaped) line.text(escaped);
   else if (entity) line.text(ENTITIES[entity]);
-  else if (ticks) return takeCode(line, text, ticks, next);
-  else if (bracket) return takeLink(line, text, bracket, next, inLink);
+  else if (ticks) return takeCode(line, text, ticks, next, ends.ticks);
+  else if (bracket) return takeLink(line, text, bracket, next, inLink ? -1 : ends.brackets.get(next - 1));
   else if (angled) line.add(...link(angled, [angled]));
   else if (bare) return takeAddress(line, bare, found.index, inLink);
   else if (marks) line.mark(marks, text[found.index - 1] ?? " ", text[next] ?? " ");
@@ -54,37 +69,27 @@ function take(line, text, found, inLink) {
   return next;
 }
 
-function takeCode(line, text, ticks, from) {
+function takeCode(line, text, ticks, from, lastRuns) {
+  if (!(lastRuns.get(ticks.length) >= from)) return line.text(ticks), from;
   const closing = new RegExp(`(?<!\`)${ticks}(?!\`)`, "g");
   closing.lastIndex = from;
-  const found = closing.exec(text);
-  if (!found) return line.text(ticks), from;
-  const code = text.slice(from, found.index).replace(/\n/g, " ");
-  line.add(make("code", [/^ .*\S.* $/.test(code) ? code.slice(1, -1) : code]));
+  const code = text.slice(from, closing.exec(text).index).replace(/\n/g, " ");
+  const isPadded = code.startsWith(" ") && code.endsWith(" ") && code.trim();
+  line.add(make("code", [isPadded ? code.slice(1, -1) : code]));
   return closing.lastIndex;
 }
 
-function takeLink(line, text, bracket, from, inLink) {
-  const end = inLink ? -1 : closingBracket(text, from);
-  const [whole, address] = (end > 0 && TARGET.exec(text.slice(end + 1, end + MAX_TARGET))) || [];
+function takeLink(line, text, bracket, from, end = -1) {
+  const [whole, address] = (end > 0 && end - from < MAX_TARGET && TARGET.exec(text.slice(end + 1, end + MAX_TARGET))) || [];
   if (!whole) return line.text(bracket), from;
   const words = text.slice(from, end) || address;
   line.add(...link(address, inline(words, true)));
   return end + 1 + whole.length;
 }
 
-function closingBracket(text, from) {
-  for (let at = from, depth = 1; at < Math.min(text.length, from + MAX_TARGET); at += 1) {
-    if (text[at] === "\\") at += 1;
-    else if (text[at] === "[") depth += 1;
-    else if (text[at] === "]" && (depth -= 1) === 0) return at;
-  }
-  return -1;
-}
-
 // An address in running text ends before the punctuation that ends the sentence.
 function takeAddress(line, bare, from, inLink) {
-  let address = bare.replace(/[.,:;!?'"*_~]+$/, "");
+  let address = bare.replace(PUNCTUATION, "");
   if (address.endsWith(")") && !address.includes("(")) address = address.slice(0, -1);
   line.add(...(inLink ? [address] : link(address, [address])));
   return from + address.length;
@@ -111,7 +116,8 @@ class Line {
     let left = canClose ? this.close(sign, marks.length) : marks.length;
     if (!left) return;
     this.pieces.push(sign.repeat(left));
-    if (canOpen && this.open.length < MAX_OPEN) this.open.push({ sign, left, at: this.pieces.length - 1 });
+    const waiting = this.open.reduce((sum, each) => sum + each.left, left);
+    if (canOpen && waiting <= MAX_OPEN) this.open.push({ sign, left, at: this.pieces.length - 1 });
   }
 
   // Wraps what stands since the nearest open mark of this sign, as often as both have marks left.

@@ -10,6 +10,7 @@ import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import app
 from app.core.messages import Event
@@ -58,9 +59,15 @@ class Child:
     """The process, its channel and its note. `end` leaves neither it nor its group behind."""
 
     def __init__(
-        self, process: Process, channel: ServerChannel, note: CrashNote, listening: asyncio.Task[None] | None
+        self,
+        process: Process,
+        lifeline: BinaryIO,
+        channel: ServerChannel,
+        note: CrashNote,
+        listening: asyncio.Task[None] | None,
     ) -> None:
         self._process = process
+        self._lifeline = lifeline
         self._note = note
         self._listening = listening
         self._channel = channel
@@ -78,14 +85,18 @@ class Child:
         on_close: Callable[[str], None],
         on_line: Callable[[str], None] | None = None,
     ) -> "Child":
-        """Start `command --channel-fd N --note-fd M` in its own session; `on_line` hears its stderr, which is ours
-        without it. Raises OSError."""
+        """Start `command --channel-fd N --note-fd M` in its own session; its standard input ends with this process, and
+        `on_line` hears its stderr, which is ours without it. Raises OSError."""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as handed_over:
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
             handed_over.enter_context(theirs)
             note = handed_over.enter_context(tempfile.TemporaryFile())
             note.truncate(NOTE_BYTES)
+            stdin, held = os.pipe()
+            handed_over.callback(os.close, stdin)
+            lifeline = os.fdopen(held, "wb")
+            undo.callback(lifeline.close)
             listening, stderr = None, None
             if on_line is not None:
                 read_end, stderr = os.pipe()
@@ -94,7 +105,7 @@ class Child:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 *("--channel-fd", str(theirs.fileno()), "--note-fd", str(note.fileno())),
-                stdin=DEVNULL,
+                stdin=stdin,
                 stdout=DEVNULL,
                 stderr=stderr,
                 cwd=PACKAGE_PARENT,
@@ -105,7 +116,7 @@ class Child:
             undo.callback(process.kill)
             channel = await ServerChannel.open(ours, on_event, on_close)
             undo.pop_all()
-            return cls(process, channel, CrashNote(note.fileno()), listening)
+            return cls(process, lifeline, channel, CrashNote(note.fileno()), listening)
 
     @property
     def at(self) -> str:
@@ -129,6 +140,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         code = await self._process.wait()
+        self._lifeline.close()
         self._channel.close()
         if self._listening is not None:
             await asyncio.wait({self._listening}, timeout=LAST_WORDS_SECONDS)

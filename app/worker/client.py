@@ -320,7 +320,7 @@ class WorkerClient(Supervisor):
             self.send(ClearPrefixes())
 
     async def unload(self, model_id: str) -> None:
-        """Unload a unit. Raises ModelUnavailable while requests use it."""
+        """Unload a unit. Raises ModelInUse while requests use it."""
         await self._prepare(None)
         await self._ask(UnloadModel(id=f"unload-{secrets.token_hex(8)}", model_id=model_id), model_id)
 

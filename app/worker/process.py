@@ -1,12 +1,16 @@
 """The worker process: `python -m app.worker.process --channel-fd N`, started by the supervisor and by nobody else.
 
 This file only composes. The main thread runs the loop and is the only one that touches mlx; the text thread makes text
-of its tokens; the reader thread hands commands over; prompts are read in processes of their own. The process ends when
-its parent's end of the channel closes.
+of its tokens; the reader thread hands commands over; prompts are read in processes of their own. The process ends with
+its parent, and they with it.
 """
 
 # ruff: noqa: E402 - what follows imports mlx and mlx_lm
-from app.core import descriptors
+from app.core import descriptors, lifeline
+
+if __name__ == "__main__":
+    lifeline.end_with_parent()
+
 from app.core.bare_mlx_lm import bare_mlx_lm
 from app.engine import platform
 
@@ -129,7 +133,7 @@ def _serve(
     signal.signal(signal.SIGTERM, terminate)
     text = threading.Thread(target=_run_or_die, args=(text_thread.run,), name="text", daemon=True)
     text.start()
-    channel.start(text_thread.receive, lambda: os._exit(0))
+    channel.start(text_thread.receive, lifeline.end_group)
     _logger.info("ready: %s; %s", memory.device_name(), PREPARATION.reason)
     channel.send(
         Ready(

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 
 from app.admin.context import AdminContext
-from app.core.errors import InsufficientMemory, ModelUnavailable
+from app.core.errors import InsufficientMemory, ModelInUse
 from app.core.messages import (
     Accepted,
     Delta,
@@ -54,7 +54,7 @@ class PacedWorker(FakeWorker):
 
     async def load(self, model: ModelSpecification) -> ModelLoaded:
         if self.in_use:
-            raise ModelUnavailable("it is in use", code="model_in_use")
+            raise ModelInUse("it is in use", retry_after_seconds=1)
         methods = (*(draft.method for draft in model.drafts), "ngram")
         held = LoadedModel(
             id=model.id,
@@ -70,6 +70,8 @@ class PacedWorker(FakeWorker):
         return await super().load(model)
 
     async def unload(self, model_id: str) -> None:
+        if self.in_use:
+            raise ModelInUse("it is in use", retry_after_seconds=1)
         self.snapshot = Snapshot(models=tuple(each for each in self.snapshot.models if each.id != model_id))
         await super().unload(model_id)
 

@@ -84,6 +84,17 @@ async def test_a_model_is_loaded_with_its_drafters_and_unloaded(site: ModelSite)
     await site.call("POST", "/admin/api/models/load", {"model": "demo-hybrid-mtp"}, status=400)
 
 
+async def test_what_a_model_in_use_refuses_is_a_conflict_that_waiting_ends(site: ModelSite) -> None:
+    await site.call("POST", "/admin/api/models/load", {"model": DEMO})
+    site.worker.in_use = True
+    for path in ("unload", "load"):
+        refused = await site.call("POST", f"/admin/api/models/{path}", {"model": DEMO}, status=409)
+        assert (refused["error"]["code"], refused["error"]["type"]) == ("model_in_use", "invalid_request_error")
+    assert (await models(site))[DEMO]["state"] == "loaded"
+    site.worker.in_use = False
+    await site.call("POST", "/admin/api/models/unload", {"model": DEMO})
+
+
 @pytest.mark.parametrize(
     ("language", "words"), [("ko", "이 컴퓨터에 없는"), ("ja", "このコンピューターに"), ("zh-Hans", "这台电脑上没有")]
 )

@@ -10,7 +10,7 @@ import pytest
 
 from app.admin.settings_routes import OPTION_WORDS
 from app.core.drafters import METHOD_NAMES
-from app.core.errors import ModelUnavailable
+from app.core.errors import ModelInUse
 from app.core.messages import LoadedModel, Snapshot
 from app.model_settings import ModelSettings
 from app.serving.live_settings import OWN_CATALOGS
@@ -218,7 +218,7 @@ async def test_a_reload_is_offered_done_or_too_early(site: SignInSite, client: h
     assert (await client.patch(MODEL, json={"temperature": 0.1, "reload": True})).json()["reload"] == "not needed"
 
     async def refuse(model_id: str) -> None:
-        raise ModelUnavailable(f"{model_id} is in use")
+        raise ModelInUse(f"{model_id} is in use")
 
     worker.unload = refuse  # type: ignore[method-assign]
     assert (await client.patch(MODEL, json={"num_draft_tokens": 5, "reload": True})).json()["reload"] == "busy"

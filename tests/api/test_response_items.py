@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.api.response_items import ItemReader
+from app.api.response_items import ItemReader, chat_choice
 from tests.api.calls import calling
 from tests.api.fakes import Site, frames
 
@@ -327,3 +327,30 @@ def test_reading_twice_leaves_the_items_as_they_were() -> None:
     before = json.dumps(items)
     assert ItemReader(lambda _: None).read(items).messages == ItemReader(lambda _: None).read(items).messages
     assert json.dumps(items) == before
+
+
+class Counted(dict[str, Any]):
+    """A tool that counts how often it is looked at."""
+
+    looks = 0
+
+    def get(self, *names: Any) -> Any:
+        Counted.looks += 1
+        return super().get(*names)
+
+
+def test_many_tools_and_a_choice_of_many_are_looked_at_once_each() -> None:
+    tools = [Counted(type="function", name=f"t{number}") for number in range(1000)]
+    wanted = [Counted(type="function", name=f"none{number}") for number in range(999)] + [tools[7]]
+    choice = chat_choice({"type": "allowed_tools", "mode": "auto", "tools": wanted}, tools)
+    assert [tool["function"]["name"] for tool in choice["allowed_tools"]["tools"]] == ["t7"]
+    assert Counted.looks < 10 * len(tools + wanted)
+
+
+def test_pieces_of_the_assistants_are_one_message() -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    said = {"role": "assistant", "content": "a"}
+    call = {"type": "function_call", "name": "look", "call_id": "c", "arguments": "{}"}
+    [message] = ItemReader(lambda _: None).read([thought, said, thought, said, call, call]).messages
+    assert (message["content"], message["reasoning_content"], len(message["tool_calls"])) == ("aa", "hm\nhm", 2)
+    assert ItemReader(lambda _: None).read([thought]).messages == []

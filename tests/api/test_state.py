@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.core.errors import InvalidRequest, WorkerGone
+from app.core.errors import InvalidRequest, ModelInUse, WorkerGone
 from app.core.messages import (
     Accepted,
     DraftSpecification,
@@ -19,7 +19,7 @@ from app.core.messages import (
     TextWork,
 )
 from app.core.reason import Reason
-from tests.api.fakes import DRAFTERS, FOLDERS, Site, failing, make_site
+from tests.api.fakes import DRAFTERS, FOLDERS, Site, chat_body, failing, make_site
 
 pytestmark = pytest.mark.anyio
 
@@ -256,6 +256,27 @@ async def test_load_and_unload(site: Site) -> None:
     assert (await site.client.post("/api/load", json={"model": "nothing"})).status_code == 404
     misfit = await site.client.post("/api/load", json={"model": "demo-main", "draft": "org/other"})
     assert (misfit.status_code, misfit.json()["error"]["code"]) == (400, "speculation_unavailable")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/unload", {"model": "demo-main"}),
+        ("/api/load", {"model": "demo-main", "draft": "off"}),
+        ("/api/generate", {"model": "demo-main", "keep_alive": 0}),
+        ("/v1/chat/completions", chat_body()),
+        ("/v1/messages", chat_body(max_tokens=5)),
+    ],
+)
+async def test_a_model_in_use_is_a_conflict_on_every_route(site: Site, path: str, body: dict[str, Any]) -> None:
+    async def refuse(_model: object) -> Any:
+        raise ModelInUse("demo-main is in use: retry when its requests have finished", retry_after_seconds=3)
+
+    site.worker.unload = site.worker.load = refuse  # type: ignore[method-assign]
+    site.worker.script = failing(ModelInUse("demo-main is in use", retry_after_seconds=3))
+    answer = await site.client.post(path, json=body)
+    assert (answer.status_code, answer.headers["retry-after"]) == (409, "3")
+    assert "in use" in answer.text
 
 
 async def test_load_takes_several_drafters() -> None:

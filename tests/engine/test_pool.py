@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from app.core.errors import InsufficientMemory, InvalidRequest, ModelUnavailable
+from app.core.errors import InsufficientMemory, InvalidRequest, ModelInUse, ModelUnavailable
 from app.core.footprint import RowSize
 from app.core.messages import DraftSpecification, LoadedModel, LoadProgress, ModelSpecification
 from app.core.request import Quantisation
@@ -186,7 +186,7 @@ def test_another_draft_reloads_an_idle_model_and_waits_for_a_busy_one(world: Wor
     pool.acquire(drafted)
     assert drain(pool)[0] == Evicted("a")
     assert pool.snapshot()[0].draft_ids == ("b",)
-    with pytest.raises(ModelUnavailable, match="in use with other drafters or settings") as caught:
+    with pytest.raises(ModelInUse, match="in use with other drafters or settings") as caught:
         pool.acquire(specification("a"))
     assert caught.value.retry_after_seconds is not None
     pool.acquire(drafted)
@@ -229,7 +229,7 @@ def test_any_other_setting_reloads_an_idle_model_and_is_told_to_wait_for_one_in_
     pool.acquire(specification("a"))
     drain(pool)
     changed = msgspec.structs.replace(specification("a"), **{name: UNITS[name]})
-    with pytest.raises(ModelUnavailable, match="in use with other drafters or settings") as caught:
+    with pytest.raises(ModelInUse, match="in use with other drafters or settings") as caught:
         pool.acquire(changed)
     assert (caught.value.code, pool.snapshot()[0].leases) == ("model_in_use", 1)
     pool.release("a")
@@ -377,7 +377,7 @@ def test_when_the_device_is_full_former_prompts_and_idle_models_go_and_nothing_e
 def test_a_model_in_use_is_not_unloaded(world: World) -> None:
     pool = world.pool()
     pool.acquire(specification("a"))
-    with pytest.raises(ModelUnavailable, match="in use by 1 requests"):
+    with pytest.raises(ModelInUse, match="in use by 1 requests"):
         pool.unload("a")
     pool.release("a")
     pool.pin("a", True)

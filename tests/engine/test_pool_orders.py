@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from app.core.errors import InsufficientMemory, ModelUnavailable
+from app.core.errors import InsufficientMemory, ModelInUse, ModelUnavailable
 from app.core.messages import DraftSpecification
 from app.engine.pool import Evicted, LoadFailed, PoolEvent
 from tests.engine.pool_world import CEILING, SIZES, FakeEngine, World, drain, specification
@@ -45,7 +45,7 @@ class PoolMachine(RuleBasedStateMachine):
         before = (sorted(self.world.open), sorted(self.world.loading))
         try:
             self.pool.acquire(spec)
-        except (InsufficientMemory, ModelUnavailable):
+        except (InsufficientMemory, ModelInUse):
             assert (sorted(self.world.open), sorted(self.world.loading)) == before
         else:
             self.leases[model] += 1
@@ -78,7 +78,7 @@ class PoolMachine(RuleBasedStateMachine):
     def unload(self, model: str) -> None:
         try:
             self.pool.unload(model)
-        except ModelUnavailable:
+        except ModelInUse:
             assert self.leases[model]
         else:
             assert model not in self.world.open

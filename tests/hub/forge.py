@@ -18,6 +18,7 @@ from typing import Any, cast
 from huggingface_hub import file_download, hf_api  # noqa: F401 - warm: a life imports them at its first request
 
 from app.admin.downloading import Downloads
+from app.core.lifeline import end_with_parent
 from app.hub import download_child
 from app.hub.download_run import Patience
 from app.hub.hub_files import HubToken
@@ -77,7 +78,9 @@ def serve_forked(stdin: int, stdout: int) -> None:
         os.closerange(first, min(descriptor, 4096))
         first = descriptor + 1
     with os.fdopen(stdin, "rb", buffering=0) as read, os.fdopen(stdout, "wb") as write:
-        download_child.serve(read, write)
+        job = read.readline()
+        end_with_parent(read.fileno())
+        download_child.serve(job, write)
         os._exit(0)
 
 

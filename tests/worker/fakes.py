@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from app.core.clock import Clock
-from app.core.errors import InvalidRequest, ModelUnavailable, PacelineError
+from app.core.errors import InvalidRequest, ModelInUse, ModelUnavailable, PacelineError
 from app.core.footprint import RowSize
 from app.core.host import Pressure
 from app.core.messages import Generate, LoadedModel, LoadProgress, ModelSpecification
@@ -189,7 +189,7 @@ class FakePool:
 
     def unload(self, model_id: str) -> None:
         if self.leases.get(model_id):
-            raise ModelUnavailable("in use")
+            raise ModelInUse("in use", retry_after_seconds=1)
         self.evict(model_id)
 
     def evict(self, model_id: str) -> None:

@@ -19,6 +19,7 @@ from app.core.messages import (
     ModelUnloaded,
     Shutdown,
     UnloadModel,
+    error_of,
 )
 from app.core.step import StepPlan, StepResult
 from app.worker.thread_commands import Halt
@@ -84,7 +85,9 @@ def test_unloading_a_model_in_use_is_refused(pair: Pair) -> None:
     pair.settle(8)
     pair.say(UnloadModel(id="u", model_id="m"))
     pair.settle(2)
-    assert pair.failed("u")[0].message == "in use"
+    (refused,) = pair.failed("u")
+    error = error_of(refused)
+    assert (error.message, error.code, error.status, error.retry_after_seconds) == ("in use", "model_in_use", 409, 1)
 
 
 def test_a_cancelled_load_ends_unless_somebody_else_waits(pair: Pair) -> None:
