@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PROCESSES ?= 2
+MINUTES ?= 60
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal --durations 20 --durations-min 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve desktop app test test-all soak agents check advisories format bench screenshots icons dist formula lock clean
+.PHONY: help install serve desktop app test test-all soak agents check advisories format bench campaign screenshots icons dist formula lock clean
 
 help: ## Show what each target does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -87,6 +88,9 @@ format: $(VENV)/installed-dev ## Format the code and apply safe lint fixes
 
 bench: $(VENV)/installed-dev ## Measure speed against mlx-lm, paired in one run
 	@$(BIN)/python -m bench.comparison $(ARGS)
+
+campaign: $(VENV)/installed-dev ## Attack a running server by turns: make campaign MINUTES=60
+	@$(BIN)/python -m campaign --minutes $(MINUTES) $(ARGS)
 
 screenshots: $(VENV)/installed-dev ## Photograph every page into docs/screenshots (needs chromium)
 	@$(BIN)/python -m tests.browser.screenshots

@@ -47,6 +47,8 @@ class Repository:
     """By the name of a file, what is told of it in the place of the truth."""
     other_information: dict[str, Any] = field(default_factory=dict)
     """The same, of the repository."""
+    elsewhere: str = ""
+    """The address of another hub that requests for files are sent on to."""
 
     @property
     def commit(self) -> str:
@@ -255,6 +257,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "RevisionNotFound")
         elif name not in repository.files:
             self._refuse(404, "EntryNotFound")
+        elif repository.elsewhere:
+            self.send_response(302)
+            self.send_header("Location", repository.elsewhere + self.path)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         else:
             self._send_file(repository, name)
 

@@ -1,0 +1,1 @@
+"""The attack on a running server: `make campaign`; see `campaign/README.md`."""

@@ -1,0 +1,132 @@
+"""`make campaign`: attacks a real server by turns, prints a table, and ends with 1 where a promise is broken."""
+
+import asyncio
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from campaign.attack import Attack, next_attack, take_turn
+from campaign.judgement import SILENCE, Findings, Memory, slowness
+from campaign.plan import LEGS, QUIET, SHARES, chosen_legs
+from campaign.server import Server
+from campaign.table import as_table, memory_table, verdict
+from tests.hub.stand_in import StandInHub, stand_in_hub
+
+MINUTE_SECONDS = 60.0
+FIRST_QUIET_TURNS = 3
+"""Turns that tell how slow this machine is, before any attack."""
+
+
+@dataclass
+class Campaign:
+    """What was found until now, and where it is told."""
+
+    console: Console
+    chance: random.Random
+    found: dict[Attack, Findings] = field(default_factory=dict)
+    remembered: dict[str, list[Memory]] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    async def attack(self, leg: str, attacks: tuple[Attack, ...], seconds: float) -> None:
+        """Take turns on a server of its own until the time is over; each attack has one at least."""
+        with TemporaryDirectory(prefix="paceline-campaign-") as folder, stand_in_hub() as hub:
+            server = Server(Path(folder), hub.address)
+            try:
+                await server.start()
+                await self._take_turns(leg, attacks, time.monotonic() + seconds, server, hub)
+            finally:
+                await server.stop()
+
+    async def _take_turns(
+        self, leg: str, attacks: tuple[Attack, ...], ends_at: float, server: Server, hub: StandInHub
+    ) -> None:
+        spent: dict[str, float] = {}
+        first = [QUIET] * (0 if self.found else FIRST_QUIET_TURNS)
+        while time.monotonic() < ends_at or len(spent) < len(attacks):
+            attack, began = first.pop() if first else next_attack(attacks, spent), time.monotonic()
+            found = await take_turn(attack, server, hub, self.chance)
+            self.found.setdefault(attack, Findings()).add(found)
+            for process, memory in server.memory().items():
+                self.remembered.setdefault(f"{leg}: {process}", []).append(memory)
+            spent[attack.name] = spent.get(attack.name, 0.0) + time.monotonic() - began
+            self._tell(attack, found)
+
+    def _tell(self, attack: Attack, found: Findings) -> None:
+        times = ", ".join(
+            f"{what} {max(each).seconds:.2f} s {max(each).about}".strip() for what, each in found.times.items()
+        )
+        minutes, seconds = divmod(int(time.monotonic() - self.began), 60)
+        told = f"{minutes:3d}:{seconds:02d} {attack.name}: {found.tried} tried, {len(found.failures)} failed, {times}"
+        self.console.print("\n       ".join([told, *found.failures[:3]]), markup=False, highlight=False, soft_wrap=True)
+
+    def conclude(self) -> int:
+        """Print the tables and what is broken; the exit code."""
+        quiet = self.found.get(QUIET, Findings()).times.get(SILENCE, ())
+        slow = slowness([each.seconds for each in quiet])
+        self.console.print(as_table(self.found, slow), memory_table(self.remembered))
+        broken = verdict(self.found, self.remembered, slow)
+        for line in broken:
+            self.console.print(f"Broken: {line}", markup=False, highlight=False, soft_wrap=True)
+        return 1 if broken else 0
+
+
+def list_attacks() -> Table:
+    """Names and what they do."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for attack in dict.fromkeys(attack for attacks in LEGS.values() for attack in attacks):
+        table.add_row(f"[bold]{attack.name}[/]", attack.summary)
+    return table
+
+
+async def run(campaign: Campaign, legs: dict[str, tuple[Attack, ...]], minutes: float) -> None:
+    """Every leg with its share of the time."""
+    for leg, attacks in legs.items():
+        share = SHARES[leg] / sum(SHARES[each] for each in legs)
+        await campaign.attack(leg, attacks, share * minutes * MINUTE_SECONDS)
+
+
+def main(
+    *,
+    minutes: Annotated[float, typer.Option(min=0, help="Minutes to attack; each attack has at least one turn.")] = 60,
+    attack: Annotated[list[str] | None, typer.Option(help="Run only this attack; repeatable.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of what is chosen by chance.")] = 0,
+    attacks: Annotated[bool, typer.Option("--list", help="List the attacks and exit.")] = False,
+) -> None:
+    """Attack a real Paceline server by turns, with an honest stream of another key beside each attack.
+
+    The table says of each attack how often it was tried, what failed, and the longest silence of the honest stream.
+    The exit code is 1 where a promise is broken. Ctrl-C ends the campaign with the table so far.
+    """
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    if attacks:
+        console.print(list_attacks())
+        return
+    try:
+        legs = chosen_legs(attack or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in what it starts behind itself
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends with the table, too
+    campaign = Campaign(console, random.Random(seed))
+    try:
+        asyncio.run(run(campaign, legs, minutes))
+    except KeyboardInterrupt:
+        console.print("Interrupted: the table so far.")
+    except RuntimeError as error:  # a server that does not start
+        console.print(error, markup=False)
+        campaign.conclude()
+        sys.exit(1)
+    sys.exit(campaign.conclude())
+
+
+if __name__ == "__main__":
+    typer.run(main)

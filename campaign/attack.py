@@ -1,0 +1,108 @@
+"""One turn of an attack: the server is well, an honest stream of another key speaks, the attack, the judgement.
+
+A turn does one thing that takes seconds. Turns go to the attack that had the least of its share of the time.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httpx2
+
+from campaign.honest import HonestStream, honest_stream
+from campaign.judgement import PROMISES, SILENCE, Findings, Promise
+from campaign.server import Server
+from tests.hub.stand_in import StandInHub
+
+READY_SECONDS = 60.0
+TURN_SECONDS = 240.0
+"""The longest turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What a turn has: the server, an attacker's key, a hub that says what it is told to, and chance."""
+
+    server: Server
+    key: str
+    hub: StandInHub
+    chance: random.Random
+    found: Findings
+    steps: list[tuple[float, str]] = field(default_factory=list)
+    """What the attack did, each with the moment at which it began."""
+
+    def begin(self, step: str) -> None:
+        """Say what is done from here on, so that a silence can be told by its cause."""
+        self.steps.append((time.monotonic(), step))
+
+    def client(self) -> httpx2.AsyncClient:
+        """The attacker's."""
+        return self.server.client(self.key)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attack:
+    """One kind of attack."""
+
+    name: str
+    summary: str
+    turn: Callable[[Arena], Awaitable[None]]
+    share: float = 1.0
+    """Of the time, beside the shares of others."""
+    promises: Mapping[str, Promise] = field(default_factory=lambda: {SILENCE: PROMISES[SILENCE]})
+    """Of seconds, by what is timed."""
+    may_end: tuple[str, ...] = ()
+    """How it may end the honest stream; nothing else may."""
+
+
+def next_attack(attacks: Sequence[Attack], spent_seconds: Mapping[str, float]) -> Attack:
+    """Who had the least of its share; each has a first turn before any has a second one."""
+    return min(attacks, key=lambda attack: spent_seconds.get(attack.name, 0.0) / attack.share)
+
+
+async def take_turn(attack: Attack, server: Server, hub: StandInHub, chance: random.Random) -> Findings:
+    """One turn, and what it found. Where the server is not what it was before, the failure says so."""
+    found = Findings()
+    if not await server.is_ready(READY_SECONDS):
+        found.failures.append(f"the server is not ready after {READY_SECONDS:.0f} s, and is started anew")
+        await server.stop()
+        await server.start()
+    try:
+        async with honest_stream(server.address, await server.new_key()) as honest:
+            if await honest.speaks():
+                await strike(attack, Arena(server, await server.new_key(), hub, chance, found), honest)
+            else:
+                found.failures.append(f"the honest stream does not begin: {honest.last}")
+        found.failures += await released(server)
+    except (RuntimeError, httpx2.TransportError) as error:
+        found.failures.append(f"the turn broke off: {error!r}")
+    return found
+
+
+async def strike(attack: Attack, arena: Arena, honest: HonestStream) -> None:
+    """The attack itself, while an honest stream is heard."""
+    found, since = arena.found, time.monotonic()
+    arena.server.new_tracebacks()
+    try:
+        async with asyncio.timeout(TURN_SECONDS):
+            await attack.turn(arena)
+    except TimeoutError:
+        found.failures.append(f"not over after {TURN_SECONDS:.0f} s")
+    finally:
+        seconds, began = honest.silence(since, time.monotonic())
+        found.took(SILENCE, seconds, next((step for moment, step in reversed(arena.steps) if moment <= began), ""))
+    ends = [end for end in honest.ends(since) if not end.startswith(attack.may_end)]
+    found.failures += [f"the honest stream: {end}" for end in ends[:1]]
+    found.expect(not (many := arena.server.new_tracebacks()), f"{many} tracebacks in the log")
+
+
+async def released(server: Server) -> list[str]:
+    """Why models were in quarantine; they are released, so that the next attack finds them."""
+    if not await server.is_ready(READY_SECONDS):
+        return []
+    blamed = (await server.call("GET", "/api/status"))["quarantined"]
+    for model in blamed:
+        await server.call("POST", "/api/release", {"model": model})
+    return [f"quarantined: {why}" for why in blamed.values()]

@@ -1,0 +1,109 @@
+"""JSON that no client sends, on every route that takes a body or deletes."""
+
+import asyncio
+import json
+import random
+import re
+import time
+from typing import Any
+
+import httpx2
+
+from campaign.attack import Arena
+from campaign.chats import MODEL
+
+SECONDS = 10.0
+CLIENTS = 8
+DEEP, MANY = 100_000, 100_000
+METHODS = ("post", "put", "patch", "delete")
+LEFT_OUT = ("/admin/api/worker/restart", "/admin/api/worker/drain")
+"""Routes that end what all others need, whatever is sent; the fuzzer calls them."""
+WRONG: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1 << 31, 1 << 53, 1 << 63, -(1 << 63), 10**400, 0.5, 1e308, "", "x", "x" * 100_000),
+    *([], {}, [[]], [None], {"": {}}, [{"role": "user"}], "\ud800", "\x00", "../../../etc/passwd", "1" * 5000),
+)
+"""Values that fit few fields."""
+IDENTIFIERS = (
+    "0",
+    "-1",
+    "999999",
+    str(1 << 63),
+    "9" * 400,
+    "%00",
+    "..%2f..%2fetc",
+    "a" * 3000,
+    "%F0%9F%A6%A9",
+    MODEL,
+    "%ff",
+)
+DOCUMENTS = (
+    *(b"", b"null", b"[]", b'"text"', b"NaN", b"{} {}", b"{'model': 'x'}", b'{"model": "x",}', b"\xef\xbb\xbf{}"),
+    b'{"temperature": NaN}',
+    b'{"temperature": Infinity, "max_tokens": -Infinity}',
+    b'{"temperature": 1e400, "seed": -1e400}',
+    b'{"model": "\\ud800", "messages": [{"role": "user", "content": "\\udfff"}]}',
+    b'{"model": "\xff\xfe\xc3"}',
+    b'{"model": "a", "model": "b", "model": {"model": 1}}',
+    "{}".encode("utf-16"),
+)
+"""Documents that are wrong whatever the route."""
+LARGE_DOCUMENTS = (
+    b'{"max_tokens": ' + b"9" * 100_000 + b"}",
+    b"[" * DEEP,
+    b"[" * DEEP + b"]" * DEEP,
+    b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    b'{"model": "' + b"\\u0000" * 10_000 + b'"}',
+    json.dumps({f"key{number}": number for number in range(MANY)}).encode(),
+    json.dumps({"messages": [{}] * MANY}).encode(),
+    json.dumps({"k" * 1_000_000: "v"}).encode(),
+)
+LARGE_SHARE, WHOLE_SHARE = 0.05, 0.4
+"""Share of the documents that are large, and of those wrong as a whole."""
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
+    """Method, path and names of fields of each route that changes something."""
+    shapes = document.get("components", {}).get("schemas", {})
+    found = []
+    for path, methods in document["paths"].items():
+        for method in sorted(set(methods) & set(METHODS) if path not in LEFT_OUT else ()):
+            content = methods[method].get("requestBody", {}).get("content", {}).get("application/json", {})
+            shape = content.get("schema", {})
+            shape = shapes.get(shape.get("$ref", "").rpartition("/")[2], shape)
+            found.append((method.upper(), path, sorted(shape.get("properties", {}))))
+    return found
+
+
+def hostile(chance: random.Random, fields: list[str]) -> bytes:
+    """A document that is wrong as a whole, or one whose fields have values that do not fit."""
+    if chance.random() < LARGE_SHARE:
+        return chance.choice(LARGE_DOCUMENTS)
+    if not fields or chance.random() < WHOLE_SHARE:
+        return chance.choice(DOCUMENTS)
+    chosen = chance.sample(fields, min(len(fields), chance.randint(1, 4)))
+    body = {"model": MODEL, "max_tokens": 1} | {name: chance.choice(WRONG) for name in chosen}
+    return json.dumps(body).encode("utf-8", "surrogatepass")
+
+
+async def hostile_bodies(arena: Arena) -> None:
+    """Send them for some seconds, many at once."""
+    async with arena.server.client(arena.server.admin_key) as admin:
+        routes = operations((await admin.get("/openapi.json")).json())
+        ends_at = time.monotonic() + SECONDS
+
+        async def send() -> None:
+            while time.monotonic() < ends_at:
+                method, path, fields = arena.chance.choice(routes)
+                path = re.sub(r"\{[^}]*\}", lambda _: arena.chance.choice(IDENTIFIERS), path)
+                content = hostile(arena.chance, fields)
+                asked = f"{method} {path[:80]} {content[:60]!r}"
+                try:
+                    answer = await admin.request(
+                        method, path, content=content, headers={"content-type": "application/json"}
+                    )
+                    arena.found.answered(answer.status_code, answer.headers, answer.content, asked)
+                except httpx2.TransportError as error:
+                    arena.found.tried += 1
+                    arena.found.failures.append(f"{asked}: no answer ({type(error).__name__})")
+
+        await asyncio.gather(*(send() for _ in range(CLIENTS)))

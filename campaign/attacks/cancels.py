@@ -1,0 +1,97 @@
+"""Requests that are given up at any moment, and answers that nobody reads: nothing of them is left."""
+
+import asyncio
+import json
+import socket
+import struct
+import time
+
+import httpx2
+
+from campaign.attack import Arena
+from campaign.chats import CHAT, long_chat
+from campaign.sockets import connections, head, send
+from campaign.streams import settled
+
+CLIENTS, SECONDS = 16, 10.0
+LATEST_SECONDS = 0.4
+HONEST = 1
+"""Open requests that are nobody's leak."""
+NON_READERS, HELD_SECONDS = 30, 10.0
+RECEIVE_BYTES = 4096
+MOST_BYTES = 100 << 20
+"""What answers that nobody reads may take of the server's memory."""
+RESET = struct.pack("ii", 1, 0)
+
+
+async def cancel(arena: Arena) -> None:
+    """Leave in every way there is, for some seconds."""
+    ends_at = time.monotonic() + SECONDS
+
+    async def leave_often(client: httpx2.AsyncClient) -> None:
+        while time.monotonic() < ends_at:
+            await arena.chance.choice((hang_up, reset))(arena, client)
+
+    async with arena.client() as client:
+        await asyncio.gather(*(leave_often(client) for _ in range(CLIENTS)))
+    await nothing_is_left(arena)
+
+
+def body(arena: Arena) -> dict[str, object]:
+    """A request of any kind that takes a while."""
+    chance = arena.chance
+    return long_chat("Tell a story.", chance.choice((1, 50, 1000)), n=chance.choice((1, 1, 4))) | {
+        "stream": chance.random() < 0.8
+    }
+
+
+async def hang_up(arena: Arena, client: httpx2.AsyncClient) -> None:
+    """Close the connection at some moment; an answer that came before is judged."""
+    asking = asyncio.create_task(client.post(CHAT, json=body(arena)))
+    try:
+        answer = await asyncio.wait_for(asking, arena.chance.uniform(0, LATEST_SECONDS))
+    except (httpx2.TransportError, TimeoutError):
+        arena.found.tried += 1
+    else:
+        arena.found.answered(answer.status_code, answer.headers, answer.content, "a request that was not given up")
+
+
+async def reset(arena: Arena, _client: httpx2.AsyncClient) -> None:
+    """Break the connection, as a client that crashes; at times in the middle of the request."""
+    arena.found.tried += 1
+    async with connections(arena.server.address, 1) as (connection,):
+        content = json.dumps(body(arena)).encode()
+        whole = head("POST", CHAT, arena.key, f"Content-Length: {len(content)}") + content
+        await send(connection, [whole[: arena.chance.choice((len(whole), len(whole) - 5, 40))]])
+        await asyncio.sleep(arena.chance.uniform(0, LATEST_SECONDS))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+
+async def never_read(arena: Arena) -> None:
+    """Ask for long answers and read nothing of them."""
+    before = server_bytes(arena)
+    content = json.dumps(long_chat("Tell a story.", 3000, n=4, logprobs=True, top_logprobs=20)).encode()
+    whole = head("POST", CHAT, arena.key, f"Content-Length: {len(content)}") + content
+    async with connections(arena.server.address, NON_READERS, RECEIVE_BYTES) as opened:
+        for each in opened:
+            await send(each, [whole])
+        most, ends_at = before, time.monotonic() + HELD_SECONDS
+        while time.monotonic() < ends_at:
+            await asyncio.sleep(0.5)
+            most = max(most, server_bytes(arena))
+    arena.found.tried += NON_READERS
+    grown = (most - before) >> 20
+    arena.found.expect(most - before <= MOST_BYTES, f"answers that nobody reads took {grown} MB of the server")
+    await nothing_is_left(arena)
+
+
+def server_bytes(arena: Arena) -> int:
+    """What the server's own process holds."""
+    return arena.server.memory()["server"].resident_bytes
+
+
+async def nothing_is_left(arena: Arena) -> None:
+    """No request is open but the honest one."""
+    async with arena.server.client(arena.server.admin_key) as admin:
+        left = await settled(admin, HONEST)
+    arena.found.expect(left <= HONEST, f"{left - HONEST} requests are open that everybody has left")

@@ -1,0 +1,168 @@
+"""Servers that are killed in the middle of writing: nothing is torn, and what was acknowledged is there."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import shutil
+import struct
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+import psutil
+
+from app.store.store import FILE_NAME, Store
+from campaign.attack import Arena
+from campaign.chats import chat
+from campaign.judgement import GONE
+from campaign.server import kill_all
+
+WRITE_SECONDS = (0.2, 2.5)
+GONE_SECONDS = 30.0
+PAUSE_SECONDS = 0.02
+SAFETENSORS_HEADER_BYTES = 8
+
+
+@dataclass
+class Written:
+    """What was sent, and what of it was acknowledged."""
+
+    setting: int = 0
+    sent: int = 0
+    keys: set[str] = field(default_factory=set)
+    turns: dict[int, set[str]] = field(default_factory=dict)
+    """Ids of turns by conversation."""
+
+
+async def kill_server(arena: Arena) -> None:
+    """SIGKILL while settings, keys and conversations are written and chats run; then start it again."""
+    written, server = Written(), arena.server
+    async with server.client(server.admin_key) as admin:
+        writers = [asyncio.create_task(each(admin, written)) for each in (settings, keys, conversations, chats)]
+        await asyncio.sleep(arena.chance.uniform(*WRITE_SECONDS))
+        children = server.family()[1:]
+        killed_at = time.monotonic()
+        await server.kill()
+        await asyncio.gather(*writers)
+    arena.found.took(GONE, await gone_seconds(children, killed_at))
+    arena.found.failures += torn_files(server.home)
+    arena.found.tried += 1
+    await server.start()
+    async with server.client(server.admin_key) as admin:
+        arena.found.failures += await lost(admin, written)
+
+
+async def settings(admin: httpx2.AsyncClient, written: Written) -> None:
+    """One setting, again and again."""
+    with contextlib.suppress(httpx2.TransportError):
+        while True:
+            written.sent += 1
+            if (await admin.patch("/admin/api/settings", json={"history_limit": written.sent})).is_success:
+                written.setting = written.sent
+
+
+async def keys(admin: httpx2.AsyncClient, written: Written) -> None:
+    """A new key, and again one."""
+    with contextlib.suppress(httpx2.TransportError):
+        while True:
+            body = {"name": secrets.token_hex(8), "scope": "inference"}
+            if (made := await admin.post("/admin/api/keys", json=body)).is_success:
+                written.keys.add(str(made.json()["key"]["id"]))
+
+
+async def conversations(admin: httpx2.AsyncClient, written: Written) -> None:
+    """Turn by turn of one conversation after the other."""
+    with contextlib.suppress(httpx2.TransportError):
+        for number in range(1_000_000):
+            await one_conversation(admin, written, time.time_ns() + number)
+
+
+async def one_conversation(admin: httpx2.AsyncClient, written: Written, number: int) -> None:
+    """Three turns under an id of our own."""
+    begin: dict[str, object] = {"begin": {"title": "Kept"}}
+    number, parent = number % (1 << 53), ""
+    for version in range(3):
+        turn = {"id": f"t{version}", "parent": parent, "role": "user", "content": "words " * 200}
+        body = {"version": version, "turns": [turn]} | begin
+        kept = await admin.post(f"/admin/api/conversations/{number}/turns", json=body)
+        if not kept.is_success:
+            return
+        written.turns.setdefault(number, set()).add(f"t{version}")
+        begin, parent = {}, f"t{version}"
+
+
+async def chats(admin: httpx2.AsyncClient, _written: Written) -> None:
+    """Answers, whose statistics are written too."""
+    with contextlib.suppress(httpx2.TransportError):
+        while True:
+            await admin.post("/v1/chat/completions", json=chat("Hello", max_tokens=20) | {"stream": False})
+
+
+async def gone_seconds(children: list[psutil.Process], since: float) -> float:
+    """Seconds from a moment to the end of the last of some processes; the longest wait where one stays."""
+    while (now := time.monotonic()) < since + GONE_SECONDS:
+        if not any(each.is_running() for each in children):
+            break
+        await asyncio.sleep(PAUSE_SECONDS)
+    kill_all(children)
+    return now - since
+
+
+async def lost(admin: httpx2.AsyncClient, written: Written) -> list[str]:
+    """What was acknowledged and is not there."""
+    found = []
+    values = (await admin.get("/admin/api/settings")).json()
+    limit = next(each["value"] for each in values["settings"] if each["name"] == "history_limit")
+    if written.setting and not written.setting <= limit <= written.sent:
+        found.append(f"a setting is {limit}, {written.setting} was acknowledged")
+    present = {str(each["id"]) for each in (await admin.get("/admin/api/keys")).json()["keys"]}
+    found += [f"key {each} is lost" for each in written.keys - present]
+    for number, turns in written.turns.items():
+        answer = await admin.get(f"/admin/api/conversations/{number}")
+        there = {each["id"] for each in answer.json()["turns"]} if answer.is_success else set()
+        found += [f"turn {each} of a conversation is lost" for each in turns - there]
+    return found
+
+
+def torn_files(home: Path) -> list[str]:
+    """The files of a home, of a server that runs no more, that are not whole; nothing in it is changed."""
+    found = []
+    for path in sorted(home.rglob("*")):
+        if path.suffix == ".json" and not is_json(path):
+            found.append(f"{path.name} is torn")
+        if path.suffix == ".safetensors" and not is_safetensors(path):
+            found.append(f"{path.name} is torn")
+        if "damaged" in path.name:
+            found.append(f"{path.name} was set aside")
+    with tempfile.TemporaryDirectory() as folder:
+        for path in home.glob(f"{FILE_NAME}*"):
+            shutil.copy(path, folder)
+        store = Store(Path(folder) / FILE_NAME)
+        with contextlib.closing(store):
+            if said := store.start():
+                found.append(f"the store is torn: {said}")
+    return found
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file is JSON."""
+    try:
+        json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return True
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether a file has the length that its header tells."""
+    content = path.read_bytes()
+    try:
+        (length,) = struct.unpack("<Q", content[:SAFETENSORS_HEADER_BYTES])
+        header = json.loads(content[SAFETENSORS_HEADER_BYTES : SAFETENSORS_HEADER_BYTES + length])
+        ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
+    except (struct.error, ValueError, KeyError, TypeError):
+        return False
+    return bool(len(content) == SAFETENSORS_HEADER_BYTES + length + max(ends, default=0))

@@ -1,0 +1,50 @@
+"""schemathesis over a few routes of the OpenAPI document at a time: requests that fit it, and such that do not."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from campaign.attack import Arena
+from campaign.chats import MODEL
+from campaign.honest import ROOT
+
+CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
+ROUTES = 12
+"""Routes of one turn."""
+SECONDS = 30
+GRACE_SECONDS = 20.0
+
+
+async def fuzz(arena: Arena) -> None:
+    """Let it call some routes for some seconds; every answer is judged here, none by its own checks."""
+    async with arena.server.client(arena.server.admin_key) as admin:
+        paths = sorted((await admin.get("/openapi.json")).json()["paths"])
+    chosen = [word for path in arena.chance.sample(paths, ROUTES) for word in ("--include-path", path)]
+    answers = arena.server.folder / "answers.jsonl"
+    answers.write_text("")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIGURATION), "run"),
+        *(f"{arena.server.address}/openapi.json", "--max-time", str(SECONDS), "--phases", "coverage,fuzzing,stateful"),
+        *("--seed", str(arena.chance.getrandbits(32)), *chosen),
+        *("--header", f"Authorization: Bearer {arena.server.admin_key}"),
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "SCHEMA_MODEL": MODEL, "CAMPAIGN_ANSWERS": str(answers)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await asyncio.wait_for(process.wait(), SECONDS + GRACE_SECONDS)
+    except TimeoutError:  # it ends its last scenario first
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    for line in answers.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):  # the last line may be half written
+            status, headers, body, asked = json.loads(line)
+            arena.found.answered(status, headers, body.encode(), asked)
+    arena.found.expect(arena.found.tried, "schemathesis asked for nothing")

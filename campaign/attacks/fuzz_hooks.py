@@ -1,0 +1,22 @@
+"""What the fuzzer adds to schemathesis, in its process: bodies name a model that is there, and every answer is told."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+
+from tests.api import schema_hooks  # noqa: F401 - the bodies
+
+MOST_BODY_CHARACTERS = 300
+_answers = Path(os.environ["CAMPAIGN_ANSWERS"]).open("a", encoding="utf-8", buffering=1)  # noqa: SIM115 - as long as the process
+
+
+@schemathesis.hook
+def after_call(_context: Any, case: Any, response: Any) -> None:
+    """Tell of one answer what it is judged by."""
+    headers = {name.lower(): "".join(value) for name, value in response.headers.items()}
+    body = (response.content or b"")[:MOST_BODY_CHARACTERS].decode("utf-8", "replace")
+    asked = f"{case.method} {case.path}"
+    _answers.write(json.dumps([response.status_code, headers, body, asked]) + "\n")

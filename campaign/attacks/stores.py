@@ -1,0 +1,109 @@
+"""Stores in which bytes or values are damaged: `paceline serve` starts with each, and lets nobody in without a key."""
+
+import contextlib
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+
+import httpx2
+
+from app.store.accounts import Accounts
+from app.store.conversations import Beginning, Conversations
+from app.store.rows import StoredSettings
+from app.store.store import FILE_NAME, Store
+from app.store.tables import MessageRow
+from campaign.attack import Arena
+from campaign.server import end, launch
+
+ANSWER_SECONDS = 60.0
+PAGE_BYTES = 4096
+VALUES: tuple[object, ...] = (
+    *("trux", "NaN", "1e400", "", "\x00", "[", '{"a":', "null", "[[[[", '"x', "9" * 400, "é" * 1000),
+    *(b"\xff\xfe\xdf", b"", -1, (1 << 63) - 1, 0.5, None),
+)
+"""What a stored value may be damaged into, with no byte of SQLite's own touched."""
+
+
+async def damaged_store(arena: Arena) -> None:
+    """One damage, one start."""
+    home = arena.server.folder / "damaged"
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(home)
+    home.mkdir()
+    fill(home / FILE_NAME)
+    damage = arena.chance.choice((damage_bytes, damage_pages, damage_value, damage_value, damage_protection))
+    told = f"{damage.__name__}: {damage(home / FILE_NAME, arena.chance)}"
+    arena.begin(told)
+    arena.found.tried += 1
+    environment = {name: value for name, value in arena.server.environment.items() if name != "PACELINE_API_KEY"}
+    environment["PACELINE_HOME"] = str(home)
+    try:
+        process, address = await launch(environment, home / "log")
+    except RuntimeError as error:
+        arena.found.failures.append(f"{told}: {error}")
+        return
+    async with httpx2.AsyncClient(trust_env=False) as anybody:
+        answer = await anybody.get(f"{address}/v1/models", timeout=ANSWER_SECONDS)
+    arena.found.expect(answer.status_code == 401, f"{told}: open without a key ({answer.status_code})")
+    code = await end(process)
+    arena.found.expect(code == 0, f"{told}: `serve` ended with {code}")
+
+
+def fill(path: Path) -> None:
+    """A store with a bit of everything, that asks for keys."""
+    with contextlib.closing(Store(path)) as store:
+        accounts = Accounts(store)
+        for number in range(5):
+            accounts.keys.create(f"key {number}", "inference")
+        StoredSettings(store).change_settings({"require_key": True, "theme": "dark", "max_rows": 4}, source="campaign")
+        turns = [
+            MessageRow(conversation_id=1, turn=f"t{number}", content="words " * 300, role="user") for number in range(5)
+        ]
+        conversations = Conversations(store)
+        conversations.add(1, 0, turns, Beginning("Kept", "", {}))
+
+
+def damage_bytes(path: Path, chance: random.Random) -> str:
+    """Some bytes anywhere."""
+    content = bytearray(path.read_bytes())
+    places = [chance.randrange(len(content)) for _ in range(chance.choice((1, 4, 64)))]
+    for place in places:
+        content[place] = chance.randrange(256)
+    path.write_bytes(content)
+    return f"{len(places)} bytes, the first at {places[0]}"
+
+
+def damage_pages(path: Path, chance: random.Random) -> str:
+    """A page of zeros or of noise, or an end that is missing."""
+    content = bytearray(path.read_bytes())
+    at = chance.randrange(len(content) // PAGE_BYTES) * PAGE_BYTES
+    kind = chance.choice(("zeros", "noise", "cut"))
+    content[at : at + PAGE_BYTES] = bytes(PAGE_BYTES) if kind == "zeros" else chance.randbytes(PAGE_BYTES)
+    path.write_bytes(content[:at] if kind == "cut" else content)
+    return f"{kind} at {at}"
+
+
+def damage_value(path: Path, chance: random.Random) -> str:
+    """One column of one row, anywhere."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        filled = [name for name in tables if file.execute(f'SELECT 1 FROM "{name}"').fetchone()]  # noqa: S608
+        table = chance.choice(filled)
+        column = chance.choice([row[1] for row in file.execute(f'PRAGMA table_info("{table}")')])
+        return set_value(file, table, column, chance)
+
+
+def damage_protection(path: Path, chance: random.Random) -> str:
+    """The value of the setting that asks for keys."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        return set_value(file, "setting", "value", chance, "WHERE name = 'require_key'")
+
+
+def set_value(file: sqlite3.Connection, table: str, column: str, chance: random.Random, where: str = "") -> str:
+    """Change one; what cannot be stored there stays as it was."""
+    value = chance.choice(VALUES)
+    rows = where or f'WHERE rowid = (SELECT rowid FROM "{table}" LIMIT 1)'  # noqa: S608
+    with contextlib.suppress(sqlite3.IntegrityError, sqlite3.OperationalError), file:
+        file.execute(f'UPDATE "{table}" SET "{column}" = ? {rows}', (value,))  # noqa: S608
+    return f"{table}.{column} = {value!r:.40}"

@@ -1,0 +1,124 @@
+"""HTTP that is legal and costs the server more than the client, and connections that send nothing whole."""
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import Iterable
+
+from campaign.attack import Arena
+from campaign.chats import CHAT
+from campaign.sockets import connections, head, is_closed, send, status
+
+CONNECTIONS, SECONDS = 8, 12.0
+ANSWER_SECONDS = 90.0
+CHUNKS = 100_000
+IDLE, HALF_HEADERS, SLOW_BODIES = 1000, 500, 100
+CLOSED_SECONDS = 45.0
+"""Seconds after which the server has hung up on a client that sends nothing whole."""
+CHUNKED = "Transfer-Encoding: chunked"
+PIECES = 1000
+"""Chunks that are sent together."""
+
+
+def chunked(key: str, chunk: bytes) -> Iterable[bytes]:
+    """A body of many such chunks."""
+    yield head("POST", CHAT, key, CHUNKED)
+    yield from itertools.repeat(chunk * PIECES, CHUNKS // PIECES)
+    yield b"0\r\n\r\n"
+
+
+def one_byte_chunks(key: str) -> Iterable[bytes]:
+    """As small as they may be."""
+    return chunked(key, b"1\r\n \r\n")
+
+
+def padded_chunks(key: str) -> Iterable[bytes]:
+    """Of one byte, whose sizes are written long."""
+    return chunked(key, b"0001\r\n \r\n")
+
+
+def extended_chunks(key: str) -> Iterable[bytes]:
+    """Of one byte, each with an extension."""
+    return chunked(key, b"1;extension=" + b"x" * 64 + b"\r\n \r\n")
+
+
+def one_byte_writes(key: str) -> Iterable[bytes]:
+    """A body whose bytes come one after the other."""
+    yield head("POST", CHAT, key, "Content-Length: 20000")
+    yield from itertools.repeat(b" ", 20_000)
+
+
+def trailers(key: str) -> Iterable[bytes]:
+    """As many fields behind a body as a head may not have."""
+    yield head("POST", CHAT, key, CHUNKED) + b"2\r\n{}\r\n0\r\n"
+    yield from itertools.repeat(b"a: b\r\n" * PIECES, CHUNKS // PIECES)
+    yield b"\r\n"
+
+
+def pipelined(key: str) -> Iterable[bytes]:
+    """Thousands of requests before the first answer is read."""
+    yield from itertools.repeat(head("GET", "/v1/models/nothing", key) * 100, 30)
+
+
+def many_fields(key: str) -> Iterable[bytes]:
+    """A head of many fields."""
+    yield head("GET", "/health", key)[:-2] + b"a: b\r\n" * 5000 + b"\r\n"
+
+
+EXPENSIVE = (
+    one_byte_chunks,
+    padded_chunks,
+    extended_chunks,
+    one_byte_writes,
+    trailers,
+    pipelined,
+    many_fields,
+)
+
+
+async def expensive_requests(arena: Arena) -> None:
+    """One kind after the other for some seconds, each over some connections at once, with a key or without."""
+    ends_at = time.monotonic() + SECONDS
+    while time.monotonic() < ends_at:
+        make, key = arena.chance.choice(EXPENSIVE), arena.chance.choice((arena.key, ""))
+        name = f"{make.__name__} {'with' if key else 'without'} a key"
+        arena.begin(name)
+        async with connections(arena.server.address, CONNECTIONS) as opened:
+            told = await asyncio.gather(*(ask(each, make(key)) for each in opened))
+        arena.found.tried += len(told)
+        arena.found.expect(max(told) < 500, f"{name}: {max(told)}")
+
+
+async def ask(connection: socket.socket, pieces: Iterable[bytes]) -> int:
+    """The status of the answer; 0 for none."""
+    sending = asyncio.create_task(send(connection, pieces))
+    told = await status(connection, ANSWER_SECONDS)
+    sending.cancel()
+    return told
+
+
+async def half_requests(arena: Arena) -> None:
+    """A thousand connections without a word, half heads and slow bodies: others are answered, and they are closed."""
+    host = arena.server.address
+    async with (
+        connections(host, IDLE),
+        connections(host, HALF_HEADERS) as halves,
+        connections(host, SLOW_BODIES) as bodies,
+        arena.client() as client,
+    ):
+        arena.begin("half heads and bodies")
+        for each in halves:
+            await send(each, [b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nA: "])
+        for each in bodies:
+            await send(each, [head("POST", CHAT, arena.key, "Content-Length: 100") + b"{"])
+        arena.begin("a request beside half ones")
+        began = time.monotonic()
+        answer = await client.get("/v1/models")
+        arena.found.answered(answer.status_code, answer.headers, answer.content, "a request beside half ones")
+        arena.found.expect(answer.is_success, f"a request beside half ones: {answer.status_code}")
+        arena.found.took("answer beside", time.monotonic() - began)
+        arena.begin("half requests end")
+        closed = await asyncio.gather(*(is_closed(each, CLOSED_SECONDS) for each in [*halves, *bodies]))
+    arena.found.tried += IDLE + len(closed)
+    arena.found.expect(all(closed), f"{closed.count(False)} of {len(closed)} half requests were left open")

@@ -1,0 +1,145 @@
+"""What counts as a broken promise: of one answer, one stream, one memory, one kind of attack. Pure.
+
+A promise of seconds is for a quiet machine. How slow this one is now is measured by listening to a stream that nobody
+disturbs; the promise is scaled by that and never below what it says.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from statistics import median
+from typing import NamedTuple
+
+QUIET_SECONDS = 0.25
+"""Longest silence between two chunks of an undisturbed stream on two idle cores, in seconds."""
+GROWTH_SHARE, GROWTH_BYTES = 0.10, 16 << 20
+"""Growth of a process in the second half of its time that is still flat: a share of its memory, and bytes."""
+LEAST_SAMPLES = 12
+"""Samples of a process before its growth says anything: it warms up first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The most seconds that something takes: the median of all times, and the worst of them."""
+
+    worst_seconds: float
+    median_seconds: float = inf
+
+
+SILENCE, BACK, GONE = "silence", "first token", "children gone"
+"""What is timed: the longest silence of the honest stream in a turn; from a kill to the first token of a request that
+waits; from a kill of the server to the end of its last child."""
+PROMISES = {SILENCE: Promise(0.5), BACK: Promise(10.0, 5.0), GONE: Promise(1.0)}
+
+
+class Timed(NamedTuple):
+    """A time, and what was done meanwhile."""
+
+    seconds: float
+    about: str = ""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What turns of an attack found."""
+
+    tried: int = 0
+    failures: list[str] = field(default_factory=list)
+    """Broken promises other than those of seconds."""
+    times: dict[str, list[Timed]] = field(default_factory=dict)
+    """By what was timed."""
+
+    def expect(self, holds: object, otherwise: str) -> None:
+        """Note a failure unless something holds."""
+        if not holds:
+            self.failures.append(otherwise)
+
+    def answered(self, status: int, headers: Mapping[str, str], body: bytes, asked: str) -> None:
+        """Count one answer, as a failure where it is an unhandled error."""
+        self.tried += 1
+        self.expect(not is_unhandled(status, headers, body), f"{asked}: {status} {body[:160]!r}")
+
+    def ended(self, ends: Sequence[str], asked: str) -> None:
+        """Count one stream, as a failure unless it has exactly one end."""
+        self.tried += 1
+        self.expect(len(ends) == 1, f"{asked}: {len(ends)} ends ({', '.join(ends) or 'cut'})")
+
+    def took(self, what: str, seconds: float, about: str = "") -> None:
+        """Note a time."""
+        self.times.setdefault(what, []).append(Timed(seconds, about))
+
+    def add(self, other: "Findings") -> None:
+        """Add those of another turn."""
+        self.tried += other.tried
+        self.failures += other.failures
+        for what, times in other.times.items():
+            self.times.setdefault(what, []).extend(times)
+
+
+def is_unhandled(status: int, headers: Mapping[str, str], body: bytes = b"") -> bool:
+    """Whether an answer is an error that nobody foresaw: a 5xx, unless it says when to come again, or that the hub
+    has a problem."""
+    if status < 500:
+        return False
+    return not ((status == 503 and "retry-after" in headers) or (status in {502, 503} and b'"hub_' in body))
+
+
+def ends_of(lines: Iterable[str]) -> list[str]:
+    """The ends that a stream of server-sent events told: `done`, or the code of an error."""
+    ends = []
+    for line in lines:
+        if line == "data: [DONE]":
+            ends.append("done")
+        elif line.startswith('data: {"error"'):
+            ends.append("error")
+    return ends
+
+
+def longest_silence(heard: Iterable[tuple[float, str]], since: float, until: float) -> tuple[float, float]:
+    """Seconds between two chunks of one stream, within the times given, and the moment at which they began; a stream
+    that has not ended is silent to the end. `heard` are moments with `chunk`, or another word where a stream begins or
+    ends."""
+    longest, last = (0.0, since), None
+    for moment, what in [*heard, (until, "now")]:
+        if last is not None and moment > since and last < until:
+            began = max(last, since)
+            longest = max(longest, (min(moment, until) - began, began))
+        last = moment if what == "chunk" else None
+    return longest
+
+
+def slowness(quiet: Sequence[float]) -> float:
+    """How many times slower this machine is than a quiet one, at least 1: by the silences of turns that nobody
+    disturbed, of which the worst but one, since promises are about the worst and one alone says little."""
+    return max(1.0, sorted(quiet)[-2] / QUIET_SECONDS) if len(quiet) > 1 else 1.0
+
+
+def missed(promises: Mapping[str, Promise], times: Mapping[str, Sequence[Timed]], slow: float) -> list[str]:
+    """The promises of seconds that do not hold, on a machine slower by `slow`."""
+    found = []
+    for what, promise in promises.items():
+        own = times.get(what) or (Timed(0.0),)
+        for name, timed, promised in (
+            ("median", Timed(median(each.seconds for each in own)), promise.median_seconds),
+            ("worst", max(own), promise.worst_seconds),
+        ):
+            if timed.seconds > promised * slow:
+                about = f" ({timed.about})" if timed.about else ""
+                allowed = f"promised {promised:g} s, allowed here {promised * slow:.2f} s"
+                found.append(f"{what}, {name}: {timed.seconds:.2f} s{about}, {allowed}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one process holds at a moment."""
+
+    process_id: int
+    resident_bytes: int
+
+
+def growth_bytes(samples: Sequence[Memory]) -> int:
+    """How much more a process holds than at the half of its time; 0 where that is flat, or few samples are of it."""
+    own = [each.resident_bytes for each in samples if each.process_id == samples[-1].process_id]
+    half, end = own[(len(own) - 1) // 2], own[-1]
+    return end - half if len(own) >= LEAST_SAMPLES and end - half > GROWTH_SHARE * half + GROWTH_BYTES else 0

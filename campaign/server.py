@@ -1,0 +1,197 @@
+"""The server under attack: `paceline serve` as anybody starts it, in a home of its own, and its processes."""
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+
+from campaign.judgement import Memory
+
+START_SECONDS, END_SECONDS = 120.0, 30.0
+READY, ADDRESS = b"Ctrl-C stops the server", re.compile(rb"http://127\.0\.0\.1:\d+")
+LAST_CHARACTERS = 300
+"""Characters of a log that a failure tells."""
+CALL_SECONDS = 60.0
+PAUSE_SECONDS = 0.05
+PREFIX_BYTES = 64 << 20
+"""Bytes of memory for earlier prompts: little, so that what grows is a leak."""
+ROLES = {"app.worker.process": "worker", "app.worker.text_process": "text", "serve": "server"}
+"""Names of processes by a word of their command line."""
+TRACEBACK = b"Traceback (most recent call last)"
+
+
+class Server:
+    """One server; `hub` is the address where it looks for models. Its environment key opens everything."""
+
+    def __init__(self, folder: Path, hub: str) -> None:
+        self.folder = folder
+        """For whatever the server and its attackers leave on the disk."""
+        self.home = folder / "home"
+        self.downloads = folder / "models"
+        self.log = folder / "log"
+        self.admin_key = secrets.token_urlsafe()
+        self.address = ""
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "HF_"))
+        }
+        self.environment |= {
+            "HOME": str(folder),
+            "HF_HOME": str(folder / "hub"),
+            "PACELINE_HOME": str(self.home),
+            "PACELINE_API_KEY": self.admin_key,
+            "PACELINE_OPEN": "0",
+            "PACELINE_CHECK_UPDATES": "0",
+            "PACELINE_HUB_ENDPOINT": hub,
+            "PACELINE_DOWNLOADS_FOLDER": str(self.downloads),
+            "PACELINE_MODEL_DIRS": str(self.downloads),
+            "PACELINE_PREFIX_CACHE_MEMORY": str(PREFIX_BYTES),
+            "PACELINE_PREFIX_CACHE_DISK": "0.1",
+        }
+        for each in (self.home, self.downloads):
+            each.mkdir(parents=True)
+        self._tracebacks = 0
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it, or start it again. Raises RuntimeError when it does not get ready."""
+        port = self.address.rpartition(":")[2] or "0"
+        self._process, self.address = await launch(self.environment, self.log, port)
+
+    async def kill(self) -> None:
+        """End it as a crash does; its children are left to themselves."""
+        if self._process is not None:
+            signal_to(self._process, signal.SIGKILL)
+            await self._process.wait()
+
+    async def stop(self) -> None:
+        """End it in good order, and whatever is left of it for certain."""
+        family = self.family()
+        if self._process is not None:
+            await end(self._process)
+        kill_all(family)
+
+    def family(self) -> list[psutil.Process]:
+        """The server, and all processes below it."""
+        try:
+            server = psutil.Process(self._process.pid if self._process else -1)
+            return [server, *server.children(recursive=True)]
+        except (psutil.NoSuchProcess, ValueError):
+            return []
+
+    def worker(self) -> psutil.Process | None:
+        """The process that runs the models, while there is one."""
+        return next((each for each in self.family() if "app.worker.process" in _words(each)), None)
+
+    def memory(self) -> dict[str, Memory]:
+        """What its processes hold: server, worker, text processes together; none of what it runs for a while."""
+        held: dict[str, Memory] = {}
+        for each in self.family():
+            words = _words(each)
+            for name in (role for part, role in ROLES.items() if part in words):
+                before = held.get(name, Memory(each.pid, 0))
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    held[name] = Memory(before.process_id, before.resident_bytes + each.memory_info().rss)
+        return held
+
+    def client(self, key: str) -> httpx2.AsyncClient:
+        """A client with a key, for many requests at once."""
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx2.AsyncClient(
+            base_url=self.address, headers=headers, timeout=CALL_SECONDS, limits=limits, trust_env=False
+        )
+
+    async def call(self, method: str, path: str, body: Any = None) -> Any:
+        """An admin's call that must be answered well. Raises RuntimeError otherwise."""
+        async with self.client(self.admin_key) as admin:
+            answer = await admin.request(method, path, json=body)
+        if not answer.is_success:
+            raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+        return answer.json()
+
+    async def new_key(self) -> str:
+        """An inference key."""
+        made = await self.call("POST", "/admin/api/keys", {"name": secrets.token_hex(8), "scope": "inference"})
+        return str(made["text"])
+
+    async def is_ready(self, seconds: float) -> bool:
+        """Whether it takes requests before some seconds are over."""
+        async with self.client(self.admin_key) as admin:
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                with contextlib.suppress(httpx2.TransportError):
+                    if (await admin.get("/health/ready")).is_success:
+                        return True
+                await asyncio.sleep(PAUSE_SECONDS)
+        return False
+
+    def new_tracebacks(self) -> int:
+        """How many tracebacks its log has more than at the last call."""
+        before, self._tracebacks = self._tracebacks, self.log.read_bytes().count(TRACEBACK)
+        return self._tracebacks - before
+
+
+async def launch(environment: dict[str, str], log: Path, port: str = "0") -> tuple[asyncio.subprocess.Process, str]:
+    """A server that has said that it is ready, and its address. Raises RuntimeError where it ends or stays silent."""
+    command = [sys.executable, "-m", "app.cli", "serve", "--port", port]
+    with log.open("ab") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=errors, start_new_session=True
+        )
+    said = b""
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while process.stdout is not None and READY not in said and (line := await process.stdout.readline()):
+                said += line
+    except TimeoutError:
+        pass
+    address = ADDRESS.search(said)
+    if READY not in said or address is None:
+        code = await end(process)
+        raise RuntimeError(f"`serve` did not get ready and ended with {code}: {last_words(log)}")
+    return process, address[0].decode()
+
+
+def last_words(log: Path) -> str:
+    """The end of a log."""
+    return log.read_text(encoding="utf-8", errors="replace").strip()[-LAST_CHARACTERS:]
+
+
+async def end(process: asyncio.subprocess.Process) -> int:
+    """End a server in good order, or else for certain; its exit code."""
+    signal_to(process, signal.SIGTERM)
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wait_for(process.wait(), END_SECONDS)
+    signal_to(process, signal.SIGKILL)
+    return await process.wait()
+
+
+def signal_to(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal. `send_signal` would take the exit code of a process that has just ended from the one who waits."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """End them for certain; who has ended is left alone."""
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []

@@ -1,0 +1,67 @@
+"""Connections as no library opens them: bytes as they are, slowly, by halves, never read."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, Iterable
+
+LINE = b"\r\n"
+
+
+@contextlib.asynccontextmanager
+async def connections(address: str, count: int, receive_bytes: int = 0) -> AsyncGenerator[list[socket.socket], None]:
+    """Open ones; `receive_bytes` is what the kernel takes of an answer that nobody reads (0: as usual)."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    opened: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            each = socket.socket()
+            opened.append(each)
+            each.setblocking(False)  # noqa: FBT003 - the socket module takes it by position only
+            if receive_bytes:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            await asyncio.get_running_loop().sock_connect(each, (host, int(port)))
+        yield opened
+    finally:
+        for each in opened:
+            each.close()
+
+
+def head(method: str, path: str, key: str = "", *more: str) -> bytes:
+    """The head of a request; no key where none is given."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", *more]
+    return "\r\n".join([*lines, *([f"Authorization: Bearer {key}"] if key else []), "", ""]).encode()
+
+
+async def send(connection: socket.socket, pieces: Iterable[bytes]) -> bool:
+    """Whether the server took all of it before it hung up."""
+    try:
+        for piece in pieces:
+            await asyncio.get_running_loop().sock_sendall(connection, piece)
+    except OSError:
+        return False
+    return True
+
+
+async def status(connection: socket.socket, seconds: float) -> int:
+    """The status of the answer; 0 where the server hung up, or did not answer in time."""
+    told = b""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(seconds):
+            while LINE not in told and (piece := await asyncio.get_running_loop().sock_recv(connection, 4096)):
+                told += piece
+    words = told.split(maxsplit=2)
+    return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+
+
+async def is_closed(connection: socket.socket, seconds: float) -> bool:
+    """Whether the server hangs up before some seconds are over; what it says before is read."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            try:
+                while await asyncio.get_running_loop().sock_recv(connection, 4096):
+                    pass
+            except OSError:
+                return True
+            return True
+    return False

@@ -1,0 +1,58 @@
+"""Streams as an attacker asks for them: how each ended, and when its first token came."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+
+from campaign.chats import CHAT, chat
+from campaign.judgement import Findings, ends_of
+
+RETRY_SECONDS = 0.1
+SETTLE_SECONDS = 30.0
+
+
+async def listen(client: httpx2.AsyncClient, body: dict[str, Any], found: Findings, asked: str) -> Sequence[str]:
+    """One stream to its end, which is counted; its ends. An answer that refuses it is its end."""
+    try:
+        async with client.stream("POST", CHAT, json=body) as answer:
+            if not answer.is_success:
+                found.answered(answer.status_code, answer.headers, await answer.aread(), asked)
+                return ["refused"]
+            lines: list[str] = []
+            with contextlib.suppress(httpx2.TransportError):
+                async for line in answer.aiter_lines():
+                    lines.append(line)  # noqa: PERF401 - a connection that is cut leaves what came before
+    except httpx2.TransportError as error:
+        found.tried += 1
+        found.failures.append(f"{asked}: no answer ({type(error).__name__})")
+        return []
+    ends = ends_of(lines)
+    found.ended(ends, asked)
+    return ends
+
+
+async def first_token_seconds(client: httpx2.AsyncClient, since: float, most_seconds: float) -> float:
+    """Seconds from a moment to the first token of a request that asks again whenever it is refused. Raises
+    TimeoutError."""
+    async with asyncio.timeout(most_seconds):
+        while True:
+            with contextlib.suppress(httpx2.TransportError):
+                async with client.stream("POST", CHAT, json=chat("Hello", max_tokens=8)) as answer:
+                    async for line in answer.aiter_lines():
+                        if '"content":"' in line and '"content":""' not in line:
+                            return time.monotonic() - since
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def settled(admin: httpx2.AsyncClient, most_open: int) -> int:
+    """How many requests are open, once they are few or some seconds are over."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        still_open = int((await admin.get("/api/status")).json()["open_requests"])
+        if still_open <= most_open or time.monotonic() > deadline:
+            return still_open
+        await asyncio.sleep(RETRY_SECONDS)

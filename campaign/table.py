@@ -1,0 +1,75 @@
+"""What a campaign leaves behind: a row for each attack, one for each process, and the promises that are broken."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from rich.table import Table
+
+from campaign.attack import Attack
+from campaign.judgement import SILENCE, Findings, Memory, Timed, growth_bytes, missed
+
+MOST_KINDS, MOST_CHARACTERS = 8, 240
+"""Kinds of failures of one attack that are shown, and characters of each."""
+MEGABYTE = 1 << 20
+
+Found = Mapping[Attack, Findings]
+Remembered = Mapping[str, Sequence[Memory]]
+
+
+def as_table(found: Found, slow: float) -> Table:
+    """Every attack with its figures."""
+    table = Table(title=f"Seconds are {slow:.1f} times those of a quiet machine", title_justify="left")
+    table.add_column("Attack")
+    for column in ("Turns", "Tried", "Failed", "Silence, s"):
+        table.add_column(column, justify="right")
+    table.add_column("Other times, median / worst, s")
+    table.add_column("Promises")
+    for attack, each in found.items():
+        silences = each.times.get(SILENCE, [])
+        others = ", ".join(f"{what} {as_times(times)}" for what, times in each.times.items() if what != SILENCE)
+        verdict = "[red]broken[/]" if broken(attack, each, slow) else "[green]kept[/]"
+        silence = f"{max(silences).seconds:.2f}" if silences else "–"
+        table.add_row(
+            attack.name, str(len(silences)), str(each.tried), str(len(each.failures)), silence, others, verdict
+        )
+    return table
+
+
+def as_times(times: Sequence[Timed]) -> str:
+    """Median and worst."""
+    return f"{median(each.seconds for each in times):.2f} / {max(times).seconds:.2f}"
+
+
+def memory_table(remembered: Remembered) -> Table:
+    """What each process held at the start, in the middle and at the end."""
+    table = Table(title="Memory, MB", title_justify="left")
+    table.add_column("Process")
+    for column in ("Start", "Half", "End"):
+        table.add_column(column, justify="right")
+    for name, samples in remembered.items():
+        moments = (samples[0], samples[(len(samples) - 1) // 2], samples[-1])
+        told = [f"{each.resident_bytes / MEGABYTE:.0f}" for each in moments]
+        table.add_row(name, *told)
+    return table
+
+
+def broken(attack: Attack, found: Findings, slow: float) -> list[str]:
+    """The promises that an attack broke: kinds of failures with how often, and times."""
+    kinds = Counter(re.sub(r"\d+", "#", failure) for failure in found.failures)
+    examples = {re.sub(r"\d+", "#", failure): failure for failure in reversed(found.failures)}
+    told = [f"{count} × {examples[kind][:MOST_CHARACTERS]}" for kind, count in kinds.most_common(MOST_KINDS)]
+    more = [f"{len(kinds) - MOST_KINDS} more kinds"] if len(kinds) > MOST_KINDS else []
+    return [f"{attack.name}: {each}" for each in [*told, *more, *missed(attack.promises, found.times, slow)]]
+
+
+def verdict(found: Found, remembered: Remembered, slow: float) -> list[str]:
+    """Every broken promise; none is a good end."""
+    grown = {name: growth_bytes(samples) for name, samples in remembered.items()}
+    leaks = [
+        f"memory of {name}: {grown_bytes / MEGABYTE:.0f} MB more than at half"
+        for name, grown_bytes in grown.items()
+        if grown_bytes
+    ]
+    return [line for attack, each in found.items() for line in broken(attack, each, slow)] + leaks
