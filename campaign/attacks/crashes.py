@@ -104,11 +104,18 @@ async def chats(admin: httpx2.AsyncClient, _written: Written) -> None:
 async def gone_seconds(children: list[psutil.Process], since: float) -> float:
     """Seconds from a moment to the end of the last of some processes; the longest wait where one stays."""
     while (now := time.monotonic()) < since + GONE_SECONDS:
-        if not any(each.is_running() for each in children):
+        if not any(map(_runs, children)):
             break
         await asyncio.sleep(PAUSE_SECONDS)
     kill_all(children)
     return now - since
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it has not ended; what its new parent has not looked at yet is no process any more."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 async def lost(admin: httpx2.AsyncClient, written: Written) -> list[str]:
