@@ -17,6 +17,8 @@ class ForcedText:
         self._matcher = matcher
         self._found = found
         self._is_lost = is_lost
+        self._is_at_choice = False
+        """Whether nothing is forced behind what was found."""
 
     def copy(self) -> "ForcedText":
         """Another one at the same place of the same answer."""
@@ -27,16 +29,17 @@ class ForcedText:
         known = min(len(piece), len(self._found))
         self._is_lost |= piece[:known] != self._found[:known] or not self._matcher.consume_tokens(list(piece[known:]))
         self._found = self._found[known:]
+        self._is_at_choice &= known == len(piece)
 
     def next(self, most_bytes: int) -> bytes:
         """The bytes that must come next, `most_bytes` of them at most."""
-        while len(self._found) < most_bytes and not self._is_lost:
+        while len(self._found) < most_bytes and not self._is_lost and not self._is_at_choice:
             allowed = int.from_bytes(self._matcher.compute_bitmask(), "little")
             byte = allowed.bit_length() - 1
-            if allowed.bit_count() != 1 or byte > 255:
-                break
-            self._matcher.consume_token(byte)
-            self._found += bytes([byte])
+            self._is_at_choice = allowed.bit_count() != 1 or byte > 255
+            if not self._is_at_choice:
+                self._matcher.consume_token(byte)
+                self._found += bytes([byte])
         return b"" if self._is_lost else self._found[:most_bytes]
 
 

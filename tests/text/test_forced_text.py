@@ -66,6 +66,16 @@ def test_a_long_forced_text_is_found_in_parts_and_each_byte_once(kind: str) -> N
     assert matcher.masks <= len(begun) + 11
 
 
+def test_a_choice_is_looked_at_once_until_it_is_made() -> None:
+    matcher: Any = Counted({"lark_grammar": 'start: "ab" ("c" | "d") "e" ("f" | "g")'})
+    text = ForcedText(matcher)
+    assert [text.next(9), text.next(9)] == [b"ab", b"ab"]
+    text.follow(b"a")
+    assert (text.next(9), matcher.masks) == (b"b", 3)
+    text.follow(b"bd")
+    assert [text.next(9), text.next(9), matcher.masks] == [b"e", b"e", 5]
+
+
 def test_nothing_is_forced_behind_what_the_grammar_forbids() -> None:
     text = ForcedText(matcher_of({"lark_grammar": 'start: "abc" | "abd"'}))
     assert text.next(9) == b"ab"
