@@ -49,8 +49,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         else:
             write_model(folder / "models" / name)
     with stand_in_hub() as hub:
-        for name in NAMES:
-            hub.add(f"evil/{name}", model_files(8), tags=["mlx", f"license:{name}", name], library=name)
+        for place, name in enumerate(NAMES):
+            for repository in (name, f"model-{place}"):
+                hub.add(f"evil/{repository}", model_files(8), tags=["mlx", f"license:{name}", name], library=name)
         environment = {"PACELINE_MODEL_DIRS": str(folder / "models"), "PACELINE_HUB_ENDPOINT": hub.address}
         with serving(folder, **environment) as running:
             say_everything(running)
@@ -160,11 +161,14 @@ def test_lines_of_the_log_stay_text_as_they_come(server: Server, visitor: Visito
     check(page)
 
 
-def test_what_the_hub_says_stays_text(server: Server, visitor: Visitor) -> None:
+def test_what_the_hub_says_stays_text_and_what_is_no_name_is_not_offered(server: Server, visitor: Visitor) -> None:
     page = visitor(server).open("/admin/downloads")
     page.locator("#query").fill("evil")
     page.keyboard.press("Enter")
     found = page.locator("#search-title ~ ul > li")
     expect(found.first).to_be_visible()
     assert ALERT in " ".join(found.all_text_contents())
+    results = server.call("GET", "/admin/api/hub/search?q=evil")["results"]
+    assert results
+    assert all(re.fullmatch(r"evil/model-\d+", each["repository"]) for each in results)
     check(page)
