@@ -1,0 +1,139 @@
+"""How long the worst legal requests hold a step: `python -m bench.worst_requests`.
+
+Eight rows of each kind at once, over a vocabulary of 151,936 tokens and a model that costs nearly nothing: what a step
+takes is what the requests want of it. The first one has what is done once.
+"""
+
+import json
+import random
+import statistics
+import string
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from app.core.messages import Generate, ModelSpecification
+from app.core.request import Grammar, Request, SamplingParameters
+from app.core.step import StepPlan, StepResult
+from app.engine.engine import Engine
+from app.scheduler.scheduler import Scheduler
+from app.text.constraint import AnswerConstraint, Vocabulary
+from app.text.detokenizer import TokenTable
+from app.text.dialect import NO_DIALECT
+from app.text.grammar import answer_grammar
+from tests.engine.driving import build
+from tests.scheduler.scripted import Loop
+from tests.tiny import tiny_model
+
+VOCABULARY_SIZE = 151_936
+ROWS, MOST_TOKENS, LONG_PROMPT = 8, 24, 20_000
+BOUND_SECONDS = 1.5
+"""Seconds that the longest step may take on two cores; drafting 15 tokens for each row makes the longest ones."""
+_chance = random.Random(7)
+
+
+def letters(count: int) -> str:
+    return "".join(_chance.choices(string.ascii_lowercase, k=count))
+
+
+def pieces() -> list[bytes]:
+    """All bytes, and words of two to nine letters."""
+    words = dict.fromkeys(letters(2 + place % 8).encode() for place in range(2 * VOCABULARY_SIZE))
+    known = [*(bytes([byte]) for byte in range(256)), *words]
+    return [*known[: VOCABULARY_SIZE - 1], b"<end>"]
+
+
+OPTIONAL = {f"name_{n}": {"type": "string"} for n in range(2000)}
+RULES = [f"rule_{n}: /[a-z]+/ rule_{(7 * n + 1) % 300} | /[a-z]+/ /{letters(2)}/" for n in range(300)]
+GRAMMARS = {
+    "constant of 20,000 letters": Grammar(kind="json_schema", text=json.dumps({"const": letters(20_000)})),
+    "constant object of 2,500 names": Grammar(
+        kind="json_schema", text=json.dumps({"const": {f"name_{n}": letters(10) for n in range(2500)}})
+    ),
+    "4,500 choices": Grammar(kind="choice", text=json.dumps([letters(8) for _ in range(4500)])),
+    "2,000 optional names": Grammar(
+        kind="json_schema", text=json.dumps({"type": "object", "properties": OPTIONAL, "additionalProperties": False})
+    ),
+    "a million repetitions": Grammar(kind="regex", text="(a{1000}){1000}"),
+    "expression with many states": Grammar(kind="regex", text="([\\p{L}\\p{N}]{1,300}[\\p{P}]?){20}"),
+    "300 rules that begin alike": Grammar(
+        kind="lark", text="start: " + " | ".join(f"rule_{n}" for n in range(300)) + "\n" + "\n".join(RULES)
+    ),
+}
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "1,024 biases": {"logit_bias": dict.fromkeys(range(1024), 1.0)},
+    "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "20 log probabilities": {"top_logprobs": 20},
+    "top-k, top-p, min-p": {"temperature": 1.0, "top_k": 1000, "top_p": 0.9, "min_p": 0.01},
+}
+
+
+@dataclass
+class Watched:
+    """An engine whose steps are timed."""
+
+    engine: Engine
+
+    def __post_init__(self) -> None:
+        self.seconds: list[float] = []
+        self.admit, self.release = self.engine.admit, self.engine.release
+
+    def step(self, plan: StepPlan) -> StepResult:
+        result = self.engine.step(plan)
+        self.seconds.append(result.seconds)
+        return result
+
+
+def run(
+    told: str,
+    *,
+    rows: int = ROWS,
+    prompt: int = 4,
+    constraint: AnswerConstraint | None = None,
+    scores_prompt: bool = False,
+    **sampling: Any,
+) -> float:
+    """Print what the steps of such rows took; the longest, in seconds."""
+    target = tiny_model("qwen3", vocabulary_size=VOCABULARY_SIZE)
+    engine = build(target, vocabulary=VOCABULARY_SIZE, chunk_tokens=2048, max_context_tokens=2 * LONG_PROMPT)
+    watched = Watched(engine)
+    Loop(Scheduler(engine.limits), watched).run(  # type: ignore[arg-type]
+        *(
+            Request(
+                id=str(row),
+                prompt_tokens=tuple(_chance.randrange(256) for _ in range(prompt)),
+                max_tokens=MOST_TOKENS,
+                sampling=SamplingParameters(seed=row, **sampling),
+                constraint=constraint,
+                scores_prompt=scores_prompt,
+            )
+            for row in range(rows)
+        )
+    )
+    seconds = [1000 * each for each in watched.seconds]
+    print(f"| {told} | {rows} | {seconds[0]:.0f} | {statistics.median(seconds):.0f} | {max(seconds):.0f} |", flush=True)
+    return max(watched.seconds)
+
+
+def main() -> int:
+    mx.set_default_device(mx.cpu)
+    vocabulary = Vocabulary(
+        TokenTable(pieces=pieces(), stop_token_ids=frozenset({VOCABULARY_SIZE - 1}), vocabulary_size=VOCABULARY_SIZE)
+    )
+    print("| what | rows | first step, ms | median, ms | longest, ms |\n|---|---:|---:|---:|---:|")
+    longest = [run(told, **sampling) for told, sampling in SAMPLINGS.items()]
+    longest.append(run("prompts of 512 tokens, scored", prompt=512, scores_prompt=True, top_logprobs=20))
+    run("penalties over 20,000 tokens", rows=1, prompt=LONG_PROMPT, **SAMPLINGS["penalties"])
+    for told, wish in GRAMMARS.items():
+        asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
+        grammar = answer_grammar(asked, NO_DIALECT)
+        constraint = AnswerConstraint(vocabulary, vocabulary.enforce(grammar.text), None) if grammar else None
+        longest.append(run(told, constraint=constraint, temperature=1.0))
+    return int(max(longest) > BOUND_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
