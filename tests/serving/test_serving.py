@@ -148,7 +148,7 @@ def test_a_killed_worker_is_told_within_two_seconds_and_healed_within_ten(server
     calm = Calm(server.process.pid)
 
     def follow() -> None:
-        body = {"model": "attention", "prompt": PROMPT, "max_tokens": 4000, "temperature": 1, "stream": True}
+        body = {"model": "attention", "prompt": PROMPT, "max_tokens": 4000, "temperature": 0, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
             for line in answer.iter_lines():
                 streaming.set()
