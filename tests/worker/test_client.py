@@ -58,16 +58,20 @@ def test_streams_loads_and_snapshot() -> None:
     asyncio.run(scenario())
 
 
+def is_pinned(event: object) -> bool:
+    return isinstance(event, Heartbeat) and event.snapshot is not None and event.snapshot.models[0].pinned
+
+
 def test_a_pin_is_heard_by_a_worker_that_is_not_there_yet_and_by_the_next_one() -> None:
     async def scenario() -> None:
         async with serving() as client:
             client.keep("fake", pinned=True, idle_seconds=7.0)
             assert not client.ready, "it starts"
-            await until(client, lambda event: isinstance(event, Heartbeat))
+            await until(client, is_pinned)
             assert [(model.pinned, model.idle_seconds) for model in client.snapshot.models] == [(True, 7.0)]
             with pytest.raises(WorkerGone):
                 await collect(client, ask("kill"))
-            await until(client, lambda event: isinstance(event, Heartbeat))
+            await until(client, is_pinned)
             assert [(model.pinned, model.idle_seconds) for model in client.snapshot.models] == [(True, 0.0)]
 
     asyncio.run(scenario())
