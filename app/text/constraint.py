@@ -5,7 +5,7 @@ it and the text is the same with speculation on and off.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -54,14 +54,13 @@ class Vocabulary:
         """Tokens that spell `text`."""
         return self.spell(text)
 
-    def matcher(self, grammar: str) -> llguidance.LLMatcher:
-        """At the beginning of `grammar`; what is wrong with it is its `get_error()`."""
-        return llguidance.LLMatcher(self.tokenizer, grammar, log_level=0, limits=LIMITS)
-
     def enforce(self, grammar: str) -> "Enforced":
-        """`grammar` at its beginning."""
-        in_bytes = llguidance.LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
-        return Enforced(self.matcher(grammar), ForcedText(in_bytes))
+        """`grammar` at its beginning; what is wrong with it is its matcher's `get_error()`."""
+        tokens, in_bytes = (
+            llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+            for tokenizer in (self.tokenizer, byte_tokenizer())
+        )
+        return Enforced(tokens, ForcedText(in_bytes))
 
 
 class Enforced(NamedTuple):
@@ -103,6 +102,8 @@ class AnswerConstraint:
         self._matcher = begun.matcher if begun else None
         self._text = begun.text if begun else None
         self._reasoning = reasoning
+        self._spelled: tuple[bytes, tuple[tuple[int, ...], ...]] = b"", ()
+        """The forced text that was asked for last, and its tokens."""
         self._mask_seconds = 0.0
         """Seconds that each mask of the last step took."""
         self._opening: int | None = None
@@ -138,12 +139,15 @@ class AnswerConstraint:
             return tuple((token,) for token in self._must_close())
         if self._phase is not Phase.ANSWER or self._text is None or self._error:
             return ()
-        text, places = self._text.next(FORCED_BYTES), list[tuple[int, ...]]()
+        if (text := self._text.next(FORCED_BYTES)) != self._spelled[0]:  # a step asks before and behind it
+            self._spelled = text, tuple(self._places(text))
+        return self._spelled[1]
+
+    def _places(self, text: bytes) -> Iterator[tuple[int, ...]]:
         for token in self._vocabulary(text)[:-1]:  # the last one may be the beginning of a longer one
             others = self._vocabulary.spell.beginnings(text)
-            places.append((token, *(other for other in others if other != token)))
+            yield token, *(other for other in others if other != token)
             text = text[len(self._vocabulary.pieces[token]) :]
-        return tuple(places)
 
     def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         self._follow(output)

@@ -340,7 +340,16 @@ class TextModel:
         except BaseException as error:
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
-            raise InvalidRequest("the text cannot be tokenized: it is not valid Unicode") from error
+            if any(map(_is_surrogate, text)):
+                raise InvalidRequest("the text cannot be tokenized: it is not valid Unicode") from error
+            reason = printable(f"{type(error).__name__}: {error}")
+            raise ModelUnavailable(
+                f"the tokenizer failed on this text ({reason}); send another one, or download the model again"
+            ) from error
+
+
+def _is_surrogate(letter: str) -> bool:
+    return "\ud800" <= letter <= "\udfff"
 
 
 def _shared_length(first: Any, second: Any) -> int:

@@ -240,7 +240,7 @@ def hold(examples: int) -> None:
         asked = Generate(id="", model=ModelSpecification(id="", path=""), text="x", grammar=wish)
         grammar = answer_grammar(asked, NO_DIALECT)
         assert grammar is not None
-        if vocabulary().matcher(grammar.text).is_error():
+        if vocabulary().enforce(grammar.text).matcher.is_error():
             return  # it is refused, and why is told
         assert check(held_to_text(grammar.text), schema, seed).failure == ""
 

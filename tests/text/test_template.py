@@ -184,6 +184,33 @@ def test_the_vocabulary_bounds_what_a_prompt_may_hold(tmp_path: Path) -> None:
         model.encode("<｜x｜>")
 
 
+class Failing:
+    """A tokenizer that breaks over one text."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def encode(self, text: str, **options: Any) -> Any:
+        if text == "breaks":
+            raise RuntimeError("no piece\nfor this")
+        return self._inner.encode(text, **options)
+
+
+def test_a_tokenizer_that_fails_is_told_with_its_reason(chat: TextModel) -> None:
+    sizes: dict[str, Any] = {"vocabulary_size": chat.vocabulary_size, "max_context_tokens": 64}
+    model = TextModel(Failing(chat.tokenizer), stop_token_ids=frozenset(), **sizes)
+    with pytest.raises(ModelUnavailable, match=r"RuntimeError: no piece.*download the model again"):
+        model.encode("breaks")
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
+        model.encode("a\ud800b")
+
+
 def test_text_that_is_no_unicode_is_refused(chat: TextModel) -> None:
     with pytest.raises(InvalidRequest, match="not valid Unicode"):
         chat.encode("a\ud800b")
