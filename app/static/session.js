@@ -19,6 +19,7 @@ function wanted() {
 const form = (path, body, next = wanted) => ({
   password: "",
   problem: "",
+  field: "password", // which the problem is with
   isShown: false,
   isBusy: false,
 
@@ -30,21 +31,31 @@ const form = (path, body, next = wanted) => ({
     return this.isShown ? "text" : "password";
   },
 
-  get isWrong() {
-    return this.problem ? "true" : "false";
+  get isPasswordWrong() {
+    return String(Boolean(this.problem) && this.field === "password");
+  },
+
+  get isCodeWrong() {
+    return String(Boolean(this.problem) && this.field === "code");
+  },
+
+  refuse(field, problem) {
+    Object.assign(this, { field, problem, isBusy: false });
+    if (field === "code") this.asksForCode = true;
+    this.$nextTick(() => document.getElementById(field).focus());
   },
 
   async submit() {
-    this.problem = this.check?.() ?? "";
-    if (this.problem || this.isBusy) return;
+    const found = this.check?.();
+    if (found) this.refuse(...found);
+    if (found || this.isBusy) return;
+    this.problem = "";
     this.isBusy = true;
     try {
       await api("POST", path, body(this));
       location.replace(next());
     } catch (error) {
-      this.problem = words(error);
-      this.isBusy = false;
-      document.getElementById("password").focus();
+      this.refuse(error.code === "invalid_setup_code" ? "code" : "password", words(error));
     }
   },
 });
@@ -74,9 +85,14 @@ component("setup", () =>
       code,
       asksForCode: !code,
 
+      get hidesCode() {
+        return !this.asksForCode;
+      },
+
       check() {
-        if (!this.code.trim()) return t("setup.no_code");
-        return [...this.password].length < data.characters ? t("setup.short", { characters: data.characters }) : "";
+        if (!this.code.trim()) return ["code", t("setup.no_code")];
+        const isShort = [...this.password].length < data.characters;
+        return isShort ? ["password", t("setup.short", { characters: data.characters })] : null;
       },
     },
   ),

@@ -26,6 +26,25 @@ def submit(page: Page, password: str) -> None:
     page.locator("main form button[type=submit]").click()
 
 
+def test_a_problem_is_shown_at_the_field_that_it_is_with(fresh: Server, visitor: Visitor) -> None:
+    visit = visitor(fresh, signed_in=False)
+    visit.witness.expects(403)
+    page = visit.open("/admin/setup")
+    submit(page, PASSWORD)
+    expect(page.locator("#problem")).to_have_text(words("setup.no_code"))
+    page.goto("/admin/setup#wrong-code")
+    page.reload()
+    expect(page.locator("#code")).to_be_hidden()
+    submit(page, PASSWORD)
+    for field, is_wrong in (("#code", "true"), ("#password", "false")):
+        expect(page.locator(field)).to_have_attribute("aria-invalid", is_wrong)
+    expect(page.locator("#code")).to_be_focused()
+    submit(page, "short")
+    for field, is_wrong in (("#code", "false"), ("#password", "true")):
+        expect(page.locator(field)).to_have_attribute("aria-invalid", is_wrong)
+    expect(page.locator("#password")).to_be_focused()
+
+
 def test_a_first_run_leads_from_the_printed_address_to_a_chosen_password(fresh: Server, visitor: Visitor) -> None:
     visit = visitor(fresh, signed_in=False)
     page = visit.open("/")
