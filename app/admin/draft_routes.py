@@ -119,6 +119,7 @@ def get_drafts(admin: Admin, model_id: str) -> dict[str, Any]:
         "candidates": candidates,
         "published": published,
         "counts": admin.serving.measurements.drafting(main.id),
+        "measuring": admin.measuring.active,
     }
 
 

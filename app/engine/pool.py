@@ -59,7 +59,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """An idle engine is closed and gone. No lease ends with it: nobody held one."""
+    """An idle engine, or a load that nobody waits for, is closed and gone. No lease ends with it."""
 
     model_id: str
 
@@ -113,10 +113,8 @@ class EnginePool:
         """Take a lease on the unit of `spec`; start its load when it is not there, join the load when it is under way.
 
         Raises InsufficientMemory (with `retry_after_seconds` when waiting helps) or ModelInUse; then no lease
-        was taken and nothing was evicted. Between the end of a failed load and its LoadFailed it joins that failure.
+        was taken and nothing was evicted.
         """
-        if any(isinstance(event, LoadFailed) and event.model_id == spec.id for event in self._events):
-            return
         entry = self._entries.get(spec.id)
         if entry is not None and not entry.spec.same_unit(spec):
             if entry.leases:
@@ -206,10 +204,11 @@ class EnginePool:
         return events
 
     def cancel_load(self, model_id: str) -> None:
-        """Abandon a load under way and free what it read; its waiters get LoadFailed with the next `advance`."""
+        """Abandon a load under way, and free what it read, unless somebody waits for it."""
         entry = self._entries.get(model_id)
-        if entry is not None and entry.steps:
-            self._fail(entry, ModelUnavailable(f"the load of {model_id} was cancelled", code="load_cancelled"))
+        if entry is not None and entry.steps and not entry.leases:
+            self._evict(entry)
+            self._reclaim()
 
     def unload(self, model_id: str) -> None:
         """Take an idle model out of memory now, pinned or not. Raises ModelInUse while it is leased."""
@@ -365,6 +364,8 @@ class EnginePool:
         return sorted(free, key=attrgetter("last_used"))
 
     def _evict(self, entry: Resident) -> None:
+        if entry.steps:
+            self._events.append(LoadProgress(model_id=entry.spec.id, phase="abandoned", fraction=0.0))
         self._drop(entry)
         self._untidy = True
         self._events.append(Evicted(entry.spec.id))

@@ -19,7 +19,7 @@ component("drafts", () => ({
   tokens: 4,
   policy: "",
   acceptance: "",
-  measuring: null,
+  measuring: "",
   units: "",
   downloads: [],
   changes: null,
@@ -28,7 +28,7 @@ component("drafts", () => ({
   init() {
     live("measuring", (measuring) => {
       const ended = this.measuring && !measuring.active;
-      this.measuring = measuring.active;
+      this.measuring = measuring.active?.model_id ?? "";
       if (ended) this.read();
     });
     live("state", (state) => {
@@ -83,7 +83,7 @@ component("drafts", () => ({
     return Boolean(this.measuring);
   },
   get measuringWords() {
-    return t("drafts.measuring", { model: this.measuring?.model_id ?? "" });
+    return t("drafts.measuring", { model: this.measuring });
   },
   get elsewhereWords() {
     return this.view.elsewhere.length ? t("drafts.elsewhere", { names: this.view.elsewhere.join(", ") }) : "";
@@ -124,6 +124,7 @@ component("drafts", () => ({
   // What is ticked here and not saved yet stays, whatever was saved elsewhere meanwhile.
   take(view) {
     const { choice } = view;
+    this.measuring = view.measuring;
     if (this.view && this.saved !== JSON.stringify(this.wanted())) return void (this.view = view);
     const isSaved = ({ id, method }) => (choice.drafts === null || !id || choice.drafts.includes(id)) && (choice.methods === null || choice.methods.includes(method));
     this.who = choice.drafts === null && choice.methods === null ? "usual" : "chosen";

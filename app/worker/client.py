@@ -50,7 +50,7 @@ MOST_IN_FLIGHT = 64
 """Choices of one request that the worker has at once: two batches of an encoder; others of its owner go in between."""
 INTERNAL_ERROR = "Internal error: see the log of the server."
 READY_SECONDS = 20.0
-LOAD_ENDED = frozenset({"ready", "failed"})
+LOAD_ENDED = frozenset({"ready", "failed", "abandoned"})
 """The phases of the last `LoadProgress` of a load."""
 
 _logger = logging.getLogger("paceline.client")

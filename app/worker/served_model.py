@@ -139,8 +139,7 @@ class ServedModel:
                 if each.id == request_id:
                     del self._line[place]
                     self._release()
-                    if not self.busy:  # the load ends when nobody else waits for it
-                        self._pool.cancel_load(self._model_id)
+                    self._pool.cancel_load(self._model_id)
                     return
             elif any(request.id == request_id for request in each.requests):
                 left = tuple(request for request in each.requests if request.id != request_id)

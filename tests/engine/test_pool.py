@@ -155,15 +155,24 @@ def test_a_cancelled_load_frees_and_tells_once(world: World) -> None:
     pool = world.pool()
     pool.acquire(specification("a"))
     pool.advance()
+    pool.release("a")
     pool.cancel_load("a")
     assert world.loading == []
-    pool.acquire(specification("a"))
-    assert pool.loading
-    (failed,) = pool.advance()
-    assert isinstance(failed, LoadFailed)
-    assert failed.error.code == "load_cancelled"
+    assert pool.advance() == [LoadProgress(model_id="a", phase="abandoned", fraction=0.0), Evicted("a")]
     assert not pool.loading
     pool.cancel_load("a")
+
+
+def test_a_load_right_behind_a_cancelled_one_is_its_own(world: World) -> None:
+    pool = world.pool()
+    pool.acquire(specification("a"))
+    pool.advance()
+    pool.release("a")
+    pool.cancel_load("a")
+    pool.acquire(specification("a", methods=("prompt_lookup",)))
+    assert isinstance(drain(pool)[-1], Loaded)
+    pool.release("a")
+    pool.unload("a")
     ready(pool, "a")
     pool.cancel_load("a")
     assert world.open == ["a"]
@@ -176,7 +185,7 @@ def test_an_abandoned_load_makes_way(world: World) -> None:
     pool.release("c")
     pool.acquire(specification("d"))
     assert world.loading == []
-    assert pool.advance()[0] == Evicted("c")
+    assert pool.advance() == [LoadProgress(model_id="c", phase="abandoned", fraction=0.0), Evicted("c")]
 
 
 def test_another_draft_reloads_an_idle_model_and_waits_for_a_busy_one(world: World) -> None:
@@ -384,7 +393,7 @@ def test_a_model_in_use_is_not_unloaded(world: World) -> None:
     pool.unload("a")
     pool.unload("nobody")
     assert (world.open, world.loading) == ([], [])
-    assert pool.advance() == [Evicted("a")]
+    assert pool.advance()[-1] == Evicted("a")
 
 
 def test_the_snapshot_tells_state_leases_and_bytes(world: World) -> None:

@@ -144,6 +144,7 @@ def test_a_real_cancelled_or_failed_load_leaves_nothing(folders: Callable[..., M
     for _ in range(8):
         pool.advance()
     assert mx.get_active_memory() > idle
+    pool.release("qwen3")
     pool.cancel_load("qwen3")
     assert mx.get_active_memory() - idle < 256
     (Path(spec.drafts[0].path) / "model.safetensors").write_bytes(b"")

@@ -83,6 +83,7 @@ def test_a_cancelled_load_leaves_nothing_wired(world: World) -> None:
     pool = wired(world)
     pool.acquire(specification("a"))
     pool.advance()
+    pool.release("a")
     pool.cancel_load("a")
     drain(pool)
     assert world.told == []

@@ -139,8 +139,6 @@ class FakePool:
             raise ModelUnavailable("refused", retry_after_seconds=5)
         if folder == "crash":
             raise OSError("no such disk")
-        if any(isinstance(event, LoadFailed) and event.model_id == spec.id for event in self.events):
-            return  # joins that failure, as in the real one
         if spec.id not in self.engines and spec.id not in self.loads:
             self.loads[spec.id] = (spec, 0)
         self.leases[spec.id] = self.leases.get(spec.id, 0) + 1
@@ -184,8 +182,8 @@ class FakePool:
         self.events.append(LoadFailed(model_id, error))
 
     def cancel_load(self, model_id: str) -> None:
-        if model_id in self.loads:
-            self._fail(model_id, ModelUnavailable("cancelled", code="load_cancelled"))
+        if not self.leases[model_id] and self.loads.pop(model_id, None):
+            self.events += [LoadProgress(model_id=model_id, phase="abandoned", fraction=0.0), Evicted(model_id)]
 
     def unload(self, model_id: str) -> None:
         if self.leases.get(model_id):

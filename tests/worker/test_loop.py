@@ -105,6 +105,16 @@ def test_a_cancelled_load_ends_unless_somebody_else_waits(pair: Pair) -> None:
     assert pair.leases == 0
 
 
+def test_a_load_right_behind_a_cancelled_one_does_not_share_its_end(pair: Pair) -> None:
+    pair.say(LoadModel(id="l", model=pair.model()))
+    pair.settle(1)
+    pair.say(Cancel(id="l"), LoadModel(id="again", model=pair.model()))
+    pair.settle()
+    assert pair.of("l") == []
+    (loaded,) = pair.of("again")
+    assert isinstance(loaded, ModelLoaded)
+
+
 def test_a_request_cancelled_while_its_model_loads_leaves_no_lease(pair: Pair) -> None:
     pair.say(pair.ask(n=2), pair.ask("other"))
     pair.settle(1)
