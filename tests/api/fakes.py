@@ -36,10 +36,11 @@ from app.core.statistics import Decision, MethodStatistics, Statistics
 from app.hub.catalog import CatalogModel, FolderCatalog
 from app.main import admin_context, build
 from app.model_settings import ModelSettings
+from app.serving.connection import DeadlineProtocol
 from app.serving.context import Activity, Context
 from app.serving.live_settings import LiveSettings
 from app.serving.resolver import IdleLimit, Resolver
-from app.serving.server import DeadlineProtocol, DrainingServer, bind, serve_config
+from app.serving.server import DrainingServer, bind, serve_config
 from app.settings import Settings
 from app.store.store import FILE_NAME, Store
 from app.worker.client import RequestStream, StreamEvent

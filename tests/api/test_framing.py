@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.serving.connection import FREE_SMALL_READS, GATHER_SECONDS, READ_BYTES, DeadlineProtocol
 from app.serving.errors import Rejected
-from app.serving.server import READ_BYTES, DeadlineProtocol
 from app.serving.wire import FREE_FRAMING_BYTES, MAX_HEADER_COUNT, MAX_INCOMPLETE_BYTES, Connection
 from tests.api.fakes import Site, make_site, served
 from tests.api.test_wire import exchange, post
@@ -201,6 +201,21 @@ async def test_nothing_is_parsed_for_callers_who_are_refused(status: int, wire: 
     assert answer.lower().count(b"connection: close") == 1
     assert watched.parsed_in_vain == []
     assert max(watched.read_bytes) <= READ_BYTES
+
+
+async def test_a_body_that_comes_byte_by_byte_is_gathered(site: Site, watched: type[Watched]) -> None:
+    async with served(site, protocol=watched) as (port, _):
+        began = asyncio.get_running_loop().time()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"", content_length="5000", connection="close"))
+        for _ in range(5000):
+            writer.write(b" ")
+            await asyncio.sleep(0)
+        answer = await reader.read()
+        took = asyncio.get_running_loop().time() - began
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 40")
+    assert len(watched.read_bytes) <= 2 + FREE_SMALL_READS + took / GATHER_SECONDS
 
 
 @pytest.mark.parametrize("half_closes", [False, True])

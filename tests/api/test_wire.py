@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from app.core.messages import Accepted, Delta, Finished, Generate
-from app.serving.server import AddressError, DeadlineProtocol, bind
+from app.serving.connection import DeadlineProtocol
+from app.serving.server import AddressError, bind
 from tests.api.fakes import USAGE, Site, chat_body, make_site, served
 
 pytestmark = pytest.mark.anyio
