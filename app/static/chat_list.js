@@ -11,12 +11,14 @@ const SEARCH_MS = 250;
 const SHOWN = "paceline.chat.shown"; // by conversation: the last turn of the line on screen
 let keys = 0;
 
-// `version` 0: the server has not seen it yet. `messages` is the line of `turns` that is on screen.
-const fresh = (id = newNumber()) => ({ key: (keys += 1), id, version: 0, title: "", turns: [], messages: [], chosen: {} });
+// `version` 0: the server has not seen it yet. `messages` is a line of `turns`, on screen but for its first, `hidden` ones.
+const fresh = (id = newNumber()) => ({ key: (keys += 1), id, version: 0, title: "", turns: [], messages: [], hidden: 0, chosen: {} });
+const beforeLast = ({ messages }) => Math.max(0, messages.length - SHOWN_MESSAGES);
 const isAlive = (conversation) => conversation.turns.some((turn) => turn.status === "writing" || turn.unsaved);
 const FORM = { format: "paceline.conversation", form: 1 };
 const MAX_FILE_BYTES = 30e6;
 const MAX_NAME_CHARACTERS = 60;
+const SHOWN_MESSAGES = 100;
 const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, MAX_NAME_CHARACTERS) || "chat";
 
 function save(name, type, text) {
@@ -76,6 +78,17 @@ export const list = {
     this.finding = setTimeout(() => this.attempt(() => this.readList()), SEARCH_MS);
   },
 
+  // The last messages; the rest of them when asked for, so that no page stands still to draw what nobody reads.
+  get firstShown() {
+    return Math.min(this.current.hidden, beforeLast(this.current));
+  },
+  get shown() {
+    return this.current.messages.slice(this.firstShown);
+  },
+  showEarlier() {
+    this.current.hidden = Math.max(0, this.firstShown - SHOWN_MESSAGES);
+  },
+
   begin() {
     this.enter(fresh());
   },
@@ -92,6 +105,7 @@ export const list = {
       this.adopt(conversation);
       const last = conversation.turns.find((turn) => turn.id === readShown()[id]) ?? conversation.turns.at(-1);
       if (last) choose(conversation, last.id);
+      conversation.hidden = beforeLast(conversation);
       this.enter(conversation);
       await this.deliver(id);
       const { current } = this; // as the page watches it

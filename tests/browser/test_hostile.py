@@ -8,11 +8,13 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from app.admin.chat_routes import MAX_TURNS
 from tests.admin.hostile import HOSTILE
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving
@@ -35,6 +37,7 @@ LOOK = """() => [...document.querySelectorAll('.message .body *')].map((node) =>
   href: node.getAttribute('href'),
   rel: node.getAttribute('rel'),
 }))"""
+ROLES = ("user", "assistant")
 PROBLEM = ".message[data-role=assistant] .notice.bad span"
 BODIES = "() => [...document.querySelectorAll('.message .body')].map((node) => node.textContent)"
 WIDTHS = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
@@ -56,6 +59,22 @@ def kept(server: Server, title: str, messages: list[dict[str, Any]]) -> Iterator
     server.call("POST", f"{ALL}/{number}/turns", {"version": 0, "turns": turns, "begin": begin})
     yield number
     server.call("DELETE", f"{ALL}/{number}")
+
+
+def exported(folder: Path, title: str, messages: list[dict[str, Any]]) -> Path:
+    """A file as the page writes it."""
+    turns = [{"id": f"t{at}", "parent": f"t{at - 1}" if at else "", **each} for at, each in enumerate(messages)]
+    whole = {
+        "format": "paceline.conversation",
+        "form": 1,
+        "title": title[:200],
+        "model": "",
+        "options": {},
+        "turns": turns,
+    }
+    file = folder / "conversation.json"
+    file.write_text(json.dumps(whole), encoding="utf-8")
+    return file
 
 
 def check_nodes(page: Page) -> None:
@@ -99,6 +118,41 @@ def test_texts_that_are_kept_stay_texts(server: Server, visitor: Visitor, *, pho
             assert bodies[3 * index] == text
             assert text in bodies[3 * index + 1]
             assert text in bodies[3 * index + 2]
+
+
+def test_an_imported_file_of_hostile_texts_is_texts(server: Server, visitor: Visitor, tmp_path: Path) -> None:
+    texts = list(HOSTILE.values())
+    file = exported(
+        tmp_path, texts[0] or "x", [{"role": ROLES[at % 2], "content": text} for at, text in enumerate(texts)]
+    )
+    page = visitor(server).open("/admin/chat")
+    page.locator("#chat-import").set_input_files(file)
+    expect(page.locator(".toast").last).to_have_text("Conversation imported")
+    expect(page.locator(".message")).to_have_count(len(texts))
+    check_nodes(page)
+    bodies = page.evaluate(BODIES)
+    assert bodies[::2] == texts[::2]
+    server.call("DELETE", ALL)
+
+
+def test_the_largest_conversation_that_may_be_imported_can_be_read_and_answered(
+    server: Server, visitor: Visitor, tmp_path: Path
+) -> None:
+    table = "| a | b |\n|---|---|\n" + "| **bold** | `code` [link](https://example.org) |\n" * 20
+    turns = [{"role": ROLES[at % 2], "content": f"{at}\n\n{table}"} for at in range(MAX_TURNS - 2)]
+    file = exported(tmp_path, "Large", turns)
+    visit = visitor(server)
+    visit.witness.expects(400)  # it does not fit the model
+    page = visit.open("/admin/chat")
+    page.locator("#chat-import").set_input_files(file)
+    expect(page.locator(".toast").last).to_have_text("Conversation imported", timeout=60_000)
+    page.locator("#draft").fill("one more")
+    page.locator("#draft").press("Enter")
+    expect(page.locator(".message .notice.bad span").last).to_be_visible()
+    count = page.locator(".message").count()
+    page.get_by_role("button", name="Show earlier ones", exact=True).click()
+    expect(page.locator(".message")).to_have_count(count + 100)
+    server.call("DELETE", ALL)
 
 
 def test_titles_stay_texts_in_the_list_the_head_and_the_fields(server: Server, visitor: Visitor) -> None:
