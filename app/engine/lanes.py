@@ -217,12 +217,11 @@ class Lane:
             self._begun = selection
             self._masks.clear()
             self._indices.clear()
-            moves = {} if self.capacity is None else self._plan_moves(selection, self.capacity)
-            rows = enumerate(zip(selection.lengths, selection.live, strict=True), selection.first)
-            starts = [  # a row by itself that takes no part is not there
-                length - self.base(slot) if live or slot < self.table.shared else 0 for slot, (length, live) in rows
-            ]
-            self._starts = tuple(starts)
+            shared, slots = self.table.shared, range(selection.first, selection.first + len(selection.lengths))
+            # a row in a buffer of its own that takes no part is not there
+            there = [slot for slot, live in zip(slots, selection.live, strict=True) if live or slot < shared]
+            moves = {} if self.capacity is None else self._plan_moves(there, selection.width, self.capacity)
+            self._starts = tuple([self.held(slot) if slot in there else 0 for slot in slots])
             self.places = tuple(self._places(selection, moves))
         return self.places
 
@@ -254,11 +253,11 @@ class Lane:
             moves=moves,
         )
 
-    def _plan_moves(self, selection: Selection, capacity: int) -> dict[int, tuple[int, int]]:
+    def _plan_moves(self, slots: Sequence[int], width: int, capacity: int) -> dict[int, tuple[int, int]]:
         moves: dict[int, tuple[int, int]] = {}
-        for slot, length in enumerate(selection.lengths, selection.first):
-            index = length - self.base(slot)
-            if index + selection.width > capacity and index > self.keep_tokens:
+        for slot in slots:
+            index = self.held(slot)
+            if index + width > capacity and index > self.keep_tokens:
                 moves[slot] = index - self.keep_tokens, index
                 self.set_base(slot, self.base(slot) + index - self.keep_tokens)
         return moves

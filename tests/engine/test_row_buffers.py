@@ -8,9 +8,10 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from app.core.request import Request
-from app.engine.lanes import reservation
+from app.engine.lanes import Lane, SlotTable, reservation
 from app.engine.runner import Runner
 from tests.engine.driving import build
+from tests.engine.schedules import run_schedule
 from tests.shares import LANDING
 from tests.tiny import tiny_model
 
@@ -134,3 +135,20 @@ def test_the_answer_of_a_known_prompt_finds_its_room_there() -> None:
     for _ in range(3):
         feed(engine.runner, {"r": 500})
     assert engine.runner.caches.kv[0].own["r"].parts[0].shape == before == (1, 1, 2_304, 16)
+
+
+def test_a_row_that_sits_out_a_step_is_not_moved_within_its_window() -> None:
+    table = SlotTable(shared_tokens=8)
+    lane = Lane(table, window=8, margin_tokens=4, chunk_tokens=8)
+    for name, length in (("first", 2), ("resting", 14), ("last", 2)):
+        table.claim(name, reserve_tokens=9)
+        table.lengths[table.slots[name]] = length
+    table.select(["first", "last"], width=8)
+    assert [place.name for place in lane.begin()] == ["first", "last"]
+    table.select(["first", "resting"], width=8)
+    (resting,) = [place for place in lane.begin() if place.name == "resting"]
+    assert (resting.starts, resting.moves) == ((12,), ((0, 2, 14),))
+
+
+def test_a_long_row_beside_a_prompt_that_is_read_says_what_it_would_alone() -> None:
+    run_schedule("gemma3", 10322637, methods=("ngram",), script="perfect", longest=10)
