@@ -82,7 +82,7 @@ class OllamaOptions(Body):
 
 
 def _no_images(images: Any) -> None:
-    if images:
+    if images not in (None, []):
         raise ValueError(TEXT_ONLY)
 
 

@@ -9,7 +9,7 @@ from app.i18n import languages, read_words
 from tests.admin.test_updates import Releases
 from tests.browser.conftest import Visitor
 from tests.browser.server import Server, serving
-from tests.browser.test_pages import LAYOUT_CALLS, MOST_SHIFT, SHIFT, axe, check, look
+from tests.browser.test_pages import LAYOUT_CALLS, axe, check, check_shifts, look
 
 words = read_words()
 
@@ -72,6 +72,6 @@ def test_the_notice_speaks_every_language_and_fits_a_phone(behind: Server, visit
     page = visit.open("/admin/models")
     version = behind.call("GET", "/admin/api/state")["newer"]
     expect(page.locator(".news p")).to_have_text(read_words(language)("updates.newer", version=version))
-    assert page.evaluate(SHIFT) < MOST_SHIFT
+    check_shifts(page)
     check(look(page, *LAYOUT_CALLS))
     check(axe(page))

@@ -105,8 +105,8 @@ class PoolMachine(RuleBasedStateMachine):
     def expire(self, seconds: float) -> None:
         self._protect()
         self.world.now += seconds
-        events = self.pool.expire()
-        assert all(isinstance(event, Evicted) and not self.leases[event.model_id] for event in events)
+        evicted = [event for event in self.pool.expire() if isinstance(event, Evicted)]
+        assert not any(self.leases[event.model_id] for event in evicted)
         self._check_protected()
 
     @rule(model=models)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sqlite3
+import struct
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -278,6 +279,19 @@ def test_a_schema_or_an_index_that_says_something_else_is_damage(sound: Path, be
     content = sound.read_bytes()
     assert content.count(before) >= 1
     assert check_start(content.replace(before, after, 1))
+
+
+def test_an_index_with_a_number_that_is_none_is_damage(sound: Path, tmp_path: Path) -> None:
+    path = tmp_path / "copy.sqlite3"
+    path.write_bytes(sound.read_bytes())
+    assert set_value(path, "request", "created_at", 1.5)
+    with closing(sqlite3.connect(path)) as file:
+        (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'ix_request_created_at'").fetchone()
+    content = bytearray(path.read_bytes())
+    place = content.index(struct.pack(">d", 1.5), (page - 1) * 4096)
+    assert place < page * 4096
+    content[place : place + 8] = struct.pack(">d", float("nan"))
+    assert check_start(bytes(content))
 
 
 def test_a_store_that_is_cut_off_anywhere_opens_closed(sound: Path) -> None:

@@ -92,11 +92,16 @@ TAKES_ONE_CALL = {
 }
 LOSES_VALUES: dict[str, Callable[[Any], bool]] = {
     "pythonic": lambda value: isinstance(value, str) and re.search(r"[\\]|'\s*[,)]", value) is not None,
-    "minicpm5": lambda value: isinstance(value, str) and ("]]>" in value or value != value.strip()),
+    "minicpm5": lambda value: (
+        "]]>" in value or value != value.strip()
+        if isinstance(value, str)
+        else re.search(r'"[^"]*\\x', repr(value)) is not None
+    ),
     "gemma4": lambda value: '<|"|>' in json.dumps(value, ensure_ascii=False).replace('\\"', '"'),
     "minimax_m3": lambda value: isinstance(value, dict | list | None) or "]<]minimax[>[" in str(value),
 }
-"""By form: strings are written without escapes between quotes or marks, and MiniMax-M3 writes no types."""
+"""By form: strings are written without escapes between quotes or marks, MiniMax-M3 writes no types, and MiniCPM5 writes
+lists as Python does, whose "\\x08" could as well be JSON with a backslash too few."""
 
 
 class Trip:
