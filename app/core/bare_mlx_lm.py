@@ -1,6 +1,6 @@
-"""mlx-lm without what its package imports first: tokenizers and transformers, half of a worker's start, and mlx.
+"""mlx-lm without its package's imports: mlx, and tokenizers and transformers, which take half of a worker's start.
 
-For processes that need a few of its modules. Call `bare_mlx_lm` before anything imports it.
+For processes that need only a few of its modules. Call `bare_mlx_lm` before anything imports mlx-lm.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ TOKENIZER_MODULE = "mlx_lm.tokenizer_utils"
 def bare_mlx_lm(*, tokenizers: bool) -> None:
     """Let `import mlx_lm.…` find its modules without running its `__init__`.
 
-    Without `tokenizers`, the names of that module which others import stand for nothing.
+    Without `tokenizers`, the tokenizer module is a stub whose names are all `object`.
     """
     package = ModuleType("mlx_lm")
     package.__path__ = list(importlib.util.find_spec("mlx_lm").submodule_search_locations or ())  # type: ignore[union-attr]

@@ -1,15 +1,16 @@
-"""Time: what tells it, and a timer that is set and put off for every token."""
+"""A clock type, and a timer that is cheap enough to set and put off for every token."""
 
 import asyncio
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Seconds that only go forward."""
+"""Monotonic clock, in seconds."""
 
 
 class Alarm:
-    """Calls `ring` once the time it was last set to has come. A timer object for each token would cost more than the
-    token; this one looks again when it is due.
+    """Calls `ring` when its latest deadline has come.
+
+    A timer object per token would cost more than the token; this one checks for a later deadline when it fires.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -19,7 +20,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
-        """Ring in so many seconds, whatever was said before."""
+        """Ring in `seconds`, replacing any earlier deadline."""
         self._due_at = due_at = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > due_at:
             self._wait_until(due_at)
@@ -29,7 +30,7 @@ class Alarm:
         self._due_at = None
 
     def close(self) -> None:
-        """Never ring, and keep nothing alive."""
+        """Cancel for good and release `ring`."""
         self._due_at, self._ring = None, lambda: None
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""The coding agents that `paceline launch` starts: what each needs, and by which variables and flags it is told."""
+"""The coding agents that `paceline launch` starts: the context each needs, and its variables, flags and files."""
 
 import json
 import shlex
@@ -15,36 +15,36 @@ CLAUDE_MODELS = (
     "ANTHROPIC_DEFAULT_HAIKU_MODEL",
     "CLAUDE_CODE_SUBAGENT_MODEL",
 )
-"""Every one that Claude Code would choose by itself."""
+"""Variables of all models that Claude Code would otherwise choose by itself."""
 NO_KEY = "paceline"
 """Placeholder key for a server that asks for none: all agents insist on one."""
 OUTPUT_SHARE = 8
-"""Divisor of a context that gives the tokens of its longest answer: agents take that off before they compact."""
+"""Divisor of the context that gives the longest answer, in tokens: agents reserve it before they compact."""
 MOST_OUTPUT_TOKENS = 32_000
-"""Tokens of an answer that agents never ask more than."""
+"""Longest answer that agents ever request, in tokens."""
 TOOL_OUTPUT_TOKENS = 10_000
-"""Tokens of one tool's output that Codex keeps by itself."""
+"""Tokens of one tool's output that Codex keeps by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the agent finds its model."""
+    """A model on a server, as the agent needs it."""
 
     address: str
     model_id: str
     context_tokens: int
-    """0: the model does not tell."""
+    """0: unknown."""
     key: str
 
     @property
     def output_tokens(self) -> int:
-        """The longest answer that leaves the rest of the context to the conversation."""
+        """Longest answer, in tokens; the rest of the context is left to the conversation."""
         return min(MOST_OUTPUT_TOKENS, self.context_tokens // OUTPUT_SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodingAgent:
-    """One agent. `context_tokens`: what its own prompt and tools leave room for work in."""
+    """One agent. `context_tokens`: the least context in which its own prompt and tools leave room for work."""
 
     title: str
     program: str
@@ -53,15 +53,15 @@ class CodingAgent:
     environment: Callable[[Place], Mapping[str, str]]
     flags: Callable[[Place], Sequence[str]] = lambda _place: ()
     files: Callable[[Place], Mapping[str, Any]] = lambda _place: {}
-    """JSON that it reads from a folder of ours."""
+    """JSON files, by name, that it reads from a folder of ours."""
     files_variable: str = ""
-    """The name in its environment that says where they are."""
+    """Environment variable that says where they are."""
     files_path: str = ""
-    """What that is, below the folder; empty: the folder itself."""
+    """Value of that variable, relative to the folder; empty: the folder itself."""
 
 
 def _claude(place: Place) -> Mapping[str, str]:
-    """It believes in a million tokens, and begins each session with another header, unless set otherwise."""
+    """Return its variables. By default it assumes a million tokens, and begins each session with another header."""
     limits = {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(place.context_tokens),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(place.output_tokens),
@@ -83,7 +83,7 @@ def _codex(place: Place) -> Sequence[str]:
         "model_providers.paceline.base_url": f"{place.address}/v1",
         "model_providers.paceline.wire_api": "responses",
         "model_providers.paceline.env_key": "PACELINE_API_KEY",
-        "web_search": "disabled",  # OpenAI runs it
+        "web_search": "disabled",  # it would run on OpenAI's servers
     }
     if place.context_tokens:
         values["model_context_window"] = place.context_tokens
@@ -119,7 +119,7 @@ def _crush(place: Place) -> Mapping[str, Any]:
 
 
 def _aider(place: Place) -> Mapping[str, Any]:
-    """With these it knows when a chat is too long, and does not look for the model in a list on the web."""
+    """Return metadata with which it knows when a chat is too long, and does not look the model up on the web."""
     limits = {"max_input_tokens": place.context_tokens, "max_output_tokens": place.output_tokens}
     costs = {"input_cost_per_token": 0, "output_cost_per_token": 0}
     return {AIDER_FILE: {f"openai/{place.model_id}": {"litellm_provider": "openai", "mode": "chat"} | limits | costs}}
@@ -173,6 +173,6 @@ AGENTS = {
 
 
 def as_text(agent: CodingAgent, place: Place, environment: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """Command line, quoted for a shell."""
+    """Return the exports and the command line, quoted for a shell."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     return "\n".join([*exports, shlex.join([agent.program, *agent.flags(place), *arguments])])

@@ -1,7 +1,7 @@
-"""Numbers of a `config.json` that nobody vouches for, and the names that families have for them.
+"""Numbers of an untrusted `config.json`, and the names that model families use for them.
 
-`ConfigValues` checks each when it is read and raises `ModelUnavailable` with one line: what is wrong, and the next
-action. `text_number` takes what cannot be used for not told.
+`ConfigValues` checks each value when it is read and raises `ModelUnavailable` with one line: what is wrong, and the
+next action. `text_number` treats an unusable value as absent.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ EXPERTS_KEYS = (
     "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_topk", "moe_top_k",
 )  # fmt: skip
 DEFAULT_CONTEXT_TOKENS = 32_768
-"""Context of a model whose config states none."""
+"""Context, in tokens, of a model whose config states none."""
 
 
 class ConfigValues:
-    """Values of a config, checked on their way out; the first part that has a key wins."""
+    """Values of a config, checked when they are read; the first part that has a key wins."""
 
     def __init__(self, *parts: Config) -> None:
         self._parts = parts
@@ -70,7 +70,7 @@ class ConfigValues:
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """What a drafter must agree with; 0 where the target's config does not tell it."""
+    """Facts of a target that its drafters must match; 0 where its config does not state one."""
 
     hidden_size: int
     layers: int
@@ -91,13 +91,13 @@ class TargetFacts:
 
 
 def text_part(config: Config) -> Config:
-    """The settings of the language model: multimodal configs nest them under `text_config`."""
+    """Return the settings of the language model, which multimodal configs nest under `text_config`."""
     nested = config.get("text_config")
     return {**config, **nested} if isinstance(nested, dict) else config
 
 
 def text_number(config: Config, *keys: str) -> int:
-    """The first positive whole number under one of `keys`, looked for in the text part of a nested config too."""
+    """Return the first positive whole number under one of `keys`, nested text configs included; 0 if there is none."""
     nested = (config.get(name) for name in ("text_config", "transformer_layer_config", "llm_config"))
     for part in (config, *(value for value in nested if isinstance(value, dict))):
         for key in keys:
@@ -108,17 +108,17 @@ def text_number(config: Config, *keys: str) -> int:
 
 
 def first_position(config: Config) -> int:
-    """Of a text's first token: RoBERTa and its kin count on from their padding token."""
+    """Return the position of a text's first token: RoBERTa and its kin count on from their padding token."""
     padding = config.get("pad_token_id", 1)
     kin = config.get("model_type") in ("camembert", "roberta", "xlm-roberta")
     return 1 + (padding if type(padding) is int and 0 <= padding < MAX_NUMBER else 1) if kin else 0
 
 
 def stated_context(config: Config) -> int:
-    """The longest context that a config states, in tokens; 0 where it states none."""
+    """Return the longest context that a config states, in tokens; 0 where it states none."""
     return max(0, text_number(config, *CONTEXT_KEYS) - first_position(config))
 
 
 def context_tokens(config: Config) -> int:
-    """The same, or a default where it states none."""
+    """Return the longest context in tokens, or a default where the config states none."""
     return stated_context(text_part(config)) or DEFAULT_CONTEXT_TOKENS

@@ -1,4 +1,4 @@
-"""How many files this process may have open: as many as it wants, or as the system lets it."""
+"""The limit on open files of this process, raised to `WANTED` or as far as the system allows."""
 
 import contextlib
 import resource
@@ -10,20 +10,20 @@ WANTED = 8192
 
 
 def limit() -> int:
-    """How many there may be now."""
+    """Return the present limit, at most `WANTED`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return WANTED if soft == resource.RLIM_INFINITY else min(WANTED, soft)
 
 
 def attainable(read: ReadSetting = sysctl) -> int:
-    """How many there may be once `raise_limit` has asked: macOS has a bound of its own besides the hard limit."""
+    """Return the limit that `raise_limit` can reach: macOS has a bound of its own in addition to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     by_kernel = sysctl_number("kern.maxfilesperproc", read) or WANTED
     return min(WANTED, by_kernel, WANTED if hard == resource.RLIM_INFINITY else hard)
 
 
 def raise_limit() -> None:
-    """Let this process, and those that it starts, open as many as it wants, or as it may."""
+    """Raise the limit of this process and its children to `attainable()`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = attainable()
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -33,7 +33,7 @@ def raise_limit() -> None:
 
 @contextlib.contextmanager
 def kept_limit() -> Iterator[None]:
-    """Nobody changes it meanwhile: mlx-lm would lower it at import, and fails where the system allows less."""
+    """Block changes of the limit: mlx-lm would lower it at import, and fails where the system allows less."""
     set_limit = resource.setrlimit
     resource.setrlimit = lambda kind, limits: None if kind == resource.RLIMIT_NOFILE else set_limit(kind, limits)
     try:

@@ -1,6 +1,6 @@
-"""A download of one repository, one value for queue, process, store and pages, and the reasons why one stands still.
+"""The download of one repository, a single value for queue, process, store and pages, and the reasons why one stops.
 
-`problem` of a download is a code of `PROBLEMS`, or a code and a detail joined by ": "; `problem_text` makes it words.
+`problem` of a download is a code of `PROBLEMS`, or a code and a detail joined by ": "; `problem_text` words it.
 """
 
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from typing import Annotated, Literal
 import msgspec
 
 LARGEST_COUNT = (1 << 53) - 1
-"""Count of bytes, or of anything else, that every reader of JSON keeps exactly and SQLite holds: the largest."""
+"""Largest count that every JSON reader keeps exactly and SQLite can hold."""
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 State = Literal["queued", "running", "paused", "done", "failed", "cancelled"]
 Phase = Literal["", "connecting", "downloading", "waiting", "verifying"]
 FINISHED: tuple[State, ...] = ("done", "failed", "cancelled")
 
 MARKER, PARTIAL = ".paceline.json", ".partial"
-"""In the folder of a model: that Paceline downloaded it; beside them: the folder of what is not whole yet."""
+"""File in a model's folder that marks it as downloaded by Paceline; subfolder of the downloads for incomplete ones."""
 FLAT_NAME = r"[\w.-]+--[\w.-]+"
 PARTIAL_NAME, PARTIAL_LOCK = rf"{FLAT_NAME}@(?:[0-9a-f]{{40}}|old-[0-9a-f]{{32}})", rf"{FLAT_NAME}\.lock"
-"""Names in that folder, as patterns: a repository at a commit or on its way out, and its lock."""
+"""Patterns of names in that subfolder: a repository at a commit or being removed, and its lock."""
 RESERVE_BYTES = 1 << 30
-"""Room on the disk that downloads leave to everything else."""
+"""Bytes of disk space that downloads leave free."""
 
 PROBLEMS = {
     "offline": "the Hugging Face Hub cannot be reached: check your network, try again; installed models keep working",
@@ -40,10 +40,10 @@ PROBLEMS = {
     "stalled": "the download stalled: check your network, then try again",
     "interrupted": "the download process ended unexpectedly: try again",
 }
-"""Why a download stands still, with the next action."""
+"""Messages by code: why a download stopped, and the next action."""
 
 TRANSIENT = frozenset({"offline", "busy", "hub_error", "stalled", "interrupted", "in_use"})
-"""Problems that go away by themselves: tried again some times before a person is asked."""
+"""Codes of problems that may pass: retried a few times before a person has to act."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,40 +53,40 @@ class Download:
     id: int = 0
     repository: str
     revision: str = ""
-    """The commit; empty until the hub told it."""
+    """The commit; empty until the hub has named it."""
     state: State = "queued"
     phase: Phase = ""
-    """What it does while it runs; not kept."""
+    """Activity while it runs; not stored."""
     position: int = 0
     total_bytes: Bytes = 0
     done_bytes: Bytes = 0
     folder: str = ""
     problem: str = ""
     drafts_for: str = ""
-    """The main model that it is to draft for once it is here."""
+    """Main model that it will draft for once downloaded."""
     created_at: float = 0.0
     changed_at: float = 0.0
 
     @property
     def missing_bytes(self) -> int:
-        """What is still to arrive; 0 also while nobody knows."""
+        """Bytes still to arrive; 0 also while the total is unknown."""
         return max(0, self.total_bytes - self.done_bytes)
 
     @property
     def problem_code(self) -> str:
-        """Its code alone; "" for none."""
+        """Code of its problem, without the detail; "" for none."""
         return self.problem.partition(": ")[0]
 
     @property
     def problem_text(self) -> str:
-        """Its words, with the detail behind them; "" for none."""
+        """Message of its problem, with the detail at the end; "" for none."""
         return problem_text(self.repository, self.problem)
 
 
 class DownloadJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a downloading process is told, on its standard input; the token travels nowhere else.
+    """The job of a download process, passed on its standard input; the token travels nowhere else.
 
-    It answers with the download as it becomes, a line of JSON each time.
+    The process answers each change with the download, as one line of JSON.
     """
 
     download: Download
@@ -95,20 +95,20 @@ class DownloadJob(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     use_xet: bool = True
     xet_from_bytes: int = 64 << 20
-    """Smaller files are not worth the handshake of the chunk store."""
+    """Bytes below which a file is not worth the handshake of the chunk store."""
     reserve_bytes: int = RESERVE_BYTES
-    """Room on the disk that must stay free."""
+    """Disk space that must remain free."""
     streams: int = 3
     """Files fetched at the same time."""
     attempts: int = 5
-    """Broken connections in a row, without a byte between them, that end the process."""
+    """Consecutive broken connections, without a byte between them, that end the process."""
     retry_seconds: float = 1.0
     read_timeout_seconds: float = 30.0
     lock_seconds: float = 5.0
 
 
 def problem_text(repository: str, problem: str) -> str:
-    """The words of a problem, with its detail behind them; "" for none."""
+    """Return the message of a problem, with the detail at the end; "" for none."""
     code, _, detail = problem.partition(": ")
     if not code:
         return ""

@@ -1,30 +1,29 @@
-"""Which draft lengths are weighed: the widest of each stretch of widths at which a forward costs about the same.
+"""Candidate draft lengths: the widest of each range of widths at which a forward costs about the same.
 
-A chip steps from one kernel to the next, so some lengths are a bargain and the next one longer is not. Where that is
-known, a batch shares it: what counts are the tokens of the whole forward.
+A chip switches from one kernel to the next, so some lengths are a bargain and the next longer one is not. Where the
+steps are known, the rows of a batch share them: what counts is the number of tokens in the whole forward.
 """
 
 import re
 
 DRAFT_LENGTHS = (1, 2, 3, 5, 7, 15)
-"""Where nothing is known of the chip: with the token before them, blocks of 8 and 16 are among them."""
+"""Draft lengths for an unknown chip; with the token before them, 7 and 15 make blocks of 8 and 16."""
 LONGEST_DRAFT = DRAFT_LENGTHS[-1]
 ONE_PASS_TOKENS = (2, 3, 5, 10, 16, 32, 64, 128)
-"""Of a forward on Apple's third generation and later: weights are read once for each five tokens, and from 13 on in
-tiles of 32."""
+"""Tokens of a cheap forward from the M3 on: weights are read once per five tokens, and from 13 on in tiles of 32."""
 EARLY_TOKENS = (2, 3, 4, 6, 16, 32, 64, 128)
-"""On the first two, affine weights are read once for each token, and from 6 on in tiles."""
+"""Tokens of a cheap forward on M1 and M2: affine weights are read once per token, and from 6 on in tiles."""
 ONE_PASS_GENERATION = 15
-"""Apple's name of the M3's: M1 is 13, M2 is 14."""
+"""GPU generation of the M3, as Apple numbers it: M1 is 13, M2 is 14."""
 SORTED_PAIRS = 64
-"""Of tokens and experts: from so many on, a layer of experts sorts them first."""
+"""Pairs of token and expert from which on a mixture-of-experts layer sorts them first."""
 
 
 def cheap_tokens(architecture: str, *, mode: str, experts_per_token: int = 0) -> tuple[int, ...]:
-    """Tokens of one forward just before it gets dearer, ascending; empty where that is unknown: no Apple chip, or
-    weights that are not quantised.
+    """Return the token counts just before a forward gets dearer, ascending.
 
-    `architecture` as the device names it ("applegpu_g16s"), `mode` of the quantisation ("affine", "mxfp4", ...).
+    Empty where they are unknown: no Apple chip, or weights that are not quantised. `architecture` as the device names
+    it ("applegpu_g16s"), `mode` of the quantisation ("affine", "mxfp4", ...).
     Source: shared reference, metal §2 (thresholds of mlx's quantised products).
     """
     found = re.match(r"applegpu_g(\d+)", architecture)
@@ -39,5 +38,5 @@ def cheap_tokens(architecture: str, *, mode: str, experts_per_token: int = 0) ->
 
 
 def draft_lengths(tokens: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """Drafts for each of so many rows whose forward has about so many `tokens`; the usual ones where none are named."""
+    """Return drafts per row that make a forward of `rows` about `tokens` wide; `DRAFT_LENGTHS` where none are given."""
     return tuple(sorted({min(LONGEST_DRAFT, max(1, each // rows - 1)) for each in tokens})) or DRAFT_LENGTHS

@@ -1,5 +1,4 @@
-"""Encoders: models that read a whole text in both directions, made for embeddings and for nothing else; and how a
-folder says that the states of a text become one vector, as sentence-transformers writes it."""
+"""Encoders, bidirectional models made for embeddings only, and their pooling as sentence-transformers declares it."""
 
 import re
 from collections.abc import Collection
@@ -11,14 +10,14 @@ from app.core.errors import ModelUnavailable
 from app.core.safe_files import DOWNLOAD_AGAIN, printable, read_json, read_object
 
 ENCODERS = frozenset({"bert", "camembert", "modernbert", "roberta", "xlm-roberta"})
-"""The model types that `app/engine/encoders.py` builds."""
+"""Model types that `app/engine/encoders.py` builds."""
 OTHER_ENCODERS = frozenset(
     {"albert", "deberta", "deberta-v2", "distilbert", "electra", "eurobert", "mpnet", "new", "nomic_bert", "t5"}
 )
 BATCH_ROWS, BATCH_TOKENS = 32, 2048
-"""Texts that are read together, and their tokens, padding included; a longer text is read alone."""
+"""Limits of a batch: texts, and their tokens, padding included; a longer text is read alone."""
 UNKNOWN = "unknown"
-"""The pooling of a folder that has one and lacks the file which says it, as copies made by mlx-embeddings do."""
+"""Pooling of a folder that pools but lacks the file that says how, such as copies made by mlx-embeddings."""
 
 MODULES_FILE = "modules.json"
 POOLING_FILE = re.compile(r"\d{1,2}_Pooling/config\.json")
@@ -27,11 +26,11 @@ POOLINGS = {
     "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "mean_sqrt_len_tokens": "mean",
     "lasttoken": "last",
 }  # fmt: skip
-"""By the names of sentence-transformers. Of length 1, a sum over a root of the length is a mean."""
+"""Poolings by their sentence-transformers name. Scaled to length 1, a sum over a root of the length is a mean."""
 
 
 def check_direction(config: Config) -> None:
-    """Raise ModelUnavailable for what reads in both directions and cannot be run here, or not as what it is."""
+    """Raise ModelUnavailable for a bidirectional model that cannot run here, or not as what it was made for."""
     kind = str(config.get("model_type"))
     name = next(iter(_texts(config.get("architectures"))), "")
     if kind in ENCODERS and (name.endswith("ForSequenceClassification") or config.get("is_decoder") is True):
@@ -47,8 +46,10 @@ def check_direction(config: Config) -> None:
 
 
 def declared_pooling(root: Path, files: Collection[str]) -> str:
-    """`mean`, `last` or `cls` as the folder's own files say, or `UNKNOWN`; "" where there is none. Raises
-    ModelUnavailable for what cannot be done here, so that no vector is another one than the model's."""
+    """Return `mean`, `last` or `cls` as the folder declares it, or `UNKNOWN`; "" where there is none.
+
+    Raises ModelUnavailable for a pooling that does not run here, so that no vector differs from the model's.
+    """
     modules = read_json(root / MODULES_FILE) if MODULES_FILE in files else []
     kinds = [str(each.get("type")).rpartition(".")[2] for each in modules if isinstance(each, dict)]
     strange = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize"}]
@@ -71,5 +72,5 @@ def declared_pooling(root: Path, files: Collection[str]) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    """A text, or the texts of a list."""
+    """Return the strings of a list, or a single string as a list."""
     return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]

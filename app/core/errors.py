@@ -4,18 +4,18 @@ PacelineError
 ├── InvalidRequest            400  the client asked for something malformed or impossible
 │   ├── SpeculationUnavailable     a method was asked for explicitly and cannot run
 │   ├── InvalidSetting        422  a setting is unknown, out of range or clashes with another one
-│   └── StaleVersion          409  somebody else changed it since; read it again
+│   └── StaleVersion          409  it was changed elsewhere since; read it again
 ├── ModelNotFound             404
 ├── ModelInUse                409  requests use the model: wait for them or cancel them
 ├── QueueFull                 429  come back after `retry_after_seconds`
 ├── ModelUnavailable          503  the model cannot be loaded or is quarantined
 │   ├── InsufficientMemory
-│   └── DiskUnavailable            nothing can be read for the moment; says nothing about the model
-├── HubProblem                502  the hub of models: offline, gated, not found …; `HUB_STATUS` has what differs
+│   └── DiskUnavailable            nothing can be read at present; says nothing about the model
+├── HubProblem                502  the hub of models: offline, gated, not found …; `HUB_STATUS` has other codes
 ├── StoreUnavailable          503  the file of choices and measurements cannot be used
 ├── WorkerGone                503  the worker process ended while the request ran
-├── ServerRuns                     another server of the same home runs; no server tells it
-└── CommandError                   a person at the prompt can act on it; no server tells it
+├── ServerRuns                     another server of the same home runs; never sent by a server
+└── CommandError                   a person at the prompt can act on it; never sent by a server
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ CONTEXT_OVERFLOW = "context_length_exceeded"
 
 
 class PacelineError(Exception):
-    """Base of all errors told to a client: `message` is for people, `code` for programs."""
+    """Base of all errors reported to a client: `message` is for people, `code` for programs."""
 
     status = 500
     kind = "server_error"
@@ -52,7 +52,7 @@ class PacelineError(Exception):
         self.parameter = parameter
         self.retry_after_seconds = retry_after_seconds
         self.wording = wording
-        """Which words of the dashboard say the same in its languages, `values` filled in; empty: `message` itself."""
+        """Key of the dashboard's translation, filled in with `values`; empty: `message` itself."""
         self.values = values or {}
 
 
@@ -65,7 +65,7 @@ class InvalidRequest(PacelineError):
 
 
 def context_overflow(prompt_tokens: int | str, context_tokens: int) -> InvalidRequest:
-    """A prompt that the context does not hold, in OpenAI's words: gateways and agents look for them."""
+    """Return the error for a prompt too long for the context, in OpenAI's words: gateways and agents look for them."""
     return InvalidRequest(
         f"This model's maximum context length is {context_tokens} tokens. However, your messages resulted in "
         f"{prompt_tokens} tokens, and one must stay free for the answer. Please reduce the length of the messages.",
@@ -80,14 +80,14 @@ class SpeculationUnavailable(InvalidRequest):
 
 
 class InvalidSetting(InvalidRequest):
-    """A setting is unknown, has a value that cannot be used, or cannot stand together with another one."""
+    """A setting is unknown, has an unusable value, or clashes with another one."""
 
     status = 422
     code = "invalid_setting"
 
 
 class StaleVersion(InvalidRequest):
-    """A write carried a version that is not the present one: read what is there, then write again."""
+    """A write carried an outdated version: read the present one, then write again."""
 
     status = 409
     code = "stale_version"
@@ -102,7 +102,7 @@ class ModelNotFound(PacelineError):
 
 
 class ModelInUse(PacelineError):
-    """Requests use the model, which stays as it is until they have ended."""
+    """Requests are using the model, which cannot change until they end."""
 
     status = 409
     kind = "invalid_request_error"
@@ -131,13 +131,13 @@ class InsufficientMemory(ModelUnavailable):
 
 
 class DiskUnavailable(ModelUnavailable):
-    """Files cannot be read for the moment: too many are open, or the disk fails. Says nothing about the model."""
+    """Files cannot be read at present: too many are open, or the disk fails. Says nothing about the model."""
 
     code = "disk_unavailable"
 
 
 class HubProblem(PacelineError):
-    """Something stands between this computer and a repository of the hub; `problem` is a code of `PROBLEMS`."""
+    """A repository of the hub cannot be reached or used; `problem` is a code of `PROBLEMS`."""
 
     status = 502
 
@@ -152,7 +152,7 @@ class HubProblem(PacelineError):
 class StoreUnavailable(PacelineError):
     """The file in which Paceline keeps choices and measurements is damaged, foreign or locked.
 
-    `message` is for everybody and names no folder; `str` is for whoever owns the computer, and does.
+    `message` is for any client and names no folder; `str` is for the owner of the computer, and does.
     """
 
     status = 503
@@ -182,7 +182,7 @@ class CommandError(PacelineError):
 
 
 def wording_of(problem: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
-    """Key and values of the words for a problem that pydantic found: by its kind, or by the field's own rule."""
+    """Return key and values of the dashboard's text for a pydantic problem: by its kind, or by the field's own rule."""
     kind = str(problem["type"])
     own = kind in {"value_error", "string_pattern_mismatch"} and problem["loc"]
     details: Mapping[str, object] = problem.get("ctx", {})
@@ -193,7 +193,7 @@ def wording_of(problem: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
 
 
 def invalid_setting(problem: Mapping[str, Any], prefix: str = "") -> InvalidSetting:
-    """What is wrong with a setting, from the first problem that pydantic found; `prefix` is said before it."""
+    """Convert a pydantic problem of a setting; `prefix` replaces the setting's name at the start of the message."""
     name = str(problem["loc"][0])[:60] if problem["loc"] else "settings"
     message = str(problem["msg"]).removeprefix("Value error, ")
     wording, values = wording_of(problem)
@@ -208,5 +208,5 @@ def _tree(root: type[PacelineError]) -> dict[str, type[PacelineError]]:
 
 
 def error_class(name: str) -> type[PacelineError]:
-    """The class that an error frame names; unknown names become the root, never a crash."""
+    """Return the class that an error frame names; unknown names become the root, never a crash."""
     return _tree(PacelineError).get(name, PacelineError)

@@ -1,8 +1,8 @@
-"""What a unit holds in memory while it serves, in bytes, from safetensors headers and configs, never a weight.
+"""Memory of a unit while it serves, in bytes, from safetensors headers and configs, never from weights.
 
-Weights in the dtype they are computed in, its drafters', keys and values of a context budget, recurrent states of every
-row, and the activations of one prefill chunk. Both processes ask: the worker before it loads, the server to say what a
-choice would cost. `widen`: the device computes in float32, so half precision takes twice its size.
+It consists of the weights in the dtype they are computed in, drafters included, keys and values of a context budget,
+recurrent states of every row, and activations of one prefill chunk. The worker asks before it loads, the server to show
+what a choice would cost. `widen`: the device computes in float32, so half precision takes twice its size.
 """
 
 import dataclasses
@@ -19,40 +19,39 @@ from app.core.model_folder import ModelFolder, Packing, inspect_folder
 from app.core.request import WHOLE, Quantisation
 
 FUSED_SIZES = (64, 80, 128)
-"""Of attention heads whose scores Metal's kernel for whole texts never stores (mlx: `sdpa_full_supported_head_dim`)."""
+"""Head sizes for which Metal's kernel for whole texts never stores scores (mlx: `sdpa_full_supported_head_dim`)."""
 CONTEXT_BUDGET_TOKENS = 16_384
-"""Tokens, over all rows together, whose keys and values are set aside when no context length was chosen."""
+"""Tokens, over all rows together, whose keys and values are reserved when no context length was chosen."""
 SHARED_CHUNK_TOKENS = 512
-"""The longest piece of a prompt that is read while other requests have rows."""
+"""Longest prefill chunk, in tokens, while other requests have rows."""
 GROWTH_STEP_TOKENS = 256
-"""Caches grow by whole steps of so many positions."""
+"""Step, in positions, by whole multiples of which caches grow."""
 SHARED_TOKENS = 1024
-"""Rows up to here share one rectangle of buffers, longer ones have their own."""
+"""Longest row, in tokens, that shares one rectangle of buffers with others; longer rows have their own buffers."""
 QUANTISED_FROM_TOKENS = SHARED_TOKENS
-"""The shortest prompt whose keys and values are quantised where only the bits were chosen: what is shorter takes
-little."""
+"""Shortest prompt, in tokens, whose keys and values are quantised where only the bits were chosen: others are small."""
 GROUP_SIZES = (64, 32)
-"""How many numbers of a key or value share a scale and a bias: the first size that divides both."""
+"""Numbers of a key or value that share a scale and a bias: the first size that divides both."""
 KV_REFUSALS = {
     "latents": "its keys and values are compressed into latents already",
     "no_positions": "none of its layers keeps the keys and values of every token",
     "head_size": f"the size of its heads is no multiple of {GROUP_SIZES[-1]}",
 }
-"""Why the keys and values of a model cannot be quantised."""
+"""Reasons why a model's keys and values cannot be quantised, by code."""
 VERIFY_WIDTH = 17
-"""Positions of one row whose logits may exist at once: sixteen drafts and the current token."""
+"""Positions of one row whose logits may be in memory at once: sixteen drafts and the current token."""
 
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 def prefill_pairs(*, fused: bool) -> int:
-    """The most pairs of a token that a prefill chunk reads and one that this sees. Unfused attention keeps a score for
-    each; fused, macOS ends a command buffer that takes too long: chunks of 2,048 behind 65k."""
+    """Return the most query-key pairs of a prefill chunk. Unfused attention keeps a score for each; fused, macOS ends
+    command buffers that take too long: the limit allows chunks of 2,048 behind 65k."""
     return 1 << 27 if fused else 1 << 23
 
 
 class RowSize(NamedTuple):
-    """How long a row will be in the end, and its prompt alone, which decides whether it is quantised."""
+    """Final length of a row, and that of its prompt, which decides whether the row is quantised."""
 
     tokens: int
     prompt_tokens: int = 0
@@ -60,7 +59,7 @@ class RowSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one model of a unit takes, by what for."""
+    """Memory of one model of a unit, by use."""
 
     weights_bytes: int = 0
     cache_bytes: int = 0
@@ -68,31 +67,32 @@ class Footprint:
     peak_bytes: int = 0
     """Activations of a prefill chunk, and logits."""
     row_bytes: int = 0
-    """What one row keeps however long it is: windows and recurrent states."""
+    """Bytes of a row that do not depend on its length: windows and recurrent states."""
     position_bytes: int = 0
     """Keys and values of one token in the layers that keep every token."""
     quantised_bytes: int = 0
-    """The same of the main model in a quantised row."""
+    """The same for the main model in a quantised row."""
     saved_bytes: int = 0
-    """And how much less that is than in another one."""
+    """Bytes per token that quantisation saves."""
     quantised_from_tokens: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Bytes in all."""
         return self.fixed_bytes + self.cache_bytes
 
     @property
     def fixed_bytes(self) -> int:
-        """What is there whether a request runs or not."""
+        """Bytes held whether or not a request runs."""
         return self.weights_bytes + self.peak_bytes
 
     def row_position_bytes(self, row: RowSize) -> int:
-        """Of one token of such a row."""
+        """Return the bytes of one token of such a row."""
         return self.position_bytes - (self.saved_bytes if self._quantises(row) else 0)
 
     def rows_bytes(self, sizes: Sequence[RowSize]) -> int:
-        """The most that the caches of such rows take. Drafters keep theirs whole, side by side as short rows lie."""
+        """Return the most bytes that the caches of such rows take. Drafters never quantise theirs, so all rows count in
+        full for them, short ones in the shared rectangle."""
         rows, positions = _laid_out([size.tokens for size in sizes])
         whole = [size.tokens for size in sizes if not self._quantises(size)]
         quantised = sum(_reserved(size.tokens) for size in sizes if self._quantises(size))
@@ -103,14 +103,14 @@ class Footprint:
         return self.saved_bytes > 0 and row.prompt_tokens >= self.quantised_from_tokens
 
     def __add__(self, other: "Footprint") -> "Footprint":
-        """Both together; they compute one after the other, so one of the two peaks is there at a time."""
+        """Return the sum of both; they compute one after the other, so only the larger peak counts."""
         both = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
         return Footprint(**both | {"peak_bytes": max(self.peak_bytes, other.peak_bytes)})
 
 
 def _laid_out(lengths: Sequence[int]) -> tuple[int, int]:
-    """Rows and positions of the buffers for rows of so many tokens: one rectangle for all the short ones, as wide as
-    the longest of them, and what each long one needs."""
+    """Return rows and positions of the buffers for rows of these lengths in tokens: one rectangle for all short rows,
+    as wide as the longest of them, and a buffer of its own for each long row."""
     short = [tokens for tokens in lengths if tokens <= SHARED_TOKENS]
     positions = sum(map(_reserved, lengths)) - sum(map(_reserved, short))
     rows = len(lengths) - len(short)
@@ -121,19 +121,19 @@ def _laid_out(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def unit_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
-    """The main model with all its drafters. Raises ModelUnavailable for a broken folder; takes some milliseconds."""
+    """Return the sum of the main model and its drafters. Raises ModelUnavailable for a broken folder; takes some ms."""
     drafters = (drafter_footprint(draft, spec, widen=widen) for draft in spec.drafts)
     return sum(drafters, main_footprint(spec, widen=widen))
 
 
 def main_footprint(spec: ModelSpecification, *, widen: bool) -> Footprint:
-    """The main model alone. Raises ModelUnavailable for a broken folder."""
+    """Return the footprint of the main model alone. Raises ModelUnavailable for a broken folder."""
     folder = inspect_folder(Path(spec.path))
     return _footprint(folder, spec, widen=widen, quantisation=quantisation_of(spec, folder.config))
 
 
 def drafter_footprint(draft: DraftSpecification, spec: ModelSpecification, *, widen: bool) -> Footprint:
-    """What one drafter adds to the unit of `spec`. Raises ModelUnavailable for a broken folder."""
+    """Return what one drafter adds to the unit of `spec`. Raises ModelUnavailable for a broken folder."""
     folder = inspect_folder(Path(draft.path))
     if draft.method in FEATURE_METHODS:
         folder = _drafter_alone(folder, inside=draft.path == spec.path)
@@ -143,18 +143,18 @@ def drafter_footprint(draft: DraftSpecification, spec: ModelSpecification, *, wi
 
 
 def cache_families(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the caches of a model roll back as far as its config tells: `trim`, `slice` and `snapshot`."""
+    """Return how a model's caches roll back, as far as its config says: `trim`, `slice` and `snapshot`."""
     kinds = zip(("trim", "slice", "snapshot"), _layer_kinds(text_part(config)), strict=True)
     return tuple(name for name, layers in kinds if layers)
 
 
 def quantisation_of(spec: ModelSpecification, config: Mapping[str, Any]) -> Quantisation:
-    """What was chosen for a model, if it can be."""
+    """Return the quantisation chosen for a model, or `WHOLE` where it cannot be quantised."""
     return WHOLE if kv_refusal(config) else spec.quantisation
 
 
 def kv_refusal(config: Mapping[str, Any]) -> str:
-    """Which of `KV_REFUSALS` is true of a model; "": none."""
+    """Return the code of `KV_REFUSALS` that applies to a model; "": none."""
     text = text_part(config)
     if text_number(text, "kv_lora_rank"):
         return "latents"
@@ -164,14 +164,14 @@ def kv_refusal(config: Mapping[str, Any]) -> str:
 
 
 def group_size(*dimensions: int) -> int:
-    """The one of `GROUP_SIZES` that keys and values of such dimensions are quantised in; 0: none fits."""
+    """Return the first of `GROUP_SIZES` that divides all `dimensions` of keys and values; 0: none does."""
     fit = (size for size in GROUP_SIZES if all(each and each % size == 0 for each in dimensions))
     return next(fit, 0)
 
 
 def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
-    """A feature drafter with the sizes of its own layers. The weights of one `inside` the main model's checkpoint were
-    counted there; a multi-token head tells the layers of its target, but has one or a few, all with attention."""
+    """Return a feature drafter with the sizes of its own layers. One `inside` the main model's checkpoint had its
+    weights counted there. A multi-token head states its target's layers but has one or a few, all with attention."""
     nested = folder.config.get("transformer_layer_config")
     config = {**(nested if isinstance(nested, dict) else {}), **text_part(folder.config), "text_config": None}
     if inside or folder.drafter == MTP.name:
@@ -181,8 +181,8 @@ def _drafter_alone(folder: ModelFolder, *, inside: bool) -> ModelFolder:
 
 
 def weights_bytes(folder: ModelFolder, *, widen: bool) -> int:
-    """Bytes of all tensors as they are computed with; packed integers keep their size, 8-bit floats unpack, and the
-    4-bit zero points of AutoAWQ and GPTQ become biases."""
+    """Return the bytes of all tensors as they are computed with: packed integers keep their size, 8-bit floats are
+    unpacked, and the 4-bit zero points of AutoAWQ and GPTQ become biases."""
     sizes = ((name, tensor.dtype, tensor.size_bytes) for name, tensor in folder.tensors.items())
     return sum(_tensor_bytes(name, dtype, size, widen=widen) for name, dtype, size in sizes)
 
@@ -215,7 +215,7 @@ def _footprint(
     return Footprint(
         weights_bytes(folder, widen=widen),
         shape.cache_bytes(budget, rows=spec.max_rows, item=item) - budget * saved,
-        peak + (budget * shape.position_width * item if bits else 0),  # of one layer, unpacked to be read
+        peak + (budget * shape.position_width * item if bits else 0),  # one layer at a time is unpacked
         shape.row_bytes(chunk=spec.prefill_chunk_tokens, item=item),
         position,
         quantised,
@@ -225,18 +225,18 @@ def _footprint(
 
 
 def grown(tokens: int) -> int:
-    """Positions that a buffer is given which grows to hold so many: an eighth more, so that copies amortise."""
+    """Return the positions to allocate for a buffer that grows to `tokens`: an eighth more, so that copies amortise."""
     return tokens + tokens // 8
 
 
 def _reserved(tokens: int) -> int:
-    """The same in whole steps, at most."""
+    """Return an upper bound for `grown` in whole steps."""
     return grown(tokens) + GROWTH_STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The numbers of a config that decide about caches and activations; what is not stated counts as zero."""
+    """Numbers of a config that determine caches and activations; 0 where it does not state one."""
 
     full_layers: int
     sliding_layers: int
@@ -270,41 +270,41 @@ class _Shape:
         )
 
     def cache_bytes(self, budget: int, *, rows: int, item: int) -> int:
-        """Keys and values of `budget` tokens shared by all rows; windows and states once for every row."""
+        """Return the bytes of `budget` tokens shared by all rows, plus windows and states for every row."""
         window = min(budget, rows * self.window)
         positions = self.full_layers * budget + self.sliding_layers * window
         return positions * self.position_width * item + rows * self.states_bytes
 
     @property
     def states_bytes(self) -> int:
-        """Of one row: the states that it has, those that a step makes of them, and those of the end of its prompt."""
+        """Bytes of one row's states: present ones, those that a step makes of them, and those of the prompt's end."""
         return 3 * self.recurrent_layers * self.state_size * 4
 
     def row_bytes(self, *, chunk: int, item: int) -> int:
-        """A window and the chunk behind it in each sliding layer, the states, and room for a shared chunk in the
-        others: only those of other rows write behind the end of one."""
+        """Return the bytes of a window and the chunk behind it in each sliding layer, the states, and room for a shared
+        chunk in the full layers: only chunks of other rows write past the end of a row."""
         window = self.sliding_layers * _reserved(self.window + chunk) * self.position_width * item
         shared = min(chunk, SHARED_CHUNK_TOKENS)
         return window + self.states_bytes + (shared + shared // 4) * self.position_bytes(item=item)
 
     def position_bytes(self, *, item: int) -> int:
-        """One token in the layers that keep every token."""
+        """Return the bytes of one token in the layers that keep every token."""
         return self.full_layers * self.position_width * item
 
     def quantised_bytes(self, bits: int, *, item: int) -> int:
-        """The same where each number takes `bits`, and each group of them a scale and a bias."""
+        """Return the same where each number takes `bits`, and each group of numbers a scale and a bias."""
         numbers = self.full_layers * self.position_width
         return numbers * bits // 8 + 2 * item * numbers // group_size(self.head_size)
 
     def peak_bytes(self, budget: int, *, rows: int, chunk: int, item: int, fused: bool) -> int:
-        """Activations of one prefill chunk or verify step in one layer, and its logits; unfused kernels keep scores."""
+        """Return the bytes of a prefill chunk or verify step: activations of one layer, unfused scores, and logits."""
         tokens = max(min(chunk, budget), rows * VERIFY_WIDTH)
         activations = tokens * (8 * self.hidden + 3 * self.intermediate) * item
         scores = 0 if fused else min(tokens * budget, prefill_pairs(fused=False)) * self.heads * 4
         return activations + scores + rows * VERIFY_WIDTH * self.vocabulary * 4
 
     def encoder_peak_bytes(self, longest: int, *, item: int, fused: bool) -> int:
-        """Of a batch, or of one longer text, in one layer: activations, masks, and scores but in fused kernels."""
+        """Return one layer's bytes for a batch or one longer text: activations, masks, and scores unless fused."""
         tokens = max(longest, BATCH_TOKENS)
         fused = fused and self.hidden in {size * self.heads for size in FUSED_SIZES}
         scores = tokens * longest * 4 * (1 if fused else 1 + 2 * self.heads)
@@ -312,7 +312,7 @@ class _Shape:
 
 
 def _layer_kinds(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """How many layers keep every token, a window of tokens, or a state of fixed size.
+    """Count the layers that keep every token, a window of tokens, or a state of fixed size.
 
     A hybrid that does not say which layer is which (parallel heads) counts each layer as both.
     """
@@ -330,7 +330,7 @@ def _layer_kinds(config: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _position_width(config: Mapping[str, Any]) -> int:
-    """Latent attention keeps one compressed vector; the others a key and a value per key-value head."""
+    """Return the numbers per token: one compressed vector in latent attention, else a key and a value per KV head."""
     if rank := text_number(config, "kv_lora_rank"):
         return rank + text_number(config, "qk_rope_head_dim")
     heads = text_number(config, "num_key_value_heads") or text_number(config, "num_attention_heads")
@@ -343,8 +343,8 @@ def _head_size(config: Mapping[str, Any]) -> int:
 
 
 def _state_size(config: Mapping[str, Any]) -> int:
-    """Numbers in one recurrent state: a key-by-value matrix per head (gated delta) or heads × width × state (Mamba),
-    and the inputs that the convolution before it still reads."""
+    """Return the numbers in one recurrent state: a key-by-value matrix per head (gated delta) or heads × width × state
+    (Mamba), and the inputs that the convolution before it still reads."""
     kernel = text_number(config, "linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv")
     values = text_number(config, "linear_num_value_heads")
     if delta := values * text_number(config, "linear_key_head_dim"):

@@ -1,4 +1,4 @@
-"""What the operating system tells of this computer: its chip, how short of memory it is, and what models may take."""
+"""What the operating system reports of this computer: its chip, memory pressure, and the memory models may take."""
 
 import ctypes
 import platform
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 Pressure = Literal["normal", "warning", "critical"]
-"""How short of memory the computer is."""
+"""Level of the system's memory pressure."""
 PRESSURES: tuple[Pressure, ...] = get_args(Pressure)
-"""From the mildest on."""
+"""All levels, mildest first."""
 ReadSetting = Callable[[str], bytes]
-"""Of the kernel's settings by name; empty where there is none."""
+"""Reads a kernel setting by name; empty where there is none."""
 
 CPU_INFORMATION = Path("/proc/cpuinfo")
 MEMORY_STALLS = Path("/proc/pressure/memory")
 WARNING_STALL_PERCENT, CRITICAL_STALL_PERCENT = 20.0, 60.0
-"""Of the last ten seconds in which something waited for memory; at 60 systemd-oomd begins to end programs."""
+"""Percent of the last ten seconds in which something waited for memory; at 60 systemd-oomd begins to kill programs."""
 _STALLED = re.compile(r"^some avg10=([\d.]+)", re.MULTILINE)
 _MODEL_NAME = re.compile(r"^model name\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 
@@ -28,7 +28,7 @@ WORKING_SET_SHARE = 0.9
 
 
 def sysctl(name: str, library: Any = None) -> bytes:
-    """A setting of macOS as its kernel keeps it; empty where there is none of that name, and on other systems."""
+    """Read a setting of the macOS kernel, as raw bytes; empty for an unknown name, and on other systems."""
     read = getattr(library or ctypes.CDLL(None), "sysctlbyname", None)
     size, nothing = ctypes.c_size_t(), ctypes.c_size_t(0)
     if read is None or read(name.encode(), None, ctypes.byref(size), None, nothing):
@@ -39,20 +39,20 @@ def sysctl(name: str, library: Any = None) -> bytes:
 
 
 def sysctl_number(name: str, read: ReadSetting = sysctl) -> int:
-    """The same of one that is a number; 0 where there is none."""
+    """Read a kernel setting that is a number; 0 where there is none."""
     return int.from_bytes(read(name), sys.byteorder)
 
 
 def chip_name(read: ReadSetting = sysctl, cpu_information: Path = CPU_INFORMATION) -> str:
-    """The chip as its maker calls it ("Apple M3 Max"), else what Python knows."""
+    """Return the chip as its maker calls it ("Apple M3 Max"), else what Python knows."""
     name = read("machdep.cpu.brand_string").rstrip(b"\0").decode("utf-8", "replace")
     return name or _first(_MODEL_NAME, cpu_information) or platform.processor() or platform.machine()
 
 
 def memory_pressure(read: ReadSetting = sysctl, stalls: Path = MEMORY_STALLS) -> Pressure:
-    """As the kernel tells it: macOS by a level, Linux by the share of time in which something waits for memory.
+    """Return the kernel's memory pressure: a level on macOS, on Linux the share of time something waits for memory.
 
-    Never blocks, never raises; `normal` where nobody tells.
+    Never blocks, never raises; `normal` where it is unknown.
     """
     if level := sysctl_number("kern.memorystatus_vm_pressure_level", read):
         return "critical" if level >= 4 else "warning" if level >= 2 else "normal"
@@ -63,7 +63,7 @@ def memory_pressure(read: ReadSetting = sysctl, stalls: Path = MEMORY_STALLS) ->
 
 
 def _first(pattern: re.Pattern[str], path: Path) -> str:
-    """What stands in the first place of a file that fits; empty for none, and where the file cannot be read."""
+    """Return the group of the pattern's first match in a file; empty for none, and where the file cannot be read."""
     try:
         found = pattern.search(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -75,12 +75,12 @@ def _first(pattern: re.Pattern[str], path: Path) -> str:
 
 
 def reserve_bytes(total_bytes: int) -> int:
-    """What the system keeps: 4 GB, or 8 GB from 16 GB RAM up. Source: shared reference, reliability §3.2."""
+    """Return what the system keeps: 4 GB, or 8 GB from 16 GB RAM up. Source: shared reference, reliability §3.2."""
     return 4 * GIGABYTE if total_bytes < 16 * GIGABYTE else 8 * GIGABYTE
 
 
 def ceiling_from(total_bytes: int, recommended_bytes: int | None) -> int:
-    """The most that models may hold: RAM less the reserve, within the GPU's share.
+    """Return the most bytes that models may hold: RAM less the reserve, within the GPU's share.
 
     A machine too small for the reserve keeps half.
     """
@@ -91,7 +91,7 @@ def ceiling_from(total_bytes: int, recommended_bytes: int | None) -> int:
 
 
 def wired_limit_mb(total_bytes: int, recommended_bytes: int, needs_bytes: Iterable[int]) -> int:
-    """What `iogpu.wired_limit_mb` (MiB) should be, for models that would fit then and do not now; 0: leave it."""
+    """Return the `iogpu.wired_limit_mb` (MiB) with which a model fits that does not fit now; 0: leave it alone."""
     limit = max(total_bytes - reserve_bytes(total_bytes), 0) // MEBIBYTE
     now, then = ceiling_from(total_bytes, recommended_bytes), ceiling_from(total_bytes, limit * MEBIBYTE)
     return limit if any(now < needed <= then for needed in needs_bytes) else 0

@@ -1,8 +1,8 @@
 """How this copy of Paceline was installed, and so how it is updated and removed.
 
-Its own files tell: what the installer wrote beside the package (PEP 610, PEP 376), and what uv, pipx and Homebrew keep
-in the environments that they make. Which version could be had is asked of the installer itself, since it alone knows
-the index, the proxy and the certificates that an update would use.
+Its own files show it: what the installer wrote beside the package (PEP 610, PEP 376), and what uv, pipx and Homebrew
+keep in their environments. The installer itself is asked for available versions, since it alone knows the index, the
+proxy and the certificates that an update would use.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ PLANNED = rf"^(?: \+ {DISTRIBUTION}==|Would install {DISTRIBUTION}-)(\S+)"
 LISTED = rf"^{DISTRIBUTION} \((\S+)\)"
 OUTDATED = r'"current_version": *"([^"_]+)'
 TAGGED = r"refs/tags/v(\d+(?:\.\d+)*)$"
-"""What asks uv and pipx, and how these two, pip, Homebrew and git name a version that could be had."""
+"""Arguments that ask uv and pipx, and patterns of an available version as these two, pip, Homebrew and git print it."""
 ASK_SECONDS = 60.0
 USUAL_FOLDERS = ("~/.local/bin", "/opt/homebrew/bin", "/usr/local/bin")
-"""Where installers are, for a server that the system started with a short PATH."""
+"""Folders of installers, for a server that the system started with a short PATH."""
 QUIET = {"GIT_TERMINAL_PROMPT": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
-"""Nobody is there to answer a question."""
+"""Variables that keep installers from asking questions: there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
     """`update` and `remove` say what to type; `place` is the checkout, or the environment.
 
-    `asking` are the words that ask for versions that could be had, `answer` is a pattern of each in what is printed.
+    `asking` is the command that lists available versions, `answer` the pattern of each in its output.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class Installation:
 
     @property
     def desktop(self) -> str:
-        """What to type for the extra of this name."""
+        """Command that installs the extra of this name."""
         extra = f"'{DISTRIBUTION}[desktop]'"
         if self.kind == "checkout":
             return f"make -C {shlex.quote(str(self.place))} desktop"
@@ -62,7 +62,7 @@ class Installation:
 
 
 def this_installation() -> Installation:
-    """The one that runs."""
+    """Return the installation that is running."""
     try:
         found = metadata.distribution(DISTRIBUTION)
         installer, origin = found.read_text("INSTALLER") or "", found.read_text("direct_url.json") or ""
@@ -75,7 +75,7 @@ def this_installation() -> Installation:
 
 
 def editable_source(origin: str) -> Path | None:
-    """The checkout that an editable install runs, out of its direct_url.json; None for an install of its own."""
+    """Return the checkout of an editable install, from its direct_url.json; None for a regular install."""
     try:
         told = json.loads(origin)
         is_editable = bool(told["dir_info"].get("editable"))
@@ -85,7 +85,7 @@ def editable_source(origin: str) -> Path | None:
 
 
 def installation_of(prefix: Path, python: Path, installer: str, source: Path | None) -> Installation:
-    """What the files of an environment say: its folder and Python, who installed into it, and the checkout it runs."""
+    """Identify an installation by its environment and Python, the installer on record, and the checkout it runs."""
     if source is not None:
         place = shlex.quote(str(source))
         update = f"git -C {place} pull && make -C {place} install"
@@ -108,25 +108,25 @@ def installation_of(prefix: Path, python: Path, installer: str, source: Path | N
 
 
 def _by(program: str, options: str = "", verb: str = "upgrade", how: str = "") -> tuple[str, str]:
-    """What updates and what removes."""
+    """Return the commands that update and remove."""
     return f"{program} {verb}{options}{how} {DISTRIBUTION}", f"{program} uninstall{options} {DISTRIBUTION}"
 
 
 def version_order(version: str) -> tuple[tuple[int, ...], bool]:
-    """What versions are sorted by: numbers first; one with letters comes before the one without."""
+    """Return the sort key of a version: its numbers; a version with letters comes before the same without."""
     numbers = re.match(r"[\d.]*", version)
     found = numbers[0] if numbers else ""
     return tuple(int(each) for each in found.split(".") if each), found == version
 
 
 def newest_in(said: str, answer: str, version: str) -> str:
-    """The newest version that an installer's answer names, if it is newer than `version`; else empty."""
+    """Return the newest version in an installer's output, if it is newer than `version`; else empty."""
     newest = max(re.findall(answer, said, re.MULTILINE), key=version_order, default="")
     return newest if version_order(newest) > version_order(version) else ""
 
 
 async def newer_version(installation: Installation, version: str) -> str:
-    """The version that an update would bring, empty where it would bring none. Raises `OSError` with what was said."""
+    """Return the version that an update would bring; empty for none. Raises `OSError` with the installer's output."""
     asked = await asyncio.create_subprocess_exec(
         _place_of(installation.asking[0]),
         *installation.asking[1:],

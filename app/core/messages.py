@@ -1,6 +1,4 @@
-"""What crosses a process: frames between server and worker.
-
-Frames are tagged msgpack structs, no pickle, no tensors.
+"""Frames between server and worker: tagged msgpack structs, no pickle, no tensors.
 
 Server → worker: commands. Worker → server: events. A request id comes back in every event about it; each choice of
 a request (`n` > 1) is one `index`. Exactly one `Finished` per index, or one `Failed` for the whole request.
@@ -18,7 +16,7 @@ from app.core.statistics import Statistics
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MEASUREMENT = "measurement"
-"""The owner of requests that only measure: hundreds of them, which the log tells in detail only when it is asked to."""
+"""Owner of requests that only measure: hundreds of them, logged in detail only at level debug."""
 MAX_TEMPLATE_ARGUMENTS = 32
 # fmt: off
 SERVER_NAMES = frozenset({
@@ -28,7 +26,7 @@ SERVER_NAMES = frozenset({
     "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation", "unk_token",
 })
 # fmt: on
-"""What the server or the template engine sets in a chat template; the arguments of a request must not."""
+"""Names that the server or the template engine sets in a chat template; arguments of a request must not."""
 
 
 class DraftSpecification(msgspec.Struct, frozen=True):
@@ -42,7 +40,7 @@ class DraftSpecification(msgspec.Struct, frozen=True):
 NOT_THE_UNITS = frozenset(
     {"policy", "num_draft_tokens", "queue_limit", "draft_unavailable", "context_tokens", "longest_token_bytes"}
 )
-"""Of a specification: what an open engine does not depend on; whatever is not named here is the unit's."""
+"""Fields of a specification that an open engine does not depend on; all others belong to the unit."""
 
 
 class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,18 +49,18 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     path: str
     drafts: tuple[DraftSpecification, ...] = ()
-    """At most one for each method, the best first."""
+    """At most one per method, best first."""
     draft_unavailable: str = ""
-    """Why a drafter that was chosen is not used; empty when there is none to explain."""
+    """Why a chosen drafter is not used; empty when there is nothing to explain."""
     policy: str = "auto"
     acceptance: str = "coupled"
-    """`coupled`: what equals the target's own draw; `strict`: close calls as plain; `rejection`: by min(1, p/q)."""
+    """`coupled`: accept what the target draws too; `strict`: redo close calls plainly; `rejection`: by min(1, p/q)."""
     methods: tuple[str, ...] = ()
-    """The methods that may run; empty: every one that can."""
+    """Methods that may run; empty: all that can."""
     num_draft_tokens: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
-    """How many of the last tokens an earlier place must repeat for n-gram drafts, at least and at most."""
+    """Shortest and longest n-gram, in tokens, that is looked up in earlier text to draft what followed it."""
     ngram_across_requests: bool = False
     """Whether n-grams are looked up in earlier requests of the same owner too."""
     max_rows: int = 8
@@ -71,9 +69,9 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
     quantisation: Quantisation = WHOLE
     context_tokens: int = 0
     longest_token_bytes: int = 0
-    """What its files say, for a first look at the length of a prompt; 0: nobody knows."""
+    """Both as its files state them, for a first check of a prompt's length; 0: unknown."""
     prefix_cache_bytes: int | None = None
-    """Of former prompts in memory; None: a share of what the models leave."""
+    """Memory for the prefix cache; None: a share of what the models leave."""
     queue_limit: int = 128
 
     def same_unit(self, other: "ModelSpecification") -> bool:
@@ -83,7 +81,7 @@ class ModelSpecification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def no_drafter(self) -> Reason:
-        """Why no drafter came with the model, if there is a text that says so."""
+        """Reason why no drafter came with the model; `NO_REASON` where none is stated."""
         return Reason("drafters", {"detail": self.draft_unavailable}) if self.draft_unavailable else NO_REASON
 
 
@@ -95,12 +93,12 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     id: str
     owner: str = ""
-    """Whose request it is: a name that differs for people who must not learn of one another."""
+    """Identity behind the request; it differs for clients that must not learn of one another."""
     model: ModelSpecification
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
     suffix: str | None = None
-    """Of a text: what the answer leads to; it fills in the middle."""
+    """Text that follows the answer, which fills in the middle between `text` and this."""
     tokens: list[int] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str = "auto"
@@ -108,11 +106,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     parallel_tool_calls: bool = True
     """Whether one answer may hold several calls."""
     continues: bool = False
-    """The answer goes on with the last message, which is the assistant's."""
+    """Whether the answer continues the last message, which is the assistant's."""
     grammar: Grammar | None = None
-    """What the text of the answer, behind its reasoning, must match."""
+    """Grammar that the text of the answer, after its reasoning, must match."""
     reasoning_tokens: int | None = None
-    """After so many tokens of reasoning the block is closed; None: the model decides."""
+    """Tokens of reasoning after which the block is closed; None: the model decides."""
     template_arguments: dict[str, Any] = {}
     max_tokens: int | None = None
     """None: up to the end of the context."""
@@ -120,15 +118,15 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     n: int = 1
     echo: bool = False
     embeds: str = ""
-    """`mean`, `last` or `cls`: an embedding of the prompt is wanted in place of an answer."""
+    """`mean`, `last` or `cls`: return an embedding of the prompt, pooled that way, instead of an answer."""
     leaves: bool = False
-    """The model leaves memory after this answer."""
+    """Whether the model is unloaded after this answer."""
     ignore_end: bool = False
-    """Go on behind the end that the model writes, up to `max_tokens`: what is measured should be of one length."""
+    """Continue past the model's end token, up to `max_tokens`, so that measured answers have the same length."""
     sampling: SamplingParameters = SamplingParameters()
     speculation: SpeculationRequest = SpeculationRequest()
     notices: tuple[Notice, ...] = ()
-    """Fields of the request that cannot be honoured; its answer repeats them as `warnings`."""
+    """Fields of the request that cannot be honoured; the response lists them as `warnings`."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -143,12 +141,12 @@ class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class KeepModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How long a model stays, whether it is loaded now or later. Loads nothing, is not answered; None: as it was."""
+    """Set how long a model remains loaded, now or when loaded later. Loads nothing, not answered; None: unchanged."""
 
     model_id: str
     pinned: bool | None = None
     idle_seconds: float | None = None
-    """Without a request until it is unloaded; negative: never."""
+    """Seconds without a request until it is unloaded; negative: never."""
 
 
 class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -157,7 +155,7 @@ class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ClearPrefixes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Forget every earlier prompt, in memory and on disk. Not answered."""
+    """Clear the prefix cache, in memory and on disk. Not answered."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -167,7 +165,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ReadPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Read the prompt of a request and generate nothing; answered by `PromptTold` or `Failed`. Loads no model."""
+    """Tokenize the prompt of a request and generate nothing; answered by `PromptTold` or `Failed`. Loads no model."""
 
     id: str
     prompt: Generate
@@ -185,19 +183,19 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     token_bytes: tuple[int, ...] = ()
     logprob: float | None = 0.0
-    """None: of the first token of a prompt, which nothing stands before."""
+    """None for the first token of a prompt, which has no token before it."""
     top: tuple[tuple[str, float, tuple[int, ...]], ...] = ()
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """More of one tool call of a choice; the first piece of each names it."""
+    """A piece of one tool call of a choice; the first piece of each call carries its id and name."""
 
     index: int
-    """Which call of the choice, from 0."""
+    """Index of the call within the choice, from 0."""
     id: str = ""
     name: str = ""
     arguments: str = ""
-    """More of its JSON text; all pieces together are one object."""
+    """Next piece of its JSON text; all pieces together are one object."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -208,26 +206,26 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Sent at least once a second, and a few times a second while it steps; `pending`: work is waiting for a step."""
+    """Sent at least once a second, a few times a second between steps; `pending`: work is waiting for a step."""
 
     pending: bool
     step_seconds: tuple[float, ...] = ()
-    """Of each step since the last one."""
+    """Duration of each step since the last heartbeat."""
     snapshot: "Snapshot | None" = None
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The prompt was rendered and tokenized and the request is queued: from here on streaming may begin."""
+    """The prompt was rendered and tokenized and the request is queued: streaming may begin."""
 
     id: str
     prompt_tokens: int
 
 
 class Delta(msgspec.Struct, kw_only=True, tag=True):
-    """Text of one step, or of a few; it grows until it is told. `accepted_spans`: characters of `text` that came from
-    the drafter, (start, end).
+    """Text of one step or a few; it grows until it is sent. `accepted_spans`: characters of `text` that came from the
+    drafter, (start, end).
 
-    The counts are those since the choice's previous one; over all of them they add up to its `Statistics`.
+    The counts are since the choice's previous delta; over all deltas they add up to its `Statistics`.
     """
 
     id: str
@@ -239,10 +237,10 @@ class Delta(msgspec.Struct, kw_only=True, tag=True):
     accepted_spans: tuple[tuple[int, int], ...] = ()
     method: str = "off"
     why_not_drafted: Reason | None = None
-    """Why its steps draft nothing, or no reason since they do; None: as told before, and at first no reason."""
+    """Why its steps draft nothing, or `NO_REASON` if they do; None: unchanged, at first `NO_REASON`."""
     logprobs: tuple[TokenText, ...] = ()
     reasoning: str = ""
-    """What the model thinks before it answers; no part of `text`."""
+    """Reasoning before the answer, not part of `text`."""
     tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
@@ -258,13 +256,13 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     unfinished_call: int | None = None
     """The `ToolCallDelta.index` of a call whose arguments were cut off, always the last; None: every call is whole."""
     embedding: tuple[float, ...] = ()
-    """Of the prompt, of length 1, where that was wanted."""
+    """Embedding of the prompt, of length 1, if requested."""
     notices: tuple[Notice, ...] = ()
     """Repairs that its prompt needed, and fields of the request that could not be honoured."""
 
 
 class PromptTold(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What `ReadPrompt` asked for: the tokens, and their text."""
+    """The answer to `ReadPrompt`: the tokens, and their text."""
 
     id: str
     tokens: list[int]
@@ -312,26 +310,26 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_bytes: int = 0
     prefix_disk_bytes: int = 0
     prefix_found_tokens: dict[str, int] = {}
-    """Tokens of prompts that were not read again since it was loaded, by where they were: `memory` or `disk`."""
+    """Prompt tokens restored from the prefix cache since it was loaded, by tier: `memory` or `disk`."""
     prefix_trouble: str = ""
-    """Why nothing is kept on disk for the moment."""
+    """Why nothing is written to disk at present."""
     cache_families: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     unavailable: dict[str, Reason] = {}
     longest_drafts: dict[str, int] = {}
-    """Method -> the most drafts that it ever proposes; others know no such limit."""
+    """Method -> most drafts that it ever proposes; methods without a limit are absent."""
     max_context_tokens: int = 0
     running: int = 0
     waiting: int = 0
     reading: dict[str, int] = {}
-    """Choices (`request id#index`) whose prompt is being read -> how many of its tokens are in the cache."""
+    """Choice (`request id#index`) in prefill -> tokens of its prompt that are in the cache."""
     pinned: bool = False
     idle_seconds: float = 0.0
     leases: int = 0
 
     @property
     def draft_ids(self) -> tuple[str, ...]:
-        """The ids of its drafters."""
+        """Ids of its drafters."""
         return tuple(draft.id for draft in self.drafts)
 
     @property
@@ -348,11 +346,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     cached_bytes: int = 0
     peak_bytes: int = 0
     memory_pressure: Pressure = "normal"
-    """How short of memory the whole computer is."""
+    """Memory pressure of the whole computer."""
 
 
 class TextWork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Seconds that the text side was busy since it last told: load, render, tokenize, stopped (in vain), stream."""
+    """Busy seconds of the text side since its last report: load, render, tokenize, stopped (in vain), stream."""
 
     seconds: dict[str, float]
 
@@ -376,16 +374,16 @@ Event = (
 
 
 class PromptRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of a prompt, or the error that its sender is told."""
+    """The tokens of a prompt, or the error for its client."""
 
     tokens: list[int] = []
     checkpoints: tuple[int, ...] = ()
-    """Places in it, rising, where later prompts will probably part from it."""
+    """Positions in it, ascending, where later prompts will probably diverge from it."""
     grammar: str = ""
-    """What the answer is held to: llguidance's grammar, as JSON; empty: nothing."""
+    """Grammar of the answer in llguidance's format, as JSON; empty: none."""
     error: Failed | None = None
     seconds: dict[str, float] = {}
-    """What it took, by stage, and the load when it is the first."""
+    """Seconds by stage, including the load for the first prompt."""
     notices: tuple[Notice, ...] = ()
     """Repairs that the template needed."""
 
@@ -396,7 +394,7 @@ _LONGEST_MESSAGE = 600
 
 
 def failed_frame(request_id: str, error: PacelineError) -> Failed:
-    """The terminal frame of a request that ended with `error`."""
+    """Return the terminal frame of a request that ended with `error`."""
     return Failed(
         id=request_id,
         error=type(error).__name__,
@@ -408,7 +406,7 @@ def failed_frame(request_id: str, error: PacelineError) -> Failed:
 
 
 def error_of(failed: Failed) -> PacelineError:
-    """The error that a frame names."""
+    """Return the error that a frame carries."""
     return error_class(failed.error)(
         failed.message,
         code=failed.code,
@@ -418,7 +416,7 @@ def error_of(failed: Failed) -> PacelineError:
 
 
 def short_text(error: BaseException) -> str:
-    """One line about an unexpected exception; the traceback belongs into the log."""
+    """Describe an unexpected exception in one line; the traceback belongs in the log."""
     first_line = next(iter(str(error).splitlines()), "")
     return _encodable(f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__)
 

@@ -1,4 +1,4 @@
-"""What a model folder is, read without trusting it: data only, headers only, nothing executed, nothing loaded.
+"""An untrusted model folder, read without trusting it: data only, headers only, nothing executed, nothing loaded.
 
 A folder is accepted when `config.json` is small JSON that asks for no more layers than there are tensors, every file is
 a regular one, no link leaves the tree, and every weight file is a safetensors file whose header agrees with its length.
@@ -38,12 +38,12 @@ MAX_DEPTH = 4
 INDEX_FILE = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 CODE_KEYS = frozenset({"model_file", "_attn_implementation_internal"})
-"""Keys of a config for which a library runs, or fetches, code, whatever it is told about trust."""
+"""Keys of a config for which a library runs, or fetches, code, whatever its trust setting."""
 CONFIG_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
-"""The files in which a library would look for them."""
+"""Files in which a library would look for them."""
 TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".jinja", ".model", ".tiktoken")
 MAX_TEXT_BYTES = 128 * 1024 * 1024
-"""Of a file that is read as a whole."""
+"""Largest size, in bytes, of a file that is read as a whole."""
 LAYER_COUNTS = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_kv_reuse_layers", "num_nextn_predict_layers"}
 )
@@ -54,7 +54,7 @@ EXPERT_COUNTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder that passed the gate. Numbers are 0 where the config does not tell them."""
+    """A folder that passed the gate. Numbers are 0 where the config does not state them."""
 
     path: Path
     config: Mapping[str, Any]
@@ -64,7 +64,7 @@ class ModelFolder:
     tensors: Mapping[str, TensorInfo]
     weight_files: tuple[str, ...]
     size_bytes: int
-    """Of its tensors."""
+    """Bytes of its tensors."""
     parameter_count: int
     bits: int
     """Bits of one weight: the quantisation's, or the width of the commonest dtype."""
@@ -72,9 +72,9 @@ class ModelFolder:
     """The longest context in tokens that the config declares."""
     has_chat_template: bool
     reasons: bool
-    """Whether its template knows reasoning."""
+    """Whether its template supports reasoning."""
     pooling: str = ""
-    """How its states become an embedding, where the folder says it: `mean`, `last` or `cls`."""
+    """Pooling of its embeddings: `mean`, `last`, `cls` or `encoders.UNKNOWN`; empty where the folder declares none."""
 
     @property
     def encodes(self) -> bool:
@@ -83,7 +83,7 @@ class ModelFolder:
 
 
 def inspect_folder(path: Path) -> ModelFolder:
-    """As `read_folder`; what it raises names the folder, but never its full path."""
+    """Read a folder as `read_folder` does, but name it in `ModelUnavailable`, without its full path."""
     try:
         return read_folder(path)
     except DiskUnavailable:
@@ -147,8 +147,8 @@ def _inspect(root: Path) -> ModelFolder:
 
 
 def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> Iterator[str]:
-    """Names of all files but hidden ones, below `root`; refuses links that leave the tree, and whatever is neither file
-    nor folder."""
+    """Yield the names of all files below `root` that are not hidden; refuse links that leave the tree, and whatever is
+    neither file nor folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if next(count) >= MAX_FILES:
@@ -166,7 +166,7 @@ def _list_files(root: Path, folder: Path, depth: int, count: Iterator[int]) -> I
 
 
 def _check_link(root: Path, link: Path) -> None:
-    """A link may point inside the folder, or, in a Hugging Face snapshot, inside the cache of the same repository."""
+    """Refuse a link that leaves the folder or, in a Hugging Face snapshot, the cache of the same repository."""
     home = root
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         home = root.parent.parent
@@ -198,7 +198,7 @@ def _refuse_code(root: Path, files: tuple[str, ...]) -> None:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a JSON value, itself included."""
+    """Yield every object in a JSON value, itself included."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -210,7 +210,7 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _check_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
-    """mlx-lm makes a module for every layer and expert that a config counts before it looks at a single weight."""
+    """Refuse counts beyond the weights: mlx-lm makes a module for every layer and expert before it reads a weight."""
     rows = max((max(tensor.shape, default=0) for tensor in tensors.values()), default=0)
     limits = dict.fromkeys(LAYER_COUNTS | LAYER_LISTS, len(tensors)) | dict.fromkeys(
         EXPERT_COUNTS, max(len(tensors), rows)
@@ -231,7 +231,7 @@ def _check_sizes(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -
 
 
 def _weight_files(files: tuple[str, ...]) -> tuple[str, ...]:
-    """The files that are loaded: `model*.safetensors` as mlx-lm does, or every one when none has that name."""
+    """Return the files to load: `model*.safetensors` as mlx-lm does, or every one when none has that name."""
     found = tuple(name for name in files if name.endswith(".safetensors") and "/" not in name)
     if not found:
         raise ModelUnavailable(
@@ -251,7 +251,7 @@ def _read_tensors(root: Path, names: Iterable[str]) -> dict[str, TensorInfo]:
 
 
 def _check_index(root: Path, files: tuple[str, ...], tensors: Mapping[str, TensorInfo]) -> None:
-    """Every shard that the index names is there and holds the tensors that the index puts in it."""
+    """Check that every shard in the index exists and holds the tensors that the index puts in it."""
     if INDEX_FILE not in files:
         return
     weight_map = read_object(root / INDEX_FILE, MAX_INDEX_BYTES).get("weight_map")
@@ -276,14 +276,14 @@ def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Packing(NamedTuple):
-    """How a feature drafter is quantised as it is loaded, since its target is: affine, whole rows in groups."""
+    """Quantisation of a feature drafter at load, because its target is quantised: affine, rows in whole groups."""
 
     bits: int
     group_size: int
 
     @classmethod
     def beside(cls, target_config: Mapping[str, Any]) -> "Packing | None":
-        """The bits of the target, 4 at least; None where it is not quantised."""
+        """Return the packing with the target's bits, 4 at least; None where the target is not quantised."""
         quantisation = _quantisation(target_config)
         bits, group_size = text_number(quantisation, "bits"), text_number(quantisation, "group_size") or 64
         return cls(max(4, bits), max(32, group_size)) if 2 <= bits <= 8 else None
@@ -293,7 +293,7 @@ class Packing(NamedTuple):
         return len(shape) > 1 and shape[-1] % self.group_size == 0
 
     def packed(self, tensors: Mapping[str, TensorInfo], *, item: int) -> dict[str, TensorInfo]:
-        """The tensors of a drafter as they are then, each with the scales and biases of its groups, of `item` bytes."""
+        """Return a drafter's tensors once packed, each with the scales and biases of its groups, of `item` bytes."""
         return {
             name: self._packed(tensor, item) if self._takes(name, tensor) else tensor
             for name, tensor in tensors.items()
@@ -318,7 +318,7 @@ def _bits(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
 
 
 def _parameter_count(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> int:
-    """Weights before quantisation: packed ones are counted by their scales (one per group), scales never."""
+    """Count the weights before quantisation: packed ones by their scales (one per group), scales never."""
     quantisation = _quantisation(config)
     count = 0
     for name, tensor in tensors.items():

@@ -1,5 +1,5 @@
-"""Files that Paceline itself keeps, found by the exact patterns of their names: what else lies beside them is somebody
-else's. No link is followed below the folder that was named, and nothing is opened that is no regular file."""
+"""Files that Paceline itself keeps, found by exact patterns of their names: anything else beside them is not ours.
+Below the given folder no link is followed, and only regular files are opened."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ import msgspec
 ANY = ".+"
 """Any name, as a pattern."""
 MOST_BYTES = 1 << 20
-"""Bytes that are read of a small file of ours, whatever its size has become."""
+"""Most bytes that are read of a small file of ours, whatever its size."""
 Kept = TypeVar("Kept")
 
 
@@ -29,7 +29,7 @@ def own_folders(root: Path, *names: str) -> Iterator[Path]:
 
 
 def _matching(root: str | Path, names: tuple[str, ...]) -> Iterator["os.DirEntry[str]"]:
-    """Yield what matches in the order of names, links too; what is not there, or cannot be listed, holds nothing."""
+    """Yield what matches, in order of names, links too; nothing for a folder that is missing or cannot be listed."""
     try:
         with os.scandir(root) as entries:
             found = sorted((each for each in entries if re.fullmatch(names[0], each.name)), key=lambda each: each.name)
@@ -43,23 +43,23 @@ def _matching(root: str | Path, names: tuple[str, ...]) -> Iterator["os.DirEntry
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """Open a regular file, through no link and without waiting; the answer is its descriptor. Raises `OSError`."""
+    """Open a regular file, not through a link and without blocking; return its descriptor. Raises `OSError`."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    os.set_blocking(descriptor, True)  # a child may get it
+    os.set_blocking(descriptor, True)  # a child may inherit it
     return descriptor
 
 
 def read_own(path: Path, max_bytes: int = MOST_BYTES) -> bytes:
-    """Read a file; one that is larger than `max_bytes` is cut there. Raises `OSError`."""
+    """Read a file, at most its first `max_bytes`. Raises `OSError`."""
     with os.fdopen(open_own(path), "rb") as file:
         return file.read(max_bytes)
 
 
 def read_kept(path: Path, kind: type[Kept], max_bytes: int = MOST_BYTES) -> Kept | None:
-    """Read the JSON value that a file holds; None where nothing can be read as `kind`."""
+    """Read the JSON value in a file; None where it cannot be read as `kind`."""
     try:
         return msgspec.json.decode(read_own(path, max_bytes), type=kind)
     except (OSError, ValueError, RecursionError):
@@ -67,7 +67,7 @@ def read_kept(path: Path, kind: type[Kept], max_bytes: int = MOST_BYTES) -> Kept
 
 
 def make_own_folder(folder: Path, mode: int = 0o700) -> None:
-    """Make a folder unless it is there. Raises `OSError`, for a link too: what it leads to is somebody else's."""
+    """Make a folder unless it exists. Raises `OSError`, also for a link: its target is not ours."""
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise OSError(errno.ELOOP, f"{folder.name} is a link", str(folder))

@@ -1,6 +1,6 @@
-"""Earlier prompts, as whoever does not load models sees them: how much is kept of each, and how it is removed.
+"""The prefix cache on disk, as seen without loading a model: how much is kept of each model, and how to remove it.
 
-A folder for each model, named after it with a mark behind a dash; what is inside is the worker's (`prefix_disk`).
+Each model has a folder, named after it with a mark behind a dash; its contents are the worker's (`prefix_disk`).
 """
 
 import contextlib
@@ -15,14 +15,14 @@ from typing import NamedTuple
 from app.core.own_files import ANY, own_files, own_folders
 
 KEPT_NAME = r"(?:rows|state)-[0-9a-f]{64}\.safetensors"
-"""Name of a kept file, as a pattern: its kind, and the hash of the text that it stands for."""
+"""Pattern of a kept file's name: its kind, and the hash of the text that it stands for."""
 GROWING_NAME = r"(?:rows|state)-[0-9a-f]{64}\.[0-9]+\.part"
-"""Name of a file that is being written, as a pattern, with the process that writes it."""
+"""Pattern of the name of a file being written, which includes the id of the writing process."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompts:
-    """What is kept of one model; `used_at` is when any of it was last used (Unix seconds)."""
+    """The files kept of one model; `used_at` is when any of them was last used (Unix seconds)."""
 
     model: str
     files: int
@@ -31,8 +31,7 @@ class KeptPrompts:
 
 
 class PrefixState(NamedTuple):
-    """What is kept on disk of earlier prompts, how many of their tokens were put back, by where they were (`memory` or
-    `disk`), and why nothing is written for the moment."""
+    """Bytes of the prefix cache on disk, tokens restored by tier (`memory`, `disk`), and why nothing is written now."""
 
     disk_bytes: int = 0
     found_tokens: Mapping[str, int] = {}
@@ -40,14 +39,14 @@ class PrefixState(NamedTuple):
 
 
 def prefix_files(folder: Path, name: str) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files of such a name of all models, below a folder that is no link."""
+    """Yield all models' files that match `name`, with their status; none below a `folder` that is a link."""
     for path in own_files(folder.parent, re.escape(folder.name), ANY, name):
         with contextlib.suppress(FileNotFoundError):
             yield path, path.lstat()
 
 
 def kept_prompts(folder: Path) -> list[KeptPrompts]:
-    """By model, the one that was used last first."""
+    """Return what is kept by model, most recently used first."""
     found = []
     for model, files in groupby(prefix_files(folder, KEPT_NAME), lambda each: each[0].parent.name):
         stats = [status for _, status in files]
@@ -57,12 +56,12 @@ def kept_prompts(folder: Path) -> list[KeptPrompts]:
 
 
 def clear_prompts(folder: Path) -> int:
-    """Remove all of it; the answer is how many bytes that were. A worker that runs finds nothing there any more."""
+    """Remove all of it and return its bytes. A running worker finds nothing there any more."""
     size = 0
     for path, status in prefix_files(folder, f"{KEPT_NAME}|{GROWING_NAME}"):
         path.unlink(missing_ok=True)
         size += status.st_size
     for each in own_folders(folder.parent, re.escape(folder.name), ANY):
-        with contextlib.suppress(OSError):  # not empty: somebody writes, or keeps something of their own there
+        with contextlib.suppress(OSError):  # not empty: a worker writes there, or other files are there
             each.rmdir()
     return size

@@ -1,6 +1,6 @@
-"""Which prompt is too long, whatever its tokens are.
+"""Check whether a prompt is too long, whatever its tokens are.
 
-The server asks before it passes one on, the text process before it tokenizes.
+The server checks before it forwards a prompt, the text process before it tokenizes one.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from app.core.errors import context_overflow
 from app.core.messages import Generate
 
 COMPOSED_BYTES = 4
-"""The most bytes that a normalizer makes one of."""
+"""Most bytes that a normalizer turns into one."""
 
 
 def text_bytes(value: Any) -> int:
-    """The bytes of all strings in plain JSON."""
+    """Return the UTF-8 bytes of all strings in plain JSON."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
     if isinstance(value, Mapping):
@@ -23,16 +23,13 @@ def text_bytes(value: Any) -> int:
 
 
 def check_bytes(size: int, context_tokens: int, longest_token_bytes: int) -> None:
-    """Raise `InvalidRequest` for so much text."""
+    """Raise `InvalidRequest` for text of `size` bytes that cannot fit the context."""
     if size > context_tokens * longest_token_bytes * COMPOSED_BYTES:
         raise context_overflow(f"{size} bytes, more than {context_tokens}", context_tokens)
 
 
 def check_prompt(command: Generate) -> None:
-    """Raise `InvalidRequest` for a prompt that cannot fit its model, as far as is known of that one.
-
-    One rule for two processes: the server passes nothing on that cannot fit, and the text process tokenizes nothing.
-    """
+    """Raise `InvalidRequest` for a prompt that cannot fit its model, as far as the model's limits are known."""
     context_tokens, longest_token_bytes = command.model.context_tokens, command.model.longest_token_bytes
     if command.tokens is not None and len(command.tokens) >= context_tokens > 0:
         raise context_overflow(len(command.tokens), context_tokens)

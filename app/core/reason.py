@@ -1,5 +1,5 @@
-"""Why something is as it is: a code and its values on every wire. Log, terminal and programs get these English words,
-pages say the same in their language by `reason.<code>` of the catalogs."""
+"""Reasons: a code and its values on every wire. Log, terminal and programs get these English texts; pages translate
+them by `reason.<code>` of the catalogs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ REASONS = {
     "exit_unwatched": "the supervisor failed ({detail})",
     "exit_stopped": "stopped with the server (exit code {code})",
     "exit_restarted": "restarted on request (exit code {code})",
-    # a model that is kept from running
+    # a quarantined model
     "quarantined": "the worker ended {count:g} times within {minutes:g} minutes while it ran this model, the last time:"
     " {cause}; it may run again in {again} min",
 }
@@ -50,7 +50,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A code of `REASONS` and what its words are filled with; false when there is nothing to explain."""
+    """A code of `REASONS` and the values that fill its text; false when there is nothing to explain."""
 
     code: str = ""
     values: Mapping[str, str | float] = field(default_factory=dict)
@@ -66,5 +66,5 @@ NO_REASON = Reason()
 
 
 def reason_object(reason: Reason) -> dict[str, object]:
-    """Its words for programs, beside code and values for pages."""
+    """Return its text for programs, beside code and values for pages."""
     return {"reason": str(reason), "reason_code": reason.code, "reason_values": dict(reason.values)}

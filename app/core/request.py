@@ -1,4 +1,4 @@
-"""What was asked, and what is remembered of it: frozen values that cross every boundary."""
+"""Requests, and what is remembered of them: frozen values that cross every boundary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,86 +24,86 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     top_logprobs: int | None = None
-    """None: no logprobs; 0: of the chosen token only; k: and of the k likeliest."""
+    """None: no logprobs; 0: of the chosen token only; k: also of the k likeliest."""
 
 
 class SpeculationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client asked of speculation. `auto` may fall back and says why; a name must run or be refused."""
+    """Speculation as requested. `auto` may fall back and says why; a named method must run or be refused."""
 
     method: str = "auto"
     num_draft_tokens: int | None = None
-    """So many where a method is named; with `auto`, at most so many."""
+    """Exact number where a method is named; with `auto`, the maximum."""
     methods: tuple[str, ...] = ()
-    """Those of the drafters that the request names, which must run or be refused too; empty: every one may draft."""
+    """Methods of the drafters that the request names, which must run or be refused too; empty: all may draft."""
     policy: str = ""
-    """In place of the loaded unit's, which another one's measurement may have chosen; empty: the unit's."""
+    """Replaces the loaded unit's, which a concurrent measurement may have chosen; empty: the unit's."""
     acceptance: str = ""
-    """`coupled` or `strict`, in place of the loaded unit's; empty: the unit's."""
+    """`coupled` or `strict`, replaces the loaded unit's; empty: the unit's."""
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text of an answer must match. `kind` is json_object, json_schema, regex, choice or lark."""
+    """A grammar that the text of an answer must match. `kind` is json_object, json_schema, regex, choice or lark."""
 
     kind: str
     text: str = ""
     """The schema or the choices as JSON, the expression, or the grammar."""
     parameter: str = "response_format"
-    """What the request calls it."""
+    """Name of the request's parameter that holds it."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model writes what it thinks before it answers."""
+    """Markers around a model's reasoning before its answer."""
 
     opening: str
     closing: str
     inside: bool = False
-    """Whether the prompt ends inside it, so that the output goes on with it."""
+    """Whether the prompt ends inside it, so that the output continues it."""
     most_tokens: int | None = None
-    """After so many it is closed; None: the model decides."""
+    """Tokens after which it is closed; None: the model decides."""
 
 
 class Constraint(Protocol):
-    """What the output of one request is held to. It follows the output by itself; who asks shows it all of it."""
+    """Constraint on one request's output. It keeps track of the output by itself; callers always pass all of it."""
 
     def begin(self) -> "Constraint":
-        """Another one at the beginning of an output."""
+        """Return another one at the beginning of an output."""
 
     def binds(self, output: Sequence[int], slots: int) -> bool:
         """Whether it may forbid one of the next `slots` tokens."""
 
     def forced(self, output: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """What must come next, as far as that is known: the usual token for each place, and then the others that may
-        stand there, because the same text can be spelled in several ways."""
+        """Return what must come next, as far as that is known: for each position the usual token, then the others that
+        may stand there, because the same text can be spelled in several ways."""
 
     def forced_behind(self, output: Sequence[int], drafts: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """How many of `drafts` can stand, and the usual tokens of what must come behind these."""
+        """Return how many of `drafts` are allowed, and the usual tokens of what must follow those."""
 
     @property
     def affordable_drafts(self) -> int:
-        """How many drafts a step may have, by the time that masks took."""
+        """Most drafts that a step may have, judged by the time that masks took."""
 
     def failure(self, output: Sequence[int]) -> str:
-        """Why nothing can follow `output`, or why it may not end so; empty while all is well."""
+        """Return why nothing can follow `output`, or why it may not end like this; empty while all is well."""
 
     def opening(self, output: Sequence[int]) -> int | None:
-        """The token that may come next besides, though only where the model would draw it from all tokens."""
+        """Return a token that may also come next, but only where the model would draw it from all tokens."""
 
     def allow(self, output: Sequence[int], drafts: Sequence[int], masks: Any) -> int:
-        """Write what may follow `output` and each draft behind it; the answer is how many of `drafts` can stand.
+        """Write what may follow `output` and each draft after it; return how many of `drafts` are allowed.
 
-        `masks` is an int32 array of numpy [1 + drafts, words], one bit for each token, all set. Slots behind a draft
-        that cannot stand are left as they are.
+        `masks` is an int32 array of numpy [1 + drafts, words], one bit for each token, all set. Slots after a draft
+        that is not allowed are left as they are.
         """
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A repair that a request needed, or a part of it that cannot be honoured; its response says so in `warnings`."""
+    """A repair that a request needed, or a part of it that cannot be honoured; listed in the response's `warnings`."""
 
     code: str
-    """The kind, for programs and for the log, which has each kind once."""
+    """The kind, for programs and for the log, which records each kind once."""
     message: str
     parameter: str = ""
-    """The field of the request that it is about."""
+    """The field of the request that it concerns."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,25 +111,25 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     owner: str = ""
-    """Whose request it is: only what the same owner said before may draft for it, or is found in the prefix cache."""
+    """Identity behind it: only earlier requests of the same owner may supply its n-gram drafts and cached prefix."""
     prompt_tokens: tuple[int, ...]
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     sampling: SamplingParameters = SamplingParameters()
     speculation: SpeculationRequest = SpeculationRequest()
     constraint: Constraint | None = None
-    """What its output is held to; None: nothing."""
+    """Constraint on its output; None: unconstrained."""
     embeds: str = ""
-    """`mean`, `last` or `cls`: the prompt's hidden states, pooled so, are wanted in place of an answer."""
+    """`mean`, `last` or `cls`: return the prompt's hidden states, pooled that way, instead of an answer."""
     checkpoints: tuple[int, ...] = ()
-    """Places in the prompt, rising, where later prompts will probably part from it."""
+    """Positions in the prompt, ascending, where later prompts will probably diverge from it."""
     scores_prompt: bool = False
-    """Whether the log probabilities of the prompt's tokens are wanted too, as `sampling.top_logprobs` says."""
+    """Whether to return log probabilities of the prompt's tokens too, as `sampling.top_logprobs` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """A generation request that ended, as the server remembers it.
+    """A finished generation request, as the server remembers it.
 
     `figures` has its numbers, by the names of the API; the texts are None unless they are kept.
     """
@@ -148,14 +148,14 @@ class Past:
 
 
 class Quantisation(msgspec.Struct, frozen=True):
-    """Of the keys and values in layers that keep every token: `bits` of each number, 0: none, in the rows of prompts
-    with `from_tokens` or more. A row is or is not from its first token on, so that drafts change nothing."""
+    """Quantisation of keys and values in layers that keep every token: `bits` of each number, 0: none, in the rows of
+    prompts with `from_tokens` or more. A row is quantised from its first token or never, so drafts change nothing."""
 
     bits: int = 0
     from_tokens: int = 0
 
     def bits_of(self, prompt_tokens: int) -> int:
-        """Of the row of such a prompt."""
+        """Return the bits for the row of such a prompt."""
         return self.bits if prompt_tokens >= self.from_tokens else 0
 
 

@@ -1,7 +1,7 @@
-"""Files that nobody vouches for: opened without waiting, capped, checked before a value of theirs is used.
+"""Untrusted files: opened without blocking, capped in size, checked before any value is used.
 
-What reads raises `ModelUnavailable` (a reason and the next action, never a path), or `DiskUnavailable` where nothing is
-wrong with the file and asking again may do; it ends fast.
+Functions that read raise `ModelUnavailable` (a reason and the next action, never a path), or `DiskUnavailable` where
+the file is not at fault and a retry may succeed; they end fast.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ MAX_JSON_BYTES = 8 * 1024 * 1024
 MAX_HEADER_BYTES = 100_000_000
 MAX_TENSORS = 200_000
 MOMENTARY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
-"""What the system says when it can read nothing for the moment."""
+"""Error numbers of a system that can read nothing at present."""
 RETRY_SECONDS = 2
 DOWNLOAD_AGAIN = "download the model again"
 
@@ -49,7 +49,7 @@ class TensorInfo:
     size_bytes: int
     file: str
     offset: int = 0
-    """Where its bytes begin in the file."""
+    """Offset of its bytes in the file."""
 
 
 class _Entry(msgspec.Struct):
@@ -59,19 +59,19 @@ class _Entry(msgspec.Struct):
 
 
 def printable(name: str) -> str:
-    """`name` as one short line that JSON and a terminal can carry, whatever bytes the file system holds."""
+    """Return `name` as one short line that JSON and a terminal can carry, whatever bytes the file system holds."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name[:200])
 
 
 def check_momentary(error: OSError) -> None:
-    """Raise `DiskUnavailable` for an error that says nothing about what was to be read."""
+    """Raise `DiskUnavailable` for an error that says nothing about the file."""
     if error.errno in MOMENTARY:
         message = f"models cannot be read for the moment ({error.strerror}): try again soon"
         raise DiskUnavailable(message, retry_after_seconds=RETRY_SECONDS) from error
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open without ever waiting: a FIFO, a socket or a device put in the place of a file is refused, not opened."""
+    """Open without ever blocking: a FIFO, a socket or a device in the place of a file is refused, not opened."""
     try:
         is_regular = stat.S_ISREG(path.stat().st_mode)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if is_regular else -1
@@ -86,7 +86,7 @@ def _open_regular(path: Path) -> BinaryIO:
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """A regular file of at most `max_bytes`."""
+    """Read a regular file of at most `max_bytes`."""
     try:
         with _open_regular(path) as file:
             is_larger = os.fstat(file.fileno()).st_size > max_bytes
@@ -100,7 +100,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 
 
 def write_privately(path: Path, content: bytes) -> None:
-    """Write beside `path`, to the disk, and rename; only the owner may read it. Raises `OSError`."""
+    """Write a file beside `path`, sync it and rename it; only the owner may read it. Raises `OSError`."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
@@ -116,12 +116,12 @@ def write_privately(path: Path, content: bytes) -> None:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """The JSON value in a regular file of at most `max_bytes`."""
+    """Read the JSON value in a regular file of at most `max_bytes`."""
     return _decode(read_file(path, max_bytes), Any, path.name)
 
 
 def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The JSON object in such a file."""
+    """Read the JSON object in such a file."""
     value = read_json(path, max_bytes)
     if not isinstance(value, dict):
         raise ModelUnavailable(f"{printable(path.name)} holds no JSON object; {DOWNLOAD_AGAIN}")
@@ -136,7 +136,7 @@ def _decode(content: bytes | msgspec.Raw, kind: Any, name: str) -> Any:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Tensors of one safetensors file: 8 bytes length, JSON header, then data that the tensors cover exactly."""
+    """Read the tensors of a safetensors file: 8 bytes length, JSON header, then data that the tensors cover exactly."""
     broken = f"{printable(path.name)} is truncated or corrupt; {DOWNLOAD_AGAIN}"
     with _open_regular(path) as file:
         available = os.fstat(file.fileno()).st_size - 8
@@ -165,7 +165,7 @@ def _described(entry: _Entry, file: str, data_begin: int) -> TensorInfo:
 
 
 def read_integers(folder: Path, tensor: TensorInfo) -> list[int]:
-    """The values of a small I32 or I64 tensor, flat. Raises ModelUnavailable for any other."""
+    """Read the values of a small I32 or I64 tensor, flat. Raises ModelUnavailable for any other."""
     broken = f"{printable(tensor.file)} is truncated or corrupt; {DOWNLOAD_AGAIN}"
     if tensor.dtype not in INTEGER_CODES or tensor.size_bytes > MAX_JSON_BYTES:
         raise ModelUnavailable(broken)

@@ -1,9 +1,9 @@
-"""The one server of a home: it holds `PACELINE_HOME/server.lock` while it runs, and says in `server.json` where it
-listens, with the key that lets its owner's commands in.
+"""The one server of a home: it holds `PACELINE_HOME/server.lock` while it runs, and writes to `server.json` where it
+listens, with the key for its owner's commands.
 
-The lock is the truth: the system frees it with the process, so what a killed server left in the file counts for
-nothing, and the process that the file names is the server for as long as the lock is held. Only the owner can read the
-file, and the key is taken from this computer alone.
+The lock is the truth: the system frees it with the process, so a file left by a killed server is ignored, and the
+process named in the file is the server for as long as the lock is held. Only the owner can read the file, and the key
+is accepted only from this computer.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ from app.core.setting_texts import local_url
 
 FILE_NAME = "server.json"
 LOCK_NAME, START_LOCK = "server.lock", "start.lock"
-"""Held by the server while it runs, and by whoever starts one in the background until it has its own."""
+"""Locks held by the server while it runs, and by `paceline start` until the new server has its own."""
 LOG_FOLDER, LOG, START_LOG = "logs", "paceline.log", "start.log"
-"""The logs of a home; the last one has what a server in the background says before it writes its own."""
+"""The logs of a home; the last is the output of a background server before it writes its own."""
 MAX_FILE_BYTES = 1 << 20
 TRIES, TRY_SECONDS = 25, 0.02
-"""How a server asks for the lock: whoever looks whether it is held has it for a moment."""
+"""Attempts to take the lock, and seconds between them: a process that only checks it holds it for a moment."""
 
 
 class RunningServer(msgspec.Struct, frozen=True):
-    """What the file says. `words` are the options of `serve` that it was started with, `started_at` is a Unix time."""
+    """Content of the file. `words` are the options of `serve` it was started with, `started_at` is a Unix time."""
 
     host: str
     port: int
@@ -64,7 +64,7 @@ def is_served(home: Path) -> bool:
 
 
 def holder(home: Path) -> int:
-    """The process that holds the lock, also while it does not listen yet; 0: nobody does."""
+    """Return the id of the process that holds the lock, even if it does not listen yet; 0: none."""
     try:
         said = read_own(home / LOCK_NAME)
         return int(said) if is_served(home) else 0
@@ -73,16 +73,16 @@ def holder(home: Path) -> int:
 
 
 def read_server(home: Path) -> RunningServer | None:
-    """The server of this home; None where none runs, or it does not listen yet."""
+    """Return the server of this home; None where none runs, or it does not listen yet."""
     said = read_kept(home / FILE_NAME, RunningServer, MAX_FILE_BYTES)
     return said if said is not None and is_served(home) else None
 
 
 @contextlib.contextmanager
 def held_home(home: Path) -> Iterator[Callable[[RunningServer], None]]:
-    """No other server runs on this home meanwhile; the answer writes down where this one listens.
+    """Keep other servers off this home meanwhile; yield the function that records where this one listens.
 
-    A disk that cannot be written, or knows no locks, costs the file and nothing else. Raises `ServerRuns`.
+    A disk that cannot be written, or has no locks, costs the file and nothing else. Raises `ServerRuns`.
     """
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def _lock(descriptor: int, home: Path) -> None:
 
 
 def _let_others_start(home: Path) -> None:
-    """Let go of the lock of `paceline start`, which is the input of the server that it starts."""
+    """Release the lock of `paceline start`, which is the standard input of the server that it starts."""
     with contextlib.suppress(OSError), Path(os.devnull).open("rb") as nothing:
         if os.path.samestat(os.fstat(0), (home / START_LOCK).stat()):
             os.dup2(nothing.fileno(), 0)

@@ -1,7 +1,7 @@
-"""Settings as people write them, in an environment variable, at the terminal or in a field of a form.
+"""Settings as people write them: in an environment variable, at the terminal or in a form field.
 
-`plain` turns a value into JSON; each other function turns text into the value that it means, and leaves a value that is
-no text as it is. Sizes are bytes; `SpeculativeConfig` has a form of its own, that of vLLM.
+`plain` turns a value into JSON; each other converter turns text into the value that it means, and passes on a value
+that is not text. Sizes are bytes; `SpeculativeConfig` has vLLM's format.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses to
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to speculate. `method` empty: the one of the drafter `model`; `target` empty: the default model."""
+    """Speculation settings. `method` empty: the one of the drafter `model`; `target` empty: the default model."""
 
     method: str = ""
     model: str = ""
@@ -34,7 +34,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @classmethod
     def read(cls, text: str) -> "SpeculativeConfig":
-        """Raises ValueError with one line for what is no such object."""
+        """Read the JSON text. Raises ValueError with one line for anything else than such an object."""
         try:
             found = msgspec.json.decode(text, type=dict[str, Any])
             config = msgspec.convert(found, type=cls)
@@ -74,7 +74,7 @@ _BINARY_UNITS = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 def size_text(count: int) -> str:
-    """A size as people write it, exact: `parse_size` reads the same number again."""
+    """Format a size as people write it, exactly: `parse_size` returns the same number."""
     for unit, scale in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
         if count >= scale and count * 1000 % scale == 0:
             return f"{Decimal(count) / scale} {unit}"
@@ -82,9 +82,9 @@ def size_text(count: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in "12G", "1.5 GiB", "800MB" or "1000000"; K, M, G, T are powers of 1000 unless an i follows.
+    """Return the bytes in "12G", "1.5 GiB", "800MB" or "1000000"; K, M, G, T are powers of 1000 unless an i follows.
 
-    Raises ValueError when the text is no positive size.
+    Raises ValueError unless the text is a positive size.
     """
     match = re.fullmatch(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([KMGT]?I?)B?", text.strip().upper())
     scale = {**_UNITS, **_BINARY_UNITS}.get(match[2]) if match else None
@@ -116,7 +116,7 @@ def folder(value: object) -> object:
 
 
 def absolute(text: str) -> Path:
-    """The worker and downloads run in other folders than whoever gave this one."""
+    """Return an absolute path: the worker and downloads run in other folders than the user who gave it."""
     if "\0" in text:
         raise ValueError("no folder has a name with a NUL character")
     try:
@@ -158,7 +158,7 @@ def absent(value: object) -> object:
 
 
 def plain(value: Any) -> Any:
-    """The value of a setting as plain JSON; a secret only tells that it is set."""
+    """Return the value of a setting as plain JSON; a secret only shows that it is set."""
     if hasattr(value, "get_secret_value"):
         return "set"
     if isinstance(value, tuple):
@@ -178,18 +178,18 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable(host: str) -> str:
-    """The address at which a client on this computer reaches a server that listens on `host`."""
+    """Return the address at which a client on this computer reaches a server that listens on `host`."""
     return UNSPECIFIED.get(host, host)
 
 
 def local_url(host: str, port: int) -> str:
-    """Its URL, without a path."""
+    """Return the URL of such a server, without a path."""
     host = reachable(host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def host_names(host: str) -> tuple[str, ...]:
-    """What a Host header may call a server on `host`; nothing is known about one that listens everywhere."""
+    """Return the names that a Host header may have for a server on `host`; unknown for one that listens everywhere."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What was done for a request, from the step to the API: counters, where the seconds went, why it drafted as it did."""
+"""Statistics of a request, from the step to the API: counters, seconds by phase, why it drafted as it did."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from app.core.reason import NO_REASON, Reason, reason_object
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Why a step drafts as it does, or why not. `kind` groups decisions whose numbers change.
+    """Why a step drafts as it does, or not at all. `kind` groups decisions that differ in their numbers.
 
-    `method` and `num_draft_tokens` name what was weighed, even when it did not run; a step of it costs `cost_ratio`
-    plain steps, and `acceptance` is expected of its first draft.
+    `method` and `num_draft_tokens` name the option that was weighed, even if it did not run; such a step costs
+    `cost_ratio` plain steps, and `acceptance` is expected of its first draft.
     """
 
     kind: str = "draft"
@@ -24,7 +24,7 @@ class Decision:
 
 
 class Parts(NamedTuple):
-    """Where the seconds of one step went."""
+    """Seconds of one step by part."""
 
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -33,9 +33,9 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MethodStatistics:
-    """What one method did in the steps that it ran; the method `off` stands for the steps without drafts.
+    """Counters of one method over the steps that it ran; the method `off` stands for the steps without drafts.
 
-    The seconds are those of the wall, shared with the rows beside it; verifying includes plain forwards.
+    Seconds are wall time, shared with the other rows of the batch; verifying includes plain forwards.
     """
 
     method: str
@@ -48,7 +48,7 @@ class MethodStatistics:
     rewind_seconds: float = 0.0
 
     def after(self, drafted: int, accepted: int, parts: Parts) -> "MethodStatistics":
-        """One step more."""
+        """Return the counters after one more step."""
         return MethodStatistics(
             self.method,
             self.steps + 1,
@@ -62,7 +62,7 @@ class MethodStatistics:
 
     @classmethod
     def side_by_side(cls, parts: Sequence["MethodStatistics"]) -> "MethodStatistics":
-        """What choices did with one method: counts add up, seconds are the longest, because they run side by side."""
+        """Combine one method's counters of choices: counts add up, seconds are the longest, since they run together."""
         return cls(
             parts[0].method,
             steps=sum(each.steps for each in parts),
@@ -76,13 +76,13 @@ class MethodStatistics:
 
 
 def added_positions(counts: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Counts by position, added up."""
+    """Add up counts by position."""
     return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counters of one sequence, or of a reply up to its last token that was told, from the step to the API.
+    """Counters of one sequence, or of a reply up to its last token that was sent, from the step to the API.
 
     Sums and rates are derived, never stored.
     """
@@ -91,25 +91,25 @@ class Statistics:
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-    """Of these, those that the client was told as reasoning."""
+    """Completion tokens that were sent to the client as reasoning."""
     queue_seconds: float = 0.0
     """From `submit` to admission."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     first_token_seconds: float = 0.0
-    """From `submit` to the first told tokens; 0 when there were none."""
+    """From `submit` to the first tokens sent; 0 when there were none."""
     preemptions: int = 0
-    """How often it gave its row up for want of memory, and read its tokens again later."""
+    """Times that it gave up its row for lack of memory, to prefill its tokens again later."""
     close_calls: int = 0
-    """How often, under `strict`, a token was in doubt, so that it was decided without drafts."""
+    """Times that a token was in doubt under `strict`, so that it was decided without drafts."""
     replayed_tokens: int = 0
-    """How many tokens were read again for that."""
+    """Tokens that were read again for that."""
     by_method: tuple[MethodStatistics, ...] = ()
     """In order of first use; `off` counts the steps without drafts."""
     reason: Reason = NO_REASON
     """Why speculation did not run, or not all the time."""
     decision: Decision | None = None
-    """The last decision that the governor took for it; None when it had no say."""
+    """The governor's last decision for it; None when it had no say."""
 
     @property
     def drafted(self) -> int:
@@ -134,15 +134,15 @@ class Statistics:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What ran, in order of first use: `off` only when nothing ever drafted."""
+        """Methods that ran, in order of first use; `off` only when nothing ever drafted."""
         names = tuple(each.method for each in self.by_method)
         return tuple(name for name in names if name != "off") or names
 
     @classmethod
     def side_by_side(cls, usages: Sequence["Statistics"], *, choices_per_prompt: int = 1) -> "Statistics":
-        """The usage of a whole request; the prompt of `choices_per_prompt` neighbours counts once.
+        """Return the usage of a whole request; the prompt of `choices_per_prompt` neighbours counts once.
 
-        Times are the longest of any choice, because choices run side by side.
+        Times are the longest of any choice, since choices run side by side, but the first token is the earliest.
         """
         first_of_prompts = usages[::choices_per_prompt]
         methods = [each for usage in usages for each in usage.by_method]
@@ -167,9 +167,9 @@ class Statistics:
         )
 
     def timings(self) -> dict[str, Any]:
-        """llama.cpp's `timings`: `prompt_n` counts what was computed, `cache_n` what the prefix cache held.
+        """Return llama.cpp's `timings`: `prompt_n` counts computed tokens, `cache_n` those of the prefix cache.
 
-        `predicted_ms` is made of drafting, verifying (plain forwards included), rewinding and the host's rest.
+        `predicted_ms` consists of drafting, verifying (plain forwards included), rewinding and the host's remainder.
         """
         prompt_n = self.prompt_tokens - self.cached_tokens
         draft_seconds = sum(each.draft_seconds for each in self.by_method)
@@ -197,9 +197,9 @@ class Statistics:
         }
 
     def speculation(self, no_drafter: Reason) -> dict[str, Any]:
-        """Which method ran and what came of it; `reason` says why speculation did not run, or not all the time.
+        """Return the method that ran and its results; `reason` says why speculation did not run, or not all the time.
 
-        `no_drafter` is the reason where the worker named none; `decision` is the governor's last one, with its numbers.
+        `no_drafter` is the reason where the worker gave none; `decision` is the governor's last one, with its numbers.
         """
         decision, cycles = self.decision, self.cycles
         return {

@@ -1,5 +1,5 @@
-"""One step of the loop: what the scheduler plans, what the engine answers, what the client is told; and the engine as
-those who drive it see it, so that they can be tested with a fake.
+"""One step of the loop: the scheduler's plan, the engine's result, the client's events; and the engine as a port, so
+that its callers can be tested with a fake.
 
 There are no phases, only counters: `computed` counts the tokens of a sequence that are in the cache. Chunked
 prefill, a prefix hit, rejected drafts and carried-over tokens are all `computed` lagging behind `len(tokens)`.
@@ -28,7 +28,7 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """One forward over pieces of prompts, padded to the longest; no logits are wanted."""
+    """One forward over pieces of prompts, padded to the longest; logits are read only of prompts that are scored."""
 
     rows: tuple[PrefillRow, ...]
 
@@ -38,8 +38,8 @@ class DecodeRow:
     """Feed `tokens[computed:]` (one token, or more after a carry-over) and up to `num_draft_tokens` drafts.
 
     `tokens` is a read-only view of prompt and output. `remaining` is how many tokens may still be emitted (>= 1).
-    With what a grammar forces behind them they are up to `most_draft_tokens`. `forced` is filled in by the engine: what
-    comes first, because a grammar lets nothing else follow, as `Constraint.forced` tells it.
+    Drafts and the tokens that a grammar forces after them are at most `most_draft_tokens`. The engine fills in
+    `forced`: the first drafts, where a grammar allows nothing else, in the form of `Constraint.forced`.
     """
 
     sequence_id: str
@@ -77,7 +77,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a drafter that only looks up would draft next: `tokens`, behind a match of the last `matched_tokens`."""
+    """Drafts that a drafter which only looks up would propose: `tokens`, after a match of the last `matched_tokens`."""
 
     tokens: tuple[int, ...] = ()
     matched_tokens: int = 0
@@ -85,10 +85,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """What one row gained: `emitted` = accepted drafts and then one recovered or bonus token of the target.
+    """Gain of one row: `emitted` = accepted drafts and then one recovered or bonus token of the target.
 
-    `computed` is the new length of the cache. `drafted` counts only drafts that were verified. `confidences`: how
-    likely the target's raw logits made each emitted token.
+    `computed` is the new length of the cache. `drafted` counts only drafts that were verified. `confidences` are the
+    probabilities of the emitted tokens by the target's raw logits.
     """
 
     sequence_id: str
@@ -101,13 +101,13 @@ class RowOutcome:
     why_not_drafted: Reason = NO_REASON
     confidences: tuple[float, ...] = ()
     error: str = ""
-    """Why the row cannot go on: it ends with that, and the others do not."""
+    """Why the row cannot go on: it ends with this error, the others continue."""
     embedding: tuple[float, ...] = ()
-    """Of the whole prompt, where that is wanted."""
+    """Embedding of the whole prompt, if requested."""
     appended: int = 0
-    """Of the verified drafts, the last so many were forced by a grammar behind those of the drafter."""
+    """Number of verified drafts, the last ones, that a grammar forced after those of the drafter."""
     replayed: int = 0
-    """Under `strict`: so many tokens were read again one by one, because the last one emitted was in doubt."""
+    """Tokens read again one by one under `strict`, because the last one emitted was in doubt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +118,23 @@ class StepResult:
     prefilled: tuple[tuple[str, int], ...] = ()
     """(sequence id, new computed) of the rows that a prefill step fed."""
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    """By sequence id: of the prompt's tokens behind those that a prefill step fed, where that is wanted."""
+    """By sequence id, if requested: log probabilities of the prompt's tokens after those that a prefill step fed."""
     offers: Mapping[str, Mapping[str, Offer]] = field(default_factory=dict)
-    """By sequence id and method, of those that can tell for nothing; without tokens where they find nothing."""
+    """By sequence id and method, of methods that cost nothing to ask; without tokens where they find nothing."""
     forced: Mapping[str, int] = field(default_factory=dict)
-    """By sequence id: so many next tokens are known already, whoever drafts. What is offered stands behind them."""
+    """By sequence id: number of next tokens that a grammar forces, whatever the method. Offers come after them."""
     seconds: float = 0.0
     width: int = 1
     parts: Parts | None = None
-    """Of a step whose drafts were waited for: only then they are known."""
+    """Known only for a `timed` step that drafted."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one decode step with `drafts` drafts a row costs on this machine.
+    """Cost of one decode step with `drafts` drafts a row on this machine.
 
-    `seconds` is everything but the drafting, `draft_seconds` the drafting; 0: nobody measured it. `context_tokens` is
-    the least of a range that doubles, 0: a short one. `is_learnt`: from requests, not from a warm-up.
+    `seconds` is everything but the drafting, `draft_seconds` the drafting; 0: not measured. `context_tokens` is the
+    lower end of a range that doubles, 0: short contexts. `is_learnt`: from requests, not from a warm-up.
     """
 
     method: str
@@ -157,9 +157,9 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """Tokens of one step told to one client; exactly one event per request carries a `finish_reason`.
+    """Tokens of one step for one client; exactly one event per request carries a `finish_reason`.
 
-    `accepted` says how many of `tokens`, from the first, came from the drafter.
+    `accepted` counts those of `tokens`, from the first, that came from the drafter.
     """
 
     request_id: str
@@ -171,7 +171,7 @@ class TokenEvent:
     """Why this step drafted nothing."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the next tokens of the prompt, from the second on, where that is wanted: told before any other token."""
+    """Log probabilities of the next prompt tokens, from the second on, if requested: sent before any output token."""
     finish_reason: FinishReason | None = None
     statistics: Statistics = field(default_factory=Statistics)
     error: str = ""
@@ -185,26 +185,25 @@ class EngineLimits:
     max_context_tokens: int
     max_rows: int
     prefill_chunk_tokens: int = 512
-    """The most tokens of one prefill step."""
+    """Most tokens of one prefill step."""
     prefill_pairs: int = 1 << 27  # see `prefill_pairs` in `app/core/footprint.py`
     drafters: tuple[str, ...] = ()
     """Methods that can run here, best first."""
     longest_drafts: Mapping[str, int] = field(default_factory=dict)
-    """Method -> the most drafts that it ever proposes; others know no such limit."""
+    """Method -> most drafts that it ever proposes; methods without a limit are absent."""
     unavailable: Mapping[str, Reason] = field(default_factory=dict)
-    """Method -> the reason why it cannot run here."""
+    """Method -> reason why it cannot run here."""
     cheap_tokens: tuple[int, ...] = ()
-    """Of one forward, just before it gets dearer on this chip; empty where that is unknown."""
+    """Token counts just before a forward gets dearer on this chip; empty where they are unknown."""
     stops_at_checkpoints: bool = False
-    """Whether pieces of prompts end at the checkpoints of their requests, where caches that cannot be cut are copied.
-    """
+    """Whether prefill stops at the checkpoints of a request, where caches that cannot be trimmed are copied."""
 
 
 class EnginePort(Protocol):
     """One loaded model with its drafters. All calls come from the MLX thread; none blocks on anything else."""
 
     measured: Sequence[StepCost]
-    """What steps cost when the model was warmed up, or in an earlier life on this machine."""
+    """Step costs, measured when the model was warmed up or loaded earlier on this machine."""
     on_progress: Callable[[], None]
     """Called between the parts of a long step; it must be quick."""
 
@@ -212,15 +211,15 @@ class EnginePort(Protocol):
     def limits(self) -> EngineLimits: ...
 
     def admit(self, request: Request) -> int:
-        """Claim a row; the answer is how many prompt tokens the prefix cache already holds (< prompt length)."""
+        """Claim a row; return how many prompt tokens the prefix cache already holds (< prompt length)."""
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run one forward. All caches commit or none: on an exception the rows of the plan are unusable."""
 
     def release(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Free the row; `tokens` (prompt and told output) may be kept for the prefix cache. Unknown ids are fine."""
+        """Free the row; `tokens` (prompt and sent output) may be kept for the prefix cache. Unknown ids are fine."""
 
-    # --- for the pool: its bytes, and to let go of them -------------------------------------------------------
+    # --- for the pool: its bytes, and how to free them --------------------------------------------------------
 
     @property
     def cache_bytes(self) -> int: ...

@@ -1,9 +1,9 @@
-"""Which id stands for which piece of text, told by the files of a tokenizer without a tokenizer library.
+"""The pieces of text that token ids stand for, from the files of a tokenizer, without a tokenizer library.
 
-Two models may draft for one another when every id means the same in both, added tokens included; both processes ask
-here. Sizes prove nothing: embeddings are padded differently within one family (151,936 and 152,064 rows for the same
-Qwen 2.5 tokens). A file is read once, and again when it changed: what counts about it is remembered by its stamp, and
-in a small file from one start to the next, so that two tokenizers are compared by their digests.
+Two models may draft for one another when every id means the same in both, added tokens included; server and worker both
+ask here. Sizes prove nothing: embeddings are padded differently within one family (151,936 and 152,064 rows for the
+same Qwen 2.5 tokens). A file is read once, and again when it changed: its facts are remembered by its stamp, and in a
+small file from one start to the next, so that two tokenizers are compared by their digests.
 """
 
 import contextlib
@@ -24,42 +24,42 @@ from app.core.safe_files import DOWNLOAD_AGAIN, read_file, write_privately
 
 MAX_TOKENIZER_BYTES = 128 * 1024 * 1024
 MAX_PIECES = 2_000_000
-"""More than eight times the largest published vocabulary; a file that could hold more is not decoded."""
+"""Limit of pieces, over eight times the largest published vocabulary; a file that could hold more is not decoded."""
 OPAQUE_FILES = ("tokenizer.model", "vocab.json", "tekken.json")
-"""Compared byte by byte when there is no `tokenizer.json`."""
+"""Tokenizer files that are compared byte by byte when there is no `tokenizer.json`."""
 HIGHEST_ID = 1 << 31
 ORDINARY = "\0ordinary"
-"""No special token has this name."""
+"""Use of an id that stands for text; no special token has this name."""
 INCOMPARABLE = "its tokenizer cannot be compared; both models need a tokenizer.json"
 
 FORM = 2
-"""Of the kept file: one that has another is made anew."""
+"""Format version of the kept file; a file of another version is made anew."""
 KEPT_FILES, KEPT_DIFFERENCES = 512, 1024
 MAX_KEPT_BYTES = 16 * 1024 * 1024
 MAX_FACTS_BYTES = 256 * 1024
 LINES = 8192
 
 Stamp = tuple[int, int, int, int]
-"""Inode, size and times: another value when a file changed."""
+"""Inode, size and times of a file, which differ once it has changed."""
 
 Value = TypeVar("Value")
 _logger = logging.getLogger("paceline.tokenizers")
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts about one tokenizer."""
+    """Facts about one tokenizer."""
 
     tokens: str = ""
     """Digest of every id with its piece, added ones included; empty without any tokenizer file."""
     words: str = ""
     """The same without the added ones; empty where the file lists no pieces."""
     ordinary: tuple[tuple[int, int], ...] = ()
-    """The ids that stand for text, as ranges without their ends."""
+    """The ids that stand for text, as half-open ranges."""
     special: dict[int, str] = {}
     highest: int = -1
-    """The highest id; -1 where nobody knows."""
+    """The highest id; -1 where it is unknown."""
     longest_bytes: int = 0
-    """Of a piece of text; 0 where nobody knows."""
+    """Bytes of the longest piece of text; 0 where unknown."""
     problem: str = ""
     """Why the file cannot be used."""
 
@@ -76,7 +76,7 @@ class _Pieces(msgspec.Struct):
 
 
 class _Content(msgspec.Struct):
-    """The part of `tokenizer.json` that is looked at."""
+    """The part of `tokenizer.json` that is read."""
 
     model: _Pieces
     added_tokens: list[_Added] | None = None
@@ -94,7 +94,7 @@ class _Kept(msgspec.Struct):
 class TokenizerCache:
     """Remembers tokenizers, in memory and in the file `kept` (None: in memory only). Calls may come from any thread.
 
-    `read` reads a file of at most so many bytes, or raises `ModelUnavailable`.
+    `read` takes a path and the most bytes to read, and raises `ModelUnavailable`.
     """
 
     def __init__(self, kept: Path | None = None, read: Callable[[Path, int], bytes] = read_file) -> None:
@@ -104,12 +104,12 @@ class TokenizerCache:
         self._kept: _Kept | None = None
 
     def known(self, path: Path) -> Facts | None:
-        """What is remembered of this file as it is now; None: it has to be read. Never reads it."""
+        """Return the remembered facts of this file as it is now; None: it has to be read. Never reads it."""
         found = self._recall().files.get(str(path))
         return self._recall().contents.get(found[1]) if found is not None and found[0] == _stamp(path) else None
 
     def facts(self, path: Path) -> Facts:
-        """What counts about this file, read when it must be. Raises `DiskUnavailable`."""
+        """Return the facts of this file, which is read if it must be. Raises `DiskUnavailable`."""
         found = self.known(path)
         if found is not None:
             return found
@@ -121,7 +121,7 @@ class TokenizerCache:
             return found
 
     def difference(self, key: str, main: Path, draft: Path, find: "Comparison") -> str:
-        """What `find` says about two `tokenizer.json`, or said when it was asked before under this key."""
+        """Return what `find` says about two `tokenizer.json`, or said earlier under this key."""
         kept = self._recall()
         if key not in kept.differences:
             with self._reading:
@@ -153,7 +153,7 @@ class TokenizerCache:
             return self._kept
 
     def _keep(self) -> None:
-        """Write what is known now, and what another process found meanwhile; the oldest goes where it is too much."""
+        """Write what is known now and what another process found meanwhile; drop the oldest beyond the limits."""
         if self._path is None:
             return
         ours, theirs = self._recall(), _kept_in(self._path)
@@ -173,25 +173,25 @@ class TokenizerCache:
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """The tokenizer of one model folder. What reads raises `ModelUnavailable`, and `OSError` when the folder goes."""
+    """The tokenizer of one model folder. Reading raises `ModelUnavailable`, or `OSError` when the folder vanishes."""
 
     folder: Path
     cache: TokenizerCache
 
     @property
     def path(self) -> Path | None:
-        """The file that counts; None when the folder has none."""
+        """The tokenizer file in use; None when the folder has none."""
         names = ("tokenizer.json", *OPAQUE_FILES)
         return next((path for name in names if (path := self.folder / name).is_file()), None)
 
     @property
     def is_known(self) -> bool:
-        """Whether nothing has to be read to tell about it."""
+        """Whether its facts are known without reading a file."""
         path = self.path
         return path is None or self.cache.known(path) is not None
 
     def facts(self) -> Facts:
-        """What counts about it."""
+        """Return its facts."""
         path = self.path
         found = self.cache.facts(path) if path is not None else Facts()
         if found.problem:
@@ -199,7 +199,7 @@ class Tokenizer:
         return found
 
     def longest_bytes(self) -> int:
-        """Of a piece of text that one token stands for; 0 where nobody knows. Raises nothing."""
+        """Return the bytes of the longest piece that one token stands for; 0 where unknown. Raises nothing."""
         with contextlib.suppress(ModelUnavailable, OSError):
             return self.facts().longest_bytes
         return 0
@@ -210,7 +210,7 @@ class Tokenizer:
         return bool(ours) and ours == draft.facts().tokens
 
     def misfit(self, draft: "Tokenizer", rows: int) -> str:
-        """Why a draft model with so many rows in its embedding (0: nobody knows) cannot draft for this one; "": it can.
+        """Return why a draft model with `rows` in its embedding (0: unknown) cannot draft for this one; "": it can.
 
         One rule for the server that pairs and the worker that loads.
         """
@@ -220,7 +220,7 @@ class Tokenizer:
         return f"it has {rows} rows and none for token {highest}; {DOWNLOAD_AGAIN}" if 0 < rows <= highest else ""
 
     def difference(self, draft: "Tokenizer") -> str:
-        """The lowest id that does not mean the same in both, in words; "" when all do."""
+        """Describe the lowest id that does not mean the same in both; "" when all do."""
         ours, theirs = self.facts(), draft.facts()
         if self.shares_tokens(draft):
             return ""
@@ -230,9 +230,9 @@ class Tokenizer:
         return f"it has another tokenizer: {found}; choose a draft model of the same family"
 
     def other_word(self, draft: "Tokenizer") -> str:
-        """The lowest id that stands for one piece of text here and for another in `draft`, in words; "" when none.
+        """Describe the lowest id that stands for one piece of text here and another in `draft`; "" when there is none.
 
-        Added tokens and ids that only one of them knows are free.
+        Added tokens and ids that only one of the two has may differ.
         """
         ours, theirs = self.facts(), draft.facts()
         if not (ours.words and theirs.words) or ours.words == theirs.words:
@@ -244,7 +244,7 @@ class Tokenizer:
         return self.cache.difference(key, *files, find)
 
     def use_of(self, token: int) -> str:
-        """`ORDINARY` for an id that stands for text, the name of a special token, "" for an id that is free."""
+        """Return `ORDINARY` for an id that stands for text, the name of a special token, "" for an unused id."""
         found = self.facts()
         if any(begin <= token < end for begin, end in found.ordinary):
             return ORDINARY
@@ -267,7 +267,7 @@ Comparison = Callable[[_Vocabulary, _Vocabulary], str]
 
 
 def _first_difference(main: _Vocabulary, draft: _Vocabulary) -> str:
-    """The lowest id that does not mean the same in both, in words; "" when all do."""
+    """Describe the lowest id that does not mean the same in both; "" when all do."""
     return _first(main.pieces.keys() | draft.pieces.keys(), main.pieces, draft.pieces)
 
 
@@ -342,7 +342,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _kept_in(path: Path | None) -> _Kept:
-    """What the file holds; nothing when it is missing, damaged or of another form: it is made anew."""
+    """Read the kept file; empty when it is missing, damaged or of another version: it is made anew."""
     found = None if path is None else read_kept(path, _Kept, MAX_KEPT_BYTES)
     return found if found is not None and found.form == FORM else _Kept()
 

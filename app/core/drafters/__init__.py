@@ -1,7 +1,7 @@
-"""Every way to draft, described once: whoever lists, recognises, pairs, sets, words or runs methods asks `METHODS`.
+"""Every drafting method, described once: code that lists, recognises, pairs, sets, names or runs them uses `METHODS`.
 
-To add one: one line in `METHODS`, and its `Drafter` in `app/engine/drafters/<name>.py`. One whose checkpoints have a
-format of their own describes it in a `DrafterConfig` of `formats.py`.
+To add one: one line in `METHODS`, and its `Drafter` in `app/engine/drafters/<name>.py`. A method whose checkpoints have
+a format of their own describes it in a `DrafterConfig` of `formats.py`.
 """
 
 from collections.abc import Mapping
@@ -17,29 +17,28 @@ from app.core.safe_files import printable
 from app.core.tokenizer_file import Tokenizer
 
 OFF, AUTO = "off", "auto"
-"""Beside the methods: plain decoding, and whatever pays."""
+"""Choices other than a method: plain decoding, and whichever method pays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One way to draft."""
+    """One drafting method."""
 
     name: str
     drafts_with: Literal["features", "model", "text"]
-    """A drafter that reads the target's hidden states, a smaller model of the same tokens, or what was written before.
-    """
+    """A drafter that reads the target's hidden states, a smaller model with the same tokens, or earlier text."""
     words: Mapping[str, str]
-    """What people call it, by language; where one is missing, in English."""
+    """Display names by language; English where one is missing."""
     config: type[DrafterConfig] = DrafterConfig
-    """How the config of its drafters is read and checked."""
+    """Class that reads and checks the config of its drafters."""
     keys: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    """A folder is a drafter of this method when its config has one of these keys, or an architecture with one of these
-    in its name; when both are empty, the key `<name>_config` or its own name."""
+    """A folder is a drafter of this method when its config has one of `keys`, or an architecture with one of `names` in
+    its name; when both are empty, the key `<name>_config` or an architecture with the method's name."""
     is_head: bool = False
     """Whether it may lie inside the main model's own checkpoint."""
     other_names: tuple[str, ...] = ()
-    """What else it is called in vLLM's `speculative_config`."""
+    """Other names in vLLM's `speculative_config`."""
 
     def describes(self, config: Config) -> bool:
         """Whether a folder with this config is a drafter of this method."""
@@ -82,25 +81,25 @@ METHODS = (
     DRAFT_MODEL,
     NGRAM,
 )
-"""Best first: that is the order in which `auto` tries them where nothing was measured."""
+"""All methods, best first: the order in which `auto` tries them where nothing was measured."""
 
 METHOD_NAMES = tuple(method.name for method in METHODS)
 FEATURE_METHODS = tuple(method.name for method in METHODS if method.drafts_with == "features")
-"""Those whose drafters read the target's hidden states."""
+"""Methods whose drafters read the target's hidden states."""
 DRAFT_METHODS = tuple(method.name for method in METHODS if method.drafts_with != "text")
-"""Those that need a drafter on disk."""
+"""Methods that need a drafter on disk."""
 TEXT_METHODS = tuple(method.name for method in METHODS if method.drafts_with == "text")
 
 
 def drafter_method(config: Config) -> str:
-    """Which feature drafter `config` describes, or "" when it is a model of its own."""
-    ranked = sorted(METHODS, key=lambda method: method.is_head)  # the name of a head says least
+    """Return the method of the feature drafter that `config` describes, or "" for a model of its own."""
+    ranked = sorted(METHODS, key=lambda method: method.is_head)  # the name of a head is the least specific
     found = next((method.name for method in ranked if method.describes(config)), "")
     return found or printable(str(config.get("speculators_model_type", "")))
 
 
 def read_drafter(method: str, config: Config, target_config: Config) -> DrafterConfig:
-    """The config of a feature drafter, checked against the target's. Raises ModelUnavailable."""
+    """Read the config of a feature drafter, checked against the target's. Raises ModelUnavailable."""
     if method not in FEATURE_METHODS:
         raise ModelUnavailable(f"drafters of the kind {method or 'unknown'} cannot run here; choose another one")
     return METHODS[METHOD_NAMES.index(method)].config.read(config, target_config)
@@ -109,7 +108,7 @@ def read_drafter(method: str, config: Config, target_config: Config) -> DrafterC
 def check_drafter(
     method: str, folder: Path, config: Config, tensors: Tensors, *, target: Tokenizer, target_config: Config
 ) -> DrafterConfig:
-    """Everything about a drafter that both processes can know without loading it; its config. Raises ModelUnavailable.
+    """Check what can be known of a drafter without loading it, and return its config. Raises ModelUnavailable.
 
     `target` is the tokenizer of the main model. `tensors` are the drafter's own, by name; those of a head inside the
     target's checkpoint lie in the same folder.

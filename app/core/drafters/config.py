@@ -1,8 +1,8 @@
-"""What the `config.json` of a feature drafter says, checked against its target; and whether its checkpoint holds
-exactly the tensors that its config asks for, in shapes and types that can run.
+"""The `config.json` of a feature drafter, checked against its target; and the check that its checkpoint holds exactly
+the tensors that its config asks for, in shapes and types that can run.
 
-From headers alone: the server pairs with it, the worker builds with it. What is wrong is a `ModelUnavailable` with one
-line. Every tap is a decoder layer of the target, counted from 0, whose *output* is read, whatever convention the file
+Headers are enough: the server uses this to pair, the worker to build. Problems raise `ModelUnavailable` with one line.
+Every tap is a decoder layer of the target, counted from 0, whose *output* is read, whatever convention the file
 follows; `FINAL` is the state behind the final norm.
 """
 
@@ -33,7 +33,7 @@ ROPE_NUMBERS: Mapping[str, tuple[str, ...]] = {
     "proportional": (),
     "mrope": (),
 }
-"""Kinds of rotary positions that can run, and the numbers that each one needs."""
+"""Kinds of rotary positions that can run, and the numbers that each needs."""
 
 Shape = tuple[int, ...]
 Tensors = Mapping[str, TensorInfo]
@@ -67,9 +67,9 @@ class DrafterConfig:
 
     @classmethod
     def read(cls, config: Config, target_config: Config) -> Self:
-        """The config of a drafter, checked against that of its target. Raises ModelUnavailable.
+        """Read the config of a drafter, checked against that of its target. Raises ModelUnavailable.
 
-        Where a method has no format of its own: one layer or more of the target's width behind `target_layer_ids`.
+        For methods without a format of their own: one or more layers of the target's width, fed by `target_layer_ids`.
         """
         target, values = TargetFacts.read(target_config), ConfigValues(config)
         check_made_for(values, target)
@@ -77,18 +77,18 @@ class DrafterConfig:
         return cls(**shape_of(values, target), taps=(FINAL,) if taps is None else checked_taps(taps, target))
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:
-        """What else can be known before anything is loaded of a drafter whose tensors are those of its config.
+        """Check what else can be known before loading a drafter whose tensors match its config.
 
         `target` is the tokenizer of the main model. Raises ModelUnavailable.
         """
 
     def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
-        """The tensors that count, by the names that they have here, and those that there must be."""
+        """Return the tensors that count, by the names used here, and the shapes of those that must exist."""
         return {}, {}
 
 
 def values_of(config: Config, section: str) -> ConfigValues:
-    """What the method's own section says, then the top of the config, then the layers of the `speculators` format."""
+    """Return values from the method's own section, then the top of the config, then the `speculators` layer config."""
     top = ConfigValues(config)
     return ConfigValues(top.section(section), config, top.section("transformer_layer_config"))
 
@@ -98,7 +98,7 @@ def is_speculators(config: Config) -> bool:
 
 
 def check_made_for(values: ConfigValues, target: TargetFacts) -> None:
-    """Width, depth and vocabulary of the target that the drafter was trained on."""
+    """Check width, depth and vocabulary of the target that the drafter was trained on."""
     width = values.whole("target_hidden_size", "hidden_size", default=target.hidden_size)
     if width != target.hidden_size:
         raise ModelUnavailable(f"it was made for a hidden size of {width}, the main model has {target.hidden_size}")
@@ -111,7 +111,7 @@ def check_made_for(values: ConfigValues, target: TargetFacts) -> None:
 
 
 def shape_of(values: ConfigValues, target: TargetFacts) -> dict[str, Any]:
-    """The fields of `DrafterConfig`, less the taps."""
+    """Return the fields of `DrafterConfig`, less the taps."""
     hidden = values.whole("hidden_size")
     heads = values.whole("num_attention_heads")
     rows = target.vocab_size or values.whole("vocab_size")
@@ -160,8 +160,8 @@ def checked_taps(taps: Sequence[int], target: TargetFacts) -> tuple[int, ...]:
 
 
 def check_tensors(config: DrafterConfig, tensors: Tensors, target_config: Config) -> None:
-    """Raises ModelUnavailable with one line: what is missing, foreign or misshapen, and the next action."""
-    if config.num_hidden_layers > len(tensors):  # before as many names are made up
+    """Raise ModelUnavailable with one line: what is missing, foreign or misshapen, and the next action."""
+    if config.num_hidden_layers > len(tensors):  # before a name is made up for each layer
         raise ModelUnavailable(
             f"its config.json asks for {config.num_hidden_layers} layers, its weights hold {len(tensors)} tensors; "
             f"{DOWNLOAD_AGAIN}"
@@ -170,12 +170,12 @@ def check_tensors(config: DrafterConfig, tensors: Tensors, target_config: Config
 
 
 def own_names(tensors: Tensors) -> Tensors:
-    """Without the `model.` that some checkpoints begin their names with."""
+    """Strip the prefix `model.` that some checkpoints use."""
     return {name.removeprefix("model."): info for name, info in tensors.items()}
 
 
 def attention_tensors(sizes: DrafterConfig, reads: int, gated: int, *, bias: bool, norms: bool) -> dict[str, Shape]:
-    """Tensors of an attention over inputs of size `reads`; `gated` 2: queries carry a gate of the same size."""
+    """Return the shapes of an attention over inputs of size `reads`; `gated` 2: queries carry a gate of their size."""
     size, heads, shared = sizes.head_dim, sizes.num_attention_heads, sizes.num_key_value_heads
     outputs = {"q_proj": heads * size * gated, "k_proj": shared * size, "v_proj": shared * size}
     found: dict[str, Shape] = {f"{name}.weight": (rows, reads) for name, rows in outputs.items()}
@@ -188,7 +188,7 @@ def attention_tensors(sizes: DrafterConfig, reads: int, gated: int, *, bias: boo
 
 
 def layer_tensors(attention: Mapping[str, Shape], hidden: int, intermediate: int) -> dict[str, Shape]:
-    """Tensors of a decoder layer; `intermediate` 0 leaves out what follows the attention."""
+    """Return the shapes of a decoder layer; `intermediate` 0 leaves out what follows the attention."""
     found: dict[str, Shape] = {f"self_attn.{name}": shape for name, shape in attention.items()}
     found |= {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
     if intermediate:
@@ -198,7 +198,7 @@ def layer_tensors(attention: Mapping[str, Shape], hidden: int, intermediate: int
 
 
 def check_attention(config: DrafterConfig) -> None:
-    """What would only fail when the first token is drafted."""
+    """Raise ModelUnavailable for what would only fail when the first token is drafted."""
     if config.num_attention_heads % config.num_key_value_heads:
         raise ModelUnavailable(
             f"its {config.num_attention_heads} attention heads cannot share {config.num_key_value_heads} for keys and "
@@ -247,6 +247,6 @@ def _compare(tensors: Tensors, wanted: Mapping[str, Shape]) -> None:
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first name, and how many more there are."""
+    """Name the first tensor, and how many more there are."""
     first, *more = sorted(names)
     return f"{printable(first)} and {len(more)} more tensors" if more else f"the tensor {printable(first)}"

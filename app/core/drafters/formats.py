@@ -1,4 +1,4 @@
-"""What the checkpoints of each feature drafter look like that have a format of their own.
+"""Checkpoint formats of the feature drafters that have one of their own.
 
 DFlash as z-lab publishes it, and EAGLE-3 as SafeAI Lab does, each in the `speculators` format too; and the multi-token
 head that Qwen3-Next, Qwen3.5 and the DeepSeek family are trained with, in a folder of its own or inside the main
@@ -32,7 +32,7 @@ from app.core.safe_files import DOWNLOAD_AGAIN, read_integers, read_object
 from app.core.tokenizer_file import ORDINARY, Tokenizer
 
 LONGEST_BLOCK = 65
-"""An anchor and the 64 drafts that a request may ask for."""
+"""Slots of the longest block: an anchor and the 64 drafts that a request may ask for."""
 SPECULATORS_BLOCK = 8
 DFLASH2_KEYS = ("conv_kernel_size", "selector_rank", "selector_top_k")
 ANCHOR_KEYS = ("sample_from_anchor", "num_anchors")
@@ -44,10 +44,10 @@ UNSUPPORTED_KEYS = (
     "projector_type",
 )
 BORROWED = ("embed_tokens.", "lm_head.", "verifier_norm.", "verifier_lm_head.", "t2d", "d2t")
-"""What a checkpoint may carry beside its own layers: the target's copies are used."""
+"""Prefixes of tensors that a checkpoint may carry beside its own layers: the target's copies are used."""
 MAX_TEMPLATE_BYTES = 1 << 20
 MTP_LAYOUTS = {"qwen3_next": "qwen", "qwen3_5": "qwen", "deepseek": "deepseek"}
-"""Where the head of a target lies in its checkpoint, by the start of the target's `model_type`."""
+"""Layout of a target's head in its checkpoint, by the start of the target's `model_type`."""
 
 Value = TypeVar("Value")
 
@@ -89,12 +89,12 @@ class DFlashConfig(DrafterConfig):
         )
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
-        """Its mask is no token that the target may write."""
+        """Check that its mask is not a token that the target may write."""
         if use := _token_use(target, self.mask_token_id):
             raise ModelUnavailable(f"its mask token {self.mask_token_id} is {use} of the main model")
 
     def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
-        """The layers, and what surrounds them; what the target has too is not looked at."""
+        """Return the layers and what surrounds them; tensors that the target has too are ignored."""
         check_attention(self)
         hidden = self.hidden_size
         attention = attention_tensors(self, hidden, 1, bias=self.attention_bias, norms=True)
@@ -132,7 +132,7 @@ def _layer_types(values: ConfigValues, layers: int) -> tuple[str, ...]:
 
 
 def _causality(values: ConfigValues, layer_types: Sequence[str]) -> tuple[bool, ...]:
-    """A sliding layer is causal inside the block, a full one is not, unless the config says otherwise."""
+    """Return which layers are causal inside the block: sliding ones, unless the config says otherwise."""
     declared = values.get("causal", "is_causal", "dflash_query_causal")
     if isinstance(declared, bool):
         return (declared,) * len(layer_types)
@@ -141,7 +141,7 @@ def _causality(values: ConfigValues, layer_types: Sequence[str]) -> tuple[bool, 
 
 
 def _dflash_taps(config: Config, values: ConfigValues, layers: int, target: TargetFacts) -> tuple[int, ...]:
-    """`target_layer_ids` count outputs from 0, the `speculators` format from 1; without either, spread evenly."""
+    """Return the taps: `target_layer_ids` count from 0, `speculators` ids from 1; without either, spread evenly."""
     before = values.layer_ids("aux_hidden_state_layer_ids") if is_speculators(config) else None
     taps = [tap - 1 for tap in before] if before else values.layer_ids("target_layer_ids")
     if taps is None:
@@ -152,9 +152,9 @@ def _dflash_taps(config: Config, values: ConfigValues, layers: int, target: Targ
 
 
 def _token_use(tokenizer: Tokenizer, token: int) -> str:
-    """What a model with this tokenizer can write with this id, in words; "" for an id that no answer holds.
+    """Describe what a model with this tokenizer uses this id for; "" for an id that no answer holds.
 
-    A special token that ends no text and that no chat template mentions is free. Raises ModelUnavailable.
+    A special token is free if it ends no text and no chat template mentions it. Raises ModelUnavailable.
     """
     folder = tokenizer.folder
     if not (folder / "tokenizer.json").is_file():
@@ -177,7 +177,7 @@ def _ends(folder: Path) -> set[int]:
 
 
 def template_text(folder: Path) -> str:
-    """Every chat template of the folder, as text to search; empty where there is none."""
+    """Return every chat template of the folder, as text to search; empty where there is none."""
     files = [folder / name for name in ("tokenizer_config.json", "chat_template.json")]
     texts = [str(read_object(file).get("chat_template") or "") for file in files if file.is_file()]
     path = folder / "chat_template.jinja"
@@ -221,7 +221,7 @@ class Eagle3Config(DrafterConfig):
         )
 
     def check(self, folder: Path, tensors: Tensors, target: Tokenizer) -> None:  # noqa: ARG002
-        """Each draft token is a token of the target: `d2t` leads there."""
+        """Check that `d2t` maps each draft token to a token of the target."""
         rows, vocabulary = self.draft_vocab_size, self.vocab_size
         if "embed_tokens.weight" not in tensors and self.hidden_size != self.target_hidden_size:
             raise ModelUnavailable("it has no embedding of its own, and that of the main model has another width")
@@ -234,7 +234,7 @@ class Eagle3Config(DrafterConfig):
             raise ModelUnavailable(f"its d2t leads beyond the main model's {vocabulary} tokens")
 
     def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:  # noqa: ARG002
-        """The one layer, its head, and an embedding and a table of tokens where it brings them."""
+        """Return its layer, its head, and an embedding and a token table where it has them."""
         if self.norm_before_fc or self.fc_norm:
             raise ModelUnavailable("it norms the states before it joins them, which cannot run here")
         check_attention(self)
@@ -253,7 +253,7 @@ class Eagle3Config(DrafterConfig):
 
 
 def _eagle_taps(values: ConfigValues, target: TargetFacts) -> tuple[int, ...]:
-    """Published ids say before which layer the state is taken: one less is the layer that put it out."""
+    """Return the taps: a published id names the layer that the state enters, one less is the layer that put it out."""
     declared = values.layer_ids("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
     before = [2, target.layers // 2, target.layers - 3] if declared is None else declared
     return checked_taps([tap - 1 for tap in before], target)
@@ -261,7 +261,7 @@ def _eagle_taps(values: ConfigValues, target: TargetFacts) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpConfig(DrafterConfig):
-    """The multi-token head of a target; what the drafter's config leaves out, the target's says.
+    """The multi-token head of a target; the target's config supplies what the drafter's leaves out.
 
     `layout` `qwen`: tensors `mtp.*`; `deepseek`: further decoder layers, the first with index `target_layers`.
     """
@@ -287,8 +287,8 @@ class MtpConfig(DrafterConfig):
         )
 
     def wanted(self, tensors: Tensors, target_config: Config) -> tuple[Tensors, Mapping[str, Shape]]:
-        """A Qwen head's one layer has the sizes of the main model's, its experts are left alone; of DeepSeek's only the
-        projection is looked at that joins an embedding and a state."""
+        """Return the tensors of a Qwen head, whose one layer has the main model's sizes, without its experts; of
+        DeepSeek's only the projection that joins an embedding and a state."""
         if self.layout != "qwen":
             joins = {name: info for name, info in tensors.items() if name.endswith("eh_proj.weight")}
             return joins, dict.fromkeys(joins or ("eh_proj.weight",), (self.hidden_size, 2 * self.hidden_size))
@@ -314,7 +314,7 @@ class MtpConfig(DrafterConfig):
 
 
 def head_tensors(config: Config, tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """The multi-token head that lies inside a main model's checkpoint, by name; empty when there is none.
+    """Return the multi-token head inside a main model's checkpoint, by name; empty when there is none.
 
     Qwen calls its tensors `mtp.*`; DeepSeek adds layers behind the `num_hidden_layers` that the config counts.
     """
