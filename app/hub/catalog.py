@@ -1,10 +1,10 @@
-"""The models on this disk: found, checked and listed, each with its problem when it has one.
+"""The models on this disk: found, checked and listed, each with its problem if it has one.
 
-They lie in flat folders, in `organisation/name` folders and in the Hugging Face cache. Of each folder at most
-`MAX_ENTRIES` names are read; a missing or forbidden one holds no models and is no error.
-Runs in the server process. A model is inspected once and again only when a file of its folder changes; the listing
-itself is refreshed at most every `refresh_seconds`, so `/v1/models` stays cheap. What cannot be read for the moment
-stays as it was last seen. Calls may come from any thread.
+They lie in flat folders, in `organisation/name` folders and in the Hugging Face cache. At most `MAX_ENTRIES` names of
+each folder are read; a missing or forbidden folder holds no models and is not an error.
+Runs in the server process. A model is inspected again only when a file of its folder changes; the listing itself is
+refreshed at most every `refresh_seconds`, so that `/v1/models` is cheap. A folder that cannot be read at present is
+listed as last seen. Calls may come from any thread.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from app.core.tokenizer_file import Tokenizer, TokenizerCache
 
 SETTINGS_BYTES = 1 << 20
 MAX_ENTRIES = 20_000
-"""Of one folder: what lies behind them is not looked for, so that nobody waits for a folder of millions."""
+"""Most names that are read of one folder; the rest is ignored, so that no request waits for a folder of millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class FolderCandidate:
 
 
 def candidates(root: Path, unread: list[Path]) -> list[FolderCandidate]:
-    """Models at `root` itself, one level below (`name`) or two levels below (`organisation/name`), sorted by id.
+    """Return models at `root` itself, one level below (`name`) or two levels below (`organisation/name`), sorted by id.
 
-    Those that are reached through a link come last: a folder is listed once, and best where it really is. Folders that
-    cannot be read for the moment are added to `unread`.
+    Those reached through a link come last: a folder is listed once, preferably where it really is. Folders that cannot
+    be read at present are added to `unread`.
     """
     real = Path(os.path.realpath(root))
     found = list(_Search(unread).below(root))
@@ -70,7 +70,7 @@ class _Search:
                 yield from (FolderCandidate(f"{folder.name}/{child.name}", child) for child in nested)
 
     def _snapshot(self, repository: Path) -> Iterator[FolderCandidate]:
-        """The snapshot of `refs/main`, or the newest one, of a `models--organisation--name` folder."""
+        """Yield the snapshot of `refs/main`, or the newest one, of a `models--organisation--name` folder."""
         snapshots = repository / "snapshots"
         try:
             revision = (repository / "refs" / "main").read_text("ascii").strip()
@@ -83,7 +83,7 @@ class _Search:
             yield FolderCandidate("/".join(repository.name.split("--")[1:]), folder)
 
     def _looks_like_model(self, folder: Path) -> bool:
-        """A folder with a config, or with safetensors weights that lack one (listed as broken). GGUF is neither."""
+        """Whether it has a config, or safetensors weights without one (listed as broken). GGUF is neither."""
         if os.path.lexists(folder / "config.json"):
             return True
         return any(name.endswith(".safetensors") and not name.startswith(".") for name, _ in self._entries(folder))
@@ -93,7 +93,7 @@ class _Search:
         return [folder / name for name in sorted(names)]
 
     def _entries(self, folder: Path) -> list[tuple[str, bool]]:
-        """Names, and whether they are folders."""
+        """List names, and whether they are folders."""
         try:
             with os.scandir(folder) as entries:
                 return [(each.name, _is_folder(each)) for each in itertools.islice(entries, MAX_ENTRIES)]
@@ -104,7 +104,7 @@ class _Search:
 
 
 def hugging_face_cache(environment: Mapping[str, str], home: Path) -> Path:
-    """The hub cache as huggingface_hub finds it: HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, then the home folder."""
+    """Return the hub cache as huggingface_hub finds it: HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, then the home folder."""
     if environment.get("HF_HUB_CACHE"):
         return Path(environment["HF_HUB_CACHE"]).expanduser()
     if environment.get("HF_HOME"):
@@ -114,9 +114,9 @@ def hugging_face_cache(environment: Mapping[str, str], home: Path) -> Path:
 
 
 def lm_studio_folders(home: Path) -> tuple[Path, ...]:
-    """Where LM Studio keeps models: the folder that its settings name, and those of its newer and older versions.
+    """Return LM Studio's folders of models: the one that its settings name, and those of newer and older versions.
 
-    Its own home may lie elsewhere, which `~/.lmstudio-home-pointer` then says.
+    Its own home may lie elsewhere, as `~/.lmstudio-home-pointer` then says.
     """
     pointed = _first_line(home / ".lmstudio-home-pointer")
     homes = [Path(pointed).expanduser()] if pointed else []
@@ -155,12 +155,12 @@ Source = Literal["folder", "hugging_face", "lm_studio", "embedded"]
 Kind = Literal["main", "drafter", "encoder"]
 Signature = tuple[tuple[str, int, int], ...]
 KEPT_TOKENIZERS = "tokenizers.json"
-"""The file in `PACELINE_HOME` with what is known of tokenizers."""
+"""Name of the file in `PACELINE_HOME` with the facts about tokenizers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """One model on disk. Numbers are 0 and names empty where the folder is broken or does not tell them."""
+    """One model on disk. Numbers are 0 and names empty where the folder is broken or does not state them."""
 
     id: str
     path: Path
@@ -175,15 +175,15 @@ class CatalogModel:
     bits: int = 0
     has_chat_template: bool = False
     reasons: bool = False
-    """Whether its template knows reasoning."""
+    """Whether its template supports reasoning."""
     encodes: bool = False
     pooling: str = ""
-    """How its states become an embedding, where the folder says it: `mean`, `last` or `cls`."""
+    """Pooling of its embeddings: `mean`, `last`, `cls` or `encoders.UNKNOWN`; empty where the folder declares none."""
     reason: str = ""
-    """Why it cannot be loaded; the next action. Empty when nothing is known to be wrong."""
+    """Why it cannot be loaded, and the next action; empty when nothing is known to be wrong."""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     tensors: Mapping[str, TensorInfo] = field(default_factory=dict, compare=False, repr=False)
-    """Of a drafter its tensors; of a main model those of the multi-token head inside its checkpoint, if it has one."""
+    """Tensors of a drafter; of a main model only those of the multi-token head inside its checkpoint, if it has one."""
     tokenizers: TokenizerCache = field(default_factory=TokenizerCache, compare=False, repr=False)
 
     @property
@@ -193,7 +193,7 @@ class CatalogModel:
 
     @property
     def method(self) -> str:
-        """How it drafts for another model."""
+        """Method by which it drafts for another model."""
         return self.drafter or DRAFT_MODEL.name
 
     @property
@@ -203,17 +203,17 @@ class CatalogModel:
 
     @property
     def reranks(self) -> bool:
-        """Whether it was trained to judge documents by a word: its config is its parent's, only the name tells."""
+        """Whether it was trained to judge documents by a word: its config is its parent's, only the name shows it."""
         return self.kind == "main" and self.model_type.startswith("qwen3") and "reranker" in self.id.lower()
 
     @property
     def as_draft(self) -> DraftSpecification:
-        """What the worker loads to draft with it."""
+        """Specification by which the worker loads it to draft."""
         return DraftSpecification(self.id, str(self.path), self.method)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What its tokenizer's files tell."""
+        """Its tokenizer, as read from its files."""
         return Tokenizer(self.path, self.tokenizers)
 
     @property
@@ -226,7 +226,7 @@ class CatalogModel:
 
 
 class FolderCatalog:
-    """Every model below the given folders, and below `roots` behind them; on equal ids the first one wins."""
+    """Every model below the given folders, then below `roots`; on equal ids the first one wins."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class FolderCatalog:
         self._inspected: dict[tuple[Source, Path], tuple[Signature, CatalogModel]] = {}
 
     def models(self) -> tuple[CatalogModel, ...]:
-        """All models sorted by id, broken ones included; never raises for what lies in a folder."""
+        """Return all models sorted by id, broken ones included; never raises for the contents of a folder."""
         with self._lock:
             now = self._clock()
             if self._scanned_at is None or now - self._scanned_at >= self._refresh_seconds:
@@ -261,19 +261,19 @@ class FolderCatalog:
             return tuple(self._models.values())
 
     def look_in(self, folders: Sequence[Path]) -> None:
-        """From now on these are the given folders."""
+        """Replace the given folders."""
         with self._lock:
             if self._folders != tuple(folders):
                 self._folders = tuple(folders)
                 self._scanned_at = None
 
     def refresh(self) -> None:
-        """Look again at the next call, whatever the age of the listing: after a download or a deletion."""
+        """Rescan at the next call, whatever the age of the listing: after a download or a deletion."""
         with self._lock:
             self._scanned_at = None
 
     def find(self, id: str) -> CatalogModel:  # noqa: A002 - the word of the API
-        """The model called `id`, broken or not. Raises `ModelNotFound` with the nearest ids, or `DiskUnavailable`."""
+        """Return the model `id`, broken or not. Raises `ModelNotFound` with the nearest ids, or `DiskUnavailable`."""
         models = {model.id: model for model in self.models()}
         if id in models:
             return models[id]
@@ -287,7 +287,7 @@ class FolderCatalog:
     def is_looking(self) -> bool:
         """Whether tokenizers are still to be read before drafters are known.
 
-        Asking begins that, in a thread, and waits `patience_seconds` for it.
+        The call starts reading them in a thread, and waits up to `patience_seconds` for it.
         """
         waiting = [model.tokenizer for model in self.models() if not (model.problem or model.tokenizer.is_known)]
         if not waiting:
@@ -320,12 +320,12 @@ class FolderCatalog:
         return dict(sorted(found.items()))
 
     def _missed(self, source: Source, unread: Sequence[Path]) -> list[FolderCandidate]:
-        """What was seen before in folders that cannot be read for the moment."""
+        """Return what was seen before in folders that cannot be read at present."""
         known = ((path, model) for (of, path), (_, model) in self._inspected.items() if of == source)
         return [FolderCandidate(model.id, path) for path, model in known if any(map(path.is_relative_to, unread))]
 
     def _inspected_now(self, candidate: FolderCandidate, source: Source) -> tuple[Signature, CatalogModel]:
-        """The model as it is; as it was, when its folder did not change or cannot be read for the moment."""
+        """Inspect the model; return the former result if its folder did not change or cannot be read at present."""
         known = self._inspected.get((source, candidate.path))
         signature = _signature(candidate.path)
         if known is not None and known[0] == signature:
@@ -350,9 +350,9 @@ def default_catalog(
     environment: Mapping[str, str] = os.environ,
     home: Path | None = None,
 ) -> FolderCatalog:
-    """The catalog of this computer: own folders, the Hugging Face cache, LM Studio's folders, the embedded models.
+    """Return the catalog of this computer: own folders, the Hugging Face cache, LM Studio's folders, embedded models.
 
-    What is read of tokenizers is kept in the folder `kept_in`.
+    The facts about tokenizers are kept in the folder `kept_in`.
     """
     home = home or Path.home()
     return FolderCatalog(
@@ -367,7 +367,7 @@ def default_catalog(
 
 
 def _signature(folder: Path) -> Signature:
-    """Names, sizes and times of the files of a folder (not of more than may be there): another value after a change."""
+    """Return names, sizes and times of a folder's files (at most `MAX_FILES`), which differ after a change."""
     try:
         with os.scandir(folder) as entries:
             return tuple(sorted(_stamp(entry) for entry in itertools.islice(entries, MAX_FILES)))
@@ -376,7 +376,7 @@ def _signature(folder: Path) -> Signature:
 
 
 def _place(folder: Path) -> tuple[int, int] | Path:
-    """The same for every way to a folder: through links, and in any spelling where the disk ignores case."""
+    """Identify a folder, however it is reached: through links, and in any spelling where the disk ignores case."""
     try:
         status = folder.stat()
     except OSError:
@@ -421,7 +421,7 @@ def _inspect(candidate: FolderCandidate, source: Source) -> CatalogModel:
 
 
 def _method_of_broken(folder: Path) -> str:
-    """How a broken drafter would have drafted; "" for a broken main model, or where the config does not tell."""
+    """Return the method of a broken drafter; "" for a broken main model, or where the config does not state it."""
     try:
         return drafter_method(read_object(folder / "config.json"))
     except ModelUnavailable:

@@ -1,7 +1,7 @@
-"""One download in a process of its own: `python -m app.hub.download_child`, started by Paceline and by nobody else.
+"""One download in a process of its own: `python -m app.hub.download_child`, started only by Paceline.
 
-The job is the first line of standard input, the download as it becomes goes to standard output. It may be ended at any
-moment: what has arrived stays, and the next process goes on from there. It ends by itself when its parent does.
+The job is the first line of standard input; each change of the download is written to standard output. The process may
+be killed at any moment: what has arrived is kept, and the next process resumes there. It ends when its parent does.
 """
 
 import sys
@@ -47,11 +47,11 @@ except ImportError:  # there are no wheels for some platforms
 
 
 class XetFailed(Exception):
-    """The chunk store did not deliver."""
+    """The chunk store failed."""
 
 
 def _stored_chunks(stored: StoredFile, size: int, offset: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a file of the chunk store as (position, bytes), by hf_xet's own stream: `xet_get` starts at 0."""
+    """Yield a file of the chunk store as (position, bytes), by hf_xet's own stream, since `xet_get` starts at 0."""
     position = offset
     try:
         group = hf_xet.XetSession().new_download_stream_group(
@@ -73,11 +73,11 @@ Report = Callable[[Download], None]
 
 
 class Abandoned(Exception):
-    """The download is over because of another file."""
+    """The download ended because of another file."""
 
 
 class Fetch:
-    """One job from its list of files to its place on the disk."""
+    """One job, from the list of its files to its place on the disk."""
 
     def __init__(self, job: DownloadJob, report: Report) -> None:
         self._job = job
@@ -93,7 +93,7 @@ class Fetch:
         self._no_room: HubProblem | None = None
 
     def run(self) -> None:
-        """Tells every change and the good end. Raises `HubProblem`, or `OSError` of the disk."""
+        """Run the job; report every change and its success. Raises `HubProblem`, or `OSError` of the disk."""
         with repository_lock(self._downloads, self._repository, self._job.lock_seconds):
             revision = checked_revision(self._download.revision) or begun_commit(self._downloads, self._repository)
             contents = self._hub.contents(self._repository, revision)
@@ -112,7 +112,7 @@ class Fetch:
             self._report(revision=contents.commit, total_bytes=total, state="done", phase="", problem="", folder=place)
 
     def fail(self, problem: str) -> None:
-        """Tell the bad end."""
+        """Report its failure."""
         self._report(state="failed", phase="", problem=problem)
 
     def _fetch_all(self, files: list[RepositoryFile]) -> None:
@@ -130,7 +130,7 @@ class Fetch:
             raise errors[0]
 
     def _fetch(self, file: RepositoryFile) -> None:
-        """A wrong hash costs the file once: it may be left over from a crash of the computer, or come of the store."""
+        """Fetch a file, once more after a wrong hash: a crash of the computer or the chunk store may have caused it."""
         for use_xet in (self._job.use_xet, False):
             self._receive(file, use_xet=use_xet)
             received = self._folder.received_bytes(file)
@@ -140,7 +140,7 @@ class Fetch:
         raise HubProblem("wrong_hash", self._repository, printable(file.name))
 
     def _receive(self, file: RepositoryFile, *, use_xet: bool) -> None:
-        """Connection after connection until the file is whole."""
+        """Reconnect until the file is complete."""
         failures = 0
         while True:
             before = self._folder.received_bytes(file)
@@ -157,7 +157,7 @@ class Fetch:
                 return
 
     def _wait(self, problem: HubProblem, failures: int) -> None:
-        """Before the next connection; raises the problem when another one would not help."""
+        """Back off before the next connection; raise the problem when another one would not help."""
         if problem.reason not in RETRIED or failures >= self._job.attempts:
             raise problem
         self._report(phase="waiting", problem=problem.problem)
@@ -165,7 +165,7 @@ class Fetch:
             raise Abandoned
 
     def _write(self, file: RepositoryFile, handle: BinaryIO, *, use_xet: bool) -> None:
-        """Go on at the end of what is there until the file is whole, or longer than it may be."""
+        """Append to what has arrived until the file is complete, or longer than it may be."""
         offset = handle.seek(0, os.SEEK_END)
         if offset > file.size_bytes:
             offset = self._restart(handle, offset)
@@ -207,7 +207,7 @@ class Fetch:
             self._done_bytes += count
 
     def _watch(self) -> None:
-        """Tell how far it is, and look at the disk, a few times a second: a silent process is taken for stalled."""
+        """Report progress and check the disk a few times a second: a silent process is taken for stalled."""
         reported = self._done_bytes
         while not self._stop.wait(TELL_SECONDS):
             done = self._done_bytes
@@ -231,7 +231,7 @@ class Fetch:
 
 
 def download(job: DownloadJob, report: Report) -> None:
-    """Do a job and tell its end, whatever it is."""
+    """Run a job and report its end, whatever it is."""
     fetch = Fetch(job, report)
     try:
         fetch.run()
@@ -245,13 +245,13 @@ def download(job: DownloadJob, report: Report) -> None:
 
 
 def serve(job: bytes, write: BinaryIO) -> None:
-    """Do a job, and tell the download as it becomes to `write`."""
+    """Run a job, and write each change of the download to `write`."""
 
     def report(present: Download) -> None:
         try:
             write.write(msgspec.json.encode(present) + b"\n")
             write.flush()
-        except OSError:  # nobody listens any more
+        except OSError:  # the parent is gone
             os._exit(1)
 
     download(msgspec.json.decode(job, type=DownloadJob), report)

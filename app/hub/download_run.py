@@ -1,6 +1,6 @@
 """One download seen from the server: a process that is watched, restarted when it stalls or ends, and ended on demand.
 
-Cancelling the task that runs `run_download` ends the process; what has arrived stays on the disk.
+Cancelling the task that runs `run_download` ends the process; what has arrived is kept on the disk.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Spawn = Callable[[bytes], Awaitable[Process]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for what. `pauses_seconds` lie between the attempts that brought nothing, one after another."""
+    """Timeouts, and the backoff: `pauses_seconds` between consecutive attempts that brought nothing."""
 
     first_byte_seconds: float = 120.0
     stall_seconds: float = 300.0
@@ -38,7 +38,7 @@ class Patience:
 
 
 async def spawn_child(job: bytes) -> Process:
-    """`python -m app.hub.download_child`, in a folder of ours: `-m` imports from the one that it is started in."""
+    """Start `python -m app.hub.download_child` in a folder of ours: `-m` imports from the working directory."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -51,7 +51,7 @@ async def spawn_child(job: bytes) -> Process:
     )
     if process.stdin is not None:
         process.stdin.write(job)
-        with contextlib.suppress(ConnectionError):  # it is gone already: its end tells
+        with contextlib.suppress(ConnectionError):  # it has ended already: `_listen` reports that
             await process.stdin.drain()
     return process
 
@@ -62,7 +62,7 @@ _decode = msgspec.json.Decoder(Download).decode
 async def run_download(
     job: DownloadJob, report: Callable[[Download], None], *, spawn: Spawn = spawn_child, patience: Patience
 ) -> Download:
-    """Process after process until the repository is here or another attempt would not help: the download at its end."""
+    """Run processes until the repository is here or another attempt would not help; return the download at its end."""
     fruitless = 0
     while True:
         end, has_arrived = await _attempt(job, report, spawn, patience)
@@ -83,7 +83,7 @@ async def run_download(
 async def _attempt(
     job: DownloadJob, report: Callable[[Download], None], spawn: Spawn, patience: Patience
 ) -> tuple[Download, bool]:
-    """The end of one process, done or failed, and whether it brought bytes."""
+    """Run one process; return the download at its end, done or failed, and whether it brought bytes."""
     present, has_arrived = job.download, False
 
     def on_event(download: Download) -> None:
@@ -103,7 +103,7 @@ async def _attempt(
 
 
 async def _listen(child: Process, on_event: Callable[[Download], None], patience: Patience) -> str:
-    """What it tells until it is done or has failed: ""; or why it cannot: a silent process is taken for stalled."""
+    """Pass on reports until it is done or has failed; return "", or why it broke off: silence is taken for stalled."""
     limit = patience.first_byte_seconds
     while True:
         try:

@@ -1,8 +1,8 @@
-"""The hub as downloads and searches see it: what a repository holds, the bytes of a file from an offset on, the token.
+"""The hub for downloads and searches: the contents of a repository, the bytes of a file from an offset on, the token.
 
-Built on huggingface_hub, of which a part is imported when it is first used: a server that starts does not wait for it.
-A stored token that the hub no longer accepts is left out when the repository is public. The token goes to the hub's own
-host only, on routes that are built here: redirects to another one are followed without it.
+Built on huggingface_hub, parts of which are imported on first use, so that the start of a server does not wait for it.
+A stored token that the hub no longer accepts is left out when the repository is public. The token is sent to the hub's
+own host only, on routes that are built here: redirects to another host are followed without it.
 
 Only data that a model folder needs is fetched, and only from the top level: weights in subfolders are other formats of
 the same model. A path that tries to leave its folder condemns the whole repository.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 ALLOWED_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken")
 ADDRESS = re.compile(r"^https?://[^/]+/")
-"""What goes when somebody pastes the page of a repository."""
+"""Prefix that is removed when the URL of a repository's page is pasted."""
 REPOSITORY = re.compile(r"\b[\w.-]{1,96}\b/\b[\w.-]{1,96}\b", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
@@ -48,7 +48,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@ -]{0,199}")
 MAX_FILES = 2_000
 MAX_ANSWER_BYTES = 64 << 20
-"""Bytes of one answer of the hub's API, unpacked; 100,000 files take 25 MB."""
+"""Most bytes of one answer of the hub's API, unpacked; 100,000 files take 25 MB."""
 REFUSAL_HEADERS = ("X-Error-Code", "X-Error-Message")
 STORED_NAME = "hub_token"
 TOKEN = re.compile(r"[A-Za-z0-9_.\-]{8,256}")
@@ -57,9 +57,9 @@ PATIENT = frozenset({408, 425, 429})
 Answer = TypeVar("Answer")
 Origin = Literal["paceline", "hugging_face", "none"]
 HubErrors = (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled)
-"""What a call of the hub may raise; `problem_of` names it."""
+"""Errors that a call of the hub may raise; `problem_of` names them."""
 NoAnswer = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""Errors of reading an answer that has another form than the hub's."""
+"""Errors of reading an answer that is not in the hub's format."""
 
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -76,7 +76,7 @@ class RepositoryFile:
 
 
 def checked_repository(text: str) -> str:
-    """`organisation/name` out of what a person typed or pasted. Raises `InvalidRequest`."""
+    """Return `organisation/name` out of what a person typed or pasted. Raises `InvalidRequest`."""
     name = ADDRESS.sub("", text.strip()).removesuffix("/")
     if REPOSITORY.fullmatch(name) is None or ".." in name or "--" in name or name.endswith(".git"):
         raise InvalidRequest(
@@ -86,14 +86,14 @@ def checked_repository(text: str) -> str:
 
 
 def checked_revision(text: str) -> str:
-    """A branch, tag or commit; empty stands for the main branch. Raises `InvalidRequest`."""
+    """Check a branch, tag or commit; empty stands for the main branch. Raises `InvalidRequest`."""
     if text and (REVISION.fullmatch(text) is None or ".." in text):
         raise InvalidRequest(f'"{printable(text)}" is no revision: give a branch, tag or commit', parameter="revision")
     return text
 
 
 def wanted_files(repository: str, files: Iterable[RepositoryFile]) -> tuple[RepositoryFile, ...]:
-    """The files to fetch, small ones first. Raises `HubProblem` for a repository that is unsafe or has no weights."""
+    """Return the files to fetch, small ones first. Raises `HubProblem` for a repository unsafe or without weights."""
     every = list(files)
     for file in every:
         check_path(repository, file)
@@ -113,8 +113,7 @@ def wanted_files(repository: str, files: Iterable[RepositoryFile]) -> tuple[Repo
 
 
 def check_path(repository: str, file: RepositoryFile) -> None:
-    """Raises `HubProblem` when the path could lead out of its folder or hides something from a person, or the size
-    cannot be one."""
+    """Raise `HubProblem` for a path that could leave its folder or mislead a person, or for an impossible size."""
     parts = file.name.split("/")
     escapes = "\\" in file.name or not file.name.isprintable() or any(part in {"", ".", ".."} for part in parts)
     if escapes or re.match(r"[A-Za-z]:", file.name):
@@ -124,7 +123,7 @@ def check_path(repository: str, file: RepositoryFile) -> None:
 
 
 def _check_unique(repository: str, files: Iterable[RepositoryFile]) -> None:
-    """Two names that differ by case only are one file on a Mac's disk."""
+    """Refuse a file without a hash, and names that differ by case only, which are one file on a Mac's disk."""
     seen: set[str] = set()
     for file in files:
         if file.name.casefold() in seen:
@@ -140,7 +139,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a repository holds at one commit."""
+    """The contents of a repository at one commit."""
 
     commit: str
     files: tuple[RepositoryFile, ...]
@@ -150,7 +149,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of the hub's chunk store, and the address at the hub that gives a token of the store to these headers."""
+    """A file of the hub's chunk store, and the hub's address that issues a token of the store for these headers."""
 
     hash: str
     token_address: str
@@ -166,7 +165,7 @@ class Hub:
         self._timeout = httpx2.Timeout(read_timeout_seconds, connect=min(15.0, read_timeout_seconds))
 
     def contents(self, repository: str, revision: str = "") -> Contents:
-        """Every file of a repository with sizes and hashes, in one request. Raises `HubProblem`."""
+        """Fetch the list of a repository's files, with sizes and hashes, in one request. Raises `HubProblem`."""
         path = f"/{repository}/revision/{quote(revision, safe='')}" if revision else f"/{repository}"
         information = self.ask(lambda: _information(self._answer(path, {"blobs": True})), repository)
         commit = str(information.sha or "")
@@ -176,7 +175,7 @@ class Hub:
         return Contents(commit, files, information)
 
     def ask(self, call: Callable[[], Answer], repository: str = "") -> Answer:
-        """Ask a question and read the answer, both by `call`. Raises `HubProblem`."""
+        """Send a request and read the answer, both by `call`. Raises `HubProblem`."""
         try:
             return self._without_stale_token(call)
         except HubErrors as error:
@@ -185,7 +184,7 @@ class Hub:
             raise HubProblem("offline", repository, "the answer is not the hub's") from None
 
     def chunks(self, repository: str, commit: str, file: RepositoryFile, offset: int) -> Iterator[tuple[int, bytes]]:
-        """The bytes of a file as (position, bytes), from `offset` on, or from 0 where the hub will not start there.
+        """Yield a file as (position, bytes), from `offset` on, or from 0 where the hub will not start there.
 
         Raises what huggingface_hub and httpx2 raise; `problem_of` names it.
         """
@@ -198,14 +197,14 @@ class Hub:
             yield from self._stream(url, offset)
 
     def listing(self, parameters: Mapping[str, Any]) -> "list[ModelInfo]":
-        """One page of `/api/models`. Raises `HubProblem`; tried once, because a person waits for it."""
+        """Fetch one page of `/api/models`. Raises `HubProblem`; not retried, because a person is waiting."""
 
         return self.ask(lambda: [_information(each) for each in self._answer("", parameters)])
 
     def stored(self, repository: str, commit: str, file: RepositoryFile) -> StoredFile | None:
-        """Find out how to ask the hub's chunk store for a file; None where it is not in it.
+        """Find a file in the hub's chunk store; None where it is not in it.
 
-        The answer also names an address that gives the store's token. It is not used: the hub's token would go there.
+        The answer also names an address that issues the store's token. It is not used: it would get the hub's token.
         """
         url = huggingface_hub.hf_hub_url(repository, file.name, revision=commit, endpoint=self._endpoint)
 
@@ -221,7 +220,7 @@ class Hub:
         return StoredFile(found, route, self._headers()) if SHA256.fullmatch(found) else None
 
     def _answer(self, path: str, parameters: Mapping[str, Any]) -> Any:
-        """Read what the API answers below `/api/models`. Raises `ValueError` for what is no JSON, or too long."""
+        """Read the API's answer below `/api/models`. Raises `ValueError` if it is not JSON, or too long."""
         address, content = f"{self._endpoint}/api/models{path}", bytearray()
         with huggingface_hub.get_session().stream(
             "GET", address, params=dict(parameters), headers=self._headers(), timeout=self._timeout
@@ -259,7 +258,7 @@ class Hub:
             raise refused from None
 
     def _forget_token(self, error: HfHubHTTPError) -> bool:
-        """Whether to ask once more, as nobody: the hub refuses even public repositories to a token it does not know."""
+        """Whether to retry without the token: the hub refuses even public repositories to a token it does not know."""
         if self._token is None or error.response.status_code != httpx2.codes.UNAUTHORIZED:
             return False
         self._token = None
@@ -271,13 +270,13 @@ class Hub:
 
 
 def _check_status(response: httpx2.Response) -> None:
-    """Raise what huggingface_hub makes of a refusal, from its headers alone: its body may have any length and form."""
+    """Raise huggingface_hub's error for a refusal, from its headers alone: its body may have any length and form."""
     told = {name: response.headers[name] for name in REFUSAL_HEADERS if name in response.headers}
     huggingface_hub.hf_raise_for_status(httpx2.Response(response.status_code, headers=told, request=response.request))
 
 
 def problem_of(error: Exception, repository: str = "") -> HubProblem:
-    """An error of the hub or of the network in our words, with the host that did not answer; never a path or token."""
+    """Convert an error of the hub or the network, with the host that did not answer; never with a path or token."""
     if isinstance(error, GatedRepoError):
         return HubProblem("gated", repository)
     if isinstance(error, HfHubHTTPError):
@@ -288,13 +287,13 @@ def problem_of(error: Exception, repository: str = "") -> HubProblem:
 
 
 def _cause(error: Exception) -> str:
-    """Which host did not answer, and why."""
+    """Describe which host did not answer, and why."""
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set"
     why = str(error) or type(error).__name__
     try:
         return f"{error.request.url.host}: {why}" if isinstance(error, httpx2.RequestError) else why
-    except RuntimeError:  # it never got as far as a request
+    except RuntimeError:  # it failed before there was a request
         return why
 
 
@@ -326,27 +325,27 @@ def _file(sibling: Any) -> RepositoryFile:
 
 
 class HubToken:
-    """The token in a file of one `PACELINE_HOME` for nobody else, or where Hugging Face's own tools keep theirs.
+    """The token in a private file of `PACELINE_HOME`, or where Hugging Face's own tools keep theirs.
 
-    It is told to the hub that it was stored for and to no other, so that changing the hub's address does not tell it to
-    a stranger. An empty `endpoint` is the public hub, or what HF_ENDPOINT says.
+    It is sent only to the hub that it was stored for, so that changing the hub's address does not disclose it to a
+    stranger. An empty `endpoint` is the public hub, or the one in HF_ENDPOINT.
     """
 
     def __init__(self, home: Path) -> None:
         self._path = home / STORED_NAME
 
     def read(self, endpoint: str) -> str:
-        """The token to use there; empty for none."""
+        """Return the token for this endpoint; empty for none."""
         return self._stored(endpoint) or _found(endpoint)
 
     def origin(self, endpoint: str) -> Origin:
-        """Where the token for there comes from."""
+        """Return the origin of the token for this endpoint."""
         if self._stored(endpoint):
             return "paceline"
         return "hugging_face" if _found(endpoint) else "none"
 
     def write(self, token: str, endpoint: str) -> None:
-        """Keep a token for there; an empty one removes it. Raises `InvalidRequest`, which never quotes it."""
+        """Store a token for this endpoint; an empty one removes it. Raises `InvalidRequest`, which never quotes it."""
         token = token.strip()
         if not token:
             self._path.unlink(missing_ok=True)
@@ -364,7 +363,7 @@ class HubToken:
 
 
 def _found(endpoint: str) -> str:
-    """The token of Hugging Face's own tools, which is for the hub that they use."""
+    """Return the token of Hugging Face's own tools, which is for the hub that they use."""
     return (huggingface_hub.get_token() or "") if _address(endpoint) in {"", _address(constants.ENDPOINT)} else ""
 
 

@@ -1,7 +1,7 @@
-"""Searching the hub, and what a repository would cost before anything is fetched. Calls block: make them in a thread.
+"""Searches of the hub, and the size of a repository before anything is fetched. Calls block: make them in a thread.
 
-MLX repositories come first, then others whose architecture mlx-lm knows. Raises `HubProblem` with words for a person.
-What is known without asking lies in `published.json`, from the project's reference: drafters by the model that they
+MLX repositories come first, then others whose architecture mlx-lm knows. Raises `HubProblem` with a text for a person.
+`published.json`, from the project's reference, holds what is known without asking: drafters by the model that they
 draft for, and pairs that suit a computer's memory, with rough sizes. Whether a drafter fits is decided by its own files
 once they are here.
 """
@@ -39,14 +39,14 @@ OTHER_NAMES = {
 
 
 def is_loadable(model_type: str) -> bool:
-    """Whether mlx-lm or Paceline has an architecture for this model type; True when it cannot be told."""
+    """Whether mlx-lm or Paceline has an architecture for this model type; True when that is unknown."""
     known = model_types()
     return not known or not model_type or OTHER_NAMES.get(model_type, model_type) in known | ENCODERS
 
 
 @functools.cache
 def model_types() -> frozenset[str]:
-    """Every architecture of the installed mlx-lm; empty when it is not installed."""
+    """Return every architecture of the installed mlx-lm; empty when it is not installed."""
     found = importlib.util.find_spec("mlx_lm")
     if found is None or found.origin is None:
         return frozenset()
@@ -71,11 +71,11 @@ class FoundRepository:
     downloads: int
     likes: int
     modified_at: float
-    """Unix seconds; 0 when the hub does not tell."""
+    """Unix seconds; 0 when unknown."""
     gated: bool
     is_mlx: bool
     method: str
-    """How it drafts when it is a drafter; empty for a model of its own."""
+    """Method of a drafter; empty for a model of its own."""
     model_type: str
     licence: str
     tags: tuple[str, ...]
@@ -101,7 +101,7 @@ class Details:
 
 
 def search(hub: Hub, text: str, *, sort: Sort = "downloads", author: str = "") -> list[FoundRepository]:
-    """The repositories whose names hold the words of `text`, MLX ones first, in each part by `sort`."""
+    """Find repositories whose names hold the words of `text`: MLX ones first, then others, each part by `sort`."""
     parameters: dict[str, Any] = {"sort": SORTS[sort], "limit": PAGE, "expand": list(EXPANDED)}
     text = ADDRESS.sub("", text.strip()).strip("/")[:MAX_QUERY]
     if text:
@@ -116,7 +116,7 @@ def search(hub: Hub, text: str, *, sort: Sort = "downloads", author: str = "") -
 
 
 def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details:
-    """Exact sizes, licence and kind of a repository, by one or two requests."""
+    """Fetch exact sizes, licence and kind of a repository, by one or two requests."""
     contents = hub.contents(repository, revision)
     files = wanted_files(repository, contents.files)
     config = _config(hub, repository, contents, files)
@@ -141,7 +141,7 @@ def inspect_repository(hub: Hub, repository: str, revision: str = "") -> Details
 
 
 def _offers(hub: Hub, parameters: Mapping[str, Any]) -> list[FoundRepository]:
-    """List what a page of results offers that can be downloaded: what has the name of a repository."""
+    """List the results of a page that can be downloaded: those with a valid repository name."""
     every = (_found(each) for each in hub.listing(parameters))
     return [each for each in every if REPOSITORY.fullmatch(each.repository)]
 
@@ -165,7 +165,7 @@ def _found(information: Any) -> FoundRepository:
 
 
 def _config(hub: Hub, repository: str, contents: Contents, files: tuple[RepositoryFile, ...]) -> Mapping[str, Any]:
-    """`config.json` when it may be read; else the little that the hub tells of it."""
+    """Return `config.json` if it may be read; else the part of it that the hub reports."""
     declared = contents.information.config
     little: Mapping[str, Any] = declared if isinstance(declared, dict) else {}
     file = next((file for file in files if file.name == "config.json"), None)
@@ -194,7 +194,7 @@ def _tags(information: Any) -> list[str]:
 
 
 def _count(told: Any) -> int:
-    """Take a number of the hub's; 0 where it is none."""
+    """Return a count that the hub reports; 0 where it is not a valid one."""
     return told if type(told) is int and 0 <= told <= LARGEST_COUNT else 0
 
 
@@ -209,7 +209,7 @@ ROOM_BYTES = 1_500_000_000
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One drafter on the hub. `size_bytes` is 0 where the reference does not tell it.
+    """One drafter on the hub. `size_bytes` is 0 where the reference does not state it.
 
     An `mtp` head without a `repository` lies inside the original checkpoint; most smaller copies have lost it.
     """
@@ -229,7 +229,7 @@ class Pair:
 
     @property
     def needed_bytes(self) -> int:
-        """Both with room for their caches."""
+        """Bytes of both with room for their caches."""
         draft_bytes = self.draft.size_bytes if self.draft is not None else 0
         return round((self.main_bytes + draft_bytes) * 1.25) + ROOM_BYTES
 
@@ -237,14 +237,14 @@ class Pair:
 _KNOWN = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
 SIZES_GB: Mapping[str, float] = _KNOWN["sizes_gb"]
 FEATURE_DRAFTERS: tuple[tuple[str, str, str], ...] = tuple(map(tuple, _KNOWN["feature_drafters"]))
-"""By the start of the main model's name, in small letters: method and repository."""
+"""Start of the main model's name in lower case, method and repository."""
 SMALL_MODELS: tuple[tuple[str, float, str], ...] = tuple(map(tuple, _KNOWN["small_models"]))
-"""Small models of a family, by the start of its names, with their parameters in billions, the smallest first."""
+"""Start of the names of a family, parameters in billions and repository of its small models, smallest first."""
 PAIRS: tuple[tuple[str, str, str | None], ...] = tuple(map(tuple, _KNOWN["pairs"]))
 """Main model, drafter and method; none for a model that is too small to gain."""
 
 LARGEST_DRAFTS = ((30.0, 7.0), (13.0, 3.0), (6.5, 1.3))
-"""A main model of so many billion parameters gains from a draft of at most so many; below 6.5 from none."""
+"""Least parameters of a main model, and most of a draft model from which it gains, in billions; below 6.5: none."""
 
 HEADED = ("qwen3_next", "qwen3_5", "deepseek_v3")
 """Starts of the model types whose original checkpoints hold a multi-token head that can run here."""
@@ -253,7 +253,7 @@ RECOMMENDED = 3
 
 
 def published_for(main: CatalogModel) -> list[Published]:
-    """The known drafters of a main model on this disk, the best method first; empty for a drafter or an unknown one."""
+    """Return the known drafters of a main model on disk, best method first; empty for a drafter or unknown model."""
     if main.kind != "main":
         return []
     name = _plain(main.id)
@@ -266,7 +266,7 @@ def published_for(main: CatalogModel) -> list[Published]:
 
 
 def recommended(memory_bytes: int) -> list[Pair]:
-    """Pairs that fit into so much memory for models, the largest first."""
+    """Return the `RECOMMENDED` largest pairs that fit into this memory for models, largest first."""
     every = [
         Pair(main, _size(main), None if method is None else _published(method, draft)) for main, draft, method in PAIRS
     ]
@@ -283,11 +283,11 @@ def _size(repository: str) -> int:
 
 
 def _is_for(target: str, name: str) -> bool:
-    """Whole words: `qwen3-4b` is for `qwen3-4b-8bit`, never for `qwen3-4bit`."""
+    """Whether the whole words match: `qwen3-4b` is for `qwen3-4b-8bit`, never for `qwen3-4bit`."""
     return name == target or name.startswith(f"{target}-")
 
 
 def _plain(model_id: str) -> str:
-    """`llama-3.1-8b-instruct-4bit` for `mlx-community/Meta-Llama-3.1-8B-Instruct-4bit`."""
+    """Return `llama-3.1-8b-instruct-4bit` for `mlx-community/Meta-Llama-3.1-8B-Instruct-4bit`."""
     name = model_id.rpartition("/")[2].lower().replace("_", "-").removeprefix("meta-")
     return re.sub(r"^llama-?(?=3)", "llama-", name)

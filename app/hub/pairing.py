@@ -2,8 +2,8 @@
 
 A draft model fits when its tokens are the main model's tokens, id by id, and it is not larger. A feature drafter
 (DFlash, EAGLE-3, MTP) fits when its config and tensors are made for the main model. A draft that fits may still guess
-badly: that costs time, never correctness, and the governor turns it off. `candidates_for` tells of every drafter that
-a model could have here, with what each would take. Headers, configs and tokenizer files are read, never a weight.
+badly: that costs time, never correctness, and the governor turns it off. `candidates_for` lists every drafter that a
+model could have here, with the memory of each. Headers, configs and tokenizer files are read, never a weight.
 """
 
 import re
@@ -21,19 +21,19 @@ from app.core.messages import ModelSpecification
 from app.hub.catalog import CatalogModel
 
 DEFAULT_SIZE_SHARE = 1 / 3
-"""A draft model chosen without being asked for is at most this large, measured against the main model."""
+"""Largest size, as a share of the main model's, of a draft model that is chosen by default."""
 PAYS = 1.05
-"""Measured below this, a drafter is not worth having."""
+"""Least measured speedup of a drafter that is worth having."""
 
 Speedups = Mapping[tuple[str, str], float]
-"""By how many times plain decoding drafters were measured here, by method and id."""
+"""Speedups over plain decoding that were measured here, by method and id of the drafter."""
 NOT_MEASURED: Speedups = {}
 
 
 def refusal(main: CatalogModel, draft: CatalogModel) -> str:
-    """Why `draft` cannot draft for `main`, in one line with what to do; "" when it can.
+    """Return why `draft` cannot draft for `main`, in one line with what to do; "" when it can.
 
-    Reads tokenizer files that nobody read before, never weights; never raises.
+    Reads tokenizer files that were not read before, never weights; never raises.
     """
     if main.problem:
         return main.problem
@@ -62,10 +62,10 @@ def default_draft(
     methods: Collection[str] = DRAFT_METHODS,
     measured: Speedups = NOT_MEASURED,
 ) -> CatalogModel | None:
-    """The drafter to use when none was asked for, of one of `methods`, or None: the first by `rank` that fits.
+    """Return the drafter to use by default, of one of `methods`, or None: the first by `rank` that fits.
 
-    Nothing but what was measured to pay, siblings from the same source, and of draft models among them those of at most
-    a third of the size.
+    Only those measured to pay, and siblings from the same source count, of draft models among the latter those of at
+    most a third of the size.
     """
     if main.kind != "main" or main.problem:
         return None
@@ -81,7 +81,7 @@ def default_draft(
 
 
 def suits(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel]) -> bool:
-    """Whether no other model's name is nearer to a drafter's than `main`'s: shapes alone do not tell whose it is.
+    """Whether no other model's name is nearer to a drafter's than `main`'s: shapes alone do not identify its target.
 
     `Qwen3-4B-DFlash-b16` is for `Qwen3-4B-4bit`, although it would fit any model of that width, depth and vocabulary.
     """
@@ -93,7 +93,7 @@ def suits(main: CatalogModel, draft: CatalogModel, models: Iterable[CatalogModel
 
 
 def _shares_tokens(main: CatalogModel, draft: CatalogModel) -> bool:
-    """Told by digests, so that nobody waits for the words of a difference that nobody reads."""
+    """Compare digests only, so that no request waits for the description of a difference that is not shown."""
     try:
         return draft.kind == "drafter" or main.tokenizer.shares_tokens(draft.tokenizer)
     except (ModelUnavailable, OSError):
@@ -101,12 +101,12 @@ def _shares_tokens(main: CatalogModel, draft: CatalogModel) -> bool:
 
 
 def _misfit(main: CatalogModel, draft: CatalogModel) -> str:
-    """Why a feature drafter was not made for `main`, with what to do; "" when it was."""
+    """Return why a feature drafter was not made for `main`, with what to do; "" when it was."""
     try:
         check_drafter(
             draft.method, draft.path, draft.config, draft.tensors, target=main.tokenizer, target_config=main.config
         )
-        # the tokenizer that a drafter brings along, though none is needed, tells for whom it was made
+        # a drafter needs no tokenizer, but one that it brings along shows which model it was made for
         difference = "" if draft.path == main.path else main.tokenizer.other_word(draft.tokenizer)
         reason = difference and f"it was made for another tokenizer: {difference}"
     except ModelUnavailable as error:
@@ -115,13 +115,13 @@ def _misfit(main: CatalogModel, draft: CatalogModel) -> str:
 
 
 def _shared(main_id: str, draft_id: str) -> int:
-    """How many first words two names share, without their organisations."""
+    """Count the first words that two names share, without their organisations."""
     main, draft = (re.findall(r"[a-z0-9.]+", name.rpartition("/")[2].lower()) for name in (main_id, draft_id))
     return sum(1 for _ in takewhile(lambda words: words[0] == words[1], zip(main, draft, strict=False)))
 
 
 def _family(name: str) -> str:
-    """The first letters of a name without its organisation: `qwen` for `mlx-community/Qwen3-8B-4bit`."""
+    """Return the first letters of a name without its organisation: `qwen` for `mlx-community/Qwen3-8B-4bit`."""
     match = re.match(r"[a-z]+", name.rpartition("/")[2].lower())
     return match.group() if match else ""
 
@@ -140,7 +140,7 @@ class Candidate:
 
     method: str
     draft: CatalogModel | None = None
-    """n-grams have none."""
+    """None for n-grams."""
     origin: Origin = "disk"
     tokens: Tokens = "unknown"
     """Whether its tokens are those of the main model; feature drafters borrow them, n-grams need none."""
@@ -148,22 +148,22 @@ class Candidate:
     refusal: str = ""
     """Why it cannot draft; empty when it can."""
     is_usual: bool = True
-    """Its name and size say that it is for this model: it would be chosen without being asked for."""
+    """Whether its name and size suit this model, so that it may be chosen by default."""
     footprint: Footprint = field(default_factory=Footprint)
-    """What it adds to the main model in memory."""
+    """Memory that it adds to the main model's."""
     rollback: tuple[str, ...] = ()
-    """How its own caches forget rejected drafts: `trim`, `slice` or `snapshot`; n-grams have none."""
+    """Rollback of rejected drafts in its own caches: `trim`, `slice` or `snapshot`; n-grams have none."""
     measured: float | None = None
-    """How many times plain decoding it was measured to be here."""
+    """Speedup over plain decoding that was measured here."""
 
     @property
     def id(self) -> str:
-        """Of the drafter; a head inside the checkpoint has that of the main model, n-grams an empty one."""
+        """Id of the drafter; a head inside the checkpoint has that of the main model, n-grams an empty one."""
         return self.draft.id if self.draft is not None else ""
 
     @property
     def size_bytes(self) -> int:
-        """Of its weights."""
+        """Bytes of its weights."""
         return self.draft.size_bytes if self.draft is not None else 0
 
     @property
@@ -180,9 +180,9 @@ def candidates_for(
     *,
     widen: bool,
 ) -> list[Candidate]:
-    """The head inside the checkpoint, everything on disk that is not the model itself, and n-grams, by `rank`.
+    """Return the head inside the checkpoint, all other models on disk, and n-grams, by `rank`.
 
-    `specification` says for how many rows, and how long a context, memory is counted. Never raises.
+    `specification` gives the rows and the context for which memory is counted. Never raises.
     """
 
     def candidate(draft: CatalogModel) -> Candidate:
@@ -211,11 +211,11 @@ def candidates_for(
 
 
 def rank(main: CatalogModel, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """What goes first, for whoever chooses or shows: what was measured to pay, the fastest first; then what is usual;
-    then what is not, what did not pay, and what does not fit.
+    """Order candidates, to choose from or to show: those measured to pay, fastest first; usual ones; unusual ones;
+    those measured not to pay; those that do not fit.
 
-    Of the usual ones the best method first; the head inside the checkpoint before an equal one beside it; the same name
-    family (`demo-draft` for `demo-assistant`); the smallest.
+    Within a group the best method comes first; a head inside the checkpoint before an equal one beside it; the same
+    name family (`demo-draft` for `demo-assistant`); the smallest.
     """
 
     def place(each: Candidate) -> tuple[Any, ...]:
@@ -244,7 +244,7 @@ def _tokens(main: CatalogModel, draft: CatalogModel, *, fits: bool) -> tuple[Tok
     if fits:
         return "same", ""
     if draft.problem or draft.size_bytes > main.size_bytes:
-        return "unknown", ""  # refused before anybody compares
+        return "unknown", ""  # refused before tokens are compared
     try:
         difference = main.tokenizer.difference(draft.tokenizer)
     except (ModelUnavailable, OSError):
@@ -260,7 +260,7 @@ def _footprint(draft: CatalogModel, specification: ModelSpecification, *, widen:
 
 
 def _rollback(main: CatalogModel, draft: CatalogModel) -> tuple[str, ...]:
-    """Feature drafters are attention layers of their own, whatever the layers of their target are."""
+    """Return how its caches roll back: feature drafters are attention layers, whatever the layers of their target."""
     if draft.kind != "drafter":
         return cache_families(draft.config)
     try:

@@ -1,7 +1,7 @@
-"""Where a download grows: `.partial/organisation--name@commit` in the downloads folder, one rename away from its place.
+"""The folder of a growing download: `.partial/organisation--name@commit`, one rename away from its final place.
 
-A file there is `name.incomplete` while it grows and takes its name only when its hash was right; the folder takes its
-place only when every file has. So whatever is killed, what can be seen is whole, and what is there can be gone on with.
+A file there is `name.incomplete` while it grows and gets its name only once its hash was right; the folder moves to its
+place only once every file has. So whatever is killed, visible models are complete, and downloads can be resumed.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ BLOCK_BYTES = 1 << 20
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What was downloaded into a folder; it tells our folders from others, and whether a commit is there already."""
+    """Record of a download in its folder; it distinguishes our folders from others, and names the commit they hold."""
 
     repository: str
     commit: str
@@ -37,7 +37,7 @@ class Marker(msgspec.Struct, frozen=True):
 
 
 class PartialFolder:
-    """The growing folder of one repository at one commit, and its place. Raises `HubProblem` where it says so."""
+    """The growing folder of one repository at one commit, and its place. Raises `HubProblem` where stated."""
 
     def __init__(self, downloads: Path, repository: str, commit: str) -> None:
         self._downloads = downloads
@@ -58,30 +58,30 @@ class PartialFolder:
         )
 
     def make(self) -> None:
-        """Make the growing folder; links in its way are refused, the folders of other commits of it removed."""
+        """Make the growing folder; refuse links in its way, remove the growing folders of other commits."""
         for folder in (self.path.parent, self.path):
             make_own_folder(folder, 0o755)
         remove_partials(self._downloads, self._repository, but=self._commit)
 
     def is_verified(self, file: RepositoryFile) -> bool:
-        """A file under its own name had the right hash once."""
+        """Whether a file has its own name, which it got when its hash was right."""
         return _size(self.path / file.name) == file.size_bytes
 
     def received_bytes(self, file: RepositoryFile) -> int:
-        """How much of a file is here."""
+        """Return how many bytes of a file have arrived."""
         size = _size(self.path / file.name)
         return size if size >= 0 else max(0, _size(self.path / (file.name + INCOMPLETE)))
 
     @contextlib.contextmanager
     def growing(self, file: RepositoryFile) -> Iterator[BinaryIO]:
-        """The incomplete file, unbuffered, never through a link."""
+        """Open the incomplete file, unbuffered, never through a link."""
         path = self.path / (file.name + INCOMPLETE)
         make_own_folder(path.parent, 0o755)
         with os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as handle:
             yield handle
 
     def verify(self, file: RepositoryFile, tick: Callable[[], None]) -> bool:
-        """Read a whole file back: the right one takes its name, a wrong one is removed."""
+        """Read a whole file back; give it its name if its hash is right, else remove it."""
         incomplete = self.path / (file.name + INCOMPLETE)
         digest = hashlib.sha256() if file.sha256 else hashlib.sha1(usedforsecurity=False)
         if not file.sha256:
@@ -98,7 +98,7 @@ class PartialFolder:
         return True
 
     def publish(self, files: tuple[RepositoryFile, ...]) -> None:
-        """Move the whole folder to its place; an earlier commit of it makes way."""
+        """Move the complete folder to its place, instead of an earlier commit."""
         known = {file.name.partition("/")[0] for file in files}
         for path in self.path.iterdir():
             if path.name not in known:
@@ -118,7 +118,7 @@ class PartialFolder:
 
 @contextlib.contextmanager
 def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> Iterator[None]:
-    """One process at a time works on a repository; the lock of a killed one is free. Raises `in_use`."""
+    """Let one process at a time work on a repository; the lock of a killed one is free. Raises `in_use`."""
     folder = downloads / PARTIAL
     make_own_folder(folder, 0o755)
     descriptor = open_own(folder / f"{_flat(repository)}.lock", os.O_RDWR | os.O_CREAT)
@@ -138,13 +138,13 @@ def repository_lock(downloads: Path, repository: str, wait_seconds: float) -> It
 
 
 def begun_commit(downloads: Path, repository: str) -> str:
-    """The commit that an interrupted download of `repository` was at; "" when there is none."""
+    """Return the commit of an interrupted download of `repository`; "" when there is none."""
     names = [path.name.rpartition("@")[2] for path in _partials(downloads, repository)]
     return next((name for name in sorted(names) if COMMIT.fullmatch(name)), "")
 
 
 def remove_partials(downloads: Path, repository: str, *, but: str = "") -> None:
-    """Remove what has arrived of a repository, less that of the commit `but`."""
+    """Remove what has arrived of a repository, except for the commit `but`."""
     for path in _partials(downloads, repository):
         if not (but and path.name.endswith(f"@{but}")):
             shutil.rmtree(path, ignore_errors=True)
@@ -160,7 +160,7 @@ def forget_partials(downloads: Path, repository: str, wait_seconds: float = 5.0)
 
 
 def remove_model(downloads: Path, folder: Path) -> bool:
-    """Remove a model that was downloaded, in one moment for whoever looks; False for a folder that is not ours."""
+    """Remove a downloaded model, atomically for readers; return False for a folder that is not ours."""
     marker = read_marker(folder)
     if marker is None or folder != downloads / marker.repository or folder.is_symlink() or folder.parent.is_symlink():
         return False
@@ -168,13 +168,13 @@ def remove_model(downloads: Path, folder: Path) -> bool:
     aside = downloads / PARTIAL / f"{_flat(marker.repository)}@old-{uuid.uuid4().hex}"
     folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
-    with contextlib.suppress(OSError):  # other models of the same organisation are there
+    with contextlib.suppress(OSError):  # it holds other models of the organisation
         folder.parent.rmdir()
     return True
 
 
 def read_marker(folder: Path) -> Marker | None:
-    """What Paceline downloaded into a folder; None for a folder that it did not make."""
+    """Read what Paceline downloaded into a folder; None for a folder that it did not make."""
     return read_kept(folder / MARKER, Marker)
 
 
@@ -184,12 +184,12 @@ def _partials(downloads: Path, repository: str) -> list[Path]:
 
 
 def _flat(repository: str) -> str:
-    """One folder name; the hub allows no "--" in a name, so it stays unambiguous."""
+    """Return one folder name, which is unambiguous: the hub allows no "--" in a name."""
     return repository.replace("/", "--")
 
 
 def _size(path: Path) -> int:
-    """-1 for what is no regular file."""
+    """Return the size of a regular file, -1 for anything else."""
     try:
         status = path.lstat()
     except OSError:
