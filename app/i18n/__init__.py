@@ -1,9 +1,8 @@
-"""The words of the interface: one flat JSON catalog for each language, shared by templates and scripts.
+"""The texts of the interface: one flat JSON catalog for each language, shared by templates and scripts.
 
-A key names a place (`downloads.pause`), a value may hold `{name}` placeholders. Counted words have one key for each
-plural form (`key.one`, `key.other`). Another language is another JSON file with the keys of `en.json`; a folder of
-the user's own may add some, and what is missing in those is said in English. What a method is called (`method.mtp`)
-it says itself.
+A key names a place (`downloads.pause`), a value may hold `{name}` placeholders. Counted texts have one key for each
+plural form (`key.one`, `key.other`). A new language is a new JSON file with the keys of `en.json`; a folder of the
+user's own may add some, with English for missing keys. Names of methods (`method.mtp`) come from `METHODS`.
 """
 
 import json
@@ -20,11 +19,11 @@ from app.core.safe_files import MAX_JSON_BYTES, read_file
 FOLDER = Path(__file__).parent
 DEFAULT_LANGUAGE = "en"
 NAME_KEY = "language.name"
-"""A language's own name for itself."""
+"""Key of a language's own name for itself."""
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 WITHOUT_PLURAL = frozenset({"id", "ja", "ko", "ms", "th", "vi", "zh"})
-"""Languages that say one thing and many things alike, as `Intl.PluralRules` has it."""
+"""Languages without a plural form, according to `Intl.PluralRules`."""
 PLURAL_FORMS = ("zero", "one", "two", "few", "many", "other")
 
 _logger = logging.getLogger("paceline.i18n")
@@ -32,33 +31,33 @@ _logger = logging.getLogger("paceline.i18n")
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The catalog of one language; `entries` is what a script gets. In templates it is called `t`."""
+    """The catalog of one language; scripts get its `entries`, templates call it `t`."""
 
     language: str
     entries: Mapping[str, str]
 
     def __call__(self, key: str, **values: object) -> str:
-        """The words at `key`, placeholders filled in, as plain text. Raises KeyError for a key or value not given."""
+        """Return the plain text of `key`, placeholders filled in. Raises KeyError for a missing key or value."""
         return PLACEHOLDER.sub(lambda match: str(values[match.group(1)]), self.entries[key])
 
     def n(self, key: str, count: int, **values: object) -> str:
-        """The words for so many: `key.one` or `key.other`, with `{count}`."""
+        """Return the text for a count: `key.one` or `key.other`, with `{count}`."""
         form = f"{key}.{plural_form(self.language, count)}"
         return self(form if form in self.entries else f"{key}.other", count=count, **values)
 
     @property
     def name(self) -> str:
-        """What the language calls itself."""
+        """The language's own name for itself."""
         return self.entries[NAME_KEY]
 
 
 def plural_form(language: str, count: int) -> str:
-    """`one` or `other`; scripts ask `Intl.PluralRules`, which knows finer forms, for any language."""
+    """Return `one` or `other`; scripts ask `Intl.PluralRules`, which knows finer forms, for any language."""
     return "one" if count == 1 and language.partition("-")[0] not in WITHOUT_PLURAL else "other"
 
 
 class Catalogs:
-    """Every language there is: those of the package, and those in folders of the user's own."""
+    """All languages: those of the package, and those in folders of the user's own."""
 
     def __init__(self, *folders: Path) -> None:
         self._words = {language: read_words(language) for language in languages()}
@@ -74,11 +73,11 @@ class Catalogs:
         return {language: words.name for language, words in sorted(self._words.items())}
 
     def words(self, language: str) -> Words:
-        """The words of a language, or the English ones when there is no such catalog."""
+        """Return the catalog of a language, or the English one when there is none."""
         return self._words.get(language) or self._words[DEFAULT_LANGUAGE]
 
     def choose(self, accepted: str) -> str:
-        """The language for an `Accept-Language` header: the first wanted one that is there, else English."""
+        """Return the language for an `Accept-Language` header: the first wanted one available, else English."""
         there = {language.lower(): language for language in sorted(self._words)}
         for tag in _by_preference(accepted):
             primary = tag.partition("-")[0]
@@ -90,25 +89,25 @@ class Catalogs:
 
 
 def languages(folder: Path = FOLDER) -> tuple[str, ...]:
-    """Every language that the package has a catalog of, in alphabetical order."""
+    """Return every language that the package has a catalog of, in alphabetical order."""
     return tuple(sorted(path.stem for path in folder.glob("*.json")))
 
 
 def read_words(language: str = DEFAULT_LANGUAGE) -> Words:
-    """The catalog of a language out of `languages()`."""
+    """Read the catalog of a language out of `languages()`."""
     entries = json.loads((FOLDER / f"{language}.json").read_text(encoding="utf-8"))
     methods = {f"method.{each.name}": each.words.get(language, each.words[DEFAULT_LANGUAGE]) for each in METHODS}
     return Words(language, dict(sorted({**methods, **entries}.items())))
 
 
 def system_languages(environment: Mapping[str, str]) -> str:
-    """What the user's own programs speak, as an `Accept-Language` header: `ko_KR.UTF-8` is `ko-KR`."""
+    """Return the language of the user's environment as an `Accept-Language` header: `ko_KR.UTF-8` is `ko-KR`."""
     named = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
     return named.partition(".")[0].partition("@")[0].replace("_", "-")
 
 
 def _read_own(path: Path) -> dict[str, str]:
-    """A catalog that somebody put there: only known shapes, and never a reason not to start."""
+    """Read a user's own catalog: only strings are taken, and errors are logged, so that the server starts anyway."""
     try:
         entries = json.loads(read_file(path, MAX_JSON_BYTES))
     except (PacelineError, ValueError, RecursionError) as error:
@@ -121,7 +120,7 @@ def _read_own(path: Path) -> dict[str, str]:
 
 
 def _by_preference(accepted: str) -> list[str]:
-    """The tags of the header, the most wanted first, in lower case; what is not understood is left out."""
+    """Return the tags of the header in lower case, most wanted first; invalid parts are left out."""
     ranked = []
     for place, part in enumerate(accepted.lower().split(",")):
         tag, _, quality = part.partition(";q=")
