@@ -1,7 +1,7 @@
-"""The `paceline` command: what each word takes, and nothing else; the work is in `app.command` and `app.desktop`.
+"""The `paceline` command: the arguments of each subcommand only; the work is done in `app.command` and `app.desktop`.
 
-The words for models are here, those for the server in the background and this computer in `app.cli_system`.
-The command line imports inside functions, so that `--help` answers at once.
+Subcommands for models are here, those for the background server and this computer in `app.cli_system`.
+Imports happen inside functions, so that `--help` answers at once.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import app.cli_system  # noqa: F401 - registers its words
+import app.cli_system  # noqa: F401 - registers its subcommands
 from app.cli_frame import (
     Json,
     application,
@@ -103,7 +103,7 @@ def _greet(url: str, setup: str, live: "LiveSettings", catalog: "FolderCatalog")
     try:
         if live.current.open:
             open_page(asked_server(live.current))
-    except PacelineError as error:  # the server goes on without
+    except PacelineError as error:  # the server runs on without a greeting
         console().print(str(error), highlight=False, markup=False)
 
 

@@ -1,6 +1,6 @@
-"""What all words of the command line share: the application, how errors and results are shown, which settings count.
+"""Shared by all subcommands: the application, the output of errors and results, and the settings that apply.
 
-Imports on first use, so that `--help` answers at once.
+Imports happen on first use, so that `--help` answers at once.
 """
 
 import json
@@ -39,7 +39,7 @@ LIKE_SERVE = "Takes the options of `paceline serve` too, such as --port 9000; `p
 
 @contextmanager
 def reported_errors() -> Iterator[None]:
-    """Errors that a person can act on become one line and exit code 1; Ctrl-C just leaves."""
+    """Turn errors that a person can act on into one line and exit code 1; exit with 130 on Ctrl-C."""
     try:
         yield
     except PacelineError as error:
@@ -49,7 +49,7 @@ def reported_errors() -> Iterator[None]:
 
 
 def fail(message: str) -> NoReturn:
-    """Say what is wrong and leave."""
+    """Print what is wrong and exit with 1."""
     typer.secho(message, fg=typer.colors.RED, err=True)
     raise typer.Exit(1)
 
@@ -62,7 +62,7 @@ def _root(*, version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def kept_settings() -> "Settings":
-    """The settings of the environment, and what is stored where it says nothing."""
+    """Return the settings of the environment, completed by the stored ones."""
     from app.command.server import given
 
     with reported_errors():
@@ -70,7 +70,7 @@ def kept_settings() -> "Settings":
 
 
 def live_settings(settings: "Settings") -> "LiveSettings":
-    """What is given over what the store says, which is opened."""
+    """Return `settings` over the stored ones; opens the store."""
     from app.command.config import opened
 
     with opened(settings) as live:
@@ -78,7 +78,7 @@ def live_settings(settings: "Settings") -> "LiveSettings":
 
 
 def asking_settings() -> "Settings":
-    """The settings for a command that only asks the server: it glances at the store, and opens it if it must."""
+    """Return the settings for a command that only asks the server: by a glance at the store, opened only if needed."""
     from app.command.server import given, known
 
     with reported_errors():
@@ -86,7 +86,7 @@ def asking_settings() -> "Settings":
 
 
 def words_of_serve(context: typer.Context) -> tuple[str, ...]:
-    """What was typed beyond the command's own options, read as `serve` would read it."""
+    """Return the arguments beyond the command's own options, parsed as `serve` would parse them."""
     from app.command.service import words_of
 
     command = typer.main.get_command(application).get_command(context, "serve")  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def say(text: str) -> None:
 
 
 def console() -> "Console":
-    """The screen, as wide as it is now."""
+    """Return the console, as wide as it is now."""
     from rich.console import Console
 
     return Console()

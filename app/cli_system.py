@@ -1,6 +1,6 @@
-"""`paceline` for the server of this computer and what belongs to it: the background, login, settings, keys, the app.
+"""Subcommands for the server of this computer: background, login, settings, keys, the desktop app.
 
-Imports on first use, like all of the command line.
+Imports happen on first use, as everywhere in the command line.
 """
 
 import os
@@ -304,7 +304,7 @@ def uninstall(
     from app.desktop import removal
 
     with reported_errors():
-        settings = known(given()) or given()  # also with a store that cannot be read
+        settings = known(given()) or given()  # works with an unreadable store, too
         found = removal.parts_of(settings)
         wanted = removal.chosen_parts(found, [each.name for each in found] if everything else parts or ())
         if as_json:

@@ -1,4 +1,4 @@
-"""Composes the server: settings, worker, catalog and endpoints; runs it until a signal, and ends it in order."""
+"""Composes the server of settings, worker, catalog and endpoints; runs it until a signal, then shuts down in order."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,7 @@ from app.worker.client import WorkerClient
 from app.worker.supervisor import PrefixDisk
 
 ROUTERS = (chat, completions, responses, messages, embeddings, rerank, tokens, ollama, control)
-"""The endpoints."""
+"""Modules of the API, each with a `router`."""
 AREAS = (
     overview,
     settings_routes,
@@ -85,9 +85,9 @@ AREAS = (
     session_routes,
     welcome,
 )
-"""The dashboard: modules with a `router`; `TOPICS` are what their pages hear of live."""
+"""Modules of the dashboard, each with a `router`; their `TOPICS` are the live updates that their pages receive."""
 ROUTES = APIRouter(dependencies=[Depends(authorize)])
-"""Every route, closed unless it is public. They know no application, and take FastAPI a while: made once a process."""
+"""All routes, closed unless public. Independent of an application and slow to build, so built once per process."""
 for _module in (*ROUTERS, *AREAS):
     ROUTES.include_router(_module.router)
 ROUTES.include_router(chat.router, prefix="/admin/api")  # for the chat page, which has a session and no key
@@ -98,7 +98,7 @@ EXIT_UNSAFE = 2
 def create_app(
     live: LiveSettings, store: Store, client: WorkerClient, catalog: FolderCatalog, logs: LogRing | None = None
 ) -> FastAPI:
-    """The ASGI application around settings and a store that are open already; `client` need not be ready."""
+    """Build the ASGI application around open settings and an open store; `client` need not be ready."""
     resolver = Resolver(live, catalog, client, measured_in(store))
     context = Context(
         live=live,
@@ -116,7 +116,7 @@ def create_app(
 
 
 def measured_in(store: Store) -> Measured:
-    """What a store knows about how fast the drafters of a model are here; nothing where it cannot be read."""
+    """Return a function from model id to its drafters' measured speedups; empty where the store cannot be read."""
     kept = KeptMeasurements(store)
 
     def measured(model_id: str) -> Speedups:
@@ -129,7 +129,7 @@ def measured_in(store: Store) -> Measured:
 
 
 def admin_context(context: Context, store: Store, logs: LogRing | None = None) -> AdminContext:
-    """What the dashboard needs besides."""
+    """Build the dashboard's context: `context` and what the dashboard needs in addition."""
     kept, models = KeptMeasurements(store), ModelView(context)
     measuring = Measuring(context, models, kept)
     loading = Loading(context, models, measuring)
@@ -163,7 +163,7 @@ def admin_context(context: Context, store: Store, logs: LogRing | None = None) -
 
 @contextlib.asynccontextmanager
 async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
-    """While the server runs: every part hears the worker and the settings, and what was begun is ended in order."""
+    """Subscribe every part to the worker and the settings while the server runs, then end everything in order."""
     context = admin.serving
     unsubscribes = [
         context.worker.subscribe(context.measurements.observe, Heartbeat, TextWork),
@@ -196,9 +196,9 @@ async def listening(admin: AdminContext) -> AsyncGenerator[None, None]:
 
 
 def build(admin: AdminContext) -> FastAPI:
-    """The ASGI application around a context: every route behind the gate, closed unless it is public.
+    """Build the ASGI application around a context: every route behind the gate, closed unless it is public.
 
-    Everybody needs a key once one is set, and always where other machines reach the server.
+    Clients need a key once the environment sets one or `require_key` is on, and always if other machines can connect.
     """
     context, settings = admin.serving, admin.serving.settings
     app = FastAPI(
@@ -229,10 +229,10 @@ def build(admin: AdminContext) -> FastAPI:
 
 
 Announce = Callable[[str, str, LiveSettings, FolderCatalog], None]
-"""Told in a thread once the server is up: its address, where to choose the first password (empty when there is one),
-the settings, and the models that are here."""
+"""Called in a thread once the server is up: with its URL, the URL to choose the first password (empty when there is
+one), the settings and the catalog."""
 Publish = Callable[[str, int, str], None]
-"""Takes host, port and the key for commands of this computer, once the server has them."""
+"""Called with host, port and the key for commands of this computer, once the server has them."""
 
 
 def run(
@@ -242,11 +242,11 @@ def run(
     check: Callable[[Settings], None] = lambda _settings: None,
     announce: Announce | None = None,
 ) -> int:
-    """Serve until SIGTERM or Ctrl-C. The exit code: 0, 1 for what cannot be had, 2 for an unsafe address.
+    """Serve until SIGTERM or Ctrl-C. Return the exit code: 0, 1 for something unavailable, 2 for an unsafe address.
 
-    `given` is what command line and environment say, `words` the command line's own words for it; what is stored is
-    read here, and only here, since a damaged store is set aside first. `check` may refuse, by an exception, what both
-    together say.
+    `given` holds the settings of command line and environment, `words` the raw command-line options. Stored settings
+    are read here, and only here, since a damaged store is set aside first. `check` may refuse the combined settings by
+    raising.
     """
     descriptors.raise_limit()
     give_memory_back()
@@ -263,9 +263,9 @@ def run(
 
 
 def open_store(store: Store, given: Settings) -> tuple[str, LiveSettings, bool]:
-    """What was done about the store, for people, the settings with what it keeps, and whether these are unsafe.
+    """Open the store; return a notice for people, the combined settings, and whether these are unsafe.
 
-    A store that is locked down lets nobody in, wherever it is reached from. Raises `StoreUnavailable`.
+    A locked-down store is safe: it requires a key, wherever a client connects from. Raises `StoreUnavailable`.
     """
     notice, kept = store.start(), StoredSettings(store)
     live = LiveSettings(given, kept)
@@ -299,7 +299,7 @@ def _run(store: Store, given: Settings, check: Callable[[Settings], None], annou
 
 
 def setup_address(admin: AdminContext, url: str) -> str:
-    """Where the first password is chosen, with a new code in the fragment; empty once there is one, or from afar."""
+    """Return the URL to choose the first password, with a new code; empty once there is one, or without loopback."""
     host = admin.serving.settings.host
     is_near = admin.serving.settings.is_loopback or host in setting_texts.UNSPECIFIED
     return f"{url}admin/setup#{admin.setup.issue()}" if is_near and not admin.accounts.has_account else ""
@@ -332,7 +332,7 @@ async def _serve(
     live.subscribe(on_settings_changed)
 
     def started() -> None:
-        gc.freeze()  # else a full collection stops every stream for 0.1 s, now and then
+        gc.freeze()  # else a full collection now and then stops every stream for 0.1 s
         url = f"{setting_texts.local_url(settings.host, port)}/"
         setup = setup_address(app.state.admin, url)
         threading.Thread(target=announce, args=(url, setup, live, catalog), daemon=True).start()

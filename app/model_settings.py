@@ -1,6 +1,6 @@
-"""What is set for one model on this computer, by a person or by `paceline bench --apply`.
+"""The settings of one model on this computer, made by a person or by `paceline bench --apply`.
 
-None is unset: the setting of the server, or the usual way, decides. `takes_effect` is as in `app.settings`.
+None is unset: the setting of the server, or the default, applies. `takes_effect` is as in `app.settings`.
 """
 
 import logging
@@ -21,13 +21,13 @@ Values = TypeVar("Values")
 
 @dataclass(frozen=True, slots=True)
 class Conflict(Generic[Values]):
-    """`names` are the settings that clash, `advice` says why and what to do."""
+    """Settings that must not be combined: `names` are those that clash, `advice` says why and what to do."""
 
     names: tuple[str, ...]
     advice: str
     clashes: Callable[[Values], bool]
     wording: str = ""
-    """The key of the dashboard's words for it; empty: that of the first name."""
+    """Key of the dashboard's text for it; empty: `conflict_` and the first name."""
 
 
 def refuse_conflicts(values: Values, conflicts: Iterable[Conflict[Values]]) -> None:
@@ -44,19 +44,19 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     MethodName = str
 else:
-    MethodName = Literal[METHOD_NAMES]  # a type of as many names as there are methods
+    MethodName = Literal[METHOD_NAMES]  # one name per method
 SPECULATION = (
     "drafts", "methods", "num_draft_tokens", "policy", "acceptance", "prompt_lookup_min", "prompt_lookup_max",
 )  # fmt: skip
-"""The settings that say how a model drafts: what a measurement recommends."""
+"""Settings that say how a model drafts; measurements recommend them."""
 PROFILED = (
     "system_prompt", "temperature", "top_p", "top_k", "min_p", "max_tokens",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "policy", "methods", "num_draft_tokens",
 )  # fmt: skip
-"""What a profile may say: whatever a request can, so that all profiles of a model share one engine."""
+"""Settings that a profile may have: those that a request can set, so that all profiles of a model share one engine."""
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Bits = Annotated[Literal[8, 4], BeforeValidator(lambda value: {"8": 8, "4": 4}.get(str(value), value))]
-"""Of a quantised number; forms and command lines write it as text."""
+"""Bits of a quantised number; forms and command lines write them as text."""
 Id = Annotated[str, Field(min_length=1, max_length=300)]
 
 
@@ -123,12 +123,12 @@ class ModelSettings(BaseModel):
     )
 
     def given(self) -> dict[str, Any]:
-        """What is set, as plain JSON values."""
+        """Return what is set, as plain JSON values."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "ModelSettings":
-        """What was kept, perhaps by another version: names and values that mean nothing here are left out."""
+        """Read stored values, perhaps of another version: names and values that are invalid here are left out."""
         known = {name: value for name, value in values.items() if name in cls.model_fields}
         try:
             return cls.model_validate(known)
@@ -139,17 +139,17 @@ class ModelSettings(BaseModel):
 
     @property
     def quantisation(self) -> Quantisation:
-        """Of keys and values, where the model allows it."""
+        """Quantisation of keys and values, where the model allows it."""
         shortest = QUANTISED_FROM_TOKENS if self.kv_bits_from is None else self.kv_bits_from
         return Quantisation(self.kv_bits, shortest) if self.kv_bits else WHOLE
 
     def over(self, other: "ModelSettings") -> "ModelSettings":
-        """This, and where it says nothing, `other`."""
+        """Return these settings, with those of `other` where they are unset."""
         return ModelSettings.model_validate(other.given() | self.given())
 
 
 def split_profile(name: str) -> tuple[str, str]:
-    """Model and profile of `MODEL:PROFILE`; both empty where it is none."""
+    """Split `MODEL:PROFILE` into model and profile; both empty where it is something else."""
     model, _, profile = name.rpartition(":")
     return (model, profile) if model and PROFILE_NAME.fullmatch(profile) else ("", "")
 

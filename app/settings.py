@@ -1,7 +1,8 @@
 """Every setting of the server: the one schema that form, API, command line and documents follow.
 
 Values come from the command line, then environment variables `PACELINE_*`, then the store, then the defaults. A field
-says its unit, its section of the form and when a change is felt: `now`, after a `reload` of the model, or a `restart`.
+has a unit, a section of the form and a time when a change takes effect: `now`, after a `reload` of the model, or a
+`restart`.
 """
 
 import os
@@ -29,9 +30,9 @@ ADDRESS = r"^(?:https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?)?
 
 
 PREFIXES = "prefixes"
-"""The folder of the home where earlier prompts are kept."""
+"""Folder of the home for the prefix cache."""
 WHERE_UNREADABLE: Mapping[str, Any] = {"require_key": True, "prefix_cache_disk": 0.0}
-"""Values that hold where the stored one cannot be read and the default would open the server or keep texts on disk."""
+"""Values used where the stored one cannot be read and the default would open the server or write texts to disk."""
 TakesEffect = Literal["now", "reload", "restart"]
 Section = Literal["general", "network", "memory", "folders", "speculation", "history"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
@@ -59,7 +60,7 @@ SpeculativeText = Annotated[SpeculativeConfig | None, BeforeValidator(setting_te
 
 
 class Settings(BaseModel):
-    """The settings of one server process. `model_fields_set` names those that command line or environment give."""
+    """The settings of one server process. `model_fields_set` names those from command line or environment."""
 
     model_config = ConfigDict(
         extra="ignore", frozen=True, allow_inf_nan=False, hide_input_in_errors=True, arbitrary_types_allowed=True
@@ -271,53 +272,53 @@ class Settings(BaseModel):
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        """The names that a Host header may carry, besides the loopback ones."""
+        """Names that a Host header may carry in addition to the loopback ones."""
         return (*self.allowed_hosts, *setting_texts.host_names(self.host))
 
     @property
     def prefixes_path(self) -> Path:
-        """Where earlier prompts are kept on disk."""
+        """Folder of the prefix cache on disk."""
         return self.home / PREFIXES
 
     @property
     def downloads_path(self) -> Path:
-        """Where downloads go."""
+        """Folder of downloads."""
         return self.downloads_folder or self.home / "models"
 
     @property
     def model_folders(self) -> tuple[Path, ...]:
-        """Where models are looked for first."""
+        """Folders that are searched for models first."""
         return (self.downloads_path, *self.model_dirs)
 
     @property
     def command_line(self) -> frozenset[str]:
-        """The names of what the command line gives, rather than the environment."""
+        """Names of the settings from the command line, rather than the environment."""
         return self._command_line
 
     def with_command_line(self, **values: Any) -> "Settings":
-        """A copy in which the command line gives these checked values too."""
+        """Return a copy with these checked values, too, as given on the command line."""
         copy = self.model_copy(update=values)
         copy._command_line = self._command_line | frozenset(values)  # noqa: SLF001
         return copy
 
     def over(self, stored: Mapping[str, Any]) -> "Settings":
-        """These settings, and what is stored where neither command line nor environment say anything.
+        """Return these settings, with stored ones where neither command line nor environment set one.
 
-        Stored values are plain JSON values; `model_fields_set` stays as it is. Raises `InvalidSetting`.
+        Stored values are plain JSON values; `model_fields_set` is unchanged. Raises `InvalidSetting`.
         """
         free = {name: value for name, value in stored.items() if name not in self.model_fields_set}
         checked = _checked(free)
         return self.with_values({name: getattr(checked, name) for name in checked.model_fields_set})
 
     def with_values(self, values: Mapping[str, Any]) -> "Settings":
-        """A copy with these checked values; `model_fields_set` stays as it is."""
+        """Return a copy with these checked values; `model_fields_set` is unchanged."""
         made = Settings.model_construct(_fields_set=set(self.model_fields_set), **{**dict(self), **values})
         made._command_line = self._command_line  # noqa: SLF001
         return made
 
 
 def read_settings(**overrides: Any) -> Settings:
-    """Settings from the environment, `overrides` (the command line) first. Raises `InvalidSetting`."""
+    """Read the settings from the environment, `overrides` (the command line) first. Raises `InvalidSetting`."""
     variables = {name: f"PACELINE_{name.upper()}" for name in Settings.model_fields}
     environment = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
     made = _checked({**environment, **overrides})
@@ -325,7 +326,7 @@ def read_settings(**overrides: Any) -> Settings:
 
 
 def check_setting(name: str, value: Any) -> Any:
-    """The value of a setting to keep, from text or plain JSON; None stays None. Raises `InvalidSetting`."""
+    """Return the value to store for a setting, from text or plain JSON; None for None. Raises `InvalidSetting`."""
     if name not in Settings.model_fields:
         raise InvalidSetting(f"there is no setting called {name[:60]}", parameter="name")
     if not about(name)["stored"]:
@@ -337,7 +338,7 @@ def check_setting(name: str, value: Any) -> Any:
 
 
 def about(name: str) -> dict[str, Any]:
-    """What the schema says about a setting besides its type: `takes_effect`, `section`, `unit` and `stored`."""
+    """Return the schema's facts about a setting beyond its type: `takes_effect`, `section`, `unit` and `stored`."""
     return cast("dict[str, Any]", Settings.model_fields[name].json_schema_extra)
 
 
