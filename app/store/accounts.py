@@ -1,9 +1,9 @@
-"""The one person who may open the dashboard: a password, the browsers that signed in, and the API keys.
+"""The one account of the dashboard: its password, the browsers that signed in, and the API keys.
 
-Sessions and keys are random secrets, of which the store knows only the SHA-256. A session ends after seven days without
-use and thirty days in any case; a key when it is revoked. When one was last used is written at most once a minute.
+Sessions and keys are random secrets, of which the store has only the SHA-256. A session ends after seven days without
+use and thirty days in any case; a key when it is revoked. The time of last use is written at most once a minute.
 Everything is in the store, nothing in memory, so `paceline password` and `paceline keys` work beside a running server.
-Of a password, length is all that is asked for, and that it is none of the first words anybody tries (NIST SP 800-63B).
+A password only has to be long enough and none of those that attackers try first (NIST SP 800-63B).
 """
 
 import base64
@@ -30,7 +30,7 @@ SECRET_BYTES = 32
 IDLE_SECONDS = 7 * 24 * 3600.0
 ABSOLUTE_SECONDS = 30 * 24 * 3600.0
 MAX_SESSIONS = 50
-"""More end the ones that were used least recently."""
+"""Limit of open sessions; a further one ends those used least recently."""
 BROWSER_CHARACTERS = 200
 PREFIX = "pl-"
 HINT_CHARACTERS = 7
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 
 def digest_of(secret: str) -> str:
-    """What the store knows of a secret."""
+    """Return the digest by which the store knows a secret."""
     return sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class LastUse:
-    """Writes when a row was last used, in its `column`, and never in the way of the use itself.
+    """Writes when a row was last used, in its `column`, without ever failing the use itself.
 
     A full disk or a busy file costs the note, not the request.
     """
@@ -60,7 +60,7 @@ class LastUse:
         self._tried_at: dict[str | int, float] = {}
 
     def note(self, row_id: str | int, used_at: float | None, now: float) -> None:
-        """The row was used `now`; `used_at` is what it says."""
+        """Note that the row was used `now`; `used_at` is the time that it has."""
         if used_at is not None and now - used_at < NOTE_SECONDS:
             return
         if now - self._tried_at.get(row_id, now - NOTE_SECONDS) < NOTE_SECONDS:
@@ -78,7 +78,7 @@ class LastUse:
 
 
 class Sessions:
-    """The browsers of the one account. `clock` tells Unix seconds."""
+    """The browsers of the one account. `clock` returns Unix seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
@@ -86,7 +86,7 @@ class Sessions:
         self._last_use = LastUse(store, SessionRow, "seen_at")
 
     def begin(self, browser: str, *, instead_of: str | None = None) -> str:
-        """A new session and the secret for its cookie; `instead_of` is the secret of the one that ends for it."""
+        """Begin a session and return the secret for its cookie; the session with the secret `instead_of` ends."""
         secret = secrets.token_urlsafe(SECRET_BYTES)
         now = self._clock()
         row = SessionRow(id=digest_of(secret), created_at=now, seen_at=now, browser=browser[:BROWSER_CHARACTERS])
@@ -120,7 +120,7 @@ class Sessions:
             session.exec(delete(SessionRow).where(col(SessionRow.id) != (digest_of(but) if but else "")))
 
     def list(self) -> Sequence[SessionRow]:
-        """The sessions that are open, the last used first."""
+        """Return the open sessions, most recently used first."""
         now = self._clock()
         with self._store.reading() as session:
             rows = session.exec(select(SessionRow).order_by(col(SessionRow.seen_at).desc())).all()
@@ -138,7 +138,7 @@ def _is_alive(row: SessionRow, now: float) -> bool:
 
 
 class Keys:
-    """The keys that were made and not revoked, each shown once when it is made. `clock` tells Unix seconds."""
+    """The keys that were made and not revoked, each shown once when it is made. `clock` returns Unix seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
@@ -146,7 +146,7 @@ class Keys:
         self._last_use = LastUse(store, KeyRow, "used_at")
 
     def create(self, name: str, scope: Scope) -> tuple[KeyRow, str]:
-        """A new key, and its text for this one time. Raises `InvalidRequest` for a name that says nothing."""
+        """Make a key; return it with its text, this once. Raises `InvalidRequest` for a bad name or too many keys."""
         name = " ".join(name.split())
         if not name or len(name) > NAME_CHARACTERS or not name.isprintable():
             raise InvalidRequest(
@@ -169,7 +169,7 @@ class Keys:
         return row, text
 
     def find(self, text: str) -> KeyRow | None:
-        """The key with this text, unless it was revoked; its use is noted."""
+        """Return the key with this text, unless it was revoked, and note its use."""
         if not text.startswith(PREFIX):
             return None
         with self._store.reading() as session:
@@ -179,12 +179,12 @@ class Keys:
         return row
 
     def list(self) -> Sequence[KeyRow]:
-        """Every key that opens something, the newest first."""
+        """Return every active key, newest first."""
         with self._store.reading() as session:
             return session.exec(select(KeyRow).where(_active()).order_by(col(KeyRow.id).desc())).all()
 
     def revoke(self, key_id: int) -> bool:
-        """End a key for good; False when there is none with this id. Its row stays, for the history of requests."""
+        """End a key for good; return False when there is none with this id. Its row is kept for the request history."""
         with self._store.session(vital=True) as session:
             row = session.exec(select(KeyRow).where(KeyRow.id == key_id, _active())).one_or_none()
             if row is None:
@@ -207,12 +207,12 @@ administrator changeme paceline
 """
 OBVIOUS = frozenset(OBVIOUS_WORDS.split())
 SCRYPT = "scrypt$"
-"""How the hashes of an earlier Paceline begin."""
+"""Prefix of the hashes of an earlier Paceline."""
 SCRYPT_MEMORY_BYTES = 256 * 1024 * 1024
 
 
 class Accounts:
-    """The account of a store. `clock` tells Unix seconds; `hasher` says what one guess at the password costs."""
+    """The account of a store. `clock` returns Unix seconds; `hasher` sets the cost of a guess at the password."""
 
     def __init__(
         self, store: Store, *, clock: Callable[[], float] = time.time, hasher: PasswordHasher | None = None
@@ -226,16 +226,16 @@ class Accounts:
 
     @property
     def is_locked_down(self) -> bool:
-        """Whether the store was damaged: then nothing is open without a key until a new account is set up."""
+        """Whether the store was damaged: every request then needs a key until a new account is set up."""
         return self._store.locked_down
 
     @property
     def has_account(self) -> bool:
-        """Whether somebody set a password that still counts."""
+        """Whether a password was set that still counts."""
         return not self.is_locked_down and self._hash() is not None
 
     def set_up(self, password: str) -> bool:
-        """Make the account; False when there is one already. Raises `InvalidRequest` for a bad password."""
+        """Make the account; return False when there is one already. Raises `InvalidRequest` for a bad password."""
         if self.is_locked_down:
             self.set_password(password)
             return True
@@ -249,7 +249,7 @@ class Accounts:
     def set_password(self, password: str) -> None:
         """Make the account or change its password; every session ends. Raises `InvalidRequest` for a bad password.
 
-        Nobody but the owner of the files, or somebody signed in, may call this: it also ends a lock-down.
+        Only the owner of the files, or a person who is signed in, may cause this: it also ends a lock-down.
         """
         made = self._hashed(password)
         with self._store.session(vital=True) as session:
@@ -260,7 +260,7 @@ class Accounts:
         self.sessions.end_all()
 
     def is_password(self, password: str) -> bool:
-        """Whether this is the password; takes the same time when there is no account. One at a time."""
+        """Whether this is the password; takes the same time when there is no account. Checks one at a time."""
         stored = None if self.is_locked_down else self._hash()
         with self._hashing:
             if stored is None:
@@ -288,7 +288,7 @@ class Accounts:
         session.add(row)
 
     def _renew(self, stored: str, password: str) -> None:
-        """The same password under a hash of today, unless it was changed meanwhile."""
+        """Hash the same password again with today's parameters, unless it was changed meanwhile."""
         with self._hashing:
             made = self._hasher.hash(_normal(password))
         try:
@@ -318,7 +318,7 @@ def check_password(password: str) -> None:
 
 
 def is_hash_of(stored: str, password: str, hasher: PasswordHasher) -> bool:
-    """Whether `stored` was made of `password`, by argon2 or once by scrypt; a string that is no hash matches nothing.
+    """Whether `stored` is a hash of `password`, by argon2 or formerly scrypt; a string that is no hash matches nothing.
 
     Takes a fifth of a second on purpose, so call it in a thread.
     """
@@ -334,5 +334,5 @@ def is_hash_of(stored: str, password: str, hasher: PasswordHasher) -> bool:
 
 
 def _normal(password: str) -> bytes:
-    """Two keyboards may write one letter in two ways: NFKC makes them one. Overlong input costs no more than any."""
+    """Normalise to NFKC, since keyboards may write one letter in two ways, and cut overlong input to bound its cost."""
     return unicodedata.normalize("NFKC", password[: MAX_CHARACTERS + 1]).encode("utf-8", "surrogatepass")

@@ -1,9 +1,9 @@
-"""The conversations of the chat page: texts of a person's own, kept until they are deleted.
+"""The conversations of the chat page: a person's own texts, kept until they are deleted.
 
-A conversation is a tree of turns whose ids the page makes. Turns are added and never taken away: a question that was
-edited or a reply made anew is a sibling of the earlier one. Adding a turn again changes nothing, so whoever got no
-answer sends it once more; only a reply that broke off is completed by a longer one that begins alike. Each write
-carries the version that its page knows. Calls take milliseconds: make them in a thread.
+A conversation is a tree of turns whose ids the page makes. Turns are added and never removed: an edited question or a
+regenerated reply is a sibling of the earlier one. Adding a turn again changes nothing, so a page that got no answer can
+retry; only an interrupted reply is completed by a longer one with the same beginning. Each write carries the version
+that its page knows. Calls take milliseconds: make them in a thread.
 """
 
 import time
@@ -24,7 +24,7 @@ ESCAPE = "\\"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept; turns and characters are those of one conversation."""
+    """Limits of what is kept; turns and characters are those of one conversation."""
 
     conversations: int = 1000
     turns: int = 2000
@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a conversation has besides its turns: `options` is what its requests ask for."""
+    """The fields of a new conversation other than its turns; `options` are the parameters of its requests."""
 
     title: str
     model_id: str
@@ -41,17 +41,17 @@ class Beginning:
 
 
 class Conversations:
-    """All of them. `clock` tells Unix seconds; None or False is the answer for one that is not there."""
+    """All conversations. `clock` returns Unix seconds; methods return None or False for one that does not exist."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time, limits: Limits | None = None) -> None:
         self._store = store
         self._clock = clock
         self._limits = limits or Limits()
         self.revision = int(clock() * 1000)
-        """Another number after each change of any conversation, also by an earlier server."""
+        """Number that differs after each change of any conversation, also from those of an earlier server."""
 
     def list(self, search: str = "") -> Sequence[ConversationRow]:
-        """The one that changed last comes first; `search` is looked for in titles and messages."""
+        """Return the conversations, last changed first, that contain `search` in title or messages."""
         found = select(ConversationRow).order_by(col(ConversationRow.changed_at).desc(), col(ConversationRow.id).desc())
         if search:
             found = found.where(_contains(search))
@@ -61,10 +61,10 @@ class Conversations:
     def add(
         self, conversation_id: int, version: int, turns: Sequence[MessageRow], beginning: Beginning | None = None
     ) -> ConversationRow | None:
-        """Add turns, which are read and not kept, to a conversation of this version; with `beginning`, 0 makes one.
+        """Add turns, which are copied, to a conversation of this version; version 0 with `beginning` makes one.
 
-        Raises `StaleVersion` when it has another version, and `InvalidRequest` when a turn follows none that is there
-        or something becomes too much; then nothing is added.
+        Raises `StaleVersion` when it has another version, and `InvalidRequest` when a turn's parent does not exist or a
+        limit is exceeded; then nothing is added.
         """
         with self._changing() as session:
             row = session.get(ConversationRow, conversation_id)
@@ -79,7 +79,7 @@ class Conversations:
             return row
 
     def find(self, conversation_id: int) -> tuple[ConversationRow, Sequence[MessageRow]] | None:
-        """One with its turns; a turn comes after the one it follows."""
+        """Return a conversation with its turns, each after its parent."""
         with self._store.reading() as session:
             row = session.get(ConversationRow, conversation_id)
             return None if row is None else (row, _rows(session, conversation_id))
@@ -92,7 +92,7 @@ class Conversations:
         model_id: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> ConversationRow | None:
-        """Set what is given, whatever it was; its place in the list stays."""
+        """Set what is given, whatever the version; its place in the list does not change."""
         with self._changing() as session:
             row = session.get(ConversationRow, conversation_id)
             if row is None:
@@ -105,7 +105,7 @@ class Conversations:
             return row
 
     def delete(self, conversation_id: int) -> bool:
-        """Forget one with its turns."""
+        """Delete a conversation with its turns."""
         with self._changing() as session:
             row = session.get(ConversationRow, conversation_id)
             if row is not None:
@@ -113,7 +113,7 @@ class Conversations:
             return row is not None
 
     def delete_all(self) -> int:
-        """Forget every one; the answer is how many there were."""
+        """Delete every conversation; return how many there were."""
         with self._changing() as session:
             rows = session.exec(select(ConversationRow)).all()
             for row in rows:
@@ -124,7 +124,7 @@ class Conversations:
     def _changing(self) -> Iterator[Session]:
         with self._store.session() as session:
             yield session
-        self.revision += 1  # once it is written: who looks then finds it
+        self.revision += 1  # after the commit, so that a page that reads then finds the change
 
     def _begun(self, session: Session, conversation_id: int, beginning: Beginning) -> ConversationRow:
         if session.exec(select(func.count()).select_from(ConversationRow)).one() >= self._limits.conversations:
@@ -140,7 +140,7 @@ class Conversations:
         )
 
     def _place(self, session: Session, conversation: ConversationRow, turns: Sequence[MessageRow]) -> None:
-        """Add the turns that are new, and complete those that broke off."""
+        """Add the turns that are new, and complete interrupted ones."""
         conversation.changed_at = now = self._clock()
         conversation.version += 1
         session.add(conversation)
@@ -167,7 +167,7 @@ class Conversations:
 
 
 def _completes(turn: MessageRow, row: MessageRow) -> bool:
-    """Whether a turn says more than the row, which broke off: it begins alike."""
+    """Whether a turn completes an interrupted row: it begins the same and is longer, or has other figures."""
     texts, earlier = _texts(turn), _texts(row)
     is_longer = sum(map(len, texts)) > sum(map(len, earlier))
     begins_alike = len(texts) >= len(earlier) and all(map(str.startswith, texts, earlier))
@@ -175,7 +175,7 @@ def _completes(turn: MessageRow, row: MessageRow) -> bool:
 
 
 def _texts(row: MessageRow) -> list[str]:
-    """What it says, thinks and calls, in an order that holds while it grows."""
+    """Return its content, reasoning and calls, in an order that does not change while it grows."""
     calls = [call for call in row.calls or () if isinstance(call, dict)]
     return [row.content, row.reasoning, *(str(call.get("arguments", "")) for call in calls)]
 

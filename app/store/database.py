@@ -1,7 +1,7 @@
-"""The file of the store: is it ours and sound, how it is opened and migrated, and how a new one takes its place.
+"""The file of the store: the checks that it is ours and sound, and how it is opened, migrated and replaced.
 
 A file is only ever put into place whole, with all its tables: an empty, partial or foreign one is damage, and so is
-whatever else lies at its path. Whoever calls these functions holds `exclusive`, except for `examine` and `check_owner`.
+anything else at its path. Callers of these functions hold `exclusive`, except for `examine` and `check_owner`.
 """
 
 import contextlib
@@ -37,18 +37,18 @@ from app.store.tables import TABLES
 JOURNALS = ("-wal", "-shm", "-journal")
 FIRST = "0001"
 ADOPTED_TABLES = frozenset({"model_choice", "benchmark"})
-"""What a file of the first revision has, which says none: `create_all` made it."""
+"""Tables of a file of the first revision, which states no revision, since `create_all` made it."""
 NOT_DAMAGE = frozenset({
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
 })  # fmt: skip
-"""Primary codes that tell of the disk or of another program, not of the file's content."""
+"""Primary codes of errors that come from the disk or another program, not from the file's content."""
 LATEST_SECONDS = 253_370_764_800.0
 """Unix seconds at the beginning of the year 9999: no later time can be shown."""
 BUSY_TIMEOUT_MILLISECONDS = 5_000
 BACKUPS_KEPT = 3
 RESERVE_BYTES = 256 * 1024
-"""Several times what a change of keys, sessions or the password takes in the journal."""
+"""Bytes of the reserve: several times what a change of keys, sessions or the password takes in the journal."""
 PRIVATE = 0o600
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -62,7 +62,7 @@ class NewerRevision(Exception):
 
 
 def examine(path: Path) -> str | None:
-    """The revision of a sound file, "" where it says none; None: there is no file.
+    """Return the revision of a sound file, "" where it states none, None where there is no file.
 
     Raises `Damage`, `NewerRevision`, and `OSError` or `sqlite3.Error` where the file cannot be read at all.
     """
@@ -73,7 +73,7 @@ def examine(path: Path) -> str | None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether anything was ever kept: the file, or what is left of it. Raises `OSError` where nobody may look."""
+    """Whether anything was ever stored: the file, or what is left of it. Raises `OSError` where access is denied."""
     for part in (path, _beside(path, "-wal")):
         with contextlib.suppress(FileNotFoundError):
             if part.lstat().st_size or part == path:
@@ -82,7 +82,7 @@ def is_there(path: Path) -> bool:
 
 
 def _check_kind(path: Path) -> None:
-    """What SQLite would wait for, fail at, or take for a new database."""
+    """Raise `Damage` for what SQLite would wait for, fail at, or take for a new database."""
     if not path.exists():
         is_link = path.is_symlink()
         raise Damage("it is a link to nothing" if is_link else "it is gone, and its journal is still there")
@@ -96,7 +96,7 @@ def _check_kind(path: Path) -> None:
 
 
 def _examine_content(path: Path) -> str:
-    """Every page, index, reference between rows, table and value, as one moment shows them."""
+    """Check every page, index, reference between rows, table and value in one snapshot; return the revision."""
     with (
         _damage_told(),
         closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)) as file,
@@ -115,7 +115,7 @@ def _examine_content(path: Path) -> str:
 
 @contextmanager
 def _damage_told() -> Iterator[None]:
-    """Whatever cannot be read as what it should be becomes `Damage`: of the pages, of a text, of a value."""
+    """Turn errors of pages, texts and values that cannot be read as they should into `Damage`."""
     try:
         yield
     except (sqlite3.DatabaseError, DBAPIError) as error:
@@ -123,7 +123,7 @@ def _damage_told() -> Iterator[None]:
         if code & 0xFF in NOT_DAMAGE and code != sqlite3.SQLITE_IOERR_SHORT_READ:
             raise
         raise Damage("it is no database" if code == sqlite3.SQLITE_NOTADB else "its pages are damaged") from error
-    except ValueError as error:  # SQLite's own messages quote what may be no UTF-8
+    except ValueError as error:  # SQLite's own messages may quote invalid UTF-8
         raise Damage("it has invalid values") from error
 
 
@@ -145,7 +145,7 @@ def _examine_tables(file: sqlite3.Connection) -> str:
 
 
 def _examine_values(file: sqlite3.Connection) -> None:
-    """Raise `Damage` unless every value of every row is what `app/store/tables.py` says of its column.
+    """Raise `Damage` unless every value of every row matches its column in `app/store/tables.py`.
 
     Indices are read too: to SQLite's own check, a NaN in one equals any number.
     """
@@ -159,7 +159,7 @@ def _examine_values(file: sqlite3.Connection) -> None:
 
 
 def _text(raw: bytes) -> str | bytes:
-    """A text, or the bytes of one that is no UTF-8."""
+    """Decode a text; return its bytes if it is not UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -190,15 +190,15 @@ def _is_json(value: Any, kind: Any) -> bool:
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """Every revision, the oldest first."""
+    """Return every revision, oldest first."""
     steps = ScriptDirectory.from_config(_config()).walk_revisions()
     return tuple(sorted(step.revision for step in steps))
 
 
 def migrate(path: Path, *, adopt: bool = False, to: str | None = None) -> None:
-    """Bring a file to a revision, the latest by default; `adopt`: it has the first one's tables, and says none.
+    """Migrate a file to a revision, the latest by default; `adopt`: it has the first one's tables, but states none.
 
-    Every migration is in one transaction, or none of it. Raises `Damage` where the values allow none.
+    All migrations happen in one transaction. Raises `Damage` where the values do not allow them.
     """
     target = to or revisions()[-1]
     engine = open_engine(path)
@@ -209,7 +209,7 @@ def migrate(path: Path, *, adopt: bool = False, to: str | None = None) -> None:
             if adopt:
                 command.stamp(config, FIRST)
             command.upgrade(config, target)
-            connection.exec_driver_sql(f"PRAGMA user_version = {int(target)}")  # earlier versions ask for it
+            connection.exec_driver_sql(f"PRAGMA user_version = {int(target)}")  # earlier versions read it
             if target == revisions()[-1]:
                 _examine_values(cast("sqlite3.Connection", connection.connection.driver_connection))
     finally:
@@ -224,12 +224,12 @@ def _config() -> Config:
 
 
 def open_engine(path: Path, *, pooled: bool = False) -> Engine:
-    """An engine whose transactions begin with `BEGIN IMMEDIATE`, unless the option `reading` says `BEGIN`."""
+    """Return an engine whose transactions begin with `BEGIN IMMEDIATE`, or with `BEGIN` under the option `reading`."""
 
     def configure(connection: Any, _record: Any) -> None:
-        """What every connection needs: the waiting time first, since switching to WAL may have to wait."""
-        connection.isolation_level = None  # we say BEGIN ourselves, so that tables change within a transaction too
-        always = "journal_mode = WAL", "foreign_keys = ON", "secure_delete = ON"  # what is deleted is overwritten
+        """Set up a connection: the busy timeout first, since switching to WAL may have to wait."""
+        connection.isolation_level = None  # we send BEGIN ourselves, so that tables change within a transaction too
+        always = "journal_mode = WAL", "foreign_keys = ON", "secure_delete = ON"  # deleted data is overwritten
         for pragma in (f"busy_timeout = {BUSY_TIMEOUT_MILLISECONDS}", *always):
             connection.execute(f"PRAGMA {pragma}")
 
@@ -247,7 +247,7 @@ def open_engine(path: Path, *, pooled: bool = False) -> Engine:
 
 @cache
 def nothing() -> Engine:
-    """Every table and no row, in memory: what there is to read before anything is kept."""
+    """Return every table without a row, in memory, to read from before anything is stored."""
     engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     SQLModel.metadata.create_all(engine)
     with engine.connect() as connection:
@@ -256,7 +256,7 @@ def nothing() -> Engine:
 
 
 def check_owner(path: Path, user: int | None = None) -> None:
-    """Raise `StoreUnavailable` when the folder of the file is one in which somebody else could change what is kept."""
+    """Raise `StoreUnavailable` when another user could change what is kept in the folder of the file."""
     folder = path.parent
     if not folder.is_dir():
         return
@@ -273,13 +273,13 @@ def check_owner(path: Path, user: int | None = None) -> None:
 
 
 def is_writable_by_others(folder: Path) -> bool:
-    """Whether other users may put something into the folder."""
+    """Whether other users may write into the folder."""
     return folder.is_dir() and bool(folder.stat().st_mode & OTHERS_WRITE)
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Alone among all processes that open, make or migrate this file; its folder is ours alone from here on."""
+    """Keep out other processes that open, make or migrate this file; its folder is writable only by us from here on."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(path)
     if is_writable_by_others(path.parent):
@@ -293,7 +293,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def free_reserve(path: Path) -> bool:
-    """Give the room in reserve back to the disk; whether there was any."""
+    """Free the disk space in reserve; return whether there was any."""
     try:
         _beside(path, ".reserve").unlink()
     except OSError:
@@ -302,7 +302,7 @@ def free_reserve(path: Path) -> bool:
 
 
 def fill_reserve(path: Path) -> None:
-    """Take room on the disk in reserve again, as much of it as there is."""
+    """Reserve disk space again, as much as is available."""
     with contextlib.suppress(OSError):
         descriptor = open_own(_beside(path, ".reserve"), os.O_WRONLY | os.O_CREAT, PRIVATE)
         with os.fdopen(descriptor, "wb", buffering=0) as reserve:
@@ -312,14 +312,14 @@ def fill_reserve(path: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """What is there of the file can be read and written by its owner, and by nobody else."""
+    """Let only the owner read and write what there is of the file."""
     for part in (path, *(_beside(path, suffix) for suffix in JOURNALS)):
         if part.is_file() and part.stat().st_uid == os.geteuid() and stat.S_IMODE(part.stat().st_mode) != PRIVATE:
             part.chmod(PRIVATE)
 
 
 def build(path: Path, *, locked_down_at: float | None = None) -> Path:
-    """A new file with every table, under a temporary name beside `path`, which is the answer."""
+    """Make a file with every table, under a temporary name beside `path`, which is returned."""
     temporary = _beside(path, ".new")
     for leftover in (temporary, _beside(temporary, "-wal"), _beside(temporary, "-shm")):
         leftover.unlink(missing_ok=True)
@@ -333,14 +333,14 @@ def build(path: Path, *, locked_down_at: float | None = None) -> Path:
 
 
 def put(new: Path, path: Path) -> None:
-    """The new file takes the name `path`, at once and for good."""
+    """Rename the new file to `path`, atomically and durably."""
     _sync(new)
     new.replace(path)
     _sync(path.parent)
 
 
 def set_aside(path: Path, new: Path, moment: str) -> Path:
-    """The damaged file gets a name of its own and `new` takes its place; there is never no file in between."""
+    """Give the damaged file another name, which is returned, and put `new` in its place; our file is never absent."""
     aside = free_name(_beside(path, f".damaged-{moment}"))
     if path.is_file() and not path.is_symlink() and path.stat().st_uid == os.geteuid():
         try:
@@ -357,7 +357,7 @@ def set_aside(path: Path, new: Path, moment: str) -> Path:
 
 
 def back_up(path: Path, revision: str) -> Path:
-    """A copy of a sound file before it is brought to `revision`; older copies beyond the last few are deleted."""
+    """Copy a sound file before it is migrated to `revision`; delete older copies beyond the last few."""
     copy = _beside(path, f".before-{revision}")
     temporary = _beside(copy, ".new")
     temporary.unlink(missing_ok=True)
@@ -371,12 +371,12 @@ def back_up(path: Path, revision: str) -> Path:
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Whether somebody else has a file open that was just examined: whoever closes it last removes its journal."""
+    """Whether another process has a just examined file open: the last process to close it removes its journal."""
     return _beside(path, "-wal").exists()
 
 
 def readable_copy(path: Path) -> Path | None:
-    """The latest of the copies made before an upgrade that this version can read; None: there is none."""
+    """Return the latest of the copies made before an upgrade that this version can read; None: there is none."""
     for copy in reversed(_copies(path)):
         with contextlib.suppress(Damage, NewerRevision, OSError, sqlite3.Error):
             examine(copy)
@@ -395,7 +395,7 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def free_name(path: Path) -> Path:
-    """This name, or the first one like it that nothing has."""
+    """Return this name, or the first numbered one like it that is free."""
     names = (path if number == 1 else _beside(path, f"-{number}") for number in range(1, 1000))
     return next(name for name in names if not os.path.lexists(name))
 

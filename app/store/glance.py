@@ -1,6 +1,6 @@
-"""A glance at what is set, by SQLite alone: commands that make one HTTP call do not wait for the store's libraries.
+"""A glance at the settings by SQLite alone, so that commands of one HTTP call do not wait for the store's libraries.
 
-It judges nothing: a damaged, older or locked file is no answer, and `Store` tells why.
+It diagnoses nothing: a damaged, older or locked file gives no answer; `Store` says why.
 """
 
 import contextlib
@@ -15,23 +15,23 @@ from app.store import stored_json
 FILE_NAME = "paceline.sqlite3"
 WAIT_SECONDS = 1.0
 LOCKED_DOWN, FIRST_RUN = "locked_down", "first_run"
-"""The row of the setting table that keeps the server closed; no setting is called so."""
+"""Rows of the setting table that are no settings: the lock-down, and the remaining steps of the first run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """Settings as plain JSON values, by name, and what is set for each model that something is set for."""
+    """Settings as plain JSON values, by name, and the settings of each model that has some."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     models: dict[str, ModelSettings] = field(default_factory=dict)
     measurements: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """What was measured of each model, the latest first."""
+    """Results of the measurements of each model, latest first."""
 
 
 def glance(path: Path) -> Glance | None:
-    """What is set in the store at `path`; nothing where there is none, None where it does not tell. Changes nothing."""
+    """Read the settings in the store at `path`: empty where there is none, None if it is unusable. Changes nothing."""
     try:
-        if not path.is_file():  # SQLite would wait at a pipe for ever
+        if not path.is_file():  # SQLite would wait for ever on a pipe
             is_left = path.exists() or path.is_symlink() or any(path.parent.glob(f"{path.name}-*"))
             return None if is_left else Glance()
         address = f"{path.absolute().as_uri()}?mode=ro"

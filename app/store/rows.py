@@ -1,7 +1,7 @@
-"""Settings, downloads, measurements and requests as rows: kept, listed, deleted. No schema of a setting is known here.
+"""Settings, downloads, measurements and requests as rows: stored, listed, deleted. Settings have no schema here.
 
-Of requests metadata and figures are kept; prompts and replies only where that is switched on. Reading never makes the
-file. Calls take milliseconds: make them in a thread.
+Requests are stored with metadata and figures, with prompts and replies only where that is switched on. Reading never
+makes the file. Calls take milliseconds: make them in a thread.
 """
 
 import time
@@ -21,20 +21,20 @@ from app.store.tables import BenchmarkRow, DownloadRow, KeyRow, ModelSettingsRow
 
 
 class StoredSettings:
-    """The settings of a store. Reading never makes the file; `clock` tells Unix seconds."""
+    """The settings of a store. Reading never makes the file; `clock` returns Unix seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
 
     def settings(self) -> dict[str, Any]:
-        """Every stored setting as plain JSON values."""
+        """Return every stored setting as a plain JSON value."""
         with self._store.reading() as session:
             rows = session.exec(select(SettingRow).where(col(SettingRow.name).not_in((LOCKED_DOWN, FIRST_RUN))))
             return {row.name: row.value for row in rows}
 
     def change_settings(self, changes: Mapping[str, Any], *, source: str) -> None:
-        """Keep these values, all or none; None forgets one. `source` says who chose."""
+        """Store these values, all or none; None deletes one. `source` says who chose."""
         with self._store.session(vital=True) as session:
             for name, value in changes.items():
                 if value is None:
@@ -43,12 +43,12 @@ class StoredSettings:
                     session.merge(SettingRow(name=name, value=value, source=source, updated_at=self._clock()))
 
     def models(self) -> dict[str, ModelSettings]:
-        """What is set for each model that something is set for."""
+        """Return the settings of each model that has some."""
         with self._store.reading() as session:
             return {row.model_id: ModelSettings.read(row.values) for row in session.exec(select(ModelSettingsRow))}
 
     def save_model(self, model_id: str, settings: ModelSettings, *, source: str) -> None:
-        """Keep what is set for a model in the place of what was; nothing set is no row."""
+        """Replace the settings of a model; without any its row is deleted."""
         values = settings.given()
         with self._store.session(vital=True) as session:
             if not values:
@@ -73,24 +73,24 @@ FIRST_STEPS: tuple[FirstStep, ...] = get_args(FirstStep)
 
 
 class FirstRun:
-    """The steps of the first run that are left, kept beside the settings. Raises `StoreUnavailable`."""
+    """The remaining steps of the first run, stored beside the settings. Raises `StoreUnavailable`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def left(self) -> list[FirstStep]:
-        """In their order; none where the first run is over, or was an earlier version's."""
+        """Return the remaining steps in order; none where the first run is over, or was an earlier version's."""
         with self._store.reading() as session:
             row = session.get(SettingRow, FIRST_RUN)
             left = row.value if row is not None and isinstance(row.value, list) else ()
             return [step for step in FIRST_STEPS if step in left]
 
     def begin(self) -> None:
-        """Every step is left."""
+        """Mark every step as remaining."""
         self._keep(FIRST_STEPS)
 
     def finish(self, *steps: FirstStep) -> None:
-        """These steps are done."""
+        """Mark these steps as done."""
         self._keep([step for step in self.left() if step not in steps])
 
     def _keep(self, left: Sequence[FirstStep]) -> None:
@@ -108,12 +108,12 @@ class DownloadRows:
         self._store = store
 
     def all(self) -> list[Download]:
-        """Every download that is kept."""
+        """Return every stored download."""
         with self._store.reading() as session:
             return [_download(row) for row in session.exec(select(DownloadRow))]
 
     def add(self, download: Download) -> Download:
-        """Keep a new one; it gets its id here."""
+        """Store a new download and return it with its id."""
         row = _row(download, id=None)
         with self._store.session() as session:
             session.add(row)
@@ -121,13 +121,13 @@ class DownloadRows:
             return _download(row)
 
     def save(self, downloads: Iterable[Download]) -> None:
-        """Keep their changes in one transaction."""
+        """Store the changes of all in one transaction."""
         with self._store.session() as session:
             for download in downloads:
                 session.merge(_row(download))
 
     def delete(self, download_id: int) -> None:
-        """Forget one; forgotten ones are fine."""
+        """Delete a download; unknown ids are fine."""
         with self._store.session() as session:
             row = session.get(DownloadRow, download_id)
             if row is not None:
@@ -147,14 +147,14 @@ def _download(row: DownloadRow) -> Download:
 
 
 class KeptMeasurements:
-    """The measurements in a store. Reading never makes the file; `clock` tells Unix seconds."""
+    """The measurements in a store. Reading never makes the file; `clock` returns Unix seconds."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
 
     def of(self, model_id: str = "") -> list[BenchmarkRow]:
-        """Those of one model, or of all, the latest first."""
+        """Return the measurements of one model, or of all, latest first."""
         wanted = select(BenchmarkRow).order_by(col(BenchmarkRow.created_at).desc(), col(BenchmarkRow.id).desc())
         if model_id:
             wanted = wanted.where(BenchmarkRow.model_id == model_id)
@@ -162,7 +162,7 @@ class KeptMeasurements:
             return list(session.exec(wanted))
 
     def find(self, number: int) -> BenchmarkRow | None:
-        """One of them; None when it is not there."""
+        """Return the measurement with this number; None when there is none."""
         if not 0 < number < 1 << 63:
             return None
         with self._store.reading() as session:
@@ -171,7 +171,7 @@ class KeptMeasurements:
     def keep(
         self, model_id: str, *, versions: Mapping[str, Any], machine: Mapping[str, Any], results: Mapping[str, Any]
     ) -> int:
-        """Keep one; all three are plain JSON values. The answer is its number."""
+        """Store a measurement, whose three parts are plain JSON values; return its number."""
         row = BenchmarkRow(
             model_id=model_id,
             created_at=self._clock(),
@@ -185,7 +185,7 @@ class KeptMeasurements:
             return row.id or 0
 
     def delete(self, number: int) -> bool:
-        """False when it was not there."""
+        """Delete a measurement; return False when there was none."""
         if not 0 < number < 1 << 63:
             return False
         with self._store.session() as session:
@@ -205,7 +205,7 @@ class RequestHistory:
         self._store = store
 
     def keep(self, requests: Sequence[Past], limit: int) -> None:
-        """Add these in one transaction, and forget the oldest beyond `limit`."""
+        """Add these in one transaction, and delete the oldest beyond `limit`."""
         if not requests and not self._store.exists:
             return
         with self._store.session() as session:
@@ -215,11 +215,14 @@ class RequestHistory:
             _prune(session, limit)
 
     def latest(self, count: int) -> list[Past]:
-        """The last ones, the latest first."""
+        """Return the last requests, latest first."""
         return self.page(count=count)
 
     def page(self, *, count: int, before: str = "", model_id: str = "", outcome: str = "") -> list[Past]:
-        """The latest first, older than `before`; an `outcome` is `fine`, `cancelled`, `failed`, or exact. No texts."""
+        """Return requests older than `before`, latest first, without texts.
+
+        `outcome`: `fine`, `cancelled`, `failed` or an exact one; empty: any.
+        """
         wanted = select(RequestRow).order_by(col(RequestRow.created_at).desc(), col(RequestRow.id).desc()).limit(count)
         if model_id:
             wanted = wanted.where(RequestRow.model_id == model_id)
@@ -235,29 +238,29 @@ class RequestHistory:
             return [_past(row, texts=False) for row in session.exec(wanted)]
 
     def find(self, request_id: str) -> Past | None:
-        """One of them, with its texts where they are kept."""
+        """Return a request, with its texts where they are kept."""
         with self._store.reading() as session:
             row = session.get(RequestRow, request_id)
             return None if row is None else _past(row, texts=True)
 
     def models(self) -> list[str]:
-        """Every model that a request was for."""
+        """Return every model that a request was for."""
         with self._store.reading() as session:
             return list(session.exec(select(RequestRow.model_id).distinct().order_by(RequestRow.model_id)))
 
     def last_models(self, count: int) -> list[str]:
-        """The models of the last requests, each once, the latest first."""
+        """Return the models of the last requests, each once, latest first."""
         wanted = select(RequestRow.model_id).order_by(col(RequestRow.created_at).desc()).limit(count)
         with self._store.reading() as session:
             return list(dict.fromkeys(session.exec(wanted)))
 
     def count(self) -> int:
-        """How many there are."""
+        """Return the number of requests."""
         with self._store.reading() as session:
             return int(session.exec(select(func.count()).select_from(RequestRow)).one())
 
     def clear(self) -> None:
-        """Forget all of them; what they said is overwritten in the file, too."""
+        """Delete all requests; their contents are overwritten in the file, too."""
         if not self._store.exists:
             return
         with self._store.session(vital=True) as session:

@@ -1,10 +1,10 @@
 """The store: settings, accounts, downloads, requests and measurements, in one SQLite file that only its owner reads.
 
 `session` is one transaction that may write, `reading` one that may not. The first use makes the file with its folder
-and tables, or brings an older one to the latest revision after a backup copy; what only reads makes none. Calls may
-come from any thread and take milliseconds: make them in a thread. What is wrong with the file ends in one
-`StoreUnavailable`; only `start`, for the server, puts a new and locked-down file in the place of a damaged one. Beside
-the file lies a little room in reserve, so that a full disk does not keep a key alive.
+and tables, or migrates an older one to the latest revision after a backup copy; reading makes none. Calls may come from
+any thread and take milliseconds: make them in a thread. Any problem of the file raises `StoreUnavailable`; only
+`start`, for the server, replaces a damaged file by a new, locked-down one. A reserve of disk space beside the file lets
+a key be revoked on a full disk.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ NEWER = "was written by a newer Paceline ({reason})"
 
 
 class Store:
-    """One file. `clock` tells Unix seconds."""
+    """One file. `clock` returns Unix seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = path
@@ -45,20 +45,20 @@ class Store:
         self._lock = threading.RLock()
         self._engine: Engine | None = None
         self._locked_down = True
-        """False once an open file was seen not to be."""
+        """False once the open file was seen not to be locked down."""
 
     @property
     def exists(self) -> bool:
-        """Whether anything was ever kept. Raises `StoreUnavailable` where nobody may look."""
+        """Whether anything was ever stored. Raises `StoreUnavailable` where access is denied."""
         with self._explained():
             return database.is_there(self.path)
 
     @contextmanager
     def session(self, *, vital: bool = False) -> Iterator[Session]:
-        """One transaction that may write: committed at the end, rolled back on any exception.
+        """Open a transaction that may write: committed at the end, rolled back on any exception.
 
-        `vital` is what protects somebody: it must succeed on a full disk, too, so it gets the room that is kept in
-        reserve, and leaves nothing in the journal alone, whose damaged end SQLite drops silently.
+        A `vital` one protects a person: it must succeed on a full disk, too, so it may use the reserve, and leaves
+        nothing only in the journal, whose damaged end SQLite drops silently.
         """
         with self._explained():
             engine = self._opened()
@@ -70,7 +70,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """One moment of the store, without a row where nothing was ever kept; what is done to the rows is not kept."""
+        """Open a snapshot of the store, empty where nothing was ever stored; changes to its rows are not stored."""
         with self._explained():
             engine = self._opened() if self.exists else database.nothing()
             with Session(engine, expire_on_commit=False, autoflush=False) as session:
@@ -78,7 +78,7 @@ class Store:
                 yield session
 
     def start(self) -> str:
-        """Open the file for a server. The answer says what was done about it, for people; empty: nothing."""
+        """Open the file for a server. Return a notice, for people, of what was done about it; empty: nothing."""
         with self._explained(), self._lock:
             self.close()
             narrowed = NARROWED if database.is_writable_by_others(self.path.parent) else ""
@@ -86,23 +86,23 @@ class Store:
             return " ".join(each for each in (narrowed, notice, LOCKED_WORDS if self.locked_down else "") if each)
 
     def check(self) -> None:
-        """Raise `StoreUnavailable` unless the file is sound, or not there, and its folder ours; changes nothing."""
+        """Raise `StoreUnavailable` unless the file is sound, or absent, and its folder ours; change nothing."""
         with self._explained():
             database.check_owner(self.path)
             database.examine(self.path)
 
     @property
     def locked_down(self) -> bool:
-        """Whether a damaged file was set aside and nobody set up a new account since. Cheap enough to ask often."""
+        """Whether a damaged file was set aside and no new account was set up since. Cheap enough to ask often."""
         if not self.exists:
             return False
-        if self._locked_down:  # nothing locks an open file, and anybody with a new account unlocks it
+        if self._locked_down:  # nothing locks down an open file, and a new account unlocks it
             with self.reading() as session:
                 self._locked_down = session.get(SettingRow, LOCKED_DOWN) is not None
         return self._locked_down
 
     def close(self) -> None:
-        """Let go of the file; the next call opens it again."""
+        """Close the file; the next call opens it again."""
         with self._lock:
             engine, self._engine = self._engine, None
             self._locked_down = True
@@ -111,7 +111,7 @@ class Store:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Whatever we, SQLite, the disk or a value in the file say about it becomes `StoreUnavailable`."""
+        """Turn errors of our own, of SQLite, of the disk or of a value in the file into `StoreUnavailable`."""
         try:
             yield
         except database.Damage as damage:
@@ -131,7 +131,7 @@ class Store:
         return StoreUnavailable(f"{self.path.name} {why}", for_owner=f"{self.path} {for_owner or why}")
 
     def _way_back(self) -> str:
-        """What the owner of a newer file can do: update this Paceline, or go back to the copy made before it came."""
+        """Say what the owner of a newer file can do: update this Paceline, or return to the copy made before that."""
         copy, aside = database.readable_copy(self.path), database.free_name(self.path.with_name(f"{FILE_NAME}.newer"))
         update, move = this_installation().update, f"mv {shlex.quote(str(self.path))} {shlex.quote(str(aside))}"
         if database.is_open_elsewhere(self.path):  # its journal would be taken for the copy's
@@ -143,7 +143,7 @@ class Store:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """The reserve is free meanwhile."""
+        """Free the reserve meanwhile."""
         database.free_reserve(self.path)
         try:
             yield
@@ -157,7 +157,7 @@ class Store:
             return self._engine
 
     def _open(self, *, repair: bool) -> tuple[str, Engine]:
-        """What was done to the file, for people, and the engine of it; on a full disk, in the room of the reserve."""
+        """Open the file, on a full disk by the reserve; return what was done to it, for people, and its engine."""
         try:
             opened = self._open_once(repair=repair)
         except (SQLAlchemyError, sqlite3.Error, OSError):
@@ -175,7 +175,7 @@ class Store:
         return notice, engine
 
     def _prepare(self, *, repair: bool) -> str:
-        """A sound file of the latest revision lies at our path afterwards; without `repair` damage is raised."""
+        """Make sure that the file is sound and of the latest revision; without `repair`, raise `Damage`."""
         with database.exclusive(self.path):
             database.make_private(self.path)
             try:
@@ -207,7 +207,7 @@ class Store:
 
 
 def _is_full(error: Exception) -> bool:
-    """Whether the disk, or the user's share of it, has no room."""
+    """Whether the disk, or the user's quota, is full."""
     cause = getattr(error, "orig", None) or error
     return getattr(cause, "errno", 0) in {errno.ENOSPC, errno.EDQUOT} or (
         getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL

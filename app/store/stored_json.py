@@ -1,4 +1,4 @@
-"""JSON as the store keeps it: what a value of a JSON column may be, for everybody who writes, reads or checks one."""
+"""JSON in the store: what a value of a JSON column may be, wherever one is written, read or checked."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ import msgspec
 
 
 def written(value: Any) -> str:
-    """The text of a value; NaN becomes null. Raises `TypeError` or `ValueError` for what is no JSON."""
+    """Encode a value as text; NaN becomes null. Raises `TypeError` or `ValueError` for what is not JSON."""
     return msgspec.json.encode(value).decode()
 
 
 def read(stored: str | bytes | float, kind: Any = Any) -> Any:
-    """The value of a text, or of the number that SQLite makes of one. Raises `ValueError` unless it is of `kind`."""
+    """Decode a text, or the number that SQLite makes of one. Raises `ValueError` unless its value is of `kind`."""
     try:
         value = msgspec.json.decode(stored if isinstance(stored, str | bytes) else repr(stored), type=kind)
-        msgspec.json.encode(value)  # no answer could carry a number of more than 64 bits
+        msgspec.json.encode(value)  # no response could carry a number of more than 64 bits
     except (OverflowError, RecursionError) as error:
         raise ValueError(str(error)) from None
     return value

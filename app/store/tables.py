@@ -1,7 +1,6 @@
 """The tables of the store. JSON columns hold plain values; an absent value is SQL's NULL. Times are Unix seconds.
 
-A file in which a value is anything else is damaged: `app/store/database.py` compares each one with its column.
-
+A file with any other value is damaged: `app/store/database.py` compares each value with its column.
 A change here needs a migration in `migrations/versions/`; a test compares the two.
 """
 
@@ -19,7 +18,7 @@ def _json(kind: Any, *, nullable: bool = False) -> Any:
 
 
 class SettingRow(SQLModel, table=True):
-    """One stored setting of the server: what the page, the API or `paceline config` said."""
+    """One stored setting of the server, from the page, the API or `paceline config`."""
 
     __tablename__ = "setting"
 
@@ -30,7 +29,7 @@ class SettingRow(SQLModel, table=True):
 
 
 class ModelSettingsRow(SQLModel, table=True):
-    """What was set for one model: the fields of `ModelSettings` that somebody gave, by name."""
+    """The settings of one model: the fields of `ModelSettings` that were given, by name."""
 
     __tablename__ = "model_settings"
 
@@ -42,7 +41,7 @@ class ModelSettingsRow(SQLModel, table=True):
 
 
 class BenchmarkRow(SQLModel, table=True):
-    """What one measurement of a model found, with the machine and the versions."""
+    """The results of one measurement of a model, with the machine and the versions."""
 
     __tablename__ = "benchmark"
 
@@ -102,7 +101,7 @@ class DownloadRow(SQLModel, table=True):
     id: int = Field(default=None, primary_key=True)
     repository: str = Field(index=True)
     revision: str = ""
-    """The commit; empty until the hub told it."""
+    """The commit; empty until the hub has named it."""
     state: str = "queued"
     position: int = 0
     total_bytes: int = 0
@@ -110,13 +109,13 @@ class DownloadRow(SQLModel, table=True):
     folder: str = ""
     problem: str = ""
     drafts_for: str = ""
-    """The main model that it is to draft for once it is here."""
+    """The main model that it will draft for once downloaded."""
     created_at: float = 0.0
     changed_at: float = 0.0
 
 
 class RequestRow(SQLModel, table=True):
-    """One finished request: metadata only, and its texts where that was switched on."""
+    """One finished request: its metadata, and its texts only where that was switched on."""
 
     __tablename__ = "request"
 
@@ -134,7 +133,7 @@ class RequestRow(SQLModel, table=True):
 
 
 class ConversationRow(SQLModel, table=True):
-    """One conversation of the chat page. `version` is another number after each change."""
+    """One conversation of the chat page. `version` increases with each change."""
 
     __tablename__ = "conversation"
 
@@ -148,7 +147,7 @@ class ConversationRow(SQLModel, table=True):
 
 
 class MessageRow(SQLModel, table=True):
-    """One turn of a conversation: `turn` is its id, made by the page, and `parent` that of the one it follows."""
+    """One turn of a conversation: `turn` is its id, made by the page, and `parent` the id of the turn before it."""
 
     __tablename__ = "message"
     __table_args__ = (Index("ix_message_turn", "conversation_id", "turn", unique=True),)
@@ -162,12 +161,12 @@ class MessageRow(SQLModel, table=True):
     content: str = ""
     reasoning: str = ""
     spans: list[Any] | None = _json(list, nullable=True)
-    """Of a reply: which characters a drafter wrote, as [start, end, method]."""
+    """Characters of a reply that a drafter wrote, as [start, end, method]."""
     calls: list[Any] | None = _json(list, nullable=True)
-    """Of a reply: the tools that it calls, as {id, name, arguments}; turns of role `tool` give the results in turn."""
+    """Tool calls of a reply, as {id, name, arguments}; turns of role `tool` give the results in this order."""
     figures: dict[str, Any] | None = _json(dict, nullable=True)
     created_at: float = 0.0
 
 
 TABLES = frozenset(SQLModel.metadata.tables)
-"""The names of all of them."""
+"""Names of all tables."""

@@ -1,4 +1,4 @@
-"""What alembic runs: the migrations on the connection that it was given, in the transaction that is open there."""
+"""Entry point of alembic: runs the migrations on the given connection, in the transaction that is open there."""
 
 from alembic import context
 

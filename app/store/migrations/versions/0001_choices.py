@@ -8,7 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """The two tables that `create_all` made."""
+    """Make the two tables that `create_all` used to make."""
     op.create_table(
         "model_choice",
         sa.Column("model_id", sa.String(), primary_key=True, nullable=False),

@@ -1,6 +1,6 @@
-"""What the dashboard keeps: settings, who may open it, downloads, requests and conversations.
+"""Tables of the dashboard: settings, accounts, downloads, requests and conversations.
 
-What was chosen for models moves from columns into one JSON object, in which an absent name is unset.
+The choices for models move from columns into one JSON object, in which an absent name is unset.
 """
 
 import json

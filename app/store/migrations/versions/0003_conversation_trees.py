@@ -1,6 +1,6 @@
-"""Conversations become trees: each message is a turn with an id that the page made, and knows what it follows.
+"""Conversations become trees: each message is a turn with an id made by the page, and the id of its parent.
 
-A conversation from before is one line: each message follows the one before it.
+An earlier conversation becomes one line: each message follows the previous one.
 """
 
 import sqlalchemy as sa
@@ -11,7 +11,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Give every message its place, and every conversation a version."""
+    """Give every message an id and a parent, and every conversation a version."""
     op.add_column("conversation", sa.Column("version", sa.Integer(), nullable=False, server_default="1"))
     for name in ("turn", "parent"):
         op.add_column("message", sa.Column(name, sa.String(), nullable=False, server_default=sa.text("''")))

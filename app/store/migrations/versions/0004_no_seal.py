@@ -1,4 +1,4 @@
-"""The digest of the rows that protect the server goes: SQLite's own check of the file is what counts."""
+"""Drops the digest of the rows that protect the server: SQLite's own check of the file replaces it."""
 
 from alembic import op
 

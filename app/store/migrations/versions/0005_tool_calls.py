@@ -1,4 +1,4 @@
-"""Replies keep the tools that they call."""
+"""Replies keep their tool calls."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,5 +8,5 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Earlier replies called none."""
+    """Add the column; earlier replies have no calls."""
     op.add_column("message", sa.Column("calls", sa.JSON(), nullable=True))
