@@ -1,4 +1,4 @@
-"""What the operating system reports of this computer: its chip, memory pressure, and the memory models may take."""
+"""Facts of this computer from the operating system: its chip, memory pressure, and the memory models may take."""
 
 import ctypes
 import platform

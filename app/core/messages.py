@@ -334,7 +334,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unavailable_words(self) -> dict[str, str]:
-        """Method -> why it cannot run, in words for programs."""
+        """Method -> why it cannot run, as text for programs."""
         return {method: str(why) for method, why in self.unavailable.items()}
 
 

@@ -85,7 +85,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """Gain of one row: `emitted` = accepted drafts and then one recovered or bonus token of the target.
+    """Result of one row: `emitted` = accepted drafts and then one recovered or bonus token of the target.
 
     `computed` is the new length of the cache. `drafted` counts only drafts that were verified. `confidences` are the
     probabilities of the emitted tokens by the target's raw logits.
@@ -180,7 +180,7 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What a loaded engine can do, fixed for its life."""
+    """Capabilities and limits of a loaded engine, fixed for its lifetime."""
 
     max_context_tokens: int
     max_rows: int

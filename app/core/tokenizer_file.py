@@ -83,7 +83,7 @@ class _Content(msgspec.Struct):
 
 
 class _Kept(msgspec.Struct):
-    """What is kept from one start to the next: files by path, contents by digest, differences by both digests."""
+    """Facts kept from one start to the next: files by path, contents by digest, differences by both digests."""
 
     form: int = FORM
     files: dict[str, tuple[Stamp, str]] = {}

@@ -143,7 +143,7 @@ class Candidate:
     """None for n-grams."""
     origin: Origin = "disk"
     tokens: Tokens = "unknown"
-    """Whether its tokens are those of the main model; feature drafters borrow them, n-grams need none."""
+    """Relation of its tokens to the main model's; feature drafters borrow those, n-grams need none."""
     token_difference: str = ""
     refusal: str = ""
     """Why it cannot draft; empty when it can."""
